@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip
 # A line of requirements.txt, without its comment.
 requirement = "$$(sed -n 's/^\($(1)[^ ]*\).*/\1/p' requirements.txt)"
 
-.PHONY: run gguf native test quick check wheel setup setup-dev chromium clean
+.PHONY: run gguf native test quick soak check wheel setup setup-dev chromium clean
 
 # Without a C++ compiler everything runs in Python: slower, and with the same answers.
 run: setup
@@ -24,7 +24,7 @@ gguf: $(VENV)/.gguf
 # In workers: when a native library ends one, the test is named and the next worker goes on.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --max-worker-restart 1000
 # Tests start hundreds of programs: what was compiled for one is there for the next.
-test quick: export PYTHONDONTWRITEBYTECODE :=
+test quick soak: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup-dev chromium
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
@@ -32,6 +32,10 @@ test: setup-dev chromium
 # No torch, no llama.cpp, no Gradio, no browser.
 quick: setup-dev
 	$(BIN)/python -m pytest $(WORKERS) tests/unit tests/service $(ARGS)
+
+# Every case of the tests marked grid: before a change to the engine or the compiled core.
+soak: setup-dev
+	$(BIN)/python -m pytest $(WORKERS) -m grid --whole $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .

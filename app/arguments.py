@@ -1,4 +1,4 @@
-"""The command line: what may be said.
+"""The command line: options and commands.
 
 `strata` opens the page, `strata serve` serves other programs alone, `strata keys` manages their
 keys. Imports nothing heavy, so that `--help` answers at once.
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 from assets import ASSETS
 from engine.errors import SettingError
-from engine.ranks import usual_size
+from engine.machine import usual_size
 from engine.settings import Runtime
 from strata_chat import __version__
 
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 EMBEDDED_DRAFTS = ("mid", "small")
-"""Models beside it, as folders and as GGUF files, that can draft for it."""
+"""Models shipped with it, as folders and as GGUF files, that can draft for it."""
 FLAGS = {"context_length": "--context"}
 """Options whose names are not those of their settings."""
 FIRST_PORT, PORTS_TRIED = 7860, 20
@@ -33,8 +33,8 @@ class Options:
     """A checked command line. `made_up` says that the password was not chosen by the user.
 
     A `model` of "" is the demonstration model, in the faster of its formats. `page` is whether
-    there is one, `api` whether other programs may ask; `origins` are those of pages elsewhere that
-    may.
+    there is one, `api` whether other programs may use the API; `origins` are the origins of foreign
+    pages that may.
     """
 
     model: str
@@ -117,17 +117,17 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         "--model",
         default="",
         metavar="PATH|ID|URL",
-        help="a folder, a GGUF file, a Hugging Face id, OWNER/NAME:FILE.gguf, or the address of an "
-        "OpenAI-compatible server, as http://localhost:8000/v1 (its key: STRATA_SERVER_KEY; "
-        "default: the demonstration model that comes along)",
+        help="a folder, a GGUF file, a Hugging Face id, OWNER/NAME:FILE.gguf, or the address of "
+        "an OpenAI-compatible server, such as http://localhost:8000/v1 (its key: "
+        "STRATA_SERVER_KEY; default: the demonstration model that comes with Strata)",
     )
     add_runtime(parser)
     add(
         "--drafts",
         default="",
         metavar="PATH|ID[,PATH|ID...]",
-        help="draft models to load with it (default, or auto: those that were chosen in the Stack "
-        "tab; a head is found by itself, see --head)",
+        help="draft models to load with it (default, or auto: those chosen in the Stack tab; a "
+        "built-in head is found automatically, see --head)",
     )
     add("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
@@ -150,29 +150,29 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysAsked:
-    """What is wanted of the keys: "list", or "make" or "revoke" with a `word`, a name or an id."""
+class KeysOptions:
+    """A command of `strata keys`: "list", or "make" or "revoke" with a `word`, a name or an id."""
 
     command: str
     word: str
     data_dir: Path | None
 
 
-def parse_keys(arguments: Sequence[str]) -> KeysAsked:
+def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     """Read what follows `strata keys`."""
     parser = argparse.ArgumentParser(
         prog=f"strata {KEYS}", description="The keys with which other programs use the API."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="their names, and when they were used last")
-    making = commands.add_parser("make", help="make one; it is printed this once")
+    making = commands.add_parser("make", help="make one; it is printed only once")
     making.add_argument("word", metavar="NAME", help="such as the program that will use it")
-    revoking = commands.add_parser("revoke", help="take one back")
+    revoking = commands.add_parser("revoke", help="revoke one")
     revoking.add_argument("word", metavar="ID", help="as the list shows it")
     for each in (listing, making, revoking):
         each.add_argument("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
     given = parser.parse_args(arguments)
-    return KeysAsked(given.command, getattr(given, "word", ""), given.data_dir)
+    return KeysOptions(given.command, getattr(given, "word", ""), given.data_dir)
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
@@ -203,14 +203,13 @@ def drafts_of(text: str) -> tuple[str, ...]:
 
 
 def port_number(text: str) -> int:
-    """A port from 0 to 65535."""
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port. Give a number from 0 to 65535.")
     return int(text)
 
 
 def origin(text: str) -> str:
-    """The origin of pages: a scheme and a host, and nothing behind them."""
+    """The origin of pages: a scheme and a host, without a path."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or text != f"{parts.scheme}://{parts.netloc}":
         raise argparse.ArgumentTypeError(
@@ -220,7 +219,6 @@ def origin(text: str) -> str:
 
 
 def folder_of(given: Path | None) -> Path:
-    """Where everything is kept."""
     from platformdirs import user_data_path
 
     return given or user_data_path("strata", appauthor=False)

@@ -7,14 +7,15 @@ record) and tables (.csv, .parquet: a column of these), also packed (.zip, .xz, 
 Interrupted, it leaves everything as it was. Of the model its tokenizer is loaded alone.
 
 With `--memory` the texts may be larger than that: they are counted in shards, in a work folder, on
-this host or with `--ray` on many. The file is the same. Interrupted, the same command goes on where
-it was.
+this host or with `--ray` on many. The file is the same. After an interruption, the same command
+continues where it was.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,8 @@ from engine.models.loaders import MODEL_LOADERS, settled
 from storage import statistics_build, statistics_shards
 from storage.documents import USUAL, Reading, documents
 from storage.statistics import SUFFIX
-from storage.statistics_build import FEWEST, build
-from storage.statistics_map import Job, count
-from storage.statistics_ray import count_on_hosts
-from storage.statistics_shards import Plan, reduce, shard_size
+from storage.statistics_build import FEWEST, Progress, build
+from storage.statistics_shards import Job, Plan, count, count_on_hosts, reduce, shard_size
 
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 SMALLEST_MEMORY = 0.5
@@ -58,12 +57,6 @@ def tokenized(
     return arrays
 
 
-def texts_of(files: Sequence[Path]) -> tuple[str, ...]:
-    """What tells other texts, or texts that were changed, from these."""
-    states = [(path.resolve(), path.stat()) for path in files]
-    return tuple(f"{path} {state.st_size} {state.st_mtime_ns}" for path, state in states)
-
-
 def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path) -> dict[str, str]:
     """Count the texts in shards, and write the file. Raises StrataError."""
     info, memory = tokenizer.info, int(options.memory * GIGABYTE)
@@ -71,8 +64,9 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
     reading = Reading(options.field, most_bytes=None)
     files = [path.resolve() for path in options.files]
     check(files, reading)
+    states = [(path, path.stat()) for path in files]
     plan = Plan(
-        (options.field, *texts_of(files)),
+        (options.field, *(f"{path} {s.st_size} {s.st_mtime_ns}" for path, s in states)),
         info.tokenizer_fingerprint,
         info.vocabulary_size,
         options.fewest,
@@ -87,38 +81,23 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
     shares = [0.0] * len(sizes)
     with tqdm(total=sum(sizes), unit="B", unit_scale=True, desc="Count") as bar:
 
-        def told(volume: int, share: float) -> None:
+        def report(volume: int, share: float) -> None:
             shares[volume] = share
             done = sum(size * part for size, part in zip(sizes, shares, strict=True))
             bar.update(int(done) - bar.n)
 
         if options.ray is None:
-            count(job, options.shards, told)
+            count(job, options.shards, report)
         else:
-            count_on_hosts(job, options.ray, told)
-    return counting(
-        statistics_shards.STAGES,
-        lambda progress: reduce(
-            folder,
-            plan,
-            out,
-            title_of(options),
-            int(options.size * MEGABYTE),
-            memory,
-            progress,
-        ),
-    )
+            count_on_hosts(job, options.ray, report)
+    budget = int(options.size * MEGABYTE)
+    with stage_bar(statistics_shards.STAGES) as progress:
+        return reduce(folder, plan, out, options.title, budget, memory, progress)
 
 
-def title_of(options: argparse.Namespace) -> str:
-    """What the texts are."""
-    return options.title or ", ".join(path.name for path in options.files)
-
-
-def counting(
-    stages: Sequence[str], work: Callable[[Callable[[str, float], None]], dict[str, str]]
-) -> dict[str, str]:
-    """Do it with a progress bar over its stages."""
+@contextmanager
+def stage_bar(stages: Sequence[str]) -> Iterator[Progress]:
+    """A progress bar over these stages, as a function to call with a stage and the share done."""
     with tqdm(total=100, desc="Count", bar_format="{l_bar}{bar}| {postfix}") as bar:
 
         def progress(stage: str, done: float) -> None:
@@ -126,7 +105,7 @@ def counting(
             bar.n = int(100 * (stages.index(stage) + done) / len(stages))
             bar.refresh()
 
-        return work(progress)
+        yield progress
 
 
 def loaded(source: str) -> Tokenizer:
@@ -152,24 +131,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             reading = Reading(options.field)
             arrays = tokenized(options.files, tokenizer, options.max_tokens, reading)
-            meta = counting(
-                statistics_build.STAGES,
-                lambda progress: build(
+            vocabulary, budget = tokenizer.info.vocabulary_size, int(options.size * MEGABYTE)
+            with stage_bar(statistics_build.STAGES) as progress:
+                meta = build(
                     arrays,
                     out,
                     fingerprint,
-                    tokenizer.info.vocabulary_size,
-                    title_of(options),
-                    int(options.size * MEGABYTE),
+                    vocabulary,
+                    options.title,
+                    budget,
                     progress,
                     options.fewest,
-                ),
-            )
+                )
     except (StrataError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = " The same command goes on from here." if options.memory is not None else ""
+        goes_on = " The same command continues from here." if options.memory is not None else ""
         print(f"Cancelled; nothing was changed.{goes_on}", file=sys.stderr)
         return 130
     counts = [f"{int(meta[name]):,} {name}" for name in ("keys", "entries", "tokens")]
@@ -233,6 +211,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="count on the hosts of a Ray cluster, or on this one's (default: that of this host)",
     )
     options = parser.parse_args(arguments)
+    options.title = options.title or ", ".join(path.name for path in options.files)
     if options.fewest < 1:
         parser.error(f"--fewest cannot be {options.fewest}. Give 1 or more.")
     if options.memory is not None and not options.memory >= SMALLEST_MEMORY:

@@ -16,7 +16,7 @@ from app.arguments import (
     EMBEDDED,
     KEYS,
     VLLM,
-    KeysAsked,
+    KeysOptions,
     Options,
     folder_of,
     parse,
@@ -24,11 +24,12 @@ from app.arguments import (
 )
 from assets import ASSETS
 from engine.errors import StrataError
-from engine.ranks import Place, launched
+from engine.machine import Place, launched
 
 if TYPE_CHECKING:
-    from app.service.models import Progress
+    from app.service.jobs import Progress
     from app.service.session import Session
+    from engine.local import Local
     from storage.database import Database
 
 
@@ -38,16 +39,19 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)),
 }
-"""Set before the libraries are imported, which read these once; what the user has set stays.
-Threads: one per physical core. Helpers that wait for a core the browser uses stall every step."""
+"""Set before importing the libraries, which read these once; the user's own values stay. There is
+one thread per physical core, as threads that wait for a core used by the browser stall every
+step."""
 
 
+DATABASE = "strata.db"
+"""The database in the data directory."""
 SERVER_KEY = "STRATA_SERVER_KEY"
-"""The environment variable with the key of the server that --model names, and of no other one."""
+"""The environment variable with the API key of the server that --model names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until interrupted; 2 when something has to be put right first."""
+    """Run until interrupted. Returns the exit status, 2 for an error that the user must fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] != [VLLM]:
         for name, value in ENVIRONMENT.items():
@@ -55,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = launched()
     try:
         if words[:1] == [VLLM]:
-            serve_with_vllm(words[1:])
+            from app.vllm.serve import run
+
+            run(words[1:])
         elif words[:1] == [KEYS]:
             manage_keys(parse_keys(words[1:]))
         elif place is not None:
@@ -71,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve_ranks(words: Sequence[str], place: Place) -> None:
-    """What one of several programs does that torchrun has started: the first one is the app, the
-    others compute with its engine."""
+    """Run one of the processes that torchrun has started: the first is the app, and the others
+    compute with its engine."""
     options = parse(words)
     if place.rank:
         from engine.backends.follower import look_after
@@ -87,24 +93,19 @@ def serve_ranks(words: Sequence[str], place: Place) -> None:
         leave()
 
 
-def serve_with_vllm(words: Sequence[str]) -> None:
-    """What `strata vllm` does. Raises StrataError."""
-    from app.vllm.serve import run
-
-    run(words)
-
-
 def serve(options: Options) -> None:
-    """Everything in its order: the slow imports wait until the command line made sense. The model
-    is read in the engine's process meanwhile, and the page says how far that is."""
+    """Open the storage, start loading the model, and serve the page or the API. Slow imports come
+    after the command line is checked. The model loads in the engine's process meanwhile."""
     from engine.models.loaders import check_there
-    from engine.servers.address import is_address
+    from engine.process import give_back_large_blocks
+    from engine.servers.client import is_address
     from storage import leftovers
     from storage.database import Database
 
+    give_back_large_blocks()
     check_there(options.model)
     folder = folder_of(options.data_dir)
-    with ExitStack() as stack, Database(folder / "strata.db") as database:
+    with ExitStack() as stack, Database(folder / DATABASE) as database:
         leftovers.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
@@ -123,27 +124,26 @@ def serve(options: Options) -> None:
 
 
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
-    """The page, and the API beside it."""
-    from app.api.build import api_of
+    """Run the page together with the API."""
+    from app.api.routes import api_of
     from app.web.gradio_import import skip_stubs
     from storage import leftovers
 
     os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
     skip_stubs()
     with without_collection():
-        from app.web import downloads, layout, revisions, server, stream, token_view, vendor
+        from app.web import layout, routes, server, shared, stream, token_view
 
         port = server.pick_port(options.host, options.port)
         blocks = layout.build(session, database.notices, options.password is not None)
-        routes = [
+        own = [
+            *shared.routes(),
             *stream.routes(session.generations),
-            *revisions.routes(session),
-            *downloads.routes(session.downloads),
-            *token_view.routes(),
-            *vendor.routes(),
+            *routes.routes(session),
+            token_view.route(),
             *api_of(session, options).routes,
         ]
-        address = server.launch(blocks, options, port, routes)
+        address = server.launch(blocks, options, port, own)
     if options.made_up:
         print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
     print(f"Strata is ready at {address}", flush=True)
@@ -155,8 +155,8 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """What is made in here stays, so no garbage is looked for in it, now or later. The looking is a
-    fifth of the work until the page is there."""
+    """Exclude all objects that the block creates from garbage collection, as they stay. Collection
+    would take a fifth of the time until the page is ready."""
     gc.disable()
     try:
         yield
@@ -167,39 +167,38 @@ def without_collection() -> Iterator[None]:
 
 def serve_api(options: Options, session: "Session") -> None:
     """The API alone."""
-    from app.api import server
-    from app.api.build import api_of
-    from app.http.ports import pick_port
+    from app.api.routes import api_of, serve
+    from app.http.access import pick_port
 
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
     host = f"[{options.host}]" if ":" in options.host else options.host
     ready = f"Strata's API is ready at http://{host}:{port}/v1"
-    server.serve(options, port, api_of(session, options).routes, ready)
+    serve(options, port, api_of(session, options).routes, ready)
 
 
 def tell_of_keys(options: Options, database: "Database") -> None:
-    """Say it where nobody could ask: others can come in, and there is no key."""
+    """Say that a key is missing where others can reach the API."""
     from storage.api_keys import ApiKeys
 
     if options.public and not ApiKeys(database).list():
         tell(["Nobody can use the API yet, as there is no key. Make one: strata keys make NAME"])
 
 
-def manage_keys(asked: KeysAsked) -> None:
-    """What `strata keys` does. Raises StrataError."""
+def manage_keys(options: KeysOptions) -> None:
+    """Run a command of `strata keys`. Raises StrataError."""
     from datetime import datetime
 
     from storage.api_keys import ApiKeys
     from storage.database import Database
 
-    with Database(folder_of(asked.data_dir) / "strata.db") as database:
+    with Database(folder_of(options.data_dir) / DATABASE) as database:
         keys = ApiKeys(database)
-        if asked.command == "make":
-            key, secret = keys.make(asked.word)
-            print(f"The key {key.name!r} is shown this once. Keep it:\n{secret}")
-        elif asked.command == "revoke":
-            print(f"The key {keys.revoke(asked.word).name!r} opens nothing any more.")
+        if options.command == "make":
+            key, secret = keys.make(options.word)
+            print(f"The key {key.name!r} is shown only once. Keep it:\n{secret}")
+        elif options.command == "revoke":
+            print(f"The key {keys.revoke(options.word).name!r} is revoked: it no longer works.")
         else:
             for key in keys.list():
                 used = f"{datetime.fromtimestamp(key.used):%Y-%m-%d %H:%M}" if key.used else "never"
@@ -211,20 +210,32 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     from app.service.models import title_of
     from app.service.session import Session
     from engine.loaded import NO_MODEL_INFO
-    from engine.local import Local
     from engine.models.loaders import sampler, settled
     from engine.queue import MOST_WAITING
     from engine.remote import Remote
     from storage import leftovers
-    from storage.statistics import open_table
 
     statistics = (folder / leftovers.STATISTICS, ASSETS / "statistics")
     each = 1 if options.public and options.page else MOST_WAITING
-    make = partial(Local, partial(open_table, statistics), each=each)
+    make = partial(engine_of, statistics, folder / DATABASE, each)
     engine = stack.enter_context(closing(Remote(make)))
-    name, law = title_of(settled(options.model)), sampler(options.model or str(EMBEDDED))
-    coming = replace(NO_MODEL_INFO, name=name, sampling=law)
-    return Session(engine, database, options.public, folders=statistics, coming=coming)
+    name, sampling = title_of(settled(options.model)), sampler(options.model or str(EMBEDDED))
+    coming = replace(NO_MODEL_INFO, name=name, sampling=sampling)
+    session = Session(
+        engine, database, options.public, folders=statistics, coming=coming, page=options.page
+    )
+    session.notices.say = lambda notice: tell([notice])
+    return session
+
+
+def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
+    from engine.local import Local
+    from storage.database import Database
+    from storage.drafting import DraftingStore
+    from storage.statistics import open_table
+
+    store = DraftingStore(Database(path, made=True))
+    return Local(partial(open_table, statistics), each=each, store=store)
 
 
 def load(
@@ -254,7 +265,7 @@ def load(
 
 
 def learn(session: "Session", over: threading.Event) -> None:
-    """Measure the formats of the demonstration model where that was not done yet."""
+    """Measure the formats of the demonstration model that have no known speed yet."""
     models = session.models
 
     def quiet() -> bool:
@@ -270,6 +281,5 @@ def learn(session: "Session", over: threading.Event) -> None:
 
 
 def tell(notices: Sequence[str]) -> None:
-    """Say on the terminal what the user should know."""
     for notice in notices:
         print(f"strata: {notice}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Files of texts as statistics are counted of them in shards, on this host or on many.
+"""Text files as input for counting statistics in shards, on this host or on several.
 
-Files that follow each other make a volume until they have `VOLUME` bytes together. The same files
-are always cut at the same places. Every process that tokenizes loads the tokenizer once.
+Consecutive files form a volume until they have `VOLUME` bytes in total. The same files are always
+split in the same way. Every process that tokenizes loads the tokenizer once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,15 +20,15 @@ from engine.types import Document
 from storage.documents import Meter, Reading, documents
 
 VOLUME = 256 << 20
-"""Bytes of files, about, that one process reads. Of what is interrupted, so much is read again."""
+"""The approximate bytes of files that one process reads, and that an interruption repeats."""
 CHARACTERS = 3
-"""Characters of a shard for each token that is counted at a time. Texts have 3 to 5 a token; of
-those that have fewer a shard is counted in pieces."""
+"""Characters of a shard for each token that is counted at a time. Most texts have 3 to 5 characters
+per token; with fewer, a shard is counted in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """See the module's docstring. `model` is what has the tokenizer of that fingerprint."""
+    """See the module's docstring. `model` has the tokenizer with this `fingerprint`."""
 
     files: tuple[tuple[Path, ...], ...]
     reading: Reading
@@ -40,8 +40,8 @@ class Corpus:
     def volumes(self) -> int:
         return len(self.files)
 
-    def shards(self, volume: int, told: Callable[[float], None]) -> Iterator[list[Document]]:
-        """The documents of a volume, so many characters together."""
+    def shards(self, volume: int, report: Callable[[float], None]) -> Iterator[list[Document]]:
+        """The documents of a volume, in shards of about `characters` characters."""
         meter, shard, size = Meter(), list[Document](), 0
         whole = size_of(self.files[volume])
         for path in self.files[volume]:
@@ -49,7 +49,7 @@ class Corpus:
                 shard.append(found)
                 size += length(found)
                 if size >= self.characters:
-                    told(meter.done / whole)
+                    report(meter.done / whole)
                     yield shard
                     shard, size = [], 0
         if shard:
@@ -72,12 +72,10 @@ def tokenizer_of(model: str) -> Tokenizer:
 
 
 def tokens_of(reader: Tokenizer, document: Document) -> NDArray[np.uint32]:
-    """The tokens of a document."""
     return np.array(reader.tokenize(document_text(document, reader)), dtype=np.uint32)
 
 
 def length(document: Document) -> int:
-    """The characters of a document."""
     if isinstance(document, str):
         return len(document)
     return sum(len(message.content) for message in document)
@@ -89,7 +87,7 @@ def size_of(files: Sequence[Path]) -> int:
 
 
 def in_volumes(files: Sequence[Path]) -> tuple[tuple[Path, ...], ...]:
-    """The files in their order, about as many bytes together."""
+    """The files in their order, as volumes of about VOLUME bytes."""
     found, volume = list[tuple[Path, ...]](), list[Path]()
     for path in files:
         volume.append(path)
@@ -100,7 +98,7 @@ def in_volumes(files: Sequence[Path]) -> tuple[tuple[Path, ...], ...]:
 
 
 def check(files: Sequence[Path], reading: Reading) -> None:
-    """Read the first document of each file. What cannot be read at all is known before hours of
-    counting then. Raises StorageError."""
+    """Read the first document of each file, so that an unreadable file is found before hours of
+    counting. Raises StorageError."""
     for path in files:
         next(documents(path, reading=reading))

@@ -1,6 +1,6 @@
-// The page as a whole: help, tour, simple mode, and how it is laid out. Two attributes of <html> say
-// the layout: `data-shelf` where the conversations are in a drawer ("open" or "closed"), and
-// `data-figures` where the figures are one line ("line") or opened from it ("open").
+// The page as a whole: help, tour, simple mode, and layout. Two attributes of <html> describe the
+// layout: `data-shelf` ("open" or "closed") if the conversations are in a drawer, and
+// `data-figures` if the figures are reduced to one line ("line") or opened from it ("open").
 const root = document.documentElement;
 const MODE = "strata-mode";
 const SEEN = "strata-tour";
@@ -13,7 +13,7 @@ function remembered(name) {
   try {
     return localStorage.getItem(name);
   } catch {
-    return null; // The browser keeps nothing: then the usual is shown.
+    return null; // The browser stores nothing, so the defaults apply.
   }
 }
 
@@ -21,7 +21,7 @@ function remember(name, value) {
   try {
     localStorage.setItem(name, value);
   } catch {
-    // It counts until the page closes.
+    // The choice then lasts until the page closes.
   }
 }
 
@@ -69,7 +69,8 @@ function switchMode() {
   fit();
 }
 
-// The chat fills what the header and the tabs leave of the window, also above a keyboard on the screen.
+// The chat fills the part of the window below the header and the tabs, and above an on-screen
+// keyboard.
 function fit() {
   const chat = document.querySelector(".chat");
   const view = window.visualViewport;
@@ -78,10 +79,12 @@ function fit() {
     const top = chat.getBoundingClientRect().top + window.scrollY;
     root.style.setProperty("--top", Math.round(top) + "px");
   }
+  const switches = document.querySelector(".switches");
+  if (switches) root.style.setProperty("--switches", Math.ceil(switches.offsetWidth) + "px");
 }
 
-// All tabs stand in one row, which scrolls where it is too narrow. Gradio moves tabs that do not fit
-// into a menu: so the row is told how much all of them need.
+// All tabs stand in one row, which scrolls if it is too narrow. Gradio would move tabs that do not
+// fit into a menu, so the row gets the width that all of them need.
 function widen() {
   const all = document.querySelectorAll("#tabs .visually-hidden button");
   const width = [...all].reduce((sum, tab) => sum + tab.getBoundingClientRect().width + 2, 24);
@@ -90,7 +93,7 @@ function widen() {
   window.dispatchEvent(new Event("resize"));
 }
 
-// A tab's panel is named by its tab. Gradio leaves the name of a panel empty where there is none.
+// Remove `aria-controls` from tabs without a panel, where Gradio leaves it empty.
 function nameTabs() {
   for (const tab of document.querySelectorAll("#tabs [role=tab][aria-controls='']")) {
     tab.removeAttribute("aria-controls");
@@ -174,7 +177,7 @@ function go(to) {
   card.querySelector(".next").focus();
 }
 
-// It is offered once, on the first screen.
+// The tour is offered once, on the first screen.
 function offerTour(wanted) {
   root.toggleAttribute("data-offers", wanted);
   if (!wanted) remember(SEEN, "seen");
@@ -196,7 +199,7 @@ function endTour() {
   before = null;
 }
 
-// what people do
+// events of the user
 
 document.addEventListener("click", (event) => {
   const on = (selector) => event.target.closest && event.target.closest(selector);

@@ -1,9 +1,9 @@
-// The list of conversations. app/web/conversation_list.py says what its value holds. Titles and hits
-// become text nodes, never markup. `trigger` tells what was chosen: "open", "pin", "rename", "folder",
-// "title", "export" and "remove", each with the id of a conversation.
+// The list of conversations. app/web/tabs/conversations.py describes its value. Titles and hits
+// become text nodes, never markup. `trigger` sends the chosen action to the server: "open", "pin",
+// "rename", "folder", "title", "export" or "remove", each with the id of a conversation.
 //
 // One entry of the list takes the keyboard's focus (roving tabindex): arrows, Home and End move,
-// Enter opens, F2 renames, Delete deletes, and the menu key opens what else can be done.
+// Enter opens, F2 renames, Delete deletes, and the menu key opens a menu of further actions.
 const rows = element.querySelector(".rows");
 const empty = element.querySelector(".nothing");
 const more = element.querySelector(".more");
@@ -55,8 +55,11 @@ function entry(item, current) {
   return row;
 }
 
-// What somebody is about to choose or to write stays; the list is drawn anew behind it.
+const watchList = watchPages(() => trigger("look", {}));
+
+// While a menu or a text box is open, the list is not drawn. It is drawn when they close.
 function draw() {
+  watchList((props.value || {}).watch);
   late = Boolean(menu || asking);
   if (late) return;
   const value = props.value || {};
@@ -100,7 +103,7 @@ function move(to) {
   to.scrollIntoView({ block: "nearest" });
 }
 
-// what else can be done
+// further actions
 
 function unfold(row, item) {
   close(false);
@@ -117,7 +120,8 @@ function unfold(row, item) {
   row.append(box);
   row.querySelector(".dots").setAttribute("aria-expanded", "true");
   menu = { row, box };
-  // Nothing clips what is placed in the window. Below its entry, or above where there is no room.
+  // Place the menu relative to the window, so that nothing clips it: below its entry, or above the
+  // entry if there is no room.
   const from = row.querySelector(".dots").getBoundingClientRect();
   const { width, height } = box.getBoundingClientRect();
   const below = from.bottom + 2 + height <= window.innerHeight;
@@ -147,7 +151,7 @@ function perform(act, row, item) {
   else trigger(name, { id: item.id, kind: kind || "", pinned: !item.pinned });
 }
 
-// A line to write in, in the place of the entry; Enter keeps, Escape does not.
+// A text box in place of the entry. Enter saves, Escape cancels.
 function ask(row, label, before, longest, then) {
   const box = make("input", "line");
   Object.assign(box, { value: before, maxLength: longest, placeholder: label });
@@ -203,6 +207,15 @@ rows.addEventListener("keydown", (event) => {
   } else return;
   event.preventDefault();
 });
+// Escape empties the search first, and has no other effect then.
+document.addEventListener("keydown", (event) => {
+  const box = event.target;
+  if (event.key !== "Escape" || event.isComposing || !box.closest || !box.closest("#search")) return;
+  if (!box.value) return;
+  event.preventDefault();
+  box.value = "";
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}, true);
 rows.addEventListener("focusin", (event) => {
   if (event.target.dataset.id) focused = event.target.dataset.id;
 });

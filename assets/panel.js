@@ -1,7 +1,7 @@
-// The live figures. app/web/metrics_panel.py holds the template and says what each value means.
-// Values are written into the template as text, never as markup. They arrive as `props.value`.
-// While an answer grows they arrive as "strata:figures" events, whose ribbon holds new steps only.
-// Nothing here reads sizes or positions, as each such read would force a layout.
+// The live figures. app/web/metrics_panel.py explains each value. Values are written into the
+// template as text, never as markup. They arrive as `props.value`; while an answer grows, they
+// arrive as "strata:figures" events, whose ribbon holds only new steps. Nothing here reads sizes or
+// positions, because each such read would force a layout.
 const DASH = "–";
 const LATEST = 64;
 const CELL = 6;
@@ -25,13 +25,13 @@ const levels = [];
 let drafts = [];
 let live = false;
 
-// Whether a server gave the answer: what a step took there is not known.
+// Whether a server gave the answer. The times of its steps are then not known.
 let remote = false;
 
 // How many steps of the run the ribbon has shown.
 let shown = 0;
 
-// When the page showed the first token of a run, by the run's `k`: in seconds since the click.
+// When the page showed the first token of each run, in seconds since the click, by the run's `k`.
 const seen = new Map();
 let run = 0;
 let since = 0;
@@ -59,7 +59,7 @@ function hide(node, whether) {
   if (node.hidden !== whether) node.hidden = whether;
 }
 
-// The texts of a row behind its name, and its part of the bar.
+// The texts of a row after its name, and its part of the bar.
 function slots(row, part) {
   const texts = [...row.querySelectorAll("td:not(:first-child) > *")].map((place) => place.firstChild);
   return { row, part, title: row.cells[0].textContent, texts };
@@ -72,7 +72,7 @@ function node(name, words, kind = "") {
   return made;
 }
 
-// A row for a draft model; its name comes from a folder.
+// A row for a draft model, whose name is that of a folder.
 function draftRow([title, colour, kind = "k-draft"], columns) {
   const row = document.createElement("tr");
   const name = node("span", title, "tok " + kind);
@@ -99,7 +99,7 @@ function drawDrafts(found) {
   for (const old of levels.splice(0)) old.row.remove();
 }
 
-// How many of how many, and what share that is.
+// Two counts, and their ratio.
 function rated(accepted, drafted) {
   if (!drafted) return [DASH, ""];
   const percent = Math.round((100 * accepted) / drafted);
@@ -157,7 +157,7 @@ function column(step, letters) {
   return made;
 }
 
-// Of the steps only those are drawn that are not shown yet. Behind a gap the ribbon begins anew.
+// Draw only the steps that are not shown yet. After a gap, the ribbon starts again.
 function drawRibbon([start, letters]) {
   const steps = letters.match(/[A-Z][a-z]*/g) || [];
   const known = shown - start;
@@ -189,8 +189,11 @@ function follow(key) {
 }
 
 function draw(values) {
-  const [pace, gain, accepted, decoding] = values.h || [DASH, DASH, DASH, DASH];
+  const [pace, gain, accepted, decoding, plain] = values.h || [DASH, DASH, DASH, DASH];
   write(speed.value, pace);
+  write(speed.note, plain ? `tokens/s; plain: ${plain}` : "tokens per second");
+  const header = values.p && document.querySelector("#header .pace");
+  if (header) header.textContent = values.p;
   write(speedup.value, gain);
   write(speedup.note, values.n || "of the whole answer");
   const alone = decoding === DASH ? "" : "decoding alone " + decoding;
@@ -213,7 +216,7 @@ function draw(values) {
   write(ended.firstChild, values.e || " ");
 }
 
-// A panel that is gone listens no more.
+// Listen to an event of the document for as long as the panel is on the page.
 function listen(name, act) {
   document.addEventListener(name, function heard(event) {
     if (element.isConnected) act(event.detail);
@@ -222,13 +225,13 @@ function listen(name, act) {
 }
 
 listen("strata:figures", (values) => {
-  // What is stored of the value must not be what will come after these, or that would not be drawn.
+  // Gradio skips a value that equals the stored one, so the stored one must differ from the next.
   if (!live) props.value = values;
   live = true;
   draw(values);
 });
 listen("strata:first", ({ seconds }) => {
-  // The run that is shown since the click is the one meant; else it is the next.
+  // The time belongs to the shown run if that began after the click, and else to the next run.
   if (run && since > performance.now() - 1e3 * seconds) seen.set(run, seconds);
   else unclaimed = seconds;
   drawFirst();

@@ -1,6 +1,6 @@
-// Points of charts that can be opened: their `customdata` begins with "run" or "step" and says which
-// (app/web/charts.py). A click on one is told to the server as the event of that name. A chart is
-// listened to when the pointer enters it, as it may have been drawn anew since.
+// Clicks on points of charts. The `customdata` of such a point begins with "run" or "step" and the
+// id or number (app/web/charts.py). A click sends the event of that name to the server. Listeners
+// are added when the pointer enters a chart, because the chart may have been redrawn.
 const tab = element.closest('[role="tabpanel"]') || document.body;
 
 function opened({ points }) {

@@ -1,7 +1,9 @@
 // The race: two recordings side by side, each at the pace at which it was recorded. Text becomes
-// text nodes. app/web/tabs/race.py says what a value holds.
+// text nodes. app/web/tabs/welcome.py describes the value.
 const race = element.querySelector(".race");
 const watchIt = race.querySelector(".watch");
+const paceIt = race.querySelector(".pace");
+const about = race.querySelector(".about");
 const stopIt = race.querySelector(".stop");
 const line = race.querySelector(".line");
 const lanes = race.querySelector(".lanes");
@@ -18,21 +20,29 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let frame = 0;
 let running = false;
 let stopped = false;
+let atPace = false; // Whether the last race was one of the padded model.
+let anyway = false; // Whether the page has shown that the loaded model gains nothing.
 
 function busy(now) {
   running = now;
   stopIt.hidden = !now;
   watchIt.hidden = now;
+  paceIt.hidden = about.hidden = now || !props.pace;
 }
+
+about.textContent = props.pace;
+busy(false);
 
 function take(value) {
   if (!value || !value.state || (stopped && value.state !== "idle")) return;
   if (value.state === "over") begin(value);
+  else if (value.state === "none") none(value);
   else if (value.state === "idle") idle(stopped ? "Stopped." : "");
   else {
     busy(true);
     const count = value.tokens ? " … " + value.tokens + " tokens" : " …";
     line.textContent = value.state === "waiting" ? "Waiting for the model …"
+      : value.state === "making" ? value.words
       : value.state === "plain" ? "Recording plain decoding" + count
         : "Recording with guessing" + count;
   }
@@ -42,6 +52,13 @@ function idle(words) {
   cancelAnimationFrame(frame);
   busy(false);
   line.textContent = words;
+}
+
+// There is no gain to show with this model. Say why, and offer to show the race anyway.
+function none(value) {
+  idle(value.told);
+  anyway = !atPace;
+  watchIt.textContent = atPace ? "Watch a race" : "Race anyway";
 }
 
 function begin(value) {
@@ -63,6 +80,7 @@ function begin(value) {
     const over = value.lanes.map((lane, i) => advance(lane, tracks[i], now));
     if (over.every(Boolean)) {
       outcome.textContent = value.told;
+      anyway = false;
       watchIt.textContent = "Watch another race";
       idle("");
     } else {
@@ -72,7 +90,7 @@ function begin(value) {
   play();
 }
 
-// Draw what a lane has said by then; whether that is all.
+// Draw the words of a lane up to that time. Returns whether they are all.
 function advance(lane, track, now) {
   while (track.next < lane.steps.length && lane.steps[track.next][0] <= 1000 * now) {
     const [, texts, sources] = lane.steps[track.next];
@@ -95,14 +113,18 @@ function word(text, source) {
   return node;
 }
 
-watchIt.onclick = () => {
+function ask(wanted) {
   if (running) return;
   busy(true);
   stopped = false;
+  atPace = wanted.padded;
   line.textContent = "Recording …";
   lanes.hidden = true;
-  trigger("watch", {});
-};
+  trigger("watch", wanted);
+}
+
+watchIt.onclick = () => ask({ padded: false, anyway });
+paceIt.onclick = () => ask({ padded: true, anyway: false });
 stopIt.onclick = () => {
   stopped = true;
   trigger("end", {});

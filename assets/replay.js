@@ -1,7 +1,7 @@
-// The replay of an answer: one step at a time, with its draft tree. app/web/tabs/replay.py sends
-// pages of steps, of which the ones that were seen last are kept. Text becomes text nodes. The tree
-// is a grid: a column per depth, a row per branch, the accepted path in the first row, so that it
-// reads as the sentence that it is. Nothing of the layout is read to draw it.
+// The replay of an answer, over the page, one step at a time with its draft tree.
+// app/web/tabs/why.py sends the steps in pages, and the most recent pages are kept. Text becomes
+// text nodes. The tree is a grid with a column for each depth and a row for each branch. The
+// accepted path is the first row, so it reads as a sentence. Drawing reads no sizes or positions.
 const view = element.querySelector(".replay-view");
 const what = view.querySelector(".what");
 const slider = view.querySelector("input");
@@ -37,13 +37,12 @@ function take(page) {
   pages.set(page.first, page);
   if (pages.size > PAGES) pages.delete(pages.keys().next().value);
   wanted = -1;
-  view.hidden = false;
   what.textContent = page.model + " · " + page.method + " · " + plural(total, "step");
   slider.max = Math.max(0, total - 1);
   if (begins) {
     stop();
     go(page.at);
-    view.scrollIntoView({ block: "nearest" });
+    if (!view.open) view.showModal();
     view.focus({ preventScroll: true });
   } else {
     draw();
@@ -73,7 +72,7 @@ function draw() {
 
 function blank() {
   for (const part of [sofar, tree]) part.replaceChildren();
-  told.textContent = "Nothing is stored of this step.";
+  told.textContent = "Nothing is stored for this step.";
   tree.setAttribute("aria-label", told.textContent);
 }
 
@@ -123,8 +122,8 @@ function said(text) {
   return shown.trim() === "" ? shown.replace(/ /g, "␣") || "∅" : shown.trim();
 }
 
-// The row of each guess in the grid: the first child goes on in the row of its parent, the accepted
-// one before the others.
+// The row of each guess in the grid. The first child continues the row of its parent; an accepted
+// child comes first.
 function placed(guesses) {
   const children = guesses.map(() => []);
   const roots = [];
@@ -163,7 +162,7 @@ function drawTree({ guesses }) {
 
 function about(source, match, percent, accepted, reached) {
   const parts = [look(source).title];
-  parts.push(accepted ? "accepted" : reached ? "rejected" : "not looked at, behind a wrong guess");
+  parts.push(accepted ? "accepted" : reached ? "rejected" : "not checked, as an earlier guess was wrong");
   if (match) parts.push("match of " + plural(match, "token"));
   if (percent) parts.push("the model gave it " + chance(percent));
   return parts.join("  ·  ");
@@ -178,15 +177,15 @@ function counts({ guesses }) {
 function inWords(step) {
   const parts = [];
   if (!step.guesses) {
-    parts.push("What was guessed was not recorded: this answer is of an earlier version");
+    parts.push("What was guessed was not recorded: this answer was made by an earlier version");
   } else if (!step.guesses.length) {
     parts.push("Nothing was guessed: a plain step");
   } else {
     const { kept, wrong, unseen } = counts(step);
     parts.push("Guessed " + step.guesses.length + ", accepted " + kept + ", rejected " + wrong
-      + (unseen ? ", not looked at " + unseen : ""));
+      + (unseen ? ", not checked " + unseen : ""));
   }
-  parts.push("the model said " + plural(step.said.length, "token"));
+  parts.push("the model wrote " + plural(step.said.length, "token"));
   const [draft, verify, sample, other] = step.times;
   parts.push("took " + duration(draft + verify + sample + other) + " (drafting " + duration(draft)
     + ", the model's forward " + duration(verify) + ")");
@@ -199,7 +198,7 @@ function alternative(step) {
   const list = (all) => all.map((guess) => "“" + said(guess[0]) + "”").join(" ") || "none";
   const kept = step.guesses.filter((guess) => guess[ACCEPTED]);
   const wrong = step.guesses.filter((guess) => guess[REACHED] && !guess[ACCEPTED]);
-  return "Draft tree. Accepted: " + list(kept) + ". Rejected: " + list(wrong) + ".";
+  return "Guesses. Accepted: " + list(kept) + ". Rejected: " + list(wrong) + ".";
 }
 
 function drawKeymap({ guesses }) {
@@ -247,6 +246,9 @@ play.onclick = () => {
 view.querySelector(".back").onclick = () => { stop(); go(at - 1); };
 view.querySelector(".on").onclick = () => { stop(); go(at + 1); };
 slider.oninput = () => { stop(); go(Number(slider.value)); };
+view.querySelector(".close").onclick = () => view.close();
+view.addEventListener("close", stop);
+view.addEventListener("click", (event) => { if (event.target === view) view.close(); });
 view.addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!by || event.target === slider) return;

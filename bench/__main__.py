@@ -1,19 +1,33 @@
 """`python -m bench COMMAND`: one measurement per command."""
 
 import sys
-from collections.abc import Sequence
 
-from bench.commands import run_command
+from bench.harness import run_command
 
-COMMANDS = (
-    *("ablation", "speed", "live", "inflate", "record", "replay", "drafting"),
-    *("lookup", "stack", "heads", "door", "overhead", "page", "to-gguf", "truth", "curve", "store"),
-    *("chains", "statistics", "head-to-gguf", "proposer", "vllm"),
-)
+COMMANDS = {
+    "speed": "speed.Speed",
+    "ablation": "speed.Ablation",
+    "heads": "speed.Heads",
+    "stack": "stack.Stack",
+    "live": "truth.Live",
+    "truth": "truth.Truth",
+    "page": "page.PageCost",
+    "drafting": "drafting.DraftingCost",
+    "choices": "drafting.Choices",
+    "curve": "curve.Curve",
+    "record": "replay.Recorder",
+    "replay": "replay.Replay",
+    "statistics": "store.Statistics",
+    "store": "store.Store",
+    "vllm": "vllm.Servers",
+    "inflate": "models.Inflate",
+    "to-gguf": "models.ToGguf",
+    "head-to-gguf": "models.HeadToGguf",
+}
+"""The class of each command, by its name."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one measurement. Returns the exit status."""
+def main(arguments: list[str] | None = None) -> int:
     return run_command("bench", __doc__, COMMANDS, arguments)
 
 

@@ -1,19 +1,22 @@
-"""c(n, length): forwards over n nodes behind texts of several lengths, measured and expected.
+"""c(n, length): forwards over n nodes after texts of several lengths, and what they mean.
 
-A transformers model is timed with the library's attention and with the folded one, in one run and
-in rotated order; times are medians, beside them their ratio to the plain step. `expected` is what
-the cost curve says that was measured before, as at load, at the pace of the plain step behind the
-first text: drafting decides by ratios. No text is read where a cache can be
-stretched: a forward takes as long over zeros. `--size` takes a model of a made-up shape with random
-weights, as nothing here asks what it says.
+All models are loaded together, and every round times each of them at every size, in rotated order;
+times are medians. A transformers model with folded attention is also timed with the library's
+attention. `model@float32` loads a folder with weights of the type after the @. If a cache can be
+stretched, no text is read, because a forward over zeros takes as long. `--size` measures a made-up
+model with random weights, because only times matter here.
 
-`--quotes N` adds answers of N tokens that quote long prompts, see bench/quotes.py. Models that are
-named first are timed side by side instead, behind one length, see bench/curves.py.
+The table also shows the largest speedup by drafts of a given acceptance, with its number of nodes
+(engine/drafting/ceiling.py). `off` is the largest difference from the cost curve, which is measured
+before, as it is when a model is loaded. It is scaled to the plain step after the first text,
+because drafting decides by ratios.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -21,102 +24,161 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bench.curves import run as side_by_side
-from bench.inflate import inflated_config
-from bench.options import (
+from bench.harness import (
     EMBEDDED,
+    Add,
+    Measurement,
     Record,
-    add_model_arguments,
-    add_save_argument,
-    check_save,
+    at_least,
     conditions,
     headline,
     load_model,
-    print_record,
+    model_options,
+    numbers,
+    one_of,
+    runtime_of,
+    source_of,
+    table,
 )
-from bench.quotes import BEFORE, LONGEST, NOW, quotes
-from bench.shape import SHAPES
 from engine.backends.base import Backend
 from engine.backends.folded_attention import FOLDED, LIBRARY, fold, unfold
 from engine.backends.transformers import TransformersBackend
+from engine.compare import rotated
+from engine.drafting.ceiling import ceiling
 from engine.drafting.costs import CostCurve, Stretchable, forward_seconds, measure_costs
 from engine.errors import SettingError
-from engine.models.load_transformers import NO_LIMIT, describe, pick_device, pick_dtype
+from engine.models.inflate import inflated_config
+from engine.models.load_transformers import DTYPES, NO_LIMIT, describe, pick_device, pick_dtype
+from engine.models.loaders import device, need
+from engine.models.memory import free_memory
+from engine.models.shape import SHAPES
 
-LENGTHS, NODES = (256, 2000, 8000), (0, 1, 3, 7, 15, 31)
+LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
+ACCEPTANCES = (0.6, 0.8, 0.9)
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench curve`."""
-    add = parser.add_argument
-    add("models", nargs="*", metavar="MODEL", help="timed side by side; of a folder also DIR@DTYPE")
-    add_model_arguments(parser)
-    add("--size", help=f"{', '.join(SHAPES)}: a made-up model in place of --model")
-    add("--lengths", default=",".join(map(str, LENGTHS)), help="cached tokens, comma between")
-    add("--sizes", default=",".join(map(str, NODES)), help="nodes of the trees, comma between")
-    add("--repeats", type=int, default=5)
-    add("--quotes", type=int, default=0, metavar="N", help="then answers of N tokens that quote")
-    add_save_argument(parser)
-    parser.set_defaults(prompts="")
+Times = dict[int, float]
+"""Seconds of a forward by its nodes."""
+HEADS = ("model", "weights", "GB", "attention", "cached", "plain ms", "tok/s")
 
 
-def numbers(text: str, least: int) -> list[int]:
-    """The numbers of an option. Raises SettingError for any other text."""
-    try:
-        found = [int(number) for number in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < least:
-        raise SettingError(f"{text!r} is no list of numbers from {least} on. Give some like 3,7.")
-    return found
+@dataclass
+class Way:
+    """A model with one of its attentions; the `curve` is known of the one that it runs with.
+
+    `pace` is how many times as long a plain step took as the curve says.
+    """
+
+    name: str
+    backend: Backend
+    attention: str
+    curve: CostCurve | None
+    pace: float = 0.0
+
+    def forward(self, prompt: Sequence[int], nodes: int) -> float:
+        """The seconds of a forward that comes after another of its size."""
+        if isinstance(self.backend, TransformersBackend):
+            (fold if self.attention == FOLDED else unfold)(self.backend.model)
+        forward_seconds(self.backend, prompt, nodes)
+        return forward_seconds(self.backend, prompt, nodes)
+
+    def row(self, length: int, times: Times) -> Record:
+        """What was found after a text of this length, and what it means."""
+        best = {share: ceiling(times, share) for share in ACCEPTANCES}
+        return {
+            "model": self.name,
+            "attention": self.attention,
+            "length": length,
+            "ms": {nodes: 1e3 * seconds for nodes, seconds in times.items()},
+            "ratio": {nodes: seconds / times[0] for nodes, seconds in times.items()},
+            "speedup": {share: found.speedup for share, found in best.items()},
+            "nodes": {share: found.nodes for share, found in best.items()},
+            "off": self.off(length, times),
+        }
+
+    def off(self, length: int, times: Times) -> dict[int, float] | None:
+        """How far the curve is from the measured times, as a share of them."""
+        if self.curve is None:
+            return None
+        self.curve.reach(length)
+        self.pace = self.pace or times[0] / self.curve.seconds(0)
+        return {n: self.pace * self.curve.seconds(n) / spent - 1 for n, spent in times.items()}
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure, print, save."""
-    lengths, sizes = numbers(options.lengths, 2), sorted({0, *numbers(options.sizes, 0)})
-    if options.repeats < 1 or options.quotes < 0 or options.threads < 0:
-        raise SettingError("Give at least one repeat, and no negative quotes or threads.")
-    if options.models and (options.size or options.quotes):
-        raise SettingError("Several models are timed without --size and --quotes. Leave them out.")
-    if options.size is not None and options.size not in SHAPES:
-        raise SettingError(f"There is no size {options.size!r}. Choose from: {', '.join(SHAPES)}.")
-    check_save(options.save)
-    if options.models:
-        side_by_side(options, sizes)
-        return
-    longest = LONGEST + options.quotes if options.quotes else 0
-    backend = open_model(options, max([*lengths, longest]) + max(sizes) + 1)
-    room, ways = backend.info.context_length, ways_of(backend)
-    lengths = [length for length in lengths if length + max(sizes) < room]
-    if not lengths or longest >= room:
-        raise SettingError(
-            f"The context of {backend.info.name} has {room} tokens, which is too short for this. "
-            "Give smaller --lengths and no --quotes, or another model."
+class Curve(Measurement):
+    """Forwards over n nodes after texts of several lengths, measured and expected."""
+
+    groups = (model_options,)
+
+    def add_options(self, add: Add) -> None:
+        add("models", nargs="*", metavar="MODEL", help="timed side by side; a folder as DIR@DTYPE")
+        size = f"{', '.join(SHAPES)}: a made-up model in place of --model"
+        add("--size", type=one_of("size", SHAPES), help=size)
+        add("--lengths", type=numbers(2), default=LENGTHS, help="cached tokens, comma between")
+        add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
+        add("--repeats", type=at_least(1), default=5)
+
+    def check(self, options: argparse.Namespace) -> None:
+        options.sizes = sorted({0, *options.sizes})
+        if options.models and options.size:
+            raise SettingError("Several models are timed without --size. Leave it out.")
+
+    def record(self, options: argparse.Namespace) -> Record:
+        names = dict.fromkeys(options.models or [options.size or options.model])
+        given = {name: options_of(name, options) for name in names}
+        if not options.size:
+            check_memory(given)
+        with ExitStack() as stack:
+            ways: list[Way] = []
+            for name, own in given.items():
+                backend = made_up(own) if own.size else load_model(own.model, own)
+                stack.callback(backend.close)
+                ways += ways_of(name, backend)
+            lengths = fitting(ways, options.lengths, max(options.sizes))
+            rows = [
+                way.row(length, times)
+                for length in lengths
+                for way, times in zip(ways, timed(ways, length, options), strict=True)
+            ]
+            models = {
+                way.name: conditions(way.backend, given[way.name])
+                | {"bytes": way.backend.info.memory_bytes}
+                for way in ways
+            }
+        return {"bench": "curve", "models": models, "rows": rows}
+
+    def show(self, record: Record) -> None:
+        for model in record["models"].values():
+            print(headline(model))
+        shares = [f"{share:.0%}" for share in ACCEPTANCES]
+        print(
+            "\nA forward over so many nodes, as a multiple of one over none; then the largest "
+            f"speedup\nby drafts of which {', '.join(shares)} are accepted, and the nodes that it "
+            "takes; then how\nfar the cost curve is off at most.\n"
         )
-    if options.quotes and len(ways) == 1:
-        raise SettingError(f"{backend.info.name} has one attention alone. Leave out --quotes.")
-    curve = measure_costs(backend)
-    found = {length: timed(backend, length, sizes, ways, options.repeats) for length in lengths}
-    record = conditions(backend, options) | {
-        "bench": "curve",
-        "growth_ns": {"token": 1e9 * curve.growth.token, "row": 1e9 * curve.growth.row},
-        "lengths": compared(found, curve),
-    }
-    show(record, ways)
-    if options.quotes and isinstance(backend, TransformersBackend):
-        record["quotes"] = quotes(backend, curve, options.quotes, options.repeats)
-        show_quotes(record["quotes"])
-    print_record(record, options.save)
+        drafted = sorted({nodes for row in record["rows"] for nodes in row["ratio"]} - {0})
+        rows = []
+        for row in record["rows"]:
+            model, plain = record["models"][row["model"]], row["ms"][0]
+            cells = [model["model"], model["dtype"], f"{model['bytes'] / 1e9:.2f}"]
+            cells += [row["attention"], f"{row['length']:,}", f"{plain:.2f}", f"{1e3 / plain:.1f}"]
+            ratios = (row["ratio"].get(nodes) for nodes in drafted)
+            cells += [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
+            cells += [f"{row['speedup'][s]:.2f}x ({row['nodes'][s]})" for s in ACCEPTANCES]
+            cells.append(f"{max(map(abs, row['off'].values())):.0%}" if row["off"] else "-")
+            rows.append(cells)
+        table((*HEADS, *map(str, drafted), *shares, "off"), rows, left=(0, 1, 3))
 
 
-def open_model(options: argparse.Namespace, context: int) -> Backend:
-    """The model of the options, with that much context at most."""
-    options.context_length = context
-    return made_up(options) if options.size else load_model(options.model, options)
+def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
+    """The options of one model, whose context has room for what is timed."""
+    own = copy(options)
+    source, _, dtype = name.rpartition("@")
+    own.model, own.dtype = (source, dtype) if dtype in DTYPES else (name, options.dtype)
+    own.context_length = max(options.lengths) + max(options.sizes) + 1
+    return own
 
 
 def made_up(options: argparse.Namespace) -> TransformersBackend:
-    """A model of random weights in the shape that the options name, with the embedded tokenizer."""
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
     config = inflated_config(AutoConfig.from_pretrained(EMBEDDED), SHAPES[options.size])
@@ -132,84 +194,57 @@ def made_up(options: argparse.Namespace) -> TransformersBackend:
     return TransformersBackend(model, tokenizer, replace(info, name=f"made-up {options.size}"))
 
 
-def ways_of(backend: Backend) -> list[str]:
-    """The attentions that a model can be timed with, by their names; the last is its own."""
-    if not isinstance(backend, TransformersBackend):
-        return [backend.info.kind]
-    own = str(backend.model.config._attn_implementation)
-    return [LIBRARY, FOLDED] if own == FOLDED else [own]
-
-
-def use(backend: Backend, way: str) -> None:
-    """Give the model an attention, where there is a choice."""
+def ways_of(name: str, backend: Backend) -> list[Way]:
+    attention = backend.info.kind
     if isinstance(backend, TransformersBackend):
-        (fold if way == FOLDED else unfold)(backend.model)
+        attention = str(backend.model.config._attn_implementation)
+    curve = measure_costs(backend) if backend.info.can_tree else None
+    others = [Way(name, backend, LIBRARY, None)] if attention == FOLDED else []
+    return [*others, Way(name, backend, attention, curve)]
 
 
-def timed(
-    backend: Backend, length: int, sizes: Sequence[int], ways: Sequence[str], repeats: int
-) -> dict[tuple[str, int], float]:
-    """The median seconds of a forward, by attention and nodes, behind so many tokens."""
-    prompt = [0] * length
-    forward_seconds(backend, prompt[:9], 0)
-    if isinstance(backend, Stretchable):
-        backend.stretch(prompt[:-1])
-    cases = [(way, nodes) for way in ways for nodes in sizes]
-    found: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for round_ in tqdm(range(repeats), desc=f"{length} tokens", leave=False):
-        turn = round_ * len(cases) // repeats
-        for way, nodes in cases[turn:] + cases[:turn]:
-            use(backend, way)
-            forward_seconds(backend, prompt, nodes)
-            found[way, nodes].append(forward_seconds(backend, prompt, nodes))
-    use(backend, ways[-1])
-    backend.close()
-    return {case: median(times) for case, times in found.items()}
+def check_memory(given: Mapping[str, argparse.Namespace]) -> None:
+    """Raise SettingError where the models do not fit into memory together."""
+    needed: dict[str, int] = {}
+    for own in given.values():
+        source, runtime = source_of(own.model), runtime_of(own)
+        place = device(source, runtime)
+        needed[place] = needed.get(place, 0) + need(source, runtime).total
+    for place, bytes_ in needed.items():
+        if bytes_ > (free := free_memory(place)):
+            raise SettingError(
+                f"These models need {bytes_ / 1e9:.1f} GB together, and {free / 1e9:.1f} GB are "
+                f"free on {place}. Name fewer or smaller ones."
+            )
 
 
-def compared(
-    found: Mapping[int, Mapping[tuple[str, int], float]], curve: CostCurve
-) -> dict[int, Record]:
-    """By length, attention and nodes: milliseconds, their ratio to the plain step, and what was
-    expected of the model's own attention."""
-    record: dict[int, Record] = {}
-    pace = 0.0
-    for length, times in found.items():
-        curve.reach(length)
-        own = list(times)[-1][0]
-        pace = pace or times[own, 0] / curve.seconds(0)
-        record[length] = {}
-        for (way, nodes), seconds in times.items():
-            row = {"ms": 1e3 * seconds, "ratio": seconds / times[way, 0]}
-            if way == own:
-                expected = pace * curve.seconds(nodes)
-                row |= {"expected_ms": 1e3 * expected, "off": expected / seconds - 1}
-            record[length].setdefault(way, {})[nodes] = row
-    return record
-
-
-def show(record: Record, ways: Sequence[str]) -> None:
-    """Print the tables of forwards."""
-    print(headline(record))
-    for length, found in record["lengths"].items():
-        print(f"\n{length:,} cached tokens: ms of a forward (its ratio to the plain one)")
-        sizes = list(found[ways[0]])
-        print(f"{'nodes':>12}" + "".join(f"{nodes:>16}" for nodes in sizes))
-        for way in ways:
-            cells = (f"{row['ms']:8.1f} ({row['ratio']:.2f})" for row in found[way].values())
-            print(f"{way:>12}" + "".join(f"{cell:>16}" for cell in cells))
-        own = found[ways[-1]].values()
-        cells = (f"{row['expected_ms']:8.1f} ({row['off']:+.0%})" for row in own)
-        print(f"{'expected':>12}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
-
-
-def show_quotes(record: Record) -> None:
-    """Print how fast answers were that quote."""
-    print("\nanswers that quote prompts of 6,000 to 7,500 tokens")
-    for name, row in record.items():
-        print(
-            f"{name:>12} {row['tokens_per_second']:8.2f} tokens/s, "
-            f"{row['tokens_per_forward']:.2f} per forward, {row['nodes']:.1f} nodes"
+def fitting(ways: Sequence[Way], lengths: Sequence[int], nodes: int) -> list[int]:
+    """The lengths for which every context has room. Raises SettingError where none has."""
+    least = min((way.backend.info for way in ways), key=lambda info: info.context_length)
+    found = [length for length in lengths if length + nodes < least.context_length]
+    if not found:
+        raise SettingError(
+            f"The context of {least.name} has {least.context_length} tokens, which is too short "
+            "for this. Give smaller --lengths or --sizes, or another model."
         )
-    ratio = record[NOW]["tokens_per_second"] / record[BEFORE]["tokens_per_second"]
-    print(f"{'':>12} {ratio:8.2f} times as fast")
+    return found
+
+
+def timed(ways: Sequence[Way], length: int, options: argparse.Namespace) -> list[Times]:
+    """The median seconds of every way after a text of this length, by nodes."""
+    prompts, found = [], []
+    for way in ways:
+        size, can_tree = way.backend.info.vocabulary_size, way.backend.info.can_tree
+        prompt = [(7 + 13 * at) % size for at in range(length)]
+        forward_seconds(way.backend, prompt[:9], 0)
+        if isinstance(way.backend, Stretchable):
+            way.backend.stretch(prompt[:-1])
+        prompts.append(prompt)
+        found.append({nodes: list[float]() for nodes in options.sizes if can_tree or not nodes})
+    for round_ in tqdm(range(options.repeats), desc=f"{length} tokens", leave=False):
+        for at in rotated(range(len(ways)), round_):
+            for nodes in rotated([*found[at]], round_ * len(found[at]) // options.repeats):
+                found[at][nodes].append(ways[at].forward(prompts[at], nodes))
+    for way in ways:
+        way.backend.close()
+    return [{nodes: median(spent) for nodes, spent in own.items()} for own in found]

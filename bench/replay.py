@@ -1,60 +1,192 @@
-"""Tokens per forward on recorded answers: a drafter proposes, the recorded text decides.
+"""Recorded answers: made with a local model, and replayed to count what drafters would achieve.
 
 With sample-and-match verification a drafted token is accepted exactly when it is the token that the
-target says next, so replaying what a model said gives what a live run of it would have accepted,
-without the model. Each line of a traces file is {"prompt", "output", "split"}: answers of the split
-"train" fill the model tier, answers of other models (--statistics) the statistics tier, answers of
-the split "test" are replayed, each learned by the model tier when it is over, as in use.
+target emits next. So a replay of a model's answers counts the tokens that a live run would have
+accepted, without the model. Each line of a traces file is {"prompt", "output", "split"}: answers of
+the split "train" fill the model tier, answers of other models (--statistics) fill the statistics
+tier, and answers of the split "test" are replayed. The model tier learns each replayed answer
+afterwards, as in use.
 
-A file of `bench record` holds tokens and how they were drawn instead. Then the drafters know the
-noise, as in use, hierarchy drafting by probability alone stands beside them, and the statistics are
-those that come along for the model's tokenizer.
+A file of `bench record` holds tokens instead of texts, and how they were drawn. Plain decoding
+answers each question from an empty cache, with a seed of its own: --seed for the first question,
+the next number for the next question. One line of JSON per answer holds the tokens of prompt and
+answer, the position of the first answer token, and the sampler settings. So the drafters of a
+replay know the noise, as in use. Hierarchy drafting by probability alone is replayed as well, and
+the statistics are the project's own for the model's tokenizer.
 """
 
 import argparse
 import json
 import lzma
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from assets import ASSETS
-from bench import suffix
-from bench.options import LLAMA_CPP, TRANSFORMERS, Record, kind_of
+from bench.harness import (
+    Add,
+    Measurement,
+    Record,
+    at_least,
+    check_writable,
+    conditions,
+    generation_of,
+    headline,
+    load_model,
+    model_options,
+    prepared,
+    prompt_options,
+    questions_of,
+    sampling_options,
+    show_rows,
+)
+from engine.backends.base import Backend, Tokenizer
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
 from engine.drafting.databases import Databases
-from engine.errors import ModelError, SettingError
-from engine.methods import METHODS, method_named
-from engine.settings import Drafting, Sampling
+from engine.errors import SettingError
+from engine.methods import METHODS, PLAIN, method_named
+from engine.models.loaders import tokenizer as load_tokenizer
+from engine.runs import run as decoded
+from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
+from engine.types import Work
 from storage.statistics import StatisticsTable, find_table
 from storage.statistics_build import build
 
 NODES = (8, 16, 32, 64)
-FIRST = 25
 BUDGET = 256 << 20
 SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
 BLIND = "by probability"
-"""In the place of a method: hierarchy drafting that does not know the noise."""
+"""Takes the place of a method: hierarchy drafting that does not know the noise."""
 TEMPLATE = "USER: {} ASSISTANT:"
-MISSHAPEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading raises that is no JSON, or JSON of another form."""
+UNREADABLE = (
+    *(OSError, EOFError, lzma.LZMAError, SettingError),
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+)
+"""The errors of reading a file that is missing, not JSON, or JSON of another form."""
+COLUMNS = {
+    "drafter": "{title}",
+    "nodes": "{nodes:.1f}",
+    "tok/forward": "{tokens_per_forward:.3f}",
+    "expected": "{expected:.3f}",
+    "draft ms": "{draft_ms:.3f}",
+}
+
+
+class Recorder(Measurement):
+    """Answers of a local model with their seeds and sampler settings, for `replay` to replay."""
+
+    groups = (model_options, prompt_options, sampling_options)
+
+    def add_options(self, add: Add) -> None:
+        add("--to", type=Path, required=True, metavar="FILE", help="the recordings to write")
+
+    def record(self, options: argparse.Namespace) -> Record:
+        generation, questions = generation_of(options), questions_of(options)
+        check_writable(options.to)
+        backend = load_model(options.model, options)
+        prompts = prepared(backend, options, questions)
+        tokens = 0
+        with options.to.open("w", encoding="utf-8") as lines:
+            for record in recorded(backend, prompts, generation):
+                lines.write(json.dumps(record) + "\n")
+                tokens += len(record["answer"])
+        found = {"bench": "record", "answers": len(prompts), "tokens": tokens}
+        return conditions(backend, options) | found | {"file": options.to.name}
+
+    def show(self, record: Record) -> None:
+        print(headline(record))
+        print(
+            f"{record['answers']} answers, {record['tokens']} tokens, "
+            f"T={record['temperature']:g}: {record['file']}"
+        )
+
+
+def recorded(
+    backend: Backend, prompts: Sequence[tuple[str, list[int]]], generation: Generation
+) -> Iterator[Record]:
+    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Answers", leave=False)):
+        sampling = replace(generation.sampling, seed=generation.sampling.seed + number)
+        answer = decoded(backend, prompt, PLAIN, (), replace(generation, sampling=sampling))
+        yield {
+            "question": f"{category} {number + 1}",
+            "split": "test",
+            "prompt": prompt,
+            "answer": [token.id for token in answer.tokens],
+            "position": len(prompt),
+            "sampling": asdict(sampling),
+            "vocabulary": backend.info.vocabulary_size,
+            "tokenizer": backend.info.tokenizer_fingerprint,
+        }
+
+
+class Replay(Measurement):
+    """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
+
+    def add_options(self, add: Add) -> None:
+        add("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
+        add("--vocabulary", help="GGUF or tokenizer folder, for texts")
+        add("--statistics", type=Path, nargs="*", default=[], help="others' answers, for texts")
+        add("--nodes", type=at_least(0), nargs="*", default=list(NODES))
+        add("--limit", type=at_least(0), default=0, help="replay so many, 0 for all")
+        add("--split", default="test", help="the split to replay")
+        add("--tiers", default=",".join(Drafting().tiers))
+        add("--peers", action=argparse.BooleanOptionalAction, default=True)
+        add("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
+
+    def record(self, options: argparse.Namespace) -> Record:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            material = read(options, Path(folder))
+            if isinstance(material.table, StatisticsTable):
+                stack.callback(material.table.close)
+            split = options.split
+            replayed = [r for r in material.recordings if r.split == split][: options.limit or None]
+            if not replayed:
+                raise SettingError(
+                    f"Nothing to replay: no line of {str(options.traces)!r} has the split "
+                    f"{split!r}. Name another with --split."
+                )
+            tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
+            drawn = any(recording.sampling is not None for recording in replayed)
+            entries = contestants(options.nodes, tiers, options.peers, drawn)
+            results = measure(material, split, options.limit, entries)
+        return {
+            "bench": "replay",
+            "traces": options.traces.name,
+            "split": split,
+            "answers": len(replayed),
+            "others": len(material.others),
+            "methods": {title: count.figures() for title, count in results.items()},
+        }
+
+    def show(self, record: Record) -> None:
+        source = f"; statistics from {record['others']} answers of other models to other prompts"
+        print(
+            f"{record['traces']}, split {record['split']}: {record['answers']} answers"
+            f"{source if record['others'] else ''}\n"
+        )
+        show_rows([{"title": title, **f} for title, f in record["methods"].items()], COLUMNS)
+
+
+# recordings
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One recorded answer, its end token included, and the prompt as the model reads it.
 
-    `sampling` is how it was drawn, None where that is not known.
+    `sampling` says how it was drawn, if that is known.
     """
 
     question: str
@@ -63,21 +195,121 @@ class Recording:
     answer: list[int]
     sampling: Sampling | None = None
 
+    @property
+    def text(self) -> list[int]:
+        return [*self.prompt, *self.answer]
+
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Recordings of a model with a vocabulary of that size, and the statistics for it, which may be
-    made of `others`."""
+    """The recordings to replay, the size of their vocabulary, and their statistics.
 
-    recordings: list[Recording]
+    The statistics may be made of `others`, the answers of other models.
+    """
+
+    recordings: Sequence[Recording]
     vocabulary: int
-    table: StatisticsTable | None
+    table: NgramTable | None = None
     others: Sequence[Recording] = ()
+
+
+def read(options: argparse.Namespace, folder: Path) -> Material:
+    """The material to replay; texts are tokenized first.
+
+    Statistics of texts are made in `folder`.
+    """
+    drawn = read_drawn(options.traces)
+    if drawn is not None:
+        return drawn
+    if options.vocabulary is None:
+        raise SettingError(
+            f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what tokens "
+            "they are made of."
+        )
+    tokenizer = load_tokenizer(options.vocabulary)
+    recordings = read_traces(options.traces, tokenizer, options.template)
+    replayed = {r.question for r in recordings if r.split == options.split}
+    others = [
+        recording
+        for path in options.statistics
+        for recording in read_traces(path, tokenizer, options.template)
+        if recording.question not in replayed
+    ]
+    size = tokenizer.info.vocabulary_size
+    return Material(recordings, size, statistics_of(others, size, folder), others)
+
+
+def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recording]:
+    try:
+        return [
+            Recording(
+                record["prompt"],
+                record.get("split", "train"),
+                tokenizer.tokenize(template.replace("{}", record["prompt"])),
+                [*tokenizer.tokenize(record["output"]), min(tokenizer.info.eos_ids)],
+            )
+            for record in tqdm(read_lines(path), desc=path.name, leave=False)
+        ]
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
+def read_drawn(path: Path) -> Material | None:
+    """The recordings of `bench record`, with the project's statistics for their model; None if the
+    file holds texts."""
+    try:
+        records = read_lines(path)
+        if not records or "answer" not in records[0]:
+            return None
+        found = [
+            Recording(
+                str(record["question"]),
+                str(record["split"]),
+                [int(token) for token in record["prompt"]],
+                [int(token) for token in record["answer"]],
+                Sampling.from_mapping(record["sampling"]),
+            )
+            for record in records
+        ]
+        if any(record["position"] != len(record["prompt"]) for record in records):
+            raise ValueError("an answer does not follow its prompt directly")
+        table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
+        return Material(found, int(records[0]["vocabulary"]), table)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
+def read_lines(path: Path) -> list[Record]:
+    opened = lzma.open if path.suffix == ".xz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def unreadable(path: Path, error: Exception) -> SettingError:
+    return SettingError(
+        f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON object "
+        'with "prompt", "output" and "split", or one that `python -m bench record` wrote.'
+    )
+
+
+def statistics_of(
+    recordings: Sequence[Recording], vocabulary: int, folder: Path
+) -> StatisticsTable | None:
+    """A statistics file of answers, made and opened as in use."""
+    if not recordings:
+        return None
+    documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
+    path = folder / "replay.statistics.db"
+    build(documents, path, "replay", vocabulary, "Recorded answers", BUDGET, fewest=1)
+    return StatisticsTable(path)
+
+
+# replaying
 
 
 @dataclass(slots=True)
 class Count:
-    """What a drafter came to on some recordings."""
+    """The totals of a drafter over some recordings."""
 
     tokens: int = 0
     forwards: int = 0
@@ -96,165 +328,9 @@ class Count:
         }
 
 
-@dataclass(slots=True)
-class Result:
-    """The first recordings, and all of them."""
-
-    first: Count = field(default_factory=Count)
-    all: Count = field(default_factory=Count)
-
-
-class Vocabulary(Protocol):
-    """What replaying needs of a tokenizer."""
-
-    size: int
-    bos: Sequence[int]
-    eos: int
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids, no special ones added."""
-
-
-class GgufVocabulary:
-    """The tokenizer of a GGUF file, its weights left out."""
-
-    def __init__(self, path: Path) -> None:
-        try:  # one of the two libraries is enough, so each is imported by who needs it
-            from llama_cpp import Llama
-        except ImportError as error:
-            raise ModelError(
-                f"Reading the vocabulary {str(path)!r} needs llama-cpp-python, which is not "
-                "installed. Install it, or give the folder of a tokenizer."
-            ) from error
-        try:
-            self.model = Llama(str(path), vocab_only=True, verbose=False)
-        except ValueError as error:
-            raise ModelError(
-                f"The vocabulary {str(path)!r} could not be read ({error}). Give a GGUF file."
-            ) from error
-        self.size = self.model.n_vocab()
-        self.bos: Sequence[int] = [self.model.token_bos()]
-        self.eos = self.model.token_eos()
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.model.tokenize(text.encode(), add_bos=False, special=False))
-
-
-class FolderVocabulary:
-    """The tokenizer in a folder, as the transformers library loads it."""
-
-    def __init__(self, path: Path) -> None:
-        from transformers import AutoTokenizer  # late, as it takes seconds
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ModelError(
-                f"The vocabulary {str(path)!r} could not be read ({error}). Give a GGUF file or "
-                "the folder of a tokenizer."
-            ) from error
-        self.size = len(self.tokenizer)
-        bos = self.tokenizer.bos_token_id
-        self.bos: Sequence[int] = [] if bos is None else [bos]
-        self.eos: int = self.tokenizer.eos_token_id
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench replay`."""
-    parser.add_argument("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
-    parser.add_argument("--vocabulary", type=Path, help="GGUF or tokenizer folder, for texts")
-    parser.add_argument(
-        "--statistics", type=Path, nargs="*", default=[], help="other models' answers, for texts"
-    )
-    parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
-    parser.add_argument("--limit", type=int, default=0, help="replay so many, 0 for all")
-    parser.add_argument("--split", default="test", help="the split to replay")
-    parser.add_argument("--tiers", default=",".join(Drafting().tiers))
-    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
-
-
-VOCABULARIES: dict[str, Callable[[Path], Vocabulary]] = {
-    LLAMA_CPP: GgufVocabulary,
-    TRANSFORMERS: FolderVocabulary,
-}
-"""What reads a vocabulary, by the kind of its model."""
-
-
-def read_traces(path: Path, vocabulary: Vocabulary, template: str) -> list[Recording]:
-    """The recordings of a file, tokenized."""
-    try:
-        return [
-            Recording(
-                record["prompt"],
-                record.get("split", "train"),
-                [*vocabulary.bos, *vocabulary.encode(template.replace("{}", record["prompt"]))],
-                [*vocabulary.encode(record["output"]), vocabulary.eos],
-            )
-            for record in tqdm(read_lines(path), desc=path.name, leave=False)
-        ]
-    except (OSError, EOFError, lzma.LZMAError, *MISSHAPEN) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: Exception) -> SettingError:
-    """What is wrong with a file that holds no recordings."""
-    return SettingError(
-        f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON object "
-        'with "prompt", "output" and "split", or one that `python -m bench record` wrote.'
-    )
-
-
-def read_lines(path: Path) -> list[Record]:
-    """The JSON objects of a file, which may be compressed."""
-    opened = lzma.open if path.suffix == ".xz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def read_drawn(path: Path) -> Material | None:
-    """The recordings of `bench record`, with the statistics that come along for their model; None
-    where a file holds texts."""
-    try:
-        records = read_lines(path)
-        if not records or "answer" not in records[0]:
-            return None
-        found = [
-            Recording(
-                str(record["question"]),
-                str(record["split"]),
-                [int(token) for token in record["prompt"]],
-                [int(token) for token in record["answer"]],
-                Sampling.from_mapping(record["sampling"]),
-            )
-            for record in records
-        ]
-        if any(record["position"] != len(record["prompt"]) for record in records):
-            raise ValueError("an answer does not stand right behind its prompt")
-        table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
-        return Material(found, int(records[0]["vocabulary"]), table)
-    except (OSError, EOFError, lzma.LZMAError, SettingError, *MISSHAPEN) as error:
-        raise unreadable(path, error) from error
-
-
-def statistics_of(
-    recordings: Iterable[Recording], vocabulary: Vocabulary, folder: Path
-) -> StatisticsTable | None:
-    """A statistics file of answers, made and opened as in use."""
-    documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
-    if not documents:
-        return None
-    path = folder / "replay.statistics.db"
-    build(documents, path, "replay", vocabulary.size, "Recorded answers", BUDGET, fewest=1)
-    return StatisticsTable(path)
-
-
-def recorded(text: Sequence[int], at: int, tree: Tree) -> Callable[[int], int]:
-    """What the target said after each row of a tree whose first nodes stand at `at`."""
-    return lambda row: text[at + tree.depths[row]]
+def recorded_tokens(tree: Tree, remaining: Sequence[int]) -> list[int]:
+    """The tokens that one forward emits if the target's next tokens are the recorded ones."""
+    return tree.walk(lambda row: remaining[tree.depths[row]])[1]
 
 
 def replay(
@@ -262,45 +338,40 @@ def replay(
     drafting: Drafting,
     recording: Recording,
     vocabulary: int,
-    counts: Sequence[Count],
+    count: Count,
 ) -> None:
     """Replay one answer, step by step as the decode loop takes them."""
-    tokens, answer = list(recording.prompt), recording.answer
-    end = len(tokens) + len(answer)
-    text = [*tokens, *answer]
+    tokens, text = list(recording.prompt), recording.text
     for drafter in drafters:
         drafter.observe(tokens, len(tokens))
-    while len(tokens) < end:
-        at = len(tokens)
-        budget = Budget(drafting, end - at - 1, vocabulary)
+    while len(tokens) < len(text):
+        remaining = text[len(tokens) :]
+        budget = Budget(drafting, len(remaining) - 1, vocabulary)
         clock = perf_counter()
         tree, _ = draft(drafters, tokens, budget)
-        spent = perf_counter() - clock
-        _, emitted = tree.walk(recorded(text, at, tree))
+        count.seconds += perf_counter() - clock
+        emitted = recorded_tokens(tree, remaining)
         tokens += emitted
         clock = perf_counter()
         for drafter in drafters:
             drafter.observe(tokens, len(emitted))
-        spent += perf_counter() - clock
-        for count in counts:
-            count.tokens += len(emitted)
-            count.forwards += 1
-            count.drafted += len(tree)
-            count.expected += budget.expected
-            count.seconds += spent
+        count.seconds += perf_counter() - clock
+        count.tokens += len(emitted)
+        count.forwards += 1
+        count.drafted += len(tree)
+        count.expected += budget.expected
     for drafter in drafters:
-        drafter.finish(tokens, len(answer))
+        drafter.finish(tokens, len(recording.answer))
 
 
 def contestants(
     nodes: Sequence[int], tiers: Sequence[str], peers: bool, drawn: bool = False
 ) -> Iterator[tuple[str, str, Drafting]]:
-    """(title, method, drafting) of everything that is replayed; `drawn` with a noise that is
-    known."""
+    """(title, method, drafting) of all contestants; `drawn` adds those that know the noise."""
     if peers:
         for name in ("lookup", "hd-published"):
             yield METHODS[name].title, name, METHODS[name].drafting
-    for size in nodes if peers and suffix.installed() else ():
+    for size in nodes if peers and suffix_installed() else ():
         fixed = Drafting(nodes=size, budget="fixed")
         yield f"Suffix decoding, {size}", SUFFIX, fixed
         yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
@@ -312,36 +383,29 @@ def contestants(
 
 
 def measure(
-    recordings: Sequence[Recording],
-    table: NgramTable | None,
-    vocabulary: int,
-    split: str,
-    limit: int,
-    entries: Iterable[tuple[str, str, Drafting]],
-    others: Sequence[Recording] = (),
-) -> dict[str, Result]:
-    """Every contestant over the recordings of the split, with databases of its own."""
-    train = [r for r in recordings if r.split == "train" and split != "train"]
-    test = [r for r in recordings if r.split == split][: limit or None]
-    results: dict[str, Result] = {}
+    material: Material, split: str, limit: int, entries: Iterable[tuple[str, str, Drafting]]
+) -> dict[str, Count]:
+    """Replay the recordings of the split with every contestant, each on databases of its own."""
+    train = [r for r in material.recordings if r.split == "train" != split]
+    test = [r for r in material.recordings if r.split == split][: limit or None]
+    results: dict[str, Count] = {}
     for title, name, drafting in entries:
-        known = [*others, *train] if name == SUFFIX_ALL else train
-        drafters = suffix_drafters(known) if name in SUFFIXES else our_drafters(table, train, name)
-        result = results[title] = Result()
-        for number, recording in enumerate(tqdm(test, desc=title, leave=False)):
-            counts = [result.all, result.first] if number < FIRST else [result.all]
-            replay(drafters(drafting, recording), drafting, recording, vocabulary, counts)
+        known = [*material.others, *train] if name == SUFFIX_ALL else train
+        make = suffix_drafters(known) if name in SUFFIXES else our_drafters(material, train, name)
+        count = results[title] = Count()
+        for recording in tqdm(test, desc=title, leave=False):
+            drafters = make(drafting, recording)
+            replay(drafters, drafting, recording, material.vocabulary, count)
     return results
 
 
 def our_drafters(
-    table: NgramTable | None, train: Sequence[Recording], name: str
+    material: Material, train: Sequence[Recording], name: str
 ) -> Callable[[Drafting, Recording], list[Drafter]]:
-    """One of our methods: a new conversation at every call, past answers in the model tier."""
     name, blind = ("hd", True) if name == BLIND else (name, False)
-    databases = Databases(statistics=table)
+    databases = Databases(statistics=material.table)
     for recording in train:
-        databases.learned.finish([*recording.prompt, *recording.answer], len(recording.answer))
+        databases.learned.finish(recording.text, len(recording.answer))
     method_named(name).drafters(databases)  # what all conversations share is made here, once
 
     def drafters(drafting: Drafting, recording: Recording) -> list[Drafter]:
@@ -355,83 +419,65 @@ def our_drafters(
 def suffix_drafters(
     train: Sequence[Recording],
 ) -> Callable[[Drafting, Recording], list[Drafter]]:
-    """Suffix decoding whose cache holds past answers."""
-    drafter = suffix.SuffixDrafter()
+    drafter = SuffixDrafter()
     for recording in train:
         drafter.observe(recording.prompt, len(recording.prompt))
-        tokens = [*recording.prompt, *recording.answer]
-        drafter.observe(tokens, len(recording.answer))
-        drafter.finish(tokens, len(recording.answer))
+        drafter.observe(recording.text, len(recording.answer))
+        drafter.finish(recording.text, len(recording.answer))
     return lambda drafting, recording: [drafter]
 
 
-def run(options: argparse.Namespace) -> None:
-    """Replay and print."""
-    if options.limit < 0 or min(options.nodes, default=0) < 0:
-        raise SettingError("Give no negative limit and no negative number of nodes.")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        material = read(options, Path(folder))
-        if material.table is not None:
-            stack.callback(material.table.close)
-        recordings, split = material.recordings, options.split
-        replayed = {recording.question for recording in recordings if recording.split == split}
-        if not replayed:
-            raise SettingError(
-                f"Nothing to replay: no line of {str(options.traces)!r} has the split {split!r}. "
-                "Name another with --split."
-            )
-        tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
-        drawn = any(recording.sampling is not None for recording in recordings)
-        entries = contestants(options.nodes, tiers, options.peers, drawn)
-        size, others = material.vocabulary, material.others
-        results = measure(recordings, material.table, size, split, options.limit, entries, others)
-    report(options, results, len(replayed), len(others))
+# suffix decoding
 
 
-def read(options: argparse.Namespace, folder: Path) -> Material:
-    """What there is to replay: recordings of tokens bring all they need, texts are tokenized.
+PACKAGE = "arctic_inference"
+DEPTH = 64
+FACTOR = 16.0
+"""Nodes per matched token, at most. The package's own default of 1 drafts less and accepts less."""
 
-    Statistics of texts are made in `folder`.
+
+def suffix_installed() -> bool:
+    return find_spec(PACKAGE) is not None
+
+
+class SuffixDrafter:
+    """Suffix decoding as a drafter, by arctic-inference's cache (arXiv 2411.04975).
+
+    This is the most similar peer: suffix trees over the prompt and over past answers, in which the
+    longest match proposes a tree that grows by counted frequencies. The package is not required by
+    the project: `pip install --no-deps arctic-inference` compiles it in a few minutes.
     """
-    drawn = read_drawn(options.traces)
-    if drawn is not None:
-        return drawn
-    if options.vocabulary is None:
-        raise SettingError(
-            f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what tokens "
-            "they are made of."
-        )
-    vocabulary = VOCABULARIES[kind_of(str(options.vocabulary))](options.vocabulary)
-    recordings = read_traces(options.traces, vocabulary, options.template)
-    replayed = {r.question for r in recordings if r.split == options.split}
-    others = [
-        recording
-        for path in options.statistics
-        for recording in read_traces(path, vocabulary, options.template)
-        if recording.question not in replayed
-    ]
-    table = statistics_of(others, vocabulary, folder)
-    return Material(recordings, vocabulary.size, table, others)
 
+    name = "suffix"
 
-def report(
-    options: argparse.Namespace, results: dict[str, Result], replayed: int, others: int
-) -> None:
-    """Print the table and the JSON line."""
-    count = min(replayed, options.limit or replayed)
-    source = f"; statistics from {others} answers of other models to other prompts"
-    print(
-        f"{options.traces.name}, split {options.split}: {count} answers{source if others else ''}"
-    )
-    heads = ("nodes", f"first {FIRST}", f"all {count}", "expected", "draft ms")
-    print(f"\n{'drafter':44}" + "".join(f"{head:>11}" for head in heads))
-    figures: Record = {}
-    for title, result in results.items():
-        first, all_ = result.first.figures(), result.all.figures()
-        figures[title] = {"first": first, "all": all_}
-        print(
-            f"{title:44}{all_['nodes']:11.1f}{first['tokens_per_forward']:11.3f}"
-            f"{all_['tokens_per_forward']:11.3f}{all_['expected']:11.3f}{all_['draft_ms']:11.3f}"
+    def __init__(self) -> None:
+        module: Any = import_module(f"{PACKAGE}.suffix_decoding")
+        self.cache = module.SuffixDecodingCache(max_tree_depth=DEPTH)
+        self.requests = 0
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        if new == len(tokens):
+            self.requests += 1
+            self.cache.start_request(self.requests, list(tokens))
+        else:
+            self.cache.add_active_response(self.requests, list(tokens[len(tokens) - new :]))
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        self.cache.stop_request(self.requests)
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Add the cache's proposal for the last tokens to the tree."""
+        draft = self.cache.speculate(
+            self.requests,
+            list(tokens[-DEPTH:]),
+            max_spec_tokens=budget.nodes,
+            max_spec_factor=FACTOR,
+            min_token_prob=0.0,
+            use_tree_spec=True,
         )
-    summary = {"bench": "replay", "traces": options.traces.name, "split": options.split}
-    print(json.dumps(summary | {"answers": count, "methods": figures}))
+        rows: list[int] = []
+        for token, parent in zip(draft.token_ids, draft.parents, strict=True):
+            above = rows[parent] if parent >= 0 else 0
+            deep = above < 0 or tree.depths[above] >= budget.depth
+            rows.append(-1 if deep else tree.add(above, token, self.name))
+        return {}

@@ -1,10 +1,10 @@
-"""The decoders of the transformers library: `generate()` with our settings, on the same model, and
-with the library's attention.
+"""The decoders of the transformers library: `generate()` on the same model, with our settings and
+the library's attention.
 
-Above temperature 0 the library takes the likeliest token of what our sampler makes of the logits,
-so that it says the same text as plain decoding, and as much of it. Prompt lookup and assisted
-generation then keep a draft that equals that token. An assistant draws with the same noise, as the
-draft models of our stacks do.
+Above temperature 0 the library takes the token of highest score, and our sampler sets the scores,
+so the text equals that of plain decoding, and has the same length. Prompt lookup and assisted
+generation keep a draft that equals that token. An assistant draws with the same noise, as the draft
+models of our stacks do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from bench.peer import ASSISTED, PROMPT_LOOKUP, Reply, chosen_first, paced
+from bench.measure import ASSISTED, PROMPT_LOOKUP, Reply, chosen_first, paced
 from engine.backends.base import Backend
 from engine.backends.folded_attention import unfold, unfolded
 from engine.backends.transformers import TransformersBackend
@@ -53,8 +53,7 @@ def load_assistant(source: str, target: TransformersBackend) -> TransformersBack
 
 
 class GeneratePeer:
-    """A way to call `generate()`: `settings` are its arguments beside the sampler's, of many
-    types."""
+    """A way to call `generate()`, with `settings` in addition to those of the sampler."""
 
     def __init__(
         self, name: str, backend: TransformersBackend, settings: Mapping[str, Any]
@@ -62,7 +61,7 @@ class GeneratePeer:
         self.name, self.backend, self.settings = name, backend, settings
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
-        """One call, with the same settings as ours; what else the model's makers set is undone."""
+        """One call with the same settings as ours; other defaults of the model are undone."""
         sampling, model = generation.sampling, self.backend.model
         settings: dict[str, Any] = {
             "do_sample": False,
@@ -89,11 +88,11 @@ class GeneratePeer:
 
 
 class Keyed(LogitsProcessor):
-    """Our sampler for one answer: the highest score is that of the token which we would choose.
+    """Our sampler for one answer: the token that we would choose gets the highest score.
 
-    The library asks for every drafted place. Ours chooses only as far as the drafts are right, so
-    behind a wrong one nothing is computed here either. Nor is it for the logits that are all alike,
-    with which prompt lookup asks which tokens are forbidden: none is.
+    The library asks for every drafted position. Our own loop chooses only until the first wrong
+    draft, so nothing is computed after one here either. Nothing is computed for logits that are all
+    equal, by which prompt lookup asks which tokens are forbidden (none are).
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -101,7 +100,7 @@ class Keyed(LogitsProcessor):
         self.chosen: dict[int, int | None] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores of the place behind `input_ids`, shape (1, tokens); scores: (1, vocabulary)."""
+        """Scores of the place after `input_ids`, shape (1, tokens); scores: (1, vocabulary)."""
         position, row = input_ids.shape[1], scores[0].cpu().numpy()
         if row[0] == row[-1] and row.min() == row.max():
             return scores
@@ -130,11 +129,9 @@ class Arrivals:
 
     @property
     def forwards(self) -> int:
-        """The target's forwards, the one that read the prompt included."""
         return len(self.times) - 1
 
     @property
     def decode_seconds(self) -> float:
-        """The time of all tokens at the pace of those behind the first forward."""
-        asked, first, last = self.times[0], self.times[1], self.times[-1]
-        return paced(last - asked, last - first, sum(self.sizes[1:]), self.sizes[1])
+        begun, first, last = self.times[0], self.times[1], self.times[-1]
+        return paced(last - begun, last - first, sum(self.sizes[1:]), self.sizes[1])

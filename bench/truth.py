@@ -1,165 +1,342 @@
-"""Whether what the page says is true: the live speedup and *Prove it* against *Compare*.
+"""Whether the speedups that the page shows are true: `truth` and `live`.
 
-Every prompt is asked as a new user would: by an owner of whom nothing is known, in a new
-conversation, through the app's own session and an engine process. The live speedup is the one that
-the panel shows when the answer is over. Then the answer is proved, and the same prompt is compared
-with the same seed. Some prompts are answered at a temperature at which hardly a draft is accepted:
-there the truth is 1.
+`truth` asks through the app, as a user does; `live` asks the engine alone. In both, some prompts
+are answered at a temperature at which hardly a draft is accepted: there the true speedup is 1.
 """
 
 import argparse
 import tempfile
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+
+from tqdm import tqdm
 
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
-from assets import ASSETS
-from bench.options import (
-    SHORT,
+from bench.harness import (
+    Add,
+    Benchmark,
+    Measurement,
     Record,
-    add_model_arguments,
-    add_prompt_arguments,
-    add_sampling_arguments,
-    add_save_argument,
-    check_save,
+    Setup,
+    cell,
+    draft_options,
     generation_of,
-    print_record,
+    has_drafts,
+    headline,
+    model_options,
+    prompt_options,
+    questions_of,
     runtime_of,
+    sampling_options,
+    show_rows,
+    source_of,
+    table,
 )
-from bench.prompts import questions_of
+from bench.measure import timed_run
+from bench.page import loaded
 from engine.compare import live
-from engine.local import Local
+from engine.drafting.costs import CostCurve, measure_costs
+from engine.drafting.databases import Databases
+from engine.errors import SettingError
+from engine.hsd.family import Family
+from engine.methods import METHODS, Method, method_named
 from engine.metrics import summarise
-from engine.remote import Remote
 from engine.settings import Generation
-from storage.database import Database
-from storage.statistics import open_table
+from engine.types import Run
+from storage.statistics import StatisticsTable
 
-HOPELESS = 2.0
-"""A temperature at which drafts are hardly ever right."""
+HOT = 2.0
+"""A temperature at which hardly a draft is accepted."""
 NEAR, ONE = 0.10, 0.05
-"""How far a live speedup may be from the measured one; and from 1 where nothing is accepted."""
+"""How far a live speedup may be from the measured one; and from 1 if nothing is accepted."""
+SPREAD = 0.10
+"""How far the proofs of an answer may be apart, as a share of the least."""
+TRUTH_COLUMNS = {
+    "category": "{name}",
+    "tokens": "{tokens}",
+    "tok/fwd": "{tokens_per_forward:.2f}",
+    "live": "{live:.2f}",
+    "proof": "{proof:.2f}",
+    "compare": "{compare:.2f}",
+    "live off": "{live_off:s}",
+    "proof off": "{proof_off:s}",
+    "same text": "{same}",
+}
+LIVE_COLUMNS = {
+    "prompt": "{category}",
+    "tokens": "{tokens}",
+    "tok/step": "{tokens_per_forward:.2f}",
+    "plain steps": "{plain_steps}",
+    "live": "{live:.2f}x",
+    "measured": "{measured:.2f}x",
+    "off by": "{off:.1%}",
+}
+"""The headings of the tables, and the format of each cell."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench truth`."""
-    add_model_arguments(parser)
-    add_prompt_arguments(parser)
-    add_sampling_arguments(parser)
-    add = parser.add_argument
-    add("--hopeless", type=int, default=3, help=f"prompts answered at temperature {HOPELESS:g}")
-    add("--repeats", type=int, default=3, help="pairs of a comparison")
-    add("--method", default="hd")
-    add_save_argument(parser)
+class Truth(Measurement):
+    """Whether what the page says is true: the live speedup and *Prove it* against *Compare*.
 
+    Every prompt is sent as by a new user: by an owner without past answers, in a new
+    conversation, through the app's own session and an engine process. The live speedup is what the
+    panel shows when the answer is complete. Then the answer is proved, and the same prompt is
+    compared with the same seed.
 
-def run(options: argparse.Namespace) -> None:
-    """Measure, print, save."""
-    check_save(options.save)
-    questions, generation = questions_of(options), generation_of(options)
-    source = str(SHORT.get(options.model, options.model))
-    engine = Remote(partial(Local, partial(open_table, (ASSETS / "statistics",))))
-    rows = []
-    try:
-        with tempfile.TemporaryDirectory() as folder, Database(Path(folder, "strata.db")) as db:
-            session = Session(engine, db)
-            for _ in session.models.start(source, runtime_of(options)):
-                pass
+    With `--proofs` every answer is proved several times, in rounds over all answers, so that the
+    proofs of an answer are minutes apart. Their ratios should agree, and none may be above 1 if no
+    draft was accepted. `--repeats 0` skips the comparisons.
+    """
+
+    groups = (model_options, prompt_options, sampling_options)
+
+    def add_options(self, add: Add) -> None:
+        add("--hopeless", type=int, default=3, help=f"prompts answered at temperature {HOT:g}")
+        add("--repeats", type=int, default=3, help="pairs of a comparison; 0 for none")
+        add("--proofs", type=int, default=1, help="proofs of each answer")
+        add("--method", default="hd")
+
+    def check(self, options: argparse.Namespace) -> None:
+        if options.proofs < 1 or options.repeats < 0:
+            raise SettingError("Give at least one proof, and no negative number of repeats.")
+
+    def record(self, options: argparse.Namespace) -> Record:
+        questions, generation = questions_of(options), generation_of(options)
+        source = source_of(options.model)
+        rows = []
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            loaded(Path(folder, "strata.db"), source, runtime_of(options)) as session,
+        ):
             for number, (category, text) in enumerate(questions):
                 hopeless = number >= len(questions) - options.hopeless
-                asked = heated(generation) if hopeless else generation
-                preferences = Preferences(asked, options.method, fresh_seed=False)
-                row = measured(session, f"owner {number}", text, preferences, options.repeats)
+                chosen = heated(generation, options.min_p) if hopeless else generation
+                preferences = Preferences(chosen, options.method, fresh_seed=False)
+                row = measured(session, owner_of(number), text, preferences, options.repeats)
                 rows.append({"category": category, "hopeless": hopeless, **row})
-                show_row(rows[-1], number)
-    finally:
-        engine.close()
-    record = {"model": Path(source).name, "rows": rows, **summary(rows)}
-    show(record)
-    print_record(record, options.save)
+                print(f"{number + 1} of {len(questions)}: {category}", flush=True)
+            for _ in range(options.proofs - 1):
+                for number, row in enumerate(rows):
+                    row["proofs"].append(proved(session, owner_of(number), row["conversation"]))
+        return {"bench": "truth", "model": Path(source).name, "rows": rows, **summary(rows)}
+
+    def show(self, record: Record) -> None:
+        print()
+        rows = [
+            row
+            | {"name": row["category"][:15], "same": "yes" if row["identical"] else "NO"}
+            | {name: percent(record[name][at]) for name in ("live_off", "proof_off")}
+            for at, row in enumerate(record["rows"])
+        ]
+        show_rows(rows, TRUTH_COLUMNS, left=(0, 8))
+        for name in ("live", "proof"):
+            found = [abs(value) for value in record[f"{name}_off"] if value is not None]
+            if found:
+                within = sum(value <= NEAR for value in found)
+                print(
+                    f"\n{name}: {within} of {len(found)} within {100 * NEAR:.0f} % of Compare, "
+                    f"median {100 * median(found):.1f} %, worst {100 * max(found):.1f} %"
+                )
+        if len(rows[0]["proofs"]) > 1:
+            show_proofs(record)
+        alone = [row for row in record["rows"] if row["tokens_per_forward"] < 1.005]
+        ones = [row["live"] for row in alone if row["live"] is not None]
+        near = sum(abs(value - 1) <= ONE for value in ones)
+        print(f"1.00 tokens per forward: {near} of {len(ones)} live speedups within 1.0 +- {ONE:g}")
 
 
-def heated(generation: Generation) -> Generation:
-    """The same at a temperature at which drafts are hardly ever right."""
-    return replace(generation, sampling=replace(generation.sampling, temperature=HOPELESS))
+def heated(generation: Generation, min_p: float) -> Generation:
+    sampling = replace(generation.sampling, temperature=HOT, min_p=min_p)
+    return replace(generation, sampling=sampling)
+
+
+def owner_of(number: int) -> str:
+    return f"owner {number}"
 
 
 def measured(
     session: Session, owner: str, text: str, preferences: Preferences, repeats: int
 ) -> Record:
-    """One prompt: what the panel shows, what a proof says, what a comparison says."""
     conversation = session.chat.say(owner, None, text)
     *_, last = session.answering.answer(owner, conversation, preferences)
     shown = summarise(session.history.last[owner, conversation].run)
-    *_, proof = session.proofs.prove(owner, conversation)
-    *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
-    assert isinstance(proof, Proof) and isinstance(progress, Progress)
-    identical = proof.verdict is not None and proof.verdict.identical
+    proof = proved(session, owner, conversation)
+    compared = None
+    if repeats:
+        *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
+        assert isinstance(progress, Progress)
+        compared = progress.speedup.whole
     return {
+        "conversation": conversation,
         "tokens": shown.tokens,
+        "kept": shown.kept,
         "tokens_per_forward": shown.mean_acceptance_length,
         "live": live(shown).whole,
-        "proof": proof.speedup.whole,
-        "compare": progress.speedup.whole,
-        "identical": identical,
+        "proof": proof["told"],
+        "compare": compared,
+        "compared": bool(repeats),
+        "identical": proof["identical"],
+        "proofs": [proof],
+    }
+
+
+def proved(session: Session, owner: str, conversation: str) -> Record:
+    """One proof: the speedup it shows, its range, the ratio it is based on, the number of pairs."""
+    *_, proof = session.proofs.prove(owner, conversation)
+    assert isinstance(proof, Proof) and proof.verdict is not None and proof.reruns is not None
+    found = proof.reruns
+    return {
+        "identical": proof.verdict.identical,
+        "told": found.speedup.whole,
+        "range": found.range,
+        "ratio": found.plain_seconds / found.seconds,
+        "pairs": found.pairs,
     }
 
 
 def summary(rows: list[Record]) -> Record:
-    """How far the live figures and the proofs are from the comparisons."""
+    """The differences from Compare; the spread of an answer's proofs is a share of the least."""
+    ratios = [[proof["ratio"] for proof in row["proofs"]] for row in rows]
     return {
-        "live_off": [off(row["live"], row["compare"]) for row in rows],
-        "proof_off": [off(row["proof"], row["compare"]) for row in rows],
+        "live_off": [off(row["live"], row) for row in rows],
+        "proof_off": [off(row["proof"], row) for row in rows],
+        "proof_spread": [max(found) / min(found) - 1 for found in ratios],
+        "proofs_above_one": sum(
+            (proof["told"] or 0.0) > 1 for row in rows if not row["kept"] for proof in row["proofs"]
+        ),
     }
 
 
-def off(said: float | None, true: float | None) -> float | None:
-    """How far a figure is from the measured one, as a share of it. A comparison in which nothing
-    was accepted and that is not told counts as 1."""
-    return None if said is None else said / (true or 1.0) - 1.0
+def off(figure: float | None, row: Record) -> float | None:
+    """The relative difference of a figure from Compare's, None if one of them is missing.
+
+    A comparison that shows no speedup, because no draft was accepted, counts as 1.
+    """
+    if figure is None or not row["compared"]:
+        return None
+    return float(figure / (row["compare"] or 1.0) - 1.0)
 
 
-def show_row(row: Record, number: int) -> None:
-    """Print one prompt."""
-    if number == 0:
-        print(
-            f"{'category':16}{'tokens':>7}{'tok/fwd':>9}{'live':>7}{'proof':>7}{'compare':>9}"
-            f"{'live off':>10}{'proof off':>11}  same text"
+def percent(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:+.0f} %"
+
+
+def show_proofs(record: Record) -> None:
+    rows, spreads = record["rows"], record["proof_spread"]
+    cells = (
+        (
+            *(row["category"][:15], str(row["tokens"]), str(row["kept"]), f"{100 * apart:.1f} %"),
+            ", ".join(f"{cell('{told:.2f}', proof)} ({proof['pairs']})" for proof in row["proofs"]),
         )
-    away = [off(row[name], row["compare"]) for name in ("live", "proof")]
+        for row, apart in zip(rows, spreads, strict=True)
+    )
+    print()
+    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells, left=(0, 4))
+    within = sum(value <= SPREAD for value in spreads)
     print(
-        f"{row['category'][:15]:16}{row['tokens']:7}{row['tokens_per_forward']:9.2f}"
-        f"{told(row['live']):>7}{told(row['proof']):>7}{told(row['compare']):>9}"
-        f"{share(away[0]):>10}{share(away[1]):>11}  {'yes' if row['identical'] else 'NO'}",
-        flush=True,
+        f"proofs of an answer: {within} of {len(rows)} within {100 * SPREAD:.0f} % of each other, "
+        f"worst {100 * max(spreads):.1f} %; {record['proofs_above_one']} above 1 without an "
+        "accepted draft"
     )
 
 
-def told(ratio: float | None) -> str:
-    """A speedup, and a dash where there is none to tell."""
-    return "-" if ratio is None else f"{ratio:.2f}"
+class Live(Benchmark):
+    """The live speedup held against the measured one.
 
+    The live speedup of a drafted run is the time that plain decoding would have taken at that load
+    (engine/drafting/controller.py), over the time that the run took, prompt and learning included.
+    The measured one comes from pairs of a plain and a drafted run of the same prompt, in swapped
+    order (engine/compare.py). The drafted runs start from what was known before the live one.
+    """
 
-def share(value: float | None) -> str:
-    """A difference in per cent."""
-    return "-" if value is None else f"{100 * value:+.0f} %"
+    groups = (*Benchmark.groups, draft_options)
+    defaults = {"limit": 10, "repeats": 3}
 
+    def add_options(self, add: Add) -> None:
+        add("--method", default="hd", help="the method that drafts")
+        add("--hot", type=int, default=3, help=f"prompts answered at T={HOT:g}, last")
 
-def show(record: Record) -> None:
-    """Print the outcome."""
-    for name, bar in (("live", NEAR), ("proof", NEAR)):
-        found = [abs(value) for value in record[f"{name}_off"] if value is not None]
-        if found:
-            within = sum(value <= bar for value in found)
-            print(
-                f"\n{name}: {within} of {len(found)} within {100 * bar:.0f} % of Compare, median "
-                f"{100 * median(found):.1f} %, worst {100 * max(found):.1f} %"
+    def check(self, options: argparse.Namespace) -> None:
+        super().check(options)
+        if options.hot < 0:
+            raise SettingError("Give no negative number of hot prompts.")
+        method_named(options.method)
+
+    def measure(self, setup: Setup) -> Record:
+        options, backend, generation = setup.options, setup.backend, setup.generation
+        if not backend.info.can_tree:
+            raise SettingError(
+                f"{backend.info.name} decodes plainly. Choose a model that can draft."
             )
-    alone = [row for row in record["rows"] if row["tokens_per_forward"] < 1.005]
-    ones = [row["live"] for row in alone if row["live"] is not None]
-    near = sum(abs(value - 1) <= ONE for value in ones)
-    print(f"1.00 tokens per forward: {near} of {len(ones)} live speedups within 1.0 +- {ONE:g}\n")
+        method = method_named(options.method)
+        databases = setup.databases({method.name: method})[method.name]
+        family = setup.family() if has_drafts(method) else None
+        runs = Runs(setup, method, databases, measure_costs(backend), family)
+        hot = heated(generation, min_p=0.0)
+        rows = []
+        prompts = tqdm(setup.prompts, desc="Prompts", leave=False)
+        for number, (category, prompt) in enumerate(prompts):
+            last = number >= len(setup.prompts) - options.hot
+            rows.append({"category": category} | runs.row(prompt, hot if last else generation))
+        return {"method": method.name, "rows": rows}
+
+    def show(self, record: Record) -> None:
+        print(
+            f"{headline(record)}\n{record['method']}, up to {record['max_new_tokens']} tokens, "
+            f"T={record['temperature']:g}, the last {record['hot']} prompts T={HOT:g}\n"
+        )
+        off = [row["live"] / row["measured"] - 1 for row in record["rows"]]
+        found = zip(record["rows"], off, strict=True)
+        show_rows((row | {"off": difference} for row, difference in found), LIVE_COLUMNS)
+        away = [abs(difference) for difference in off]
+        print(f"\noff by {median(away):.1%} in the median, by {max(away):.1%} at most")
+
+
+@dataclass
+class Runs:
+    """Plain and drafted runs of prompts, each from an empty cache; only live runs are learned."""
+
+    setup: Setup
+    method: Method
+    databases: Databases
+    curve: CostCurve
+    family: Family | None
+
+    def row(self, prompt: list[int], generation: Generation) -> Record:
+        before, known = self.curve.copy(), self.databases.for_measuring()
+        own = self.databases.for_measuring()
+        first = self.answer(prompt, generation, own, self.curve)
+        ratios = []
+        for repeat in range(self.setup.options.repeats):
+            seconds: dict[bool, float] = {}
+            for plain in (True, False) if repeat % 2 else (False, True):
+                start = (Databases(), None) if plain else (known.for_measuring(), before.copy())
+                seconds[plain] = summarise(self.answer(prompt, generation, *start)).seconds
+            ratios.append(seconds[True] / seconds[False])
+        self.databases.calibration = own.calibration
+        answer, figures = [token.id for token in first.tokens], summarise(first)
+        plain_seconds = sum(step.plain_seconds or 0.0 for step in first.steps)
+        plain_seconds += figures.plain_prefill_seconds or figures.prefill_seconds
+        self.databases.learned.finish([*prompt, *answer], len(answer))
+        return {
+            "tokens": len(answer),
+            "tokens_per_forward": len(answer) / len(first.steps),
+            "plain_steps": sum(not step.proposed for step in first.steps),
+            "live": plain_seconds / figures.seconds,
+            "measured": median(ratios),
+        }
+
+    def answer(
+        self,
+        prompt: list[int],
+        generation: Generation,
+        databases: Databases,
+        curve: CostCurve | None,
+    ) -> Run:
+        """One answer, plain without a curve; it finds no look-ups that another run cached."""
+        if isinstance(self.databases.statistics, StatisticsTable):
+            self.databases.statistics.forget_look_ups()
+        method, backend = self.method if curve else METHODS["plain"], self.setup.backend
+        return timed_run(backend, method, databases, prompt, generation, curve, self.family)[0]

@@ -1,9 +1,9 @@
-"""vLLM alone, with its own n-gram drafts, and with this project's: tokens per second, same tokens.
+"""What drafting brings to vLLM's servers: vLLM alone, with its own n-gram drafts, and with ours.
 
-Run with the Python of vLLM's environment. Each case is a server of its own, in a process of its
-own, so that none finds what another one has learned. All questions are asked at once; the batch is
-how many answers are under way together. Last, the model is split over two ranks, where that is
-wanted. Every case must say the same tokens at temperature 0. What is wanted is in WANTED.
+Run this with the Python of vLLM's environment. Each case is a server in a process of its own, so
+that none finds what another one has learned. All questions are asked at once; the batch is the
+number of concurrent answers. Finally the model is split over several ranks, if `--ranks` asks for
+it. All cases must emit the same tokens at temperature 0.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -29,83 +29,119 @@ from app.vllm.serve import (
     parse,
     root,
 )
-from bench.options import EMBEDDED, PROMPTS, Record, add_save_argument, check_save, print_record
-from bench.prompts import read_prompts
-from engine.errors import ModelError, SettingError
+from bench.harness import (
+    EMBEDDED,
+    PROMPTS,
+    Add,
+    Bar,
+    Measurement,
+    Record,
+    at_least,
+    cut_text,
+    now,
+    read_prompts,
+    show_bars,
+    show_rows,
+)
+from engine.errors import ModelError
 
 PLAIN, NGRAM, OURS = "plain", "ngram", "strata"
 METHODS = (PLAIN, NGRAM, OURS)
-BATCHES = (1, 4, 16)
+BATCHES, SPLIT = (1, 4, 16), 4
+"""The numbers of concurrent answers, and their number in the cases on several ranks."""
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Of vLLM's n-gram method, as its documentation sets it."""
-WANTED = 1.5
-"""Times plain at batch 1; everywhere at least LEAST, and what vLLM's own method has."""
-LEAST = 0.97
-SPLIT = 4
-"""The batch of the cases on several ranks."""
-SAYS = {True: "the same", False: "OTHERS"}
+BARS = (
+    Bar("other_tokens", "cases with other tokens", 0, shown="{:.0f}"),
+    Bar("alone", "times plain at batch 1", 1.5, least=True),
+    Bar("over_ngram", "least of all batches, over its own n-gram method", 1, least=True),
+    Bar("least", "least of all batches, over plain", 0.97, least=True),
+)
 CONTEXT = 1024
 MARK = "bench vllm: "
-"""Begins the line in which a case says what it found."""
+"""Begins the line in which a case reports its result."""
 WARM = "Say hello to me, and tell me about your day in three short sentences."
+QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+COLUMNS = {
+    "drafts": "{method}",
+    "batch": "{batch}",
+    "ranks": "{ranks}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "ratio": "{ratio:.2f}",
+    "same tokens": "{same}",
+}
+
+Case = tuple[str, int, int]
+"""Method, batch and ranks."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `bench vllm`."""
-    add = parser.add_argument
-    add("--model", default=str(EMBEDDED), help="a folder or a hub id")
-    add("--dtype", default="float32")
-    add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns'")
-    add("--limit", type=int, default=0, help="questions in all, 0 for every one")
-    add("--max-new-tokens", type=int, default=96)
-    add("--draft-tokens", type=int, default=TOKENS)
-    add("--rows", type=float, help="as in `strata vllm`")
-    add("--repeats", type=int, default=1)
-    add("--ranks", type=int, default=2, help="of the last two cases; 1 leaves them out")
-    add_save_argument(parser)
+class Servers(Measurement):
+    """vLLM alone, with its own n-gram drafts, and with ours: tokens per second, same tokens."""
+
+    def add_options(self, add: Add) -> None:
+        positive = at_least(1)
+        add("--model", default=str(EMBEDDED), help="a folder or a hub id")
+        add("--dtype", default="float32")
+        add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns'")
+        add("--limit", type=at_least(0), default=0, help="questions in all, 0 for every one")
+        add("--max-new-tokens", type=positive, default=96)
+        add("--draft-tokens", type=positive, default=TOKENS)
+        add("--rows", type=float, help="as in `strata vllm`")
+        add("--repeats", type=positive, default=1)
+        add("--ranks", type=positive, default=2, help="of the last two cases; 1 leaves them out")
+
+    def record(self, options: argparse.Namespace) -> Record:
+        build = installed()
+        words = [options.model, "--draft-tokens", str(options.draft_tokens)]
+        command = parse([*words, *(("--rows", str(options.rows)) if options.rows else ())])
+        task = {
+            "model": options.model,
+            "dtype": options.dtype,
+            "questions": [text for _, text in read_prompts(Path(options.prompts), options.limit)],
+            "tokens": options.max_new_tokens,
+            "draft_tokens": options.draft_tokens,
+            # A case must not find what an earlier case has learned.
+            "attached": attached_of(command, build).values() | {"folder": ""},
+        }
+        cases = [(method, batch, 1) for batch in BATCHES for method in METHODS] * options.repeats
+        if options.ranks > 1:
+            cases += [(method, SPLIT, options.ranks) for method in (PLAIN, OURS)]
+        found: dict[Case, list[Record]] = {}
+        for case in cases:
+            found.setdefault(case, []).append(answered(task, case))
+        rows = rows_of(found)
+        return {
+            "bench": "vllm",
+            "date": now(),
+            "model": Path(options.model).name,
+            "dtype": options.dtype,
+            "build": f"{build} {version(build)}",
+            "torch": version("torch"),
+            "questions": len(task["questions"]),
+            "tokens": sum(map(len, found[cases[0]][0]["answers"])),
+            "draft_tokens": options.draft_tokens,
+            "repeats": options.repeats,
+            "cases": rows,
+            "bars": bars(rows),
+        }
+
+    def show(self, record: Record) -> None:
+        print(
+            f"{record['model']}, {record['dtype']}, {record['build']}, {record['questions']} "
+            f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
+        )
+        show_rows(record["cases"], COLUMNS, left=(0, 5))
+        print()
+        show_bars(BARS, record["bars"])
 
 
-def run(options: argparse.Namespace) -> None:
-    """Measure, print, save."""
-    check_save(options.save)
-    if min(options.repeats, options.draft_tokens, options.ranks) < 1:
-        raise SettingError("Give at least one repeat, one draft token and one rank.")
-    build = installed()
-    questions = [text for _, text in read_prompts(Path(options.prompts), options.limit)]
-    words = [options.model, "--draft-tokens", str(options.draft_tokens)]
-    asked = parse([*words, *(("--rows", str(options.rows)) if options.rows else ())])
-    said = {
-        "model": options.model,
-        "dtype": options.dtype,
-        "questions": questions,
-        "tokens": options.max_new_tokens,
-        "draft_tokens": options.draft_tokens,
-        # What is learned in one case must not be there in the next one.
-        "attached": attached_of(asked, build).values() | {"folder": ""},
-    }
-    found: dict[str, list[Record]] = {}
-    for _ in range(options.repeats):
-        for batch in BATCHES:
-            for method in METHODS:
-                case = case_of(said, method, batch, 1)
-                found.setdefault(f"{method} {batch}", []).append(case)
-    split = {}
-    if options.ranks > 1:
-        for method in (PLAIN, OURS):
-            split[method] = case_of(said, method, SPLIT, options.ranks)
-    record = record_of(options, build, found, split)
-    show(record)
-    print_record(record, options.save)
-
-
-def case_of(said: Record, method: str, batch: int, ranks: int) -> Record:
-    """What one case found, in a process of its own."""
-    asked = parse([said["model"], "--tensor-parallel", str(ranks)])
-    environment = environment_of(asked, installed(), os.environ)
-    case = said | {"method": method, "batch": batch, "ranks": ranks}
+def answered(task: Record, case: Case) -> Record:
+    method, batch, ranks = case
+    command = parse([task["model"], "--tensor-parallel", str(ranks)])
+    environment = environment_of(command, installed(), os.environ)
     done = subprocess.run(
         [sys.executable, "-m", "bench.vllm"],
-        input=json.dumps(case),
+        input=json.dumps(task | {"method": method, "batch": batch, "ranks": ranks}),
         cwd=root(),
         env={**QUIET, **environment},
         stdout=subprocess.PIPE,
@@ -120,11 +156,37 @@ def case_of(said: Record, method: str, batch: int, ranks: int) -> Record:
     return record
 
 
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
+def rows_of(found: Mapping[Case, Sequence[Record]]) -> list[Record]:
+    rates = {case: median(record["rate"] for record in each) for case, each in found.items()}
+    answers = found[PLAIN, 1, 1][0]["answers"]
+    return [
+        {
+            "method": method,
+            "batch": batch,
+            "ranks": ranks,
+            "tokens_per_second": round(rates[method, batch, ranks], 1),
+            "ratio": round(rates[method, batch, ranks] / rates[PLAIN, batch, ranks], 3),
+            "same": all(record["answers"] == answers for record in records),
+            "figures": records[0]["figures"],
+        }
+        for (method, batch, ranks), records in found.items()
+    ]
+
+
+def bars(rows: Sequence[Record]) -> dict[str, float]:
+    own, ngram = (
+        {row["batch"]: row["ratio"] for row in rows if (row["method"], row["ranks"]) == (method, 1)}
+        for method in (OURS, NGRAM)
+    )
+    return {
+        "other_tokens": sum(not row["same"] for row in rows),
+        "alone": own[1],
+        "over_ngram": min(own[batch] / ngram[batch] for batch in BATCHES),
+        "least": min(own.values()),
+    }
 
 
 def drafting_of(case: Record) -> Record:
-    """The part of vLLM's configuration that says who drafts."""
     tokens = {"num_speculative_tokens": case["draft_tokens"]}
     if case["method"] == PLAIN:
         return {}
@@ -138,7 +200,7 @@ def drafting_of(case: Record) -> Record:
 
 
 def child() -> None:
-    """One case: the questions are answered, and a line says what came of it."""
+    """Run one case: answer the questions, and report the result in one line."""
     from vllm import LLM, SamplingParams
 
     case = json.load(sys.stdin)
@@ -155,13 +217,21 @@ def child() -> None:
     )
     template = llm.get_tokenizer().apply_chat_template
     room = CONTEXT - case["tokens"] - 1 - case["draft_tokens"]
-    prompts = [cut(template, text, room) for text in case["questions"]]
+
+    def prompt(text: str) -> Record:
+        def tokens(text: str) -> list[int]:
+            message = [{"role": "user", "content": text}]
+            return list(template(message, add_generation_prompt=True, return_dict=False))
+
+        return {"prompt_token_ids": cut_text(tokens, text, room)}
+
+    prompts = [prompt(text) for text in case["questions"]]
     greedy = SamplingParams(temperature=0.0, max_tokens=case["tokens"])
-    llm.generate([cut(template, WARM, room)] * case["batch"], greedy, use_tqdm=False)
+    llm.generate([prompt(WARM)] * case["batch"], greedy, use_tqdm=False)
     clock = perf_counter()
-    said = llm.generate(prompts, greedy, use_tqdm=False)
+    outputs = llm.generate(prompts, greedy, use_tqdm=False)
     seconds = perf_counter() - clock
-    answers = [list(one.outputs[0].token_ids) for one in said]
+    answers = [list(one.outputs[0].token_ids) for one in outputs]
     figures = llm.collective_rpc("strata_figures") if case["method"] == OURS else [None]
     record = {
         "answers": answers,
@@ -170,85 +240,6 @@ def child() -> None:
         "figures": next((one for one in figures if one), None),
     }
     print(f"{MARK}{json.dumps(record)}", flush=True)
-
-
-def cut(template: Any, text: str, room: int) -> Record:
-    """The prompt of a question, its text cut at the end until it has `room` tokens."""
-    while True:
-        message = [{"role": "user", "content": text}]
-        tokens = template(message, add_generation_prompt=True, return_dict=False)
-        if len(tokens) <= room:
-            return {"prompt_token_ids": list(tokens)}
-        text = text[: int(len(text) * room / len(tokens)) - 1]
-
-
-def record_of(
-    options: argparse.Namespace,
-    build: str,
-    found: dict[str, list[Record]],
-    split: dict[str, Record],
-) -> Record:
-    """The report: medians, ratios to plain, and where the tokens differ."""
-    plain = found[f"{PLAIN} 1"][0]["answers"]
-    cases = {}
-    for name, records in found.items():
-        batch = name.split()[1]
-        rate = median(record["rate"] for record in records)
-        cases[name] = {
-            "tokens_per_second": round(rate, 1),
-            "ratio": round(rate / median(r["rate"] for r in found[f"{PLAIN} {batch}"]), 3),
-            "same": all(record["answers"] == plain for record in records),
-            "figures": records[0]["figures"],
-        }
-    ranks = {
-        method: {"tokens_per_second": round(record["rate"], 1), "same": record["answers"] == plain}
-        for method, record in split.items()
-    }
-    return {
-        "bench": "vllm",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": Path(options.model).name,
-        "dtype": options.dtype,
-        "build": f"{build} {version(build)}",
-        "torch": version("torch"),
-        "questions": len(plain),
-        "tokens": sum(map(len, plain)),
-        "draft_tokens": options.draft_tokens,
-        "repeats": options.repeats,
-        "cases": cases,
-        "ranks": options.ranks,
-        "split": ranks,
-    }
-
-
-def show(record: Record) -> None:
-    """Print the table, and what was wanted."""
-    print(
-        f"{record['model']}, {record['dtype']}, {record['build']}, {record['questions']} "
-        f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
-    )
-    print(f"{'':8}{'batch':>6}{'tokens/s':>10}{'ratio':>7}  tokens")
-    cases = record["cases"]
-    for name, case in cases.items():
-        method, batch = name.split()
-        rate = f"{case['tokens_per_second']:10.1f}{case['ratio']:7.2f}"
-        print(f"{method:8}{batch:>6}{rate}  {SAYS[case['same']]}")
-    for method, case in record["split"].items():
-        says = f"{SAYS[case['same']]}, on {record['ranks']} ranks"
-        print(f"{method:8}{SPLIT:>6}{case['tokens_per_second']:10.1f}{'':7}  {says}")
-    ours = {batch: cases[f"{OURS} {batch}"]["ratio"] for batch in BATCHES}
-    theirs = {batch: cases[f"{NGRAM} {batch}"]["ratio"] for batch in BATCHES}
-    same = all(case["same"] for case in [*cases.values(), *record["split"].values()])
-    print()
-    told("the same tokens everywhere", same)
-    told(f"{WANTED} times plain at batch 1", ours[1] >= WANTED)
-    told("its own n-gram method, at every batch", all(ours[b] >= theirs[b] for b in BATCHES))
-    told(f"at least {LEAST} times plain at every batch", min(ours.values()) >= LEAST)
-
-
-def told(wanted: str, met: bool) -> None:
-    """Say whether something wanted was met."""
-    print(f"wanted: {wanted}: {'yes' if met else 'NO'}")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ for name, setting in ENVIRONMENT.items():  # as the app runs: one thread for eac
     os.environ.setdefault(name, setting)
 
 from app.arguments import EMBEDDED  # noqa: E402
+from app.service.answering import Update  # noqa: E402
 from app.service.preferences import Preferences  # noqa: E402
-from app.service.recorder import Update  # noqa: E402
 from app.service.session import Session  # noqa: E402
 from app.web import layout, render, token_view  # noqa: E402
 from app.web.colors import INKS  # noqa: E402
@@ -49,7 +49,7 @@ MESSAGES = PROMPTS[:8]
 PICTURE = ROOT / "docs" / "images" / "answer.webp"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAIRS = 3
-"""Both are decoded so often, in swapped order. The pair with the median gain is drawn."""
+"""How often both are decoded, in swapped order. The pair with the median gain is drawn."""
 SIZE = {"width": 1120, "height": 540}
 SCALE = 1.2
 FRAMES_PER_SECOND = 10
@@ -57,7 +57,7 @@ SAME = "#2f9e6e"
 """The green of a verdict in assets/styles/composer.css."""
 HOLD_MS = 4_000
 COLOURS = 96
-"""So few make the file small, and no colour of the app is missing."""
+"""Few enough for a small file, and enough for all colours of the app."""
 METHODS = {"plain": "Plain decoding", "hd": "With Strata"}
 STYLE = """
 body { margin: 0; padding: 16px 26px; background: #fcfcfd; color: #1f2937; overflow: hidden;
@@ -100,8 +100,8 @@ DRAW = """([values, heads, end]) => {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message and its answer: `times` says when each token was there, `end` when all was done,
-    in seconds since the conversation began."""
+    """One message and its answer; `times` are those of its tokens, in seconds since the
+    conversation began."""
 
     message: str
     pieces: tuple[Piece, ...]
@@ -120,7 +120,7 @@ def session_of(database: Database) -> Session:
 
 
 def spoken(session: Session, owner: str, method: str) -> list[Said]:
-    """All messages in one conversation, as somebody new has it: nothing is known of the past."""
+    """All messages in one conversation, as a new user has it: there are no past answers."""
     conversation, clock, found = None, 0.0, list[Said]()
     for seed, message in enumerate(MESSAGES):
         generation = Generation(replace(session.current.info.sampling, seed=seed), DEFAULT_TOKENS)
@@ -134,7 +134,6 @@ def spoken(session: Session, owner: str, method: str) -> list[Said]:
 
 
 def timed(message: str, answer: Update, start: float) -> Said:
-    """An answer with the moments of its tokens."""
     prefill = answer.metrics.ttft_seconds - answer.steps[0].seconds
     ends = list(accumulate((step.seconds for step in answer.steps), initial=start + prefill))[1:]
     pieces = tuple(answer.pieces)
@@ -188,7 +187,6 @@ def head(title: str, conversation: Sequence[Said], now: float) -> str:
 
 
 def verdict(plain: Sequence[Said], fast: Sequence[Said]) -> str:
-    """What both said, once both are done."""
     tokens = sum(len(said.pieces) for said in plain)
     slow, quick = plain[-1].end, fast[-1].end
     return (
@@ -216,7 +214,7 @@ def frames(page: Page, sides: tuple[list[Said], list[Said]]) -> list[Image.Image
 
 
 def palette_of(shown: Sequence[Image.Image]) -> Image.Image:
-    """The colours of the pictures; those of the sources are among them, however rare they are."""
+    """The colours of the pictures, which always include those of the sources."""
     some = [shown[0], shown[len(shown) // 2], shown[-1]]
     sheet = Image.new("RGB", (some[0].width, sum(frame.height for frame in some)))
     for at, frame in enumerate(some):
@@ -231,7 +229,7 @@ def palette_of(shown: Sequence[Image.Image]) -> Image.Image:
 
 
 def draw(browser: Browser, sides: tuple[list[Said], list[Said]]) -> None:
-    """Save the moving picture; it begins anew after its end was held."""
+    """Save the moving picture, which loops and holds its last frame."""
     page = browser.new_page(viewport=SIZE, device_scale_factor=SCALE)
     shown = frames(page, sides)
     page.close()
@@ -246,7 +244,6 @@ def draw(browser: Browser, sides: tuple[list[Said], list[Said]]) -> None:
 
 
 def main() -> None:
-    """Record, then draw."""
     sides = recorded()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)

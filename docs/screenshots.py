@@ -27,7 +27,7 @@ PATIENCE = 120_000
 
 
 def main() -> int:
-    """Take all pictures; 2 when there is no browser to take them with."""
+    """Take all pictures. Returns 2 if there is no browser."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("Install the package chromium first.", file=sys.stderr)
@@ -97,7 +97,6 @@ def tour(page: Page, address: str) -> None:
 
 
 def phone(page: Page, address: str) -> None:
-    """The chat on a phone."""
     page.set_default_timeout(PATIENCE)
     page.goto(address)
     expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
@@ -107,7 +106,7 @@ def phone(page: Page, address: str) -> None:
 
 
 def api(page: Page) -> None:
-    """The API switched on, with a key that was just made. Its database goes with the pictures."""
+    """The API switched on, with a new key; the database is deleted afterwards."""
     page.get_by_role("tab", name="API").click()
     page.get_by_label("Answer other programs").check()
     expect(page.locator("#api-state code")).to_be_visible()
@@ -119,20 +118,20 @@ def api(page: Page) -> None:
 
 
 def why(page: Page) -> None:
-    """What is told of a token, and the draft tree of a step; then the chat again."""
+    """The explanation of a token, and the draft tree of a step; then the chat again."""
     answer = page.locator("#tokens .turn.answered").last
     answer.locator(".tok.k-context").last.hover()
-    page.wait_for_selector("#tokens .inspector .why")
+    page.wait_for_selector("#tokens .why")
     page.wait_for_timeout(500)
     page.screenshot(path=IMAGES / "why-light.png")
     page.locator("[data-act=replay]:visible").last.click()
-    page.wait_for_selector(".replay-view:not([hidden]) .sofar")
+    page.wait_for_selector(".replay-view[open] .sofar")
     for _ in range(12):
         page.click("#replay .on")
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)
-    page.locator("#replay").screenshot(path=IMAGES / "replay-light.png")
-    page.get_by_role("tab", name="Chat").click()
+    page.locator("#replay .replay-view").screenshot(path=IMAGES / "replay-light.png")
+    page.keyboard.press("Escape")
     page.wait_for_timeout(500)
 
 
@@ -165,7 +164,7 @@ def stack(page: Page) -> None:
 
 
 def models(page: Page) -> None:
-    """The demonstration model as a GGUF file in the place of the folder; by day and by night."""
+    """The demonstration model as a GGUF file, in the light and in the dark theme."""
     open_models(page)
     page.locator("#models-choice label", has_text="llama.cpp").click()
     expect(page.get_by_text("GPU layers", exact=True)).to_be_visible()
@@ -189,7 +188,7 @@ def open_models(page: Page) -> None:
 
 
 def send(page: Page, message: str) -> None:
-    """Say something and wait for the end of the answer."""
+    """Send a message and wait for the end of the answer."""
     page.fill("#box textarea", message)
     page.click("#send")
     page.wait_for_selector("#stop", state="visible")

@@ -1,18 +1,20 @@
-"""What two runs of one prompt must share to be compared, and what their times then say.
+"""The conditions under which two runs of one prompt are compared, and the definition of speedup.
 
-Each run starts from nothing (`cold`). There is one definition of speedup: wall time of whole
-answers (reading the prompt, drafting, decoding, learning the answer), plain over accelerated; that
-of decoding alone stands beside it under its own name. Both are per token, as a run that keeps only
-the distribution may say more or less than the plain one.
+Each run starts with empty caches (`cold`). There is one definition of speedup: the wall time per
+token of the whole plain answer (reading the prompt, drafting, decoding, learning the answer)
+divided by that of the whole accelerated answer. The ratio for decoding alone is kept separately.
+Times are per token because a run that keeps only the distribution may emit more or fewer tokens
+than the plain one.
 
-The plain time is measured, or it is told by the answer itself: `live` takes what plain decoding
-would have taken for the same tokens at the load that the machine had just then.
+The plain time is either measured, or estimated from the accelerated answer itself: `live` adds up
+the time that plain decoding would have taken for each step at the load of that moment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Protocol, TypeVar
+from math import comb
+from statistics import median, median_low
+from typing import NamedTuple, Protocol, TypeVar
 
 from engine.backends.base import Backend
 from engine.decode import never
@@ -24,7 +26,7 @@ Pairs = Sequence[tuple[Metrics, Metrics]]
 
 
 class Timed(Protocol):
-    """An answer as far as its speed goes: Metrics, or what a store keeps of them."""
+    """The figures of an answer that speedups need: Metrics, or a stored record of them."""
 
     @property
     def tokens(self) -> int: ...
@@ -40,24 +42,24 @@ class Timed(Protocol):
 
 
 def rotated(methods: Sequence[T], turn: int) -> list[T]:
-    """The order of methods in the turn of this number. Each comes first equally often, so that a
+    """The order of methods in turn number `turn`. Each method comes first equally often, so a
     machine that warms up or slows down favours none."""
     first = turn % len(methods)
     return [*methods[first:], *methods[:first]]
 
 
 def cold(models: Iterable[Backend]) -> None:
-    """Have the next run start from nothing: what the run before left in the models' caches would
-    cost this one nothing."""
+    """Empty the caches of the models, so that the next run does not profit from the run before."""
     for model in models:
         model.prefill([0], never)
 
 
 def gain(plain: float, fast: float, accepted: int) -> float | None:
-    """The plain time over the accelerated one, None where that says nothing.
+    """The plain time divided by the accelerated one, or None if that is meaningless.
 
-    A run that accepted no draft makes a forward per token, like plain decoding, and cannot be
-    faster: a ratio above 1 is noise, and is not told. One below 1 is: looking for drafts costs.
+    A run that accepted no draft makes one forward per token, like plain decoding, and cannot be
+    faster: a ratio above 1 is noise, and is not returned. A ratio below 1 is, because looking for
+    drafts takes time.
     """
     if plain <= 0 or fast <= 0:
         return None
@@ -67,30 +69,34 @@ def gain(plain: float, fast: float, accepted: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """How many times as fast whole answers came, and decoding alone; None: see `gain`.
+    """The speedup of whole answers, and of decoding alone; None: see `gain`.
 
-    `plain_steps` is None where a plain run was measured. Else the plain time was told by the answer
-    itself, of which so many steps were plain (`live`).
+    `plain_steps` is None if a plain run was measured. Otherwise the plain time was estimated from
+    the answer itself (`live`), which contained this many plain steps. `low` and `high` are the
+    range of `whole` if it was measured several times (`interval`). If that range includes 1, there
+    is no measurable difference, and only the range is given.
     """
 
     whole: float | None = None
     decoding: float | None = None
     plain_steps: int | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 UNKNOWN = Speedup()
 
 
 FEWEST = 16
-"""Tokens of an answer before its own speedup means something."""
+"""The fewest tokens of an answer for which its estimated speedup is meaningful."""
 
 
 def live(run: Metrics) -> Speedup:
-    """The speedup of an answer, finished or under way, over plain decoding at the same load.
+    """The estimated speedup of an answer, finished or in progress, over plain decoding at the same
+    load.
 
-    Both figures are None while they mean nothing: in an answer of less than FEWEST tokens, or of
-    which the plain seconds are not known. Where no draft was accepted they are 1 at most: see
-    `gain`.
+    Both ratios are None if they would be meaningless: in an answer of less than FEWEST tokens, or
+    if the plain seconds are unknown. If no draft was accepted they are 1 at most: see `gain`.
     """
     if run.plain_seconds is None or run.tokens < FEWEST:
         return Speedup(plain_steps=run.plain_steps)
@@ -112,13 +118,13 @@ def live(run: Metrics) -> Speedup:
 def speedup(pairs: Pairs, accepted: int | None = None) -> Speedup:
     """The median over repeats of one prompt. `accepted` drafts are those of the accelerated runs
     unless given."""
-    told = [(plain, fast) for plain, fast in pairs if plain.tokens and fast.tokens]
-    kept = sum(fast.kept for _, fast in told) if accepted is None else accepted
+    usable = [(plain, fast) for plain, fast in pairs if plain.tokens and fast.tokens]
+    kept = sum(fast.kept for _, fast in usable) if accepted is None else accepted
 
     def middle(seconds: Callable[[Metrics], float]) -> float | None:
         ratios = [
             (seconds(plain) / plain.tokens) / (seconds(fast) / fast.tokens)
-            for plain, fast in told
+            for plain, fast in usable
             if seconds(fast)
         ]
         return gain(median(ratios), 1.0, kept) if ratios else None
@@ -126,8 +132,76 @@ def speedup(pairs: Pairs, accepted: int | None = None) -> Speedup:
     return Speedup(middle(lambda run: run.seconds), middle(lambda run: run.decode_seconds))
 
 
+DOUBT = 0.1
+"""The probability that the true median lies outside the range that is shown."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The confidence interval of the median, by order statistics, with an error of at most DOUBT.
+    It makes no assumption about the distribution of the values, and ignores outliers. For less than
+    eight values it is their whole range, whose error may be larger."""
+    ordered, left_out = sorted(values), 0
+    ways = 2.0 ** len(ordered)
+    doubt = 2 / ways
+    while (doubt := doubt + 2 * comb(len(ordered), left_out + 1) / ways) <= DOUBT:
+        left_out += 1
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+class Reruns(NamedTuple):
+    """The result of pairs of reruns of an answer: the number of pairs, the index of the median
+    pair, the seconds of the whole answer in it, plainly and with drafts, the range of the ratio of
+    the two, and the speedup, whose fields may be None."""
+
+    pairs: int
+    middle: int
+    plain_seconds: float
+    seconds: float
+    range: tuple[float, float]
+    speedup: Speedup
+
+
+def reruns(pairs: Pairs, shown: Metrics) -> Reruns:
+    """The speedup of an answer, from pairs of a plain and an accelerated rerun.
+
+    It is the speedup that `live` estimates, with the plain time measured: of the whole answer as it
+    was `shown`. Reading the prompt therefore takes the time that it took for the answer, which may
+    have found most of the prompt in the cache, while a rerun has to read all of it. Times are per
+    token, as above. If no draft was accepted, in the answer or in the typical rerun, there is no
+    speedup.
+    """
+    plain_reading = shown.plain_prefill_seconds
+    plain_reading = shown.prefill_seconds if plain_reading is None else plain_reading
+    times = [
+        (
+            plain_reading + plain.decode_seconds,
+            shown.prefill_seconds + fast.decode_seconds + fast.learning_seconds,
+        )
+        for plain, fast in pairs
+    ]
+    ratios = {
+        at: slow / plain.tokens / (quick / fast.tokens)
+        for at, ((plain, fast), (slow, quick)) in enumerate(zip(pairs, times, strict=True))
+        if plain.tokens and fast.tokens and slow > 0 and quick > 0
+    }
+    if not ratios:
+        return Reruns(0, 0, 0.0, 0.0, (1.0, 1.0), UNKNOWN)
+    # The shown speedup must be the ratio of the shown times.
+    middle = sorted(ratios, key=lambda at: ratios[at])[(len(ratios) - 1) // 2]
+    plain, fast = pairs[middle]
+    accepted = min(shown.kept, median_low(pairs[at][1].kept for at in ratios))
+    low, high = interval([*ratios.values()])
+    gained = Speedup(low=low, high=high)
+    if not accepted:
+        gained = UNKNOWN
+    elif len(ratios) == 1 or not low <= 1 <= high:
+        decoding = plain.decode_seconds / plain.tokens / (fast.decode_seconds / fast.tokens)
+        gained = Speedup(ratios[middle], decoding, None, low, high)
+    return Reruns(len(ratios), middle, *times[middle], (low, high), gained)
+
+
 def overall(plain: Sequence[Timed], fast: Sequence[Timed]) -> Speedup:
-    """Over several prompts: all the time per token of all answers."""
+    """The speedup over several prompts: the total time per token of all answers."""
     kept = sum(run.kept for run in fast)
 
     def per_token(runs: Sequence[Timed], seconds: Callable[[Timed], float]) -> float:

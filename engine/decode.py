@@ -1,4 +1,4 @@
-"""The decode loop: draft, verify in one forward, keep what the target itself would have said.
+"""The decode loop: draft, verify in one forward, keep the tokens that the target itself chooses.
 
 Lossless by construction: every emitted token is the target's own choice at its position, and that
 choice depends on the decided tokens and (seed, position) only (engine/sampling.py). Drafts decide
@@ -7,7 +7,7 @@ how many choices one forward can make, never which ones. With no drafters this i
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from engine.backends.base import Backend, Filled, Scores
@@ -16,9 +16,9 @@ from engine.drafting.budget import Budget
 from engine.drafting.controller import DraftController, way
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
+from engine.prompt import TextStream
 from engine.recorded import recorded
 from engine.settings import Drafting, Generation
-from engine.text import TextStream
 from engine.tree import Tree
 from engine.types import (
     DATABASES,
@@ -37,7 +37,7 @@ from engine.verify import verifier
 
 
 def never() -> bool:
-    """The cancellation check of a run that nobody can cancel."""
+    """The cancellation check of a run that cannot be cancelled."""
     return False
 
 
@@ -52,14 +52,14 @@ def decode(
     text: TextStream | None = None,
     likeliest: int = 0,
 ) -> Iterator[Event]:
-    """Answer `prompt`, or go on with an answer that it ends in, whose text `text` has told: yields
-    one Prefill, one Step per target forward, and Learned at the end.
+    """Answer `prompt`, or continue an answer that it ends in, whose text `text` has already
+    returned. Yields one Prefill, one Step per target forward, and Learned at the end.
 
-    The last Step carries the reason it is the last; there is no Learned behind one that is empty,
-    as nothing was answered. The drafters learn however the run ends. `costs` bounds what is
-    drafted, and learns from every step. So many of the `likeliest` tokens are told at each place.
-    The time a consumer takes between two events is not counted. Raises PromptError when the prompt
-    is empty or leaves no room for an answer.
+    The last Step carries the reason for the end. If it is empty, there is no answer and no Learned
+    follows. The drafters learn however the run ends. `costs` limits the drafts, and learns from
+    every step. `likeliest` is the number of likeliest tokens that are reported at each position.
+    The time that the consumer takes between two events is not counted.
+    Raises PromptError if the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
     answer = Answer(backend, tokens, generation, cancelled, text, likeliest)
@@ -85,7 +85,7 @@ def decode(
 
 
 class DecodeLoop:
-    """One answer under way. `tokens` are all that are decided, the prompt first."""
+    """One answer in progress. `tokens` are all decided tokens, the prompt first."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class DecodeLoop:
         self.index = 0
 
     def prefill(self) -> Prefill:
-        """Have the model and the drafters read the prompt."""
+        """Let the model and the drafters read the prompt."""
         clock = perf_counter()
         self.filled = self.backend.prefill(self.tokens, self.answer.cancelled)
         read = perf_counter()
@@ -114,8 +114,8 @@ class DecodeLoop:
         return Prefill(length, reused, perf_counter() - clock, read - clock)
 
     def step(self) -> Step:
-        """Draft, verify in one forward, keep what the target says; an empty Step when cancelled
-        before anything was decided."""
+        """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
+        empty Step if the run was cancelled before anything was decided."""
         backend, tokens, answer, controller = (
             self.backend,
             self.tokens,
@@ -127,19 +127,19 @@ class DecodeLoop:
         if again:
             self.filled = backend.prefill(tokens, answer.cancelled)
         read = perf_counter()
-        # What broke off decides nothing, whatever `cancelled` may say by now.
+        # An incomplete prefill decides nothing, even if `cancelled` is false by now.
         if not self.filled.complete or (not self.index and answer.cancelled()):
             return Step(self.index, (), finish="cancelled")
         controller.reach(len(tokens), backend.unread)
-        budget, asked = controller.plan(depth_of(backend, len(tokens), answer.limit))
+        budget, active = controller.plan(depth_of(backend, len(tokens), answer.limit))
         if controller.learns(budget):
             self.pending.learn()
         learned = perf_counter()
-        tree, work = draft(asked, tokens, budget)
+        tree, work = draft(active, tokens, budget)
         tree = tree.within(backend.info.leaves, budget.depth)
-        drafted = perf_counter()
+        computing, drafted = thread_time(), perf_counter()
         scores = backend.score(tree, answer.sampling)
-        scored = perf_counter()
+        scored, computing = perf_counter(), thread_time() - computing
         rows, chosen, _ = self.verifier.walk(tree, scores)
         emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
         sampled = perf_counter()
@@ -155,22 +155,23 @@ class DecodeLoop:
             self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
         )
         if not again:
-            controller.observe(step, learned - read, accepted - sampled, backend.unread)
+            alone = computing if backend.info.computes_alone else None
+            controller.observe(step, learned - read, accepted - sampled, backend.unread, alone)
         self.index += 1
         return step
 
 
 def depth_of(backend: Backend, length: int, limit: int) -> int:
-    """How deep a tree behind `length` tokens may be: with the bonus token it stays within `limit`,
-    and within what the model decides in one forward."""
+    """The greatest depth of a tree after `length` tokens: with the bonus token it stays within
+    `limit`, and within the model's own depth limit."""
     own = backend.depth_limit(length)
     return limit - length - 1 if own is None else min(limit - length - 1, own)
 
 
 class PendingTokens:
-    """The decided tokens that the drafters have yet to learn, the last `new`; in a back-off they
-    grow in number until the drafters are asked again. The controller is told how long learning
-    took."""
+    """The last `new` decided tokens, which the drafters have not learned yet. During a back-off
+    their number grows until the drafters are used again. The controller receives the time of
+    learning."""
 
     def __init__(
         self, drafters: Sequence[Drafter], tokens: Sequence[int], controller: DraftController
@@ -179,9 +180,9 @@ class PendingTokens:
         self.new = 0
 
     def read(self, fresh: int) -> None:
-        """Have the drafters learn the prompt, of which `fresh` tokens are new.
+        """Let the drafters learn the prompt, whose last `fresh` tokens are new.
 
-        Draft models and heads that back off leave it unread until they draft.
+        Draft models and heads that back off do not read it before they draft.
         """
         readers = [
             drafter
@@ -192,11 +193,11 @@ class PendingTokens:
         self.controller.read(seconds, fresh)
 
     def add(self, new: int) -> None:
-        """The last `new` tokens were decided."""
+        """Add the last `new` tokens, which were decided."""
         self.new += new
 
     def learn(self) -> None:
-        """Have the drafters learn them, or as many of the last as the controller allows."""
+        """Let the drafters learn these tokens, or as many of the last as the controller allows."""
         new = self.controller.learnable(self.new)
         if new:
             seconds = self.timed(lambda d: d.observe(self.tokens, new), self.drafters)
@@ -211,7 +212,7 @@ class PendingTokens:
     def timed(
         self, work: Callable[[Drafter], None], drafters: Sequence[Drafter]
     ) -> dict[str, float]:
-        """Do it for some drafters: the seconds that it took, for each of the ways to draft."""
+        """Call `work` for some drafters; returns the seconds for each way to draft."""
         seconds: dict[str, float] = {}
         for drafter in drafters:
             clock = perf_counter()
@@ -224,9 +225,9 @@ class PendingTokens:
 def draft(
     drafters: Sequence[Drafter], tokens: Sequence[int], budget: Budget
 ) -> tuple[Tree, dict[str, Work]]:
-    """A tree of what may follow, and what each source did for it.
+    """A tree of possible continuations, and the work of each source for it.
 
-    Drafter after drafter grows it as long as there is room, the fastest first.
+    One drafter after the other grows the tree as long as there is room, the fastest first.
     """
     tree = Tree(tokens[-1])
     work: dict[str, Work] = {}
@@ -239,7 +240,7 @@ def draft(
 
 
 class Answer:
-    """What ends an answer: an end token, a stop string, its length, the context, the user."""
+    """Decides where an answer ends: end token, stop string, length, context, or the user."""
 
     def __init__(
         self,
@@ -307,7 +308,7 @@ class Answer:
 def clocked(
     start: float, drafted: float, scored: float, sampled: float, end: float
 ) -> dict[str, Any]:
-    """The times of a Step, from when its parts were over."""
+    """The times of a Step, from the clock readings at the ends of its parts."""
     return {
         "draft_seconds": drafted - start,
         "verify_seconds": scored - drafted,
@@ -317,7 +318,7 @@ def clocked(
 
 
 def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict[str, Any]:
-    """The counters of a Step: nodes per source and per depth, and what the sources did."""
+    """The counters of a Step: nodes per source and per depth, and the work of the sources."""
     if not tree and not work:
         return {}
     proposed_at, accepted_at = Counter(tree.depths[1:]), Counter(tree.depths[r] for r in accepted)

@@ -1,27 +1,27 @@
-"""The door to the engine: what can be asked of it, and what it answers, as plain values.
+"""The interface of the engine: its methods, requests, events and results.
 
-Whoever runs a model goes through here: the app with its pages, the benchmarks, the tests. Nothing
-that goes through is bound to a process: a request holds no function and no connection, an event is
-a value. So the engine may live in this process (engine/local.py) or in one of its own behind a pipe
-(engine/remote.py), and the same tests run against both.
+Everything that runs a model uses this interface: the app, the benchmarks, the tests. Requests,
+events and results are plain values without functions or connections, so the engine may live in this
+process (engine/local.py) or in another one behind a pipe (engine/remote.py). `Engine` is the one
+list of its methods, and the same tests run against both implementations.
 
-Long work is a `Stream` (engine/streams.py): its events come as they are made, whether or not anyone
-looks, and its `stop` ends this piece of work alone. All of it waits in one queue (engine/queue.py).
+Long work returns a `Stream` (engine/streams.py): events arrive as they are made, whether or not
+anyone reads them, and `stop` ends this piece of work alone. All such work waits in one queue
+(engine/queue.py).
 
-The engine keeps what it learns in memory and stores nothing. What is to be kept comes as events
-(ContextLogged, NgramsLearned, Calibrated, CostsMeasured). What it needs and does not know, or no
-longer knows, it asks for (WantedPastAnswers, WantedContextLog, WantedCosts). Whoever reads the
-stream answers with `reply`.
+What drafting learns is not part of these values. The process that runs the model reads and stores
+it itself (`Store` in engine/drafting/databases.py), before the stream of the answer ends. If the
+app changes what is stored, it calls `forget`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from engine.backends.base import BackendInfo
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial
-from engine.loaded import NO_MODEL_INFO, Costs
+from engine.loaded import NO_MODEL_INFO
 from engine.methods import METHODS, Method
 from engine.models.memory import Need
 from engine.prompt import Size
@@ -29,18 +29,18 @@ from engine.queue import OWNER, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import CalibrationRow, Document, Gram, Learned, Message, Prefill, Step
+from engine.types import CalibrationRow, Costs, Document, Learned, Message, Prefill, Step
 
-# what is asked for
+# requests
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A run that starts from nothing and leaves no trace, so that runs can be compared.
 
-    Its drafters know what the model said to the owner before, but for `unlearned`: an answer, the
-    last `new` of its tokens. `calibration` holds the evidence weights of the run, None for
-    those of now. `warm` has the machine woken up first, by a few steps that are not part of it.
+    Its drafters know the owner's past answers, except for the n-grams that the last `new` tokens of
+    the answer `unlearned` added. `calibration` holds the evidence weights of the run, None for the
+    current ones. With `warm` a few uncounted steps run first, to warm the machine up.
     """
 
     unlearned: tuple[int, ...] = ()
@@ -51,15 +51,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An answer that is wanted: to `messages`, or what follows a `text`, or a `prompt` of tokens.
+    """A request for an answer: to `messages`, or the continuation of a `text` or of the tokens of a
+    `prompt`.
 
-    It goes on behind what was `said` of it, in tokens of the model with the fingerprint `speaker`,
-    or behind what it has `begun` with, a text.
-    It is drafted from what belongs to `owner` and `conversation`, and both learn from it; "" is no
-    conversation, of which nothing is kept. `profile` is that of the loaded draft models, where
-    `method` needs one. Whose turn it is goes by the owner; a `patient` one has its turn when nobody
-    else wants one, and is stopped when somebody does. So many of the `likeliest` tokens are told at
-    each place.
+    An answer that was begun before is continued: after its tokens `answered`, if the loaded model
+    has the fingerprint `speaker`, or after its text `begun`.
+
+    The drafters use the data of `owner` and `conversation`, and learn from the answer; without a
+    conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
+    `method` uses them. The queue takes owners in turn. A `patient` request gets its turn when no
+    other request waits, and is stopped as soon as one does. Each token comes with so many of the
+    `likeliest` tokens at its place.
     """
 
     messages: tuple[Message, ...] = ()
@@ -70,7 +72,7 @@ class Request:
     owner: str = OWNER
     conversation: str = ""
     measured: Measured | None = None
-    said: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
     speaker: str = ""
     begun: str = ""
     text: str = ""
@@ -80,27 +82,29 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A model that is wanted in the place of the loaded one: it is called `name`, or as it calls
-    itself. With `beside` both are in memory until it is there; else the old one makes room. `key`
-    opens the server that runs it, where one does."""
+    """A request to load a model in place of the loaded one. `name` replaces the model's own name.
+
+    With `keep_loaded` the old model stays in memory until the new one is ready, and otherwise it is
+    unloaded first. `key` is the API key of the server that runs the model, if one does.
+    """
 
     source: str
     runtime: Runtime = Runtime()
     name: str = ""
-    beside: bool = True
+    keep_loaded: bool = True
     key: str = field(default="", repr=False)
 
 
-# what comes back
+# events
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The run's turn has come: by the model of `info`, behind the tokens of `prompt`.
+    """The turn of a run has come: the model of `info` continues the tokens of `prompt`.
 
-    Of an answer that goes on, `told` is the text of what was said of it as far as it is certain: no
-    part of a character, nothing that may become a stop string. `dropped` older messages did not fit
-    the context. `calibration` holds the evidence weights before the run. `thinks` says that the
+    `text` is the text of a continued answer as far as it is certain: without a part of a character,
+    and without anything that may become a stop string. `dropped` older messages did not fit into
+    the context. `calibration` holds the evidence weights before the run. With `thinks` the
     prompt ends within thinking, which the chat template has begun.
     """
 
@@ -108,36 +112,13 @@ class Started:
     prompt: tuple[int, ...]
     dropped: int
     calibration: tuple[CalibrationRow, ...]
-    told: str = ""
+    text: str = ""
     thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ContextLogged:
-    """Tokens that the conversation's log is to be continued with."""
-
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NgramsLearned:
-    """The distinct n-grams of an answer, for what the model said to the owner; with them it holds
-    `size` n-grams."""
-
-    grams: tuple[tuple[int, ...], ...]
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """The evidence weights from now on."""
-
-    rows: tuple[CalibrationRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class CostsMeasured:
-    """What forwards of a model cost, as it was measured or corrected."""
+    """The costs of a model's forwards, after they were measured or corrected."""
 
     info: BackendInfo
     costs: Costs
@@ -145,16 +126,16 @@ class CostsMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that went wrong aside from the work itself, for people."""
+    """A message for the user about a problem that did not end the work."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCounted:
-    """What a server drafted and accepted since an answer began, in tokens: for all who asked it
-    meanwhile, not for this answer alone. `own` tokens were drafted for this answer, None where that
-    is not told."""
+    """The tokens that a server drafted and accepted since an answer began. They include those of
+    other requests to it in the meantime; `own` of them were drafted for this answer, None if the
+    server does not say."""
 
     drafted: int
     accepted: int
@@ -163,77 +144,25 @@ class ServerCounted:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How far a piece of work is, from 0 to 1; None where that is not known. `words` say what is
-    being done, "" where there is but one thing."""
+    """The progress of a piece of work, from 0 to 1; None if it is not known. `words` name the
+    current activity, "" if there is only one."""
 
     share: float | None
     words: str = ""
 
 
-# what it asks back
+Event = Waiting | Started | Prefill | Step | Learned | CostsMeasured | Notice | ServerCounted
+"""The events of an answer: Started, a Prefill, Steps, Learned; the other kinds come in between."""
+Loading = Waiting | Share | CostsMeasured | Notice
+"""The events of work that loads or measures models."""
 
 
-@dataclass(frozen=True, slots=True)
-class WantedPastAnswers:
-    """What the model said to the owner: reply with a `StoredPastAnswers`."""
-
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class WantedContextLog:
-    """The conversation's log in the tokens of that tokenizer: reply with a `StoredContextLog`."""
-
-    tokenizer_fingerprint: str
-
-
-@dataclass(frozen=True, slots=True)
-class WantedCosts:
-    """What forwards of a model cost: reply with `Costs`, or None where that is not known."""
-
-    info: BackendInfo
-
-
-class StoredPastAnswers(NamedTuple):
-    """What was stored of all the answers of a model to an owner."""
-
-    grams: Sequence[Gram] = ()
-    rows: Sequence[CalibrationRow] = ()
-
-
-class StoredContextLog(NamedTuple):
-    """What was stored of a conversation: its newest tokens, of which at most `cap` are kept."""
-
-    tokens: Sequence[int] = ()
-    cap: int = 1 << 18
-
-
-Event = (
-    Waiting
-    | Started
-    | Prefill
-    | Step
-    | Learned
-    | ContextLogged
-    | NgramsLearned
-    | Calibrated
-    | CostsMeasured
-    | Notice
-    | ServerCounted
-    | WantedPastAnswers
-    | WantedContextLog
-)
-"""What an answer consists of: Started, a Prefill, its Steps, Learned; around them the rest."""
-Loading = Waiting | Share | CostsMeasured | Notice | WantedCosts
-"""What loading a model reports."""
-
-
-# what is there
+# the state
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A loaded draft model: what plans call it, and where it came from."""
+    """A loaded draft model: its name in plans, and its source."""
 
     name: str
     source: str
@@ -242,53 +171,74 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is loaded. `there` says whether a model is: while one makes room for another, `info` is
-    still the old one's. `compiled` says whether its engine drafts with the compiled core."""
+    """The loaded models. `is_loaded` is False without a model; `info` is then that of the last one.
+    `compiled` is true if the engine drafts with the compiled core. `locked` is the reason why it
+    cannot store what it learns, "" if it can."""
 
     info: BackendInfo = NO_MODEL_INFO
-    there: bool = False
+    is_loaded: bool = False
     source: str = ""
     runtime: Runtime = Runtime()
     drafts: tuple[Draft, ...] = ()
     plain: PlainSpeed = UNMEASURED
     compiled: bool = False
+    locked: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory of the device where a model would run, in bytes: what is `free`, and what the
+    loaded models have `held` there, which becomes free when they are unloaded."""
+
+    device: str
+    free: int
+    held: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes for a model that takes the place of the loaded ones."""
+        return self.free + self.held
 
 
 class Engine(Protocol):
-    """What runs models. Every method may be called from any thread."""
+    """Runs models. Every method may be called from any thread."""
 
     watch: Callable[[State], None]
-    """Called with every new state, from a thread of the engine's; to be set by who wants to know.
-    """
+    """Called with every new state, from a thread of the engine. The user of the engine sets it."""
+
+    notify: Callable[[str, str], None]
+    """Called like `watch`, with an owner and a notice about the store."""
 
     @property
     def state(self) -> State:
-        """What is loaded now."""
+        """The current state."""
 
     def generate(self, request: Request) -> Stream[Event]:
-        """An answer. Its stream raises Busy when too much waits already, Cancelled when it is
-        stopped before its turn has come, else what went wrong."""
+        """Answer a request. The stream raises Busy if too many requests wait already, Cancelled if
+        it is stopped before its turn has come, and the errors of the answer."""
 
-    def load(self, wanted: Load) -> Stream[Loading]:
-        """Let another model take the place of the loaded one; the run under way is stopped.
+    def load(self, request: Load) -> Stream[Loading]:
+        """Replace the loaded model by another one; the current run is stopped.
 
-        Its stream raises ModelError, with the old model as it was, or with what became of it.
+        The stream raises ModelError. The old model then stays loaded, or the message describes what
+        happened to it.
         """
 
-    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
-        """Have just these (name, source) draft models in memory. Raises ModelError in its stream,
-        with nothing changed."""
+    def load_drafts(self, named: Sequence[tuple[str, str]]) -> Stream[Loading]:
+        """Load exactly these draft models, given as (name, source), and unload all others. If the
+        stream raises ModelError, nothing has changed."""
 
     def unload_drafts(self) -> Stream[Loading]:
-        """Free the draft models, once no answer is under way."""
+        """Unload the draft models, as soon as no answer is in progress."""
 
     def measure_costs(self) -> Stream[Loading]:
-        """Measure what forwards cost."""
+        """Measure the costs of forwards."""
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str], tokens: int
     ) -> Stream[Waiting | Share | Profile]:
-        """Profile the loaded models on answers to `texts`; the profile comes last."""
+        """Profile the loaded models on answers to `texts` of so many tokens; the profile is the
+        last item."""
 
     def trials(
         self,
@@ -299,17 +249,17 @@ class Engine(Protocol):
         texts: Sequence[str],
         tokens: int,
     ) -> Stream[Waiting | Share | list[Trial]]:
-        """Put plans to the test on answers to `texts`; what came of them comes last."""
+        """Test plans on answers to `texts` of so many tokens; the results are the last item."""
 
     def check(self, text: str) -> None:
-        """Raise PromptError for a message that cannot be answered even alone."""
+        """Raise PromptError for a message that cannot be answered even if it is the only one."""
 
     def measure(self, messages: Sequence[Message]) -> Size:
-        """How much of the context these messages take. It disturbs no answer and no cache, but it
-        takes time that an answer under way could use."""
+        """How much of the context these messages take. This changes no cache, but takes computing
+        time from an answer in progress."""
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has."""
+        """The number of tokens of each text."""
 
     def check_turn(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""
@@ -319,45 +269,22 @@ class Engine(Protocol):
 
     def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
         """The tokens of each document. Raises ModelError unless the loaded model's tokenizer has
-        this fingerprint: another one's tokens would mean something else."""
+        the fingerprint `tokenizer`, because the tokens of another one would mean something else."""
 
     def read_statistics(self) -> None:
-        """Look again for the statistics of the loaded model's tokenizer: what begins from now on
-        drafts from what is there."""
+        """Read the statistics for the loaded model's tokenizer again; later runs use them."""
 
     def need(self, source: str, runtime: Runtime) -> Need:
-        """What a model would take. Raises ModelError where that cannot be told."""
+        """The memory that a model would take. Raises ModelError if it cannot be determined."""
 
-    def device(self, source: str, runtime: Runtime) -> str:
-        """Where a model would run. Raises ModelError for what is not there."""
-
-    def free(self, device: str) -> int:
-        """Bytes that are free there."""
+    def room(self, source: str, runtime: Runtime) -> Room:
+        """The device where a model would run, and its memory; "" stands for the loaded model.
+        Raises ModelError for a device that this machine does not have."""
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
-        """Drop what is in memory of a conversation, or of all of an owner's; with `past` what the
-        model said to the owner as well. What is stored is the caller's."""
+        """Drop from memory the data of a conversation, or of all conversations of an owner (None);
+        with `past` the owner's past answers as well. The store is not changed: the caller has done
+        that before."""
 
     def close(self) -> None:
-        """End it; what is under way ends with it."""
-
-
-def answered(stream: Stream[Any], reply: Callable[[Any], Any]) -> Iterator[Any]:
-    """The items of a stream; what it asks for is answered by `reply`. Where that fails, the stream
-    is stopped: nobody may wait for an answer that never comes."""
-    for item in stream:
-        if isinstance(item, WantedPastAnswers | WantedContextLog | WantedCosts):
-            try:
-                stream.reply(reply(item))
-            except BaseException:
-                stream.stop()
-                raise
-        else:
-            yield item
-
-
-def unknown(wanted: Any) -> Any:
-    """The reply of who has stored nothing."""
-    if isinstance(wanted, WantedPastAnswers):
-        return StoredPastAnswers()
-    return StoredContextLog() if isinstance(wanted, WantedContextLog) else None
+        """End the engine and all of its work."""

@@ -1,4 +1,5 @@
-"""Every error a user can cause. The text is shown as it is: what happened, the value, what to do.
+"""Every error that a user can cause. The text is shown as it is: what happened, the value, and what
+to do.
 
 StrataError
 ├── SettingError          a setting out of range or unknown
@@ -33,11 +34,11 @@ class ServerError(ModelError):
 
 
 class Cancelled(StrataError):
-    """The user stopped it; what was there before stays."""
+    """The user stopped a long piece of work; everything stays as it was before."""
 
 
 class EngineDied(StrataError):
-    """The process that runs the models ended; what was under way in it is lost."""
+    """The process that runs the models ended; its current work is lost."""
 
 
 class Busy(StrataError):
@@ -49,5 +50,5 @@ class StorageError(StrataError):
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, without what it adds below."""
+    """The first line of an error of a library, or its type if it has no text."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

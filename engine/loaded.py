@@ -1,28 +1,30 @@
-"""The loaded model with all that belongs to it and goes when it goes.
+"""The loaded model, with everything that belongs to it and is released with it.
 
-It is held as one value, so that it changes in one assignment: nobody ever sees the tokenizer of one
-model beside the costs of another.
+It is one value that is replaced in one assignment, so no reader ever sees the tokenizer of one
+model together with the costs of another.
+
+Its cached sequences stay open, one per conversation and model. A conversation that continues finds
+its tokens in the caches of the target and of the draft models, and prefills only the new ones.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import time
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from engine.backends.base import Backend, BackendInfo
+from engine.drafting.ceiling import too_dear
 from engine.drafting.costs import CostCurve, measure_costs
-from engine.drafting.head_trial import too_dear
-from engine.drafting.memory import DraftingMemory
+from engine.drafting.databases import DraftingMemory
 from engine.errors import ModelError
 from engine.heads.base import Head
-from engine.methods import WHERE_THERE, Method
+from engine.methods import IF_PRESENT, Method
 from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
-from engine.sequences import Sequences
 from engine.servers.served import ServedChat, ServedModel
 from engine.settings import Runtime
-from engine.types import HEAD, Message
+from engine.types import HEAD, Costs, Message
 
 NO_MODEL_INFO = BackendInfo(
     name="no model",
@@ -38,10 +40,8 @@ NO_MODEL = "No model is loaded at the moment. Wait until one is, or load it in t
 
 
 class NoModel:
-    """Stands where no model is: before the first one, and while one makes room for the next.
-
-    `info` is that of the model which was there. Whatever is asked of it raises ModelError.
-    """
+    """Stands in while no model is loaded: at the start, and while one model replaces another.
+    `info` is that of the last model. Every request to it raises ModelError."""
 
     def __init__(self, info: BackendInfo = NO_MODEL_INFO) -> None:
         self.info = replace(info, can_tree=False, note=NO_MODEL)
@@ -50,7 +50,6 @@ class NoModel:
     head: Head | None = None
 
     def refuse(self, *_: object) -> NoReturn:
-        """There is nothing here that could answer."""
         raise ModelError(NO_MODEL)
 
     def vocabulary(self) -> Sequence[str]:
@@ -62,23 +61,68 @@ class NoModel:
         """There is nothing to free."""
 
 
-class Costs(NamedTuple):
-    """What forwards cost, as plain values: a CostCurve's, and when it was measured (seconds since
-    1970)."""
+LIMIT = 512 << 20
+"""Bytes of all cached sequences: 32,768 tokens of the embedded model (16 KiB each), or 4,096 of a
+typical model of eight billion parameters (128 KiB each). That is enough for a few conversations
+with any model, and less than the weights of a large one."""
 
-    points: dict[int, float]
-    node: float
-    other: float
-    measured: float
-    token: float = 0.0
-    row: float = 0.0
+Key = tuple[str, str]
+"""An owner, and one of the owner's conversations."""
+Place = tuple[Key, Backend]
+"""A conversation in a loaded model."""
+
+
+class Sequences:
+    """At most `limit` bytes of open sequences, each of one conversation and one loaded model.
+
+    After `fit` they keep the limit, or only those of the most recent conversation are left. Only
+    the thread that runs the models may use this.
+    """
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self.warm: dict[Place, Backend] = {}
+        """Ordered by their last use, the most recent last."""
+
+    def get(self, key: Key, model: Backend) -> Backend:
+        sequence = self.warm.pop((key, model), None) or model.open()
+        self.warm[key, model] = sequence
+        return sequence
+
+    @property
+    def bytes(self) -> int:
+        return sum(sequence.bytes for sequence in self.warm.values())
+
+    def fit(self) -> None:
+        """Close the least recently used sequences until the limit is kept, but none of the
+        conversation that was used last."""
+        excess, places = self.bytes - self.limit, list(self.warm)
+        for place in places:
+            if excess > 0 and place[0] != places[-1][0]:
+                excess -= self.warm[place].bytes
+                self.close(place)
+
+    def drop(self, key: Key) -> None:
+        self.close(*(place for place in self.warm if place[0] == key))
+
+    def drop_model(self, model: Backend) -> None:
+        """Free the sequences of a model that is being unloaded: they keep its weights in memory."""
+        self.close(*(place for place in self.warm if place[1] is model))
+
+    def clear(self) -> None:
+        self.close(*self.warm)
+
+    def close(self, *places: Place) -> None:
+        for place in places:
+            self.warm.pop(place).close()
 
 
 @dataclass(slots=True)
 class Loaded:
-    """A model with what is known of it. `source` is "" for a backend that was made, not read.
+    """A model and everything that was measured of it. `source` is "" for a backend that was created
+    in memory.
 
-    `curve` is None until it is known or measured.
+    `curve` is None until it is read from the store or measured.
     """
 
     backend: Backend
@@ -96,14 +140,13 @@ class Loaded:
         self.chat = ServedChat(self.backend) if served else Chat(self.backend)
 
     @property
-    def there(self) -> bool:
-        """Whether there is a model."""
+    def is_loaded(self) -> bool:
         return not isinstance(self.backend, NoModel)
 
-    # what forwards cost
+    # the costs of forwards
 
     def know(self, costs: Costs) -> bool:
-        """Take a curve that was stored; False when it cannot be used."""
+        """Use a stored curve; returns False if it cannot be used."""
         try:
             self.curve = CostCurve(*costs[:3], costs.token, costs.row)
         except ValueError:
@@ -112,21 +155,21 @@ class Loaded:
         return True
 
     def measure_costs(self, progress: Callable[[float], None] = lambda share: None) -> None:
-        """Measure the curve, in about two seconds. Raises ModelError when the model cannot do such
-        forwards; what was known stays."""
+        """Measure the curve, in about two seconds. Raises ModelError if such a forward fails; the
+        previous curve stays."""
         try:
             self.curve = measure_costs(self.backend, progress=progress)
         except Exception as error:
             # The libraries below raise many types, out of memory among them.
             raise ModelError(
                 f"The cost of a step could not be measured ({error}). Drafts are sized without it. "
-                "If answers fail too, lower Most drafted tokens in Settings, under Advanced."
+                "If answers fail too, lower Max drafted tokens in Settings, under Advanced."
             ) from error
         self.measured = time()
 
     def weigh_head(self) -> None:
-        """Find out whether the head can pay on this machine; a head that fails is told of by the
-        answer that asks it."""
+        """Find out whether the head can pay on this machine. If the head fails, the first answer
+        that uses it will report that."""
         head, info = self.backend.head, self.backend.info
         if head is None or info.head is None or not info.head.drafts or self.curve is None:
             return
@@ -135,47 +178,40 @@ class Loaded:
             self.backend.info = replace(info, head=replace(info.head, too_dear=found))
 
     def suited(self, method: Method) -> Method:
-        """The usual method without the head while that backs off: to listen costs a little in each
-        step, and so does looking for what a guess could bring."""
+        """The method; while the head backs off, the default method is used without it, because even
+        an idle head would cost a little time in each step."""
         resting = self.curve is not None and self.curve.gate.gains[HEAD].backoff > 0
-        return replace(method, head=None) if method.head == WHERE_THERE and resting else method
+        return replace(method, head=None) if method.head == IF_PRESENT and resting else method
 
     def rested(self, steps: int) -> None:
-        """The head was left out of so many steps."""
         if self.curve is not None:
             gain = self.curve.gate.gains[HEAD]
             gain.backoff = max(0, gain.backoff - steps)
 
     @property
     def costs(self) -> Costs:
-        """The curve as it is now, which has to be known."""
+        """The current curve, which must be known."""
         curve = self.curve
         assert curve is not None
         growth = curve.growth
         return Costs(curve.points, curve.node, curve.other, self.measured, growth.token, growth.row)
 
     def curve_of(self, method: Method) -> CostCurve | None:
-        """The curve for a method whose budget depends on it.
-
-        Others are kept from correcting it: the time of their drafting is not the databases'.
-        """
+        """The curve, for a method whose budget depends on it; None for other methods, because they
+        must not correct it."""
         return self.curve if method.adaptive else None
 
     def copy_of(self, method: Method) -> CostCurve | None:
-        """The same as a copy, for a run that must not change what the next one drafts.
-
-        With it goes what drafting was worth of late: a measured run of a prompt must draft as the
-        next answer would.
-        """
+        """A copy of that curve for a measured run, which then drafts as the next answer would and
+        changes nothing for that answer."""
         curve = self.curve_of(method)
         return curve and curve.copy()
 
     def measure_plain(self) -> None:
-        """How fast it decodes plainly, measured now with a short run."""
+        """Measure the speed of plain decoding with a short run."""
         prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
         self.plain = PlainSpeed(plain_speed(self.backend, prompt), "after loading")
 
 
 def no_model(info: BackendInfo = NO_MODEL_INFO) -> Loaded:
-    """No model, in the place of the one of that info."""
     return Loaded(NoModel(info), DraftingMemory())

@@ -1,12 +1,12 @@
-"""The engine in this process: the loaded models, what drafting knows, one run at a time.
+"""The engine in this process: the loaded models and the drafting memory; one run at a time.
 
-Everything that computes happens on the model's thread, in the order of the queue. What other
-threads ask looks at `loaded` once, so that another model can take its place between two runs.
+Everything that computes runs on the model's thread, in the order of the queue. Methods that other
+threads call read `loaded` only once, because another model may replace it between two runs.
 """
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,39 +14,37 @@ from engine import native
 from engine.backends.base import Backend, Tokenizer
 from engine.compare import cold
 from engine.decode import decode
-from engine.drafting.base import Drafter, NgramTable
+from engine.drafting.base import Drafter, Guarded, NgramTable
 from engine.drafting.calibration import Calibration
-from engine.drafting.context import ContextTier
-from engine.drafting.databases import Databases
-from engine.drafting.guarded import Guarded
-from engine.drafting.memory import DraftingMemory, OpenConversation, PastAnswers
-from engine.drafting.model import ModelTier
+from engine.drafting.databases import (
+    Databases,
+    DraftingMemory,
+    NoStore,
+    OpenConversation,
+    PastAnswers,
+    Store,
+)
+from engine.drafting.tiers import ContextTier, ModelTier
 from engine.engine import (
-    Calibrated,
-    ContextLogged,
     CostsMeasured,
     Draft,
     Event,
     Load,
     Loading,
     Measured,
-    NgramsLearned,
     Notice,
     Request,
+    Room,
     Share,
     Started,
     State,
-    StoredContextLog,
-    StoredPastAnswers,
-    WantedContextLog,
-    WantedCosts,
-    WantedPastAnswers,
 )
 from engine.errors import (
     Busy,
     Cancelled,
     ModelError,
     SettingError,
+    StorageError,
     StrataError,
     first_line,
 )
@@ -54,30 +52,29 @@ from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
 from engine.hsd.profile import Profile
 from engine.hsd.trials import Trial, entries, prompts_of, trials
-from engine.loaded import NO_MODEL, Costs, Loaded, no_model
+from engine.loaded import NO_MODEL, Loaded, no_model
 from engine.methods import lowest
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import Size, ends_in_thinking, no_room, splice
+from engine.prompt import Size, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
-from engine.servers.answer import answer as answered_elsewhere
+from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.text import TextStream, behind, resumed
-from engine.types import Document, Message, Step
+from engine.types import CalibrationRow, Document, Message, Step, Taught
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
-"""Opens the statistics for a tokenizer, None where there are none; tells what is damaged."""
+"""Opens the statistics table for a tokenizer, None if there is none; reports damaged files."""
 
 
 def without_statistics(tokenizer: str, report: Callable[[str], None]) -> None:
-    """No statistics for any tokenizer."""
+    """An opener for an engine without statistics."""
 
 
 class Work(Stream[Any]):
-    """A stream whose work leaves the queue once it is stopped."""
+    """A stream that leaves the queue when it is stopped before its turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,11 +84,18 @@ class Work(Stream[Any]):
         super().stop()
         self.leave()
 
+    def end(self, error: BaseException | None = None) -> None:
+        super().end(error)
+        # Break the reference cycle between the work and this stream. It would keep the request,
+        # which may be long, in memory until the next garbage collection.
+        self.leave = lambda: None
+
 
 class Local:
-    """See the module's docstring, and engine/engine.py for what the methods do.
+    """The engine in this process; engine/engine.py documents its methods.
 
-    `each` is how many runs of one owner may wait. `backend` is a model that is there already.
+    `store` keeps what drafting has learned for longer than this process lives. `each` is the number
+    of runs of one owner that may wait. `backend` is a model that is loaded from the start.
     """
 
     def __init__(
@@ -100,17 +104,19 @@ class Local:
         loaders: ModelLoaders = MODEL_LOADERS,
         each: int = MOST_WAITING,
         backend: Backend | None = None,
+        store: Store | None = None,
     ) -> None:
         self.statistics, self.loaders = statistics, loaders
+        self.store = store or NoStore()
+        self.store.report, self.locked = self.report, ""
+        self.notify: Callable[[str, str], None] = lambda owner, notice: None
         self.queue = RunQueue(each)
         self.watch: Callable[[State], None] = lambda state: None
         self.drafts: dict[str, Backend] = {}
         self.sources: dict[str, str] = {}
         """The source of each loaded draft model, by its name."""
         self.planned: Family | None = None
-        """The draft models with the profile that was used last, and what was planned with it."""
-        self.emit: Callable[[Event], None] = lambda event: None
-        """Where what is learned goes: into the stream of the run under way."""
+        """The draft models with the last used profile, and the plans made with it."""
         self.loaded = no_model()
         if backend is not None:
             self.loaded = self.loaded_of(backend, "", DEFAULT_RUNTIME, lambda problem: None)
@@ -119,33 +125,42 @@ class Local:
 
     @property
     def state(self) -> State:
-        """What is loaded now."""
         loaded = self.loaded
         drafts = (Draft(n, self.sources.get(n, ""), d.info) for n, d in self.drafts.items())
-        info = loaded.backend.info
-        runtime, plain = loaded.runtime, loaded.plain
-        compiled = native.core is not None
-        return State(info, loaded.there, loaded.source, runtime, tuple(drafts), plain, compiled)
+        return State(
+            loaded.backend.info,
+            loaded.is_loaded,
+            loaded.source,
+            loaded.runtime,
+            tuple(drafts),
+            loaded.plain,
+            compiled=native.core is not None,
+            locked=self.locked,
+        )
 
     def loaded_of(
         self, backend: Backend, source: str, runtime: Runtime, report: Callable[[str], None]
     ) -> Loaded:
-        """A backend with all that it takes to answer with it."""
         table = self.statistics(backend.info.tokenizer_fingerprint, report)
         return Loaded(backend, DraftingMemory(table), source, runtime)
 
     def use(self, loaded: Loaded) -> None:
-        """Use this model from now on. What was opened or loaded for the old one goes with it."""
         self.loaded.sequences.clear()
         self.loaded = loaded
         self.use_drafts({}, {})
 
     def use_drafts(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
-        """Use these draft models from now on."""
-        for gone in {*self.drafts.values()} - {*drafts.values()}:
-            self.loaded.sequences.drop_model(gone)
+        for unused in {*self.drafts.values()} - {*drafts.values()}:
+            self.loaded.sequences.drop_model(unused)
         self.drafts, self.sources, self.planned = dict(drafts), dict(sources), None
         self.watch(self.state)
+
+    def report(self, owner: str, notice: str) -> None:
+        """Pass on a notice of the store, and publish whether it can be written to."""
+        self.notify(owner, notice)
+        if self.locked != self.store.locked:
+            self.locked = self.store.locked
+            self.watch(self.state)
 
     # the queue
 
@@ -156,7 +171,7 @@ class Local:
         urgent: bool = False,
         patient: bool = False,
     ) -> Stream[Any]:
-        """Queue work up. What cannot wait in the queue ends with Busy."""
+        """Put work into the queue. Its stream raises Busy if the queue is full."""
         stream = Work()
 
         def run() -> None:
@@ -169,7 +184,7 @@ class Local:
                 error = raised
             stream.end(error)
 
-        def tell(ahead: int) -> None:
+        def notify(ahead: int) -> None:
             if ahead:
                 stream.put(Waiting(ahead))
 
@@ -177,7 +192,7 @@ class Local:
             if self.queue.leave(entry):
                 stream.end(before_it_began())
 
-        entry = Run(owner, run, tell, stream.stop, urgent, patient=patient)
+        entry = Run(owner, run, notify, stream.stop, urgent, patient=patient)
         stream.leave = leave
         try:
             self.queue.join(entry)
@@ -194,27 +209,21 @@ class Local:
         return self.start(request.owner, work, patient=request.patient)
 
     def answer(self, request: Request, stream: Stream[Event]) -> None:
-        """One answer, on the model's thread."""
         self.need_model()
         self.loaded.memory.sweep()
         served = self.loaded.backend
         if isinstance(served, ServedModel):
-            answered_elsewhere(served, request, stream.put, stream.stopped.is_set)
+            answer_from_server(served, request, stream.put, stream.stopped.is_set)
             return
-        self.emit = stream.put
-        try:
-            if request.measured is None:
-                events = self.answer_events(request, stream)
-            else:
-                events = self.measured_events(request, request.measured, stream)
-            for event in events:
-                stream.put(event)
-        finally:
-            self.emit = lambda event: None
+        if request.measured is None:
+            events = self.answer_events(request, stream)
+        else:
+            events = self.measured_events(request, request.measured, stream)
+        for event in events:
+            stream.put(event)
 
     def need_model(self) -> None:
-        """Raise ModelError unless a model is loaded."""
-        if not self.loaded.there:
+        if not self.loaded.is_loaded:
             raise ModelError(NO_MODEL)
 
     def need_model_here(self) -> None:
@@ -224,25 +233,28 @@ class Local:
             self.loaded.backend.refuse()
 
     def answer_events(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
-        """The events of an answer that is learned."""
         loaded, method, generation = self.loaded, request.method, request.generation
         cancelled = stream.stopped.is_set
-        past = self.past_answers(request.owner, stream)
-        conversation = self.open_conversation(request, past, stream)
+        past = self.past_answers(request.owner)
+        conversation = self.open_conversation(request, past)
         loaded.memory.fit(request.owner)
         chat = loaded.chat
         chat.tokens = conversation.tokens
         prompt, dropped = self.prompt_of(request, conversation)
-        text, told = self.text_of(request, prompt)
+        detokenize, begun = loaded.backend.detokenize, ""
+        if request.begun or request.text:
+            text_stream = continued(detokenize, generation.stop, prompt)
+        else:
+            text_stream, begun = resumed(detokenize, generation.stop, request.answered)
         calibration = tuple(past.calibration.rows())
-        known = [*prompt, *request.said]
+        known = [*prompt, *request.answered]
         conversation.tokens = list(known)
         with self.sequences(request) as (target, drafts):
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
             thinks = ends_in_thinking(loaded.backend, prompt)
-            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, told, thinks)
-            how = method.drafting, cancelled, curve, text, request.likeliest
+            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, begun, thinks)
+            how = method.drafting, cancelled, curve, text_stream, request.likeliest
             events = decode(target, known, drafters, generation, *how)
             steps, rests = 0, loaded.suited(method) is not method
             try:
@@ -254,16 +266,40 @@ class Local:
             finally:
                 if rests:
                     loaded.rested(steps)
-                if len(conversation.tokens) > len(known):
-                    self.emit(Calibrated(tuple(past.calibration.rows())))
-                    if curve is not None:
-                        self.emit(CostsMeasured(loaded.backend.info, loaded.costs))
+                if len(conversation.tokens) > len(known) and curve is not None:
+                    stream.put(CostsMeasured(loaded.backend.info, loaded.costs))
+                self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
+
+    def keep(
+        self,
+        request: Request,
+        past: PastAnswers,
+        conversation: OpenConversation,
+        before: Sequence[CalibrationRow],
+    ) -> None:
+        """Store what an answer taught; `before` are the evidence weights at its start."""
+        info, rows = self.loaded.backend.info, tuple(past.calibration.rows())
+        taught = Taught(
+            request.owner,
+            info.fingerprint,
+            past.wipes,
+            tuple(past.fresh),
+            past.tier.size,
+            rows if past.trusted and rows != before else None,
+            request.conversation,
+            info.tokenizer_fingerprint,
+            tuple(conversation.fresh) if request.conversation else (),
+        )
+        past.fresh.clear()
+        conversation.fresh.clear()
+        if taught and self.store.learn(taught):
+            self.loaded.memory.forget(request.owner)
 
     @contextmanager
     def sequences(self, request: Request) -> Iterator[tuple[Backend, dict[str, Backend]]]:
-        """What a run decodes with, the target's sequence and those of the draft models: the warm
-        ones of its conversation; without one, fresh ones that are closed after it."""
+        """The sequences of a run: the target's, and those of the draft models. The sequences of a
+        conversation stay open after the run; other runs open new ones and close them again."""
         models = {"": self.loaded.backend, **self.drafts}
         warm, key = self.loaded.sequences, (request.owner, request.conversation)
         kept = request.conversation and request.measured is None
@@ -278,102 +314,75 @@ class Local:
                     sequence.close()
 
     def prompt_of(self, request: Request, conversation: OpenConversation) -> tuple[list[int], int]:
-        """The prompt of a request, and how many messages it leaves out. Raises PromptError where
-        there is no room for more of an answer that is to go on, ModelError for another model."""
+        """The prompt of a request, and how many messages it leaves out. Raises PromptError if the
+        context has no room to continue the answer, ModelError if another model began the answer."""
         chat, context = self.loaded.chat, conversation.databases.context
         thinking = request.generation.thinking
-        if request.said and request.speaker != self.loaded.backend.info.fingerprint:
-            raise ModelError("Another model was loaded meanwhile. Have the answer go on once more.")
+        if request.answered and request.speaker != self.loaded.backend.info.fingerprint:
+            raise ModelError("Another model was loaded meanwhile. Continue the answer once more.")
         prompt, dropped = list(request.prompt), 0
-        if request.prompt and request.said:
+        if request.prompt and request.answered:
             context.expect(prompt)
         elif request.messages:
-            if request.said:
-                prompt, dropped = chat.go_on(request.messages, request.said, thinking)
+            if request.answered:
+                prompt, dropped = chat.continue_answer(request.messages, request.answered, thinking)
             else:
                 prompt, dropped = chat.fit(request.messages, request.begun, thinking)
-            self.expect(conversation, prompt, request)
+            if context.log and not context.seen:
+                # The log of a reopened conversation has all messages but the last one.
+                backend = self.loaded.backend
+                fresh = len(backend.tokenize(backend.render(request.messages[-1:])))
+                context.expect(prompt[: max(0, len(prompt) - fresh)])
         elif request.text:
             begin = self.loaded.backend.info.begin
             prompt = splice(self.loaded.backend, begin + request.text, chat.tokens)
-        info, length = self.loaded.backend.info, len(prompt) + len(request.said)
-        if request.said and length >= info.context_length:
+        info, length = self.loaded.backend.info, len(prompt) + len(request.answered)
+        if request.answered and length >= info.context_length:
             raise no_room(info, length)
         return prompt, dropped
 
-    def text_of(self, request: Request, prompt: Sequence[int]) -> tuple[TextStream, str]:
-        """The text of an answer as far as it is there already, and what it has told of it."""
-        detokenize, stop = self.loaded.backend.detokenize, request.generation.stop
-        if request.begun or request.text:
-            return behind(detokenize, stop, prompt), ""
-        return resumed(detokenize, stop, request.said)
-
-    def expect(
-        self, conversation: OpenConversation, prompt: Sequence[int], request: Request
-    ) -> None:
-        """A conversation that was opened again has logged all but its last message before."""
-        context, backend = conversation.databases.context, self.loaded.backend
-        if context.log and not context.seen:
-            fresh = len(backend.tokenize(backend.render(request.messages[-1:])))
-            context.expect(prompt[: max(0, len(prompt) - fresh)])
-
-    def past_answers(self, owner: str, stream: Stream[Event]) -> PastAnswers:
-        """What the model said to an owner."""
-
+    def past_answers(self, owner: str) -> PastAnswers:
         def recall() -> PastAnswers:
-            wanted = WantedPastAnswers(self.loaded.backend.info.fingerprint)
-            stored: StoredPastAnswers = recalled(stream, wanted)
-            tier = ModelTier(
-                stored.grams, lambda grams: self.emit(NgramsLearned(tuple(grams), tier.size))
-            )
-            return PastAnswers(tier, Calibration(stored.rows))
+            stored = self.store.past(owner, self.loaded.backend.info.fingerprint)
+            fresh: list[tuple[int, ...]] = []
+            tier = ModelTier(stored.grams, fresh.extend)
+            calibration = Calibration(stored.rows or ())
+            return PastAnswers(tier, calibration, fresh, stored.wipes, stored.rows is not None)
 
         return self.loaded.memory.answers_of(owner, recall)
 
-    def open_conversation(
-        self, request: Request, past: PastAnswers, stream: Stream[Event]
-    ) -> OpenConversation:
-        """The open conversation of a request, its context tier warm from what was stored."""
-        memory = self.loaded.memory
+    def open_conversation(self, request: Request, past: PastAnswers) -> OpenConversation:
+        """The open conversation of a request, its context tier filled from the stored log."""
+        memory, owner, name = self.loaded.memory, request.owner, request.conversation
 
         def recall() -> OpenConversation:
-            wanted = WantedContextLog(self.loaded.backend.info.tokenizer_fingerprint)
-            stored: StoredContextLog = (
-                recalled(stream, wanted) if request.conversation else StoredContextLog()
-            )
+            tokenizer, fresh = self.loaded.backend.info.tokenizer_fingerprint, list[int]()
+            log = self.store.log(owner, name, tokenizer) if name else ()
+            context = ContextTier(log, fresh.extend, self.store.cap)
+            databases = Databases(context, past.tier, memory.statistics, past.calibration)
+            return OpenConversation(databases, fresh)
 
-            def logged(tokens: Sequence[int]) -> None:
-                if request.conversation:
-                    self.emit(ContextLogged(tuple(tokens)))
-
-            context = ContextTier(stored.tokens, logged, stored.cap)
-            return OpenConversation(
-                Databases(context, past.tier, memory.statistics, past.calibration)
-            )
-
-        if not request.conversation:
-            return recall()
-        return memory.conversation(request.owner, request.conversation, recall)
+        return memory.conversation(owner, name, recall) if name else recall()
 
     def measured_events(
-        self, request: Request, wanted: Measured, stream: Stream[Event]
+        self, request: Request, measured: Measured, stream: Stream[Event]
     ) -> Iterator[Event]:
-        """The events of a run that starts from nothing and leaves no trace."""
         loaded, method, generation = self.loaded, request.method, request.generation
-        past = self.past_answers(request.owner, stream)
+        past = self.past_answers(request.owner)
         loaded.memory.fit(request.owner)
-        tier, calibration = past.tier, wanted.calibration
-        if wanted.unlearned:
-            tier = tier.without(wanted.unlearned, wanted.new)
+        tier, calibration = past.tier, measured.calibration
+        if measured.unlearned:
+            tier = tier.without(measured.unlearned, measured.new)
         rows = past.calibration.rows() if calibration is None else calibration
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
         prompt = list(request.prompt)
         prompt = prompt or loaded.chat.prompt(request.messages, (), generation.thinking)
         with self.sequences(request) as (target, drafts):
-            # What takes long to make is made before the run; what is missing is told at once.
+            # Created before the run because this may take long and raises if draft models are
+            # missing.
             drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)
             yield Started(target.info, tuple(prompt), 0, tuple(rows))
-            if wanted.warm:
+            if measured.warm:
                 warm_up(target, prompt, generation)
             cold((target, *drafts.values()))
             if self.table is not None:
@@ -392,9 +401,9 @@ class Local:
         target: Backend,
         drafts: Mapping[str, Backend],
     ) -> list[Drafter]:
-        """What drafts for one answer; its faults become notices.
+        """The drafters of one answer; a drafter that fails causes a notice.
 
-        Raises SettingError for draft models that are not there.
+        Raises SettingError if its draft models are not loaded.
         """
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
@@ -416,48 +425,48 @@ class Local:
 
     # loading
 
-    def load(self, wanted: Load) -> Stream[Loading]:
-        return self.start(OWNER, lambda stream: self.replace_model(wanted, stream), urgent=True)
+    def load(self, request: Load) -> Stream[Loading]:
+        return self.start(OWNER, lambda stream: self.replace_model(request, stream), urgent=True)
 
-    def replace_model(self, wanted: Load, stream: Stream[Loading]) -> None:
-        """Read a model and put it in the place of the loaded one."""
-        both = min(wanted.runtime.tensor_parallel, self.loaded.runtime.tensor_parallel)
-        # One model at a time is split over processes.
-        before = None if wanted.beside and both == 1 else self.make_room()
-        problem = ""
+    def replace_model(self, request: Load, stream: Stream[Loading]) -> None:
+        both = min(request.runtime.tensor_parallel, self.loaded.runtime.tensor_parallel)
+        # Only one model at a time can be split over processes.
+        before = None if request.keep_loaded and both == 1 else self.make_room()
+        failure = ""
         try:
-            self.use(self.read_model(wanted, stream))
+            self.use(self.read_model(request, stream))
         except StrataError as error:
-            problem = str(error)
+            failure = str(error)
         except Exception as error:
             # The libraries below raise many types, out of memory among them.
-            problem = (
-                f"The model {wanted.source!r} cannot be used: {first_line(error)}. Choose another "
+            failure = (
+                f"The model {request.source!r} cannot be used: {first_line(error)}. Choose another "
                 "one, or a shorter context if memory ran out."
             )
-        # Only now: an error holds on to the model that failed, and with it to its memory.
+        # Not earlier: while it is handled, the exception keeps the failed model in memory.
         gc.collect()
-        if problem:
-            raise ModelError(problem + (self.put_back(before, stream) if before else ""))
+        if failure:
+            raise ModelError(failure + (self.put_back(before, stream) if before else ""))
 
-    def read_model(self, wanted: Load, stream: Stream[Loading]) -> Loaded:
-        """A model, ready to answer: read, and known in its costs and its speed."""
-        backend = self.loaders.load(wanted.source, wanted.runtime)
+    def read_model(self, request: Load, stream: Stream[Loading]) -> Loaded:
+        """Load a model and measure its costs and its plain speed."""
+        backend = self.loaders.load(request.source, request.runtime)
         if isinstance(backend, ServedModel):
-            backend.connect(wanted.key)
-            return Loaded(backend, DraftingMemory(None), wanted.source, wanted.runtime)
-        if wanted.name:
-            backend.info = replace(backend.info, name=wanted.name)
+            backend.connect(request.key)
+            return Loaded(backend, DraftingMemory(None), request.source, request.runtime)
+        if request.name:
+            backend.info = replace(backend.info, name=request.name)
 
         def report(problem: str) -> None:
             stream.put(Notice(problem))
 
-        loaded = self.loaded_of(backend, wanted.source, wanted.runtime, report)
+        loaded = self.loaded_of(backend, request.source, request.runtime, report)
         if backend.info.can_tree:
-            known: Costs | None = None
-            with suppress(Cancelled):
-                # What has begun is not stopped any more: the old model may be gone.
-                known = stream.ask(WantedCosts(backend.info))
+            known = None
+            try:
+                known = self.store.costs(backend.info.costs_key)
+            except StorageError as error:
+                report(str(error))
             if known is None or not loaded.know(known):
                 try:
                     self.time_forwards(loaded, stream)
@@ -469,37 +478,36 @@ class Local:
             if loaded.curve is not None:
                 stream.put(CostsMeasured(backend.info, loaded.costs))
         loaded.measure_plain()
-        # What was measured is no conversation: its cache would only take memory.
+        # Free the cache of the measured text, which belongs to no conversation.
         backend.close()
         return loaded
 
     def time_forwards(self, loaded: Loaded, stream: Stream[Any]) -> None:
-        """Measure what forwards cost."""
-        words = f"Measuring {loaded.backend.info.name} …"
-        loaded.measure_costs(lambda share: stream.put(Share(share, words)))
+        activity = f"Measuring {loaded.backend.info.name} …"
+        loaded.measure_costs(lambda share: stream.put(Share(share, activity)))
 
     def make_room(self) -> tuple[Load, list[tuple[str, str]]] | None:
-        """Let the loaded models go; what comes back is enough to have them again."""
+        """Unload the models; returns what `put_back` needs to load them again."""
         loaded = self.loaded
         info = loaded.backend.info
         served = loaded.backend
         key = served.access.key if isinstance(served, ServedModel) else ""
         old = Load(loaded.source, loaded.runtime, info.name, key=key)
         before = old, list(self.sources.items())
-        there = loaded.there
+        was_loaded = loaded.is_loaded
         del loaded, served
         self.use(no_model(info))
         gc.collect()
-        return before if there else None
+        return before if was_loaded else None
 
     def put_back(self, before: tuple[Load, list[tuple[str, str]]], stream: Stream[Loading]) -> str:
-        """Have the models again that made room; what came of it, as the end of a message."""
+        """Load the unloaded models again; returns the outcome as the end of a message."""
         old, drafts = before
         stream.put(Share(None, f"Loading {old.name} again …"))
         try:
             self.use(self.read_model(old, stream))
         except Exception as error:
-            # As above. What read it once may fail now: its files may be gone.
+            # Any type, as above. A model that was loaded before may fail now if its files are gone.
             return (
                 f" {old.name} had made room for it, and cannot be loaded again either "
                 f"({first_line(error)}). No model is loaded now: load one in the Models tab."
@@ -511,19 +519,19 @@ class Local:
             return f" {old.name} is back, without draft models ({first_line(error)})."
         return f" {old.name} is back."
 
-    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
-        return self.start(OWNER, lambda stream: self.read_drafts(wanted))
+    def load_drafts(self, named: Sequence[tuple[str, str]]) -> Stream[Loading]:
+        return self.start(OWNER, lambda stream: self.read_drafts(named))
 
-    def read_drafts(self, wanted: Sequence[tuple[str, str]]) -> None:
-        """Have these draft models; those that are loaded already stay as they are."""
+    def read_drafts(self, named: Sequence[tuple[str, str]]) -> None:
+        """Replace the draft models by these; those that are already loaded stay."""
         self.need_model_here()
-        there = {(name, source): self.drafts[name] for name, source in self.sources.items()}
+        loaded = {(name, source): self.drafts[name] for name, source in self.sources.items()}
         drafts: dict[str, Backend] = {}
-        for name, source in wanted:
-            known = there.get((name, source))
+        for name, source in named:
+            known = loaded.get((name, source))
             drafts[name] = known or self.loaders.load(source, self.loaded.runtime.unsplit)
         family = Family(self.loaded.backend, drafts)
-        self.use_drafts(family.drafts, {name: dict(wanted)[name] for name in family.drafts})
+        self.use_drafts(family.drafts, {name: dict(named)[name] for name in family.drafts})
 
     def unload_drafts(self) -> Stream[Loading]:
         return self.start(OWNER, lambda stream: self.use_drafts({}, {}))
@@ -590,16 +598,14 @@ class Local:
 
     @property
     def table(self) -> NgramTable | None:
-        """The statistics for the loaded model's tokenizer."""
         return self.loaded.memory.statistics
 
     def need_drafts(self) -> None:
-        """Raise SettingError unless draft models are loaded."""
         self.need_model()
         if not self.drafts:
             raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
 
-    # at once
+    # without waiting in the queue
 
     def check(self, text: str) -> None:
         self.loaded.chat.check(text)
@@ -621,16 +627,16 @@ class Local:
         backend = self.loaded.backend
         if backend.info.tokenizer_fingerprint != tokenizer:
             raise ModelError(
-                f"{backend.info.name} is loaded now, whose tokenizer is another one. Begin again."
+                f"{backend.info.name} is loaded now, and its tokenizer is another one. Start again."
             )
         return [backend.tokenize(document_text(document, backend)) for document in documents]
 
     def read_statistics(self) -> None:
         def work() -> None:
             loaded = self.loaded
-            if loaded.there:
+            if loaded.is_loaded:
                 found = self.statistics(loaded.backend.info.tokenizer_fingerprint, lambda _: None)
-                # All that was remembered comes back from where it is stored.
+                # Everything else in the old memory is in the store, and is read again when needed.
                 loaded.memory = DraftingMemory(found)
 
         self.queue.thread.submit(work)
@@ -638,22 +644,24 @@ class Local:
     def need(self, source: str, runtime: Runtime) -> Need:
         return self.loaders.need(source, runtime)
 
-    def device(self, source: str, runtime: Runtime) -> str:
-        return self.loaders.device(source, runtime)
-
-    def free(self, device: str) -> int:
-        return self.loaders.free(device)
+    def room(self, source: str, runtime: Runtime) -> Room:
+        state, device_of = self.state, self.loaders.device
+        device = device_of(source, runtime) if source else state.info.device
+        held = 0
+        if state.source and device_of(state.source, state.runtime) == device:
+            held = sum(info.memory_bytes for info in (state.info, *(d.info for d in state.drafts)))
+        return Room(device, self.loaders.free(device), held)
 
     def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
         loaded = self.loaded
-        loaded.memory.unwanted.append((owner, conversation, past))
+        loaded.memory.to_forget.append((owner, conversation, past))
 
         def sweep() -> None:
             loaded.memory.sweep()
             if conversation is not None:
                 loaded.sequences.drop((owner, conversation))
 
-        # At once where nothing runs. The next run looks as well, as it may come before this.
+        # This runs at once if nothing else does. A run that comes first sweeps as well.
         self.queue.thread.submit(sweep)
 
     def close(self) -> None:
@@ -661,16 +669,9 @@ class Local:
         self.use(no_model())
 
 
-def recalled(stream: Stream[Any], wanted: Any) -> Any:
-    """What was stored. Raises Cancelled when the run is stopped before that is known."""
-    try:
-        return stream.ask(wanted)
-    except Cancelled:
-        raise before_it_began() from None
-
-
 def document_text(document: Document, backend: Tokenizer) -> str:
-    """A document as the model would see it; one that ends with an answer ends as answers do."""
+    """The text of a document as the model would see it. An answer at the end of a chat is followed
+    by the end token."""
     if isinstance(document, str):
         return document
     if document and document[-1].role == "assistant":

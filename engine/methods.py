@@ -1,15 +1,16 @@
-"""Named ways to decode. A method is a value that makes its own drafters.
+"""Named ways to decode. A method is a value that creates its own drafters.
 
 The chat, the comparison and the benchmark all choose from METHODS, so a figure in one of them means
-the same in the others. A new method is one entry in METHODS; where it drafts in a new way, that is
-a function from the databases and the settings to drafters. Names with a plan behind a colon, as
-"hsd:small@8/mid@4", are read by the entries of PREFIXES.
+the same in the others. A new method is one entry in METHODS; a new way to draft from databases is a
+function from the databases and the settings to drafters. A name with a plan after a colon, such as
+"hsd:small@8/mid@4", begins with one of the PREFIXES.
 
-"rest" and "lookup" are peers, for comparison. "rest" stands for REST (arXiv 2311.08252): it drafts
-from a store of large texts alone. It differs in the store, a table of n-grams with counts, asked
-with two tokens and then one and answering up to four, where REST has a suffix array, matches
-longer suffixes and samples more continuations; the drafts are verified in one tree in both.
-"lookup" is prompt lookup with the library's own rules (engine/drafting/lookup.py).
+"rest" and "lookup" are published methods, for comparison. "rest" stands for REST (arXiv
+2311.08252), which drafts from a store of large texts alone. The store differs: here it is a table
+of n-grams with counts, queried with the last two tokens and then with one, whose drafts have up to
+four tokens. REST has a suffix array, matches longer suffixes and samples more continuations. Both
+verify the drafts in one tree. "lookup" is prompt lookup with the library's own rules
+(engine/drafting/baselines.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +20,10 @@ from typing import Any
 from engine.backends.base import Backend, BackendInfo, ServerInfo
 from engine.decode import never
 from engine.drafting.base import Drafter
+from engine.drafting.baselines import LONGEST_COPY, NODES, LookupDrafter
 from engine.drafting.costs import LARGEST
 from engine.drafting.databases import Databases
 from engine.drafting.head import FixedHead, head_drafters
-from engine.drafting.lookup import LONGEST_COPY, LookupDrafter
-from engine.drafting.published import NODES
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
 from engine.hsd.measure import Lowest, lowest_databases
@@ -32,46 +32,47 @@ from engine.sampling import COLDEST
 from engine.settings import Drafting, Sampling, shortened
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
 
-AS_FAR_AS_IT_PAYS, WHERE_THERE = 0, -1
-"""The depth of a head that is asked as far as it pays, and of one that may not be there."""
+AS_FAR_AS_IT_PAYS, IF_PRESENT = 0, -1
+"""Two depths of a head. Both let it draft as far as this pays; the second also suits a model
+without a head."""
 
 FromDatabases = Callable[[Databases, Drafting, Sampling | None], list[Drafter]]
-"""Makes the drafters that databases feed; the last is the sampling of a run whose noise is known.
-At the top level of a module, as methods are sent to the engine's process by the names of their
-functions."""
+"""Creates the drafters of databases; the last argument is the sampling of a run whose noise is
+known. It must be a function at the top level of a module, because methods are sent to the engine's
+process by the names of their functions."""
 
 
 def hierarchy(
     databases: Databases, drafting: Drafting, sampling: Sampling | None = None
 ) -> list[Drafter]:
-    """Ours: one tree from all chosen tiers (engine/drafting/hierarchy.py)."""
+    """Hierarchy drafting: one tree from all chosen tiers (engine/drafting/hierarchy.py)."""
     return databases.hierarchy(drafting.tiers, sampling)
 
 
 def published(
     databases: Databases, drafting: Drafting, sampling: Sampling | None = None
 ) -> list[Drafter]:
-    """The paper's own tiers, with its constants (engine/drafting/published.py)."""
+    """The paper's own tiers, with its constants (engine/drafting/baselines.py)."""
     return databases.as_published(drafting.tiers)
 
 
 def lookup(
     databases: Databases, drafting: Drafting, sampling: Sampling | None = None
 ) -> list[Drafter]:
-    """Copies from the text of the run alone."""
+    """Prompt lookup: copies from the text of the run alone."""
     return [LookupDrafter()]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to decode. `title` is for people.
+    """A way to decode. `title` is its name in the interface.
 
-    `databases` makes what drafts from the databases. `stack` is the plan of the draft models behind
-    them: None for no models, "" for the best plan there is, else its text (engine/hsd/planner.py).
-    `head` is how deep the model's own head drafts: AS_FAR_AS_IT_PAYS, which WHERE_THERE means as
-    well where the model has a head that drafts, or so many tokens in each step. None for no head.
-    A `settable` method takes the user's settings for drafts; with `tiers_settable` their tiers and
-    the order of these as well.
+    `databases` creates the drafters of the databases. `stack` is the plan of the draft models after
+    them: None for no models, "" for the best plan, otherwise its text (engine/hsd/planner.py).
+    `head` is the depth to which the model's own head drafts: AS_FAR_AS_IT_PAYS, IF_PRESENT, which
+    is the same if the model has a head that drafts, or a fixed number of tokens in each step; None
+    for no head. A `settable` method uses the user's settings for drafts, and with `tiers_settable`
+    also the user's choice and order of tiers.
     """
 
     name: str
@@ -85,13 +86,13 @@ class Method:
 
     @property
     def adaptive(self) -> bool:
-        """Whether how much it drafts depends on what a forward costs."""
+        """Whether the number of drafted tokens depends on the cost of a forward."""
         drafting = self.drafting
         drafts = bool(drafting.tiers) or self.stack is not None or self.head is not None
         return drafts and drafting.nodes > 0 and drafting.budget == "adaptive"
 
     def using(self, drafting: Drafting) -> "Method":
-        """The same with the user's settings, as far as it takes them."""
+        """The method with those of the user's settings that it uses."""
         if not self.settable:
             return self
         tiers = drafting.tiers if self.tiers_settable else self.drafting.tiers
@@ -105,17 +106,16 @@ class Method:
         cancelled: Callable[[], bool] = never,
         target: Backend | None = None,
     ) -> list[Drafter]:
-        """All its drafters, made for one answer: the head and the databases first, then the draft
-        models.
+        """The drafters for one answer: the head and the databases first, then the draft models.
 
-        `sampling` is the answer's; who leaves it out has the databases draft by probability alone.
-        `cancelled` is the one that the answer is decoded with: draft models read the prompt, too.
-        `target` is the sequence that the answer is decoded with, whose head may draft. Raises
-        SettingError when it takes models that are not loaded or not profiled, or a head that is not
-        there.
+        `sampling` is that of the answer; without it the databases draft by probability alone.
+        `cancelled` is the cancellation check of the answer, because draft models read the prompt,
+        too. `target` is the sequence that the answer is decoded with, whose head may draft. Raises
+        SettingError if the method needs models that are not loaded or not profiled, or a head that
+        does not exist.
         """
         known = sampling if self.drafting.rule == "match" else None
-        if self.asks(None if target is None else target.info):
+        if self.uses_head(None if target is None else target.info):
             found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)
         else:
             found = self.databases(databases, self.drafting, known)
@@ -139,15 +139,14 @@ class Method:
         drawn = sampling or Sampling()
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
-    def asks(self, info: BackendInfo | None) -> bool:
-        """Whether it asks the head of a model."""
-        if self.head != WHERE_THERE:
+    def uses_head(self, info: BackendInfo | None) -> bool:
+        if self.head != IF_PRESENT:
             return self.head is not None
         return not no_head(info) and not (info and info.head and info.head.too_dear)
 
     def missing(self, info: BackendInfo | None) -> str:
-        """Why it cannot be used with a model, as far as its head is concerned; "" where it can."""
-        why = no_head(info) if self.asks(info) else ""
+        """Why the method cannot be used with a model for want of a head; "" if it can."""
+        why = no_head(info) if self.uses_head(info) else ""
         return why and f"The method {self.name!r} cannot be used. {why}"
 
     def with_head(
@@ -158,8 +157,8 @@ class Method:
         cancelled: Callable[[], bool],
         target: Backend | None,
     ) -> list[Drafter]:
-        """The drafters of a head, and of the databases beside it. Raises SettingError where the
-        target has none that drafts."""
+        """The drafters of a head, and of the databases that draft with it. Raises SettingError if
+        the target has no head that drafts."""
         head = None if target is None else target.head
         missing = self.missing(None if target is None else target.info)
         if missing or head is None:
@@ -169,16 +168,16 @@ class Method:
         tiers = self.drafting.tiers
         return head_drafters(
             head,
-            lambda tier: databases.beside((), tier, known),
-            (lambda tier: databases.beside(tiers, tier, known)) if tiers else None,
+            lambda tier: databases.with_head((), tier, known),
+            (lambda tier: databases.with_head(tiers, tier, known)) if tiers else None,
             sampling,
             known is not None and sampling.temperature >= COLDEST,
             cancelled,
         )
 
     def plan(self, family: Plans[Any] | None) -> Plan:
-        """The plan of its draft models. Raises SettingError when it takes models that are not
-        loaded or not profiled."""
+        """The plan of the draft models. Raises SettingError if it needs models that are not loaded
+        or not profiled."""
         if family is None or not family.drafts or self.stack is None:
             raise SettingError(
                 f"The method {self.name!r} needs draft models, and none is loaded. Load them in "
@@ -190,8 +189,8 @@ class Method:
 
 
 def lowest(databases: Databases, target: BackendInfo) -> dict[Source, Lowest]:
-    """What may draft for a model where no draft model does: the databases, and the target's head
-    where it has one that drafts."""
+    """The drafters of a model that has no draft model: the databases, and the target's head if it
+    has one that drafts."""
 
     def alone(source: Source) -> Lowest:
         method = METHODS[ALONE[source]]
@@ -206,7 +205,7 @@ def lowest(databases: Databases, target: BackendInfo) -> dict[Source, Lowest]:
 
 
 def no_head(info: BackendInfo | None) -> str:
-    """Why a model's head cannot draft, "" where it can."""
+    """Why a model's head cannot draft; "" if it can."""
     if info is None or info.head is None:
         name = "This model" if info is None else info.name
         return (
@@ -225,12 +224,13 @@ USUAL = Method(
     "auto",
     "Automatic: databases and built-in head",
     Drafting(),
-    head=WHERE_THERE,
+    head=IF_PRESENT,
     tiers_settable=True,
 )
-"""What is used unless something else is chosen."""
+"""The default method."""
 SERVER = Method("server", "As the server drafts", Drafting(tiers=()), settable=False)
-"""How a model is decoded that a server runs; nobody chooses it, it stands for all ways to draft."""
+"""The method of a model that a server runs. It stands for all ways to draft, and cannot be
+chosen."""
 METHODS = {
     method.name: method
     for method in (
@@ -287,53 +287,39 @@ METHODS = {
             Drafting(tiers=()),
             head=AS_FAR_AS_IT_PAYS,
         ),
-        Method("context", "This chat only (context tier)", Drafting(tiers=(CONTEXT,))),
-        Method("model", "Past answers only (model tier)", Drafting(tiers=(MODEL,))),
-        Method("statistics", "General text only (statistics tier)", Drafting(tiers=(STATISTICS,))),
+        Method("context", "This chat only", Drafting(tiers=(CONTEXT,))),
+        Method("model", "Past answers only", Drafting(tiers=(MODEL,))),
+        Method("statistics", "General text only", Drafting(tiers=(STATISTICS,))),
     )
 }
 
 
 def served(method: Method, server: ServerInfo) -> Method:
-    """A method as a server follows it: it drafts in its own way, or not at all where it can be told
-    so."""
+    """A method as a server uses it: the server drafts in its own way, or not at all if its drafting
+    can be switched off."""
     return PLAIN if method == PLAIN and server.switches else SERVER
 
 
 def offered(info: BackendInfo) -> list[Method]:
-    """The methods that are not of one plan, as far as a model can be decoded with them."""
+    """The methods without a plan that a model can be decoded with."""
     if info.server is not None:
         return [*([PLAIN] if info.server.switches else []), USUAL]
     return [method for method in METHODS.values() if not method.missing(info)]
 
 
-def stack(plan: str) -> Method:
-    """Draft models in a stack."""
-    return replace(METHODS["hsd"], name=f"hsd:{plan}", title=f"Draft models {plan}", stack=plan)
-
-
-def hierarchy_then_stack(plan: str) -> Method:
-    """Hierarchy drafting, and a stack behind it."""
-    title = f"Databases, then draft models {plan}"
-    return replace(METHODS["hd+hsd"], name=f"hd+hsd:{plan}", title=title, stack=plan)
-
-
-def head_then_stack(plan: str) -> Method:
-    """Hierarchy drafting with a head, and a stack behind both."""
-    name, title = f"hd+head+hsd:{plan}", f"Databases and built-in head, then draft models {plan}"
-    return replace(METHODS["hd+head+hsd"], name=name, title=title, stack=plan)
-
-
-def single(model: str) -> Method:
-    """One draft model. Raises SettingError for more than one."""
-    name = f"single:{model}"
-    if "/" in model:
-        raise SettingError(f"{name!r} names more than one model. Write hsd:{model} instead.")
-    return replace(stack(model), name=name, title=f"Draft model {model}")
+def stacked(prefix: str, plan: str) -> Method:
+    """The method of a plan of draft models. Raises SettingError if the prefix stands for a single
+    model and the plan has more."""
+    name = f"{prefix}:{plan}"
+    if prefix == SINGLE and "/" in plan:
+        raise SettingError(f"{name!r} names more than one model. Write hsd:{plan} instead.")
+    method = METHODS["hsd" if prefix == SINGLE else prefix]
+    return replace(method, name=name, title=f"{PREFIXES[prefix]} {plan}", stack=plan)
 
 
 def fixed_head(depth: str) -> Method:
-    """A head that drafts so many tokens in each step, for comparison. Raises SettingError."""
+    """The method of a head that drafts a fixed number of tokens in each step, for comparison.
+    Raises SettingError."""
     if not depth.isdecimal() or not 1 <= int(depth) <= LARGEST:
         raise SettingError(
             f"A head cannot draft {shortened(depth)} tokens. Write a whole number from 1 to "
@@ -342,7 +328,7 @@ def fixed_head(depth: str) -> Method:
     drafting = Drafting(tiers=(), nodes=int(depth), budget="fixed")
     return Method(
         f"head@{int(depth)}",
-        f"Built-in head alone, {int(depth)} deep",
+        f"Built-in head alone, {int(depth)} ahead",
         drafting,
         head=int(depth),
         settable=False,
@@ -350,23 +336,26 @@ def fixed_head(depth: str) -> Method:
 
 
 ALONE: dict[Source, str] = {DATABASES: "hd", HEAD: "head", MERGED: "hd+head"}
-"""The method of what drafts for a model where no draft model does."""
-PREFIXES: dict[str, Callable[[str], Method]] = {
-    "hsd": stack,
-    "hd+hsd": hierarchy_then_stack,
-    "hd+head+hsd": head_then_stack,
-    "single": single,
+"""The methods that draft without draft models, by what drafts in them."""
+SINGLE = "single"
+PREFIXES = {
+    "hsd": "Draft models",
+    "hd+hsd": "Databases, then draft models",
+    "hd+head+hsd": "Databases and built-in head, then draft models",
+    SINGLE: "Draft model",
 }
-"""What makes a method of the plan behind a name and a colon, as in "hsd:small@8/mid@4"."""
+"""The titles of the methods that take a plan after their name and a colon, as in
+"hsd:small@8/mid@4"."""
 FIXED = "head@"
 """Begins the name of a head of fixed depth, as in "head@3"."""
 
 
 def method_named(name: str, drafting: Drafting | None = None) -> Method:
-    """The method called `name`, with the user's settings for drafts as far as it takes them."""
+    """The method called `name`, with those of the user's settings for drafts that it uses. Raises
+    SettingError for an unknown name."""
     prefix, _, plan = name.partition(":")
     if plan and prefix in PREFIXES:
-        method = PREFIXES[prefix](plan)
+        method = stacked(prefix, plan)
     elif name.startswith(FIXED):
         method = fixed_head(name.removeprefix(FIXED))
     elif name == SERVER.name:

@@ -1,11 +1,11 @@
-"""What a run was worth, with the field's definitions (docs/how-it-works.md).
+"""The figures of a run, with the field's definitions (docs/how-it-works.md).
 
 `mean_acceptance_length` = emitted tokens / target forwards, bonus included; `acceptance_rate` =
 accepted / drafted nodes; `acceptance_ratio` = share of the output emitted in steps that emitted
 more than one token (arXiv 2502.05609).
 
-A run is counted while it grows: adding an event costs as much as the event is large, and asking
-for the figures costs as much as there are sources, however many steps there were.
+A run is counted while it grows. Adding an event takes time proportional to its size, and reading
+the figures takes time proportional to the number of sources, however many steps there were.
 """
 
 from collections import Counter
@@ -20,15 +20,15 @@ from engine.types import Event, Learned, Prefill, Run, Step
 class Metrics:
     """One run's figures; times in seconds. `share` and `rate` are per source.
 
-    `levels` says of each draft model how many forwards it made, and how many tokens were drafted
-    for it and accepted by it. Of the steps that drafted, `kept_lengths` counts those that kept so
-    many drafted tokens; `by_depth` holds the (drafted, kept) tokens of depth 1, 2, ...
+    `levels` gives for each draft model the number of its forwards, and how many tokens were drafted
+    for it and accepted by it. `kept_lengths` counts the steps that drafted by the number of tokens
+    that they kept; `by_depth` holds the (drafted, kept) tokens of depth 1, 2, ...
 
-    `plain_seconds` is what plain decoding would have taken for these tokens at the load that the
-    machine had, None where a step does not know, and `plain_prefill_seconds` the same for the
-    prompt; `plain_steps` are the steps that drafted nothing. `resumed_seconds` is what reading took
-    again where an answer was gone on with: it is in no other figure, as one that is not interrupted
-    does not need it.
+    `plain_seconds` is the time that plain decoding would have taken for these tokens at the load of
+    the machine, None if it is unknown for a step, and `plain_prefill_seconds` the same for the
+    prompt; `plain_steps` is the number of steps that drafted nothing. `resumed_seconds` is the time
+    for reading again when an answer was continued. It is in no other figure, because an answer
+    without interruption does not need it.
     """
 
     tokens: int
@@ -63,9 +63,9 @@ class Metrics:
         return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
-    def end_to_end_tokens_per_second(self) -> float:
-        """Tokens per second of the whole answer."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    def plain_tokens_per_second(self) -> float:
+        """The decode speed of plain decoding at the load of these steps, 0 if unknown."""
+        return self.tokens / self.plain_seconds if self.plain_seconds else 0.0
 
     @property
     def seconds(self) -> float:
@@ -74,7 +74,6 @@ class Metrics:
 
     @property
     def kept(self) -> int:
-        """Drafted tokens that were accepted."""
         return sum(self.accepted.values())
 
     def rate(self, source: str) -> float:
@@ -104,7 +103,7 @@ class Tally:
         self.levels: dict[str, tuple[int, int, int]] = {}
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the run."""
+        """Count the next event of the run."""
         if isinstance(event, Prefill):
             self.prefill_seconds = event.seconds
             self.plain_prefill_seconds = event.plain_seconds
@@ -115,11 +114,10 @@ class Tally:
             self.clock(event)
 
     def resume(self, prefill: Prefill) -> None:
-        """The run is gone on with, after this was read."""
+        """Count the reading that was needed to continue the run."""
         self.resumed_seconds += prefill.seconds
 
     def count(self, step: Step) -> None:
-        """What the step drafted and emitted."""
         emitted = len(step.tokens)
         self.tokens += emitted
         self.several += emitted if emitted > 1 else 0
@@ -138,7 +136,6 @@ class Tally:
             self.levels[name] = (before[0] + forwards, before[1] + drafted, before[2] + accepted)
 
     def clock(self, step: Step) -> None:
-        """What the step took, and would have taken plainly."""
         known = self.plain_seconds if self.forwards else 0.0
         plain = step.plain_seconds
         self.plain_seconds = None if known is None or plain is None else known + plain
@@ -152,7 +149,8 @@ class Tally:
             self.look_ups[name] = self.look_ups.get(name, 0.0) + seconds
 
     def metrics(self) -> Metrics:
-        """The figures of the run so far; another thread than the one that adds may ask."""
+        """The figures of the run so far; may be called from another thread than the one that adds
+        events."""
         sources = dict(self.sources)
         tokens, forwards = self.tokens, self.forwards
         drafted, kept = self.proposed.total(), self.accepted.total()
@@ -189,7 +187,7 @@ def summarise(run: Run) -> Metrics:
 
 
 def tallied(run: Run) -> Tally:
-    """A run that is counted, and may be gone on with."""
+    """A counted run, which may be continued."""
     tally = Tally()
     for event in (run.prefill, *run.steps, run.learned):
         if event is not None:

@@ -1,7 +1,7 @@
-"""The compiled core, where it is there: what runs per drafted node and per token, at native speed.
+"""Access to the compiled core, if it is installed: drafting and sampling at native speed.
 
-`native/` is built by `make native`. Whoever uses it keeps a pure Python of the same results, to
-compare with and to fall back on. `STRATA_NATIVE=0` makes everything run in Python.
+`make native` builds `native/`. Every caller also has a pure Python implementation with the same
+results, as a reference and as a fallback. `STRATA_NATIVE=0` makes everything run in Python.
 """
 
 import os
@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import Any
 
 INTERFACE = 4
-"""How this program talks to the core; one that was built for another number is left alone."""
+"""The version of the interface to the core. A core that was built for another one is not used."""
 
 
 def find() -> tuple[Any, str]:
-    """The core, or None and why."""
+    """The core and "", or None and the reason."""
     if os.environ.get("STRATA_NATIVE") == "0":
         return None, "STRATA_NATIVE is 0"
     try:
@@ -26,4 +26,4 @@ def find() -> tuple[Any, str]:
 
 
 core, missing = find()
-"""The core (None where there is none) and why it is not there."""
+"""The core, None without one, and the reason why there is none."""

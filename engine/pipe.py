@@ -1,38 +1,37 @@
-"""An object in a process of its own, used from here through one pipe.
+"""Runs an object in a separate process and calls it over one pipe.
 
-Whatever ends that process (a fault in a native library, too little memory, kill -9) ends nothing
-here: what was under way raises EngineDied, and `restart` starts a fresh process. Nobody can be left
-waiting for a dead process. The two share the pipe and nothing else, no lock and no queue, and each
-sees the end of the pipe as soon as the other is gone. All threads block while there is nothing to
-do.
+If that process ends (a fault in a native library, too little memory, kill -9), this process keeps
+running: every pending call and stream raises EngineDied, and `restart` starts a fresh process. No
+caller is left waiting for a dead process. The two processes share only the pipe, no lock and no
+queue, and each sees the pipe close as soon as the other has ended. Idle threads block.
 
-A message is `(kind, number, body)`. The number says which call or stream it is about; for messages
-about none it is 0. The body is pickled apart, so that a value that cannot be read fails one call.
+A message is `(kind, number, body)`. The number identifies the call or stream that the message
+belongs to; it is 0 for messages that belong to none. The body is pickled separately, so that a
+value that cannot be read fails only one call.
 
     kind     body                  meaning
     ------   -------------------   ------------------------------------------------------------
     to the process
     call     name, args, kwargs    run this method of the object: `result` or `error` follows
     stream   name, args, kwargs    run one that returns a Stream: `items`, then `end` or `error`
-    stop                           Stream.stop() of that stream, also before it began
-    close                          Stream.close(): nobody reads its items any more
-    reply    value                 Stream.reply(value): the answer to the item that asked
+    stop                           call Stream.stop() of that stream, also before it began
+    close                          call Stream.close(): nobody reads its items any more
     quit                           close the object, if it has a method `close`, and end
     from the process
-    result   value                 what the method returned
-    error    Failure               what it raised, or what the stream ended with
+    result   value                 the value that the method returned
+    error    Failure               the exception of the method or of the stream
     items    list of items         a batch: at most one every PACE seconds per stream
     end                            the stream has ended
     state    value                 the object called publish(value)
-    dying    reason                it ends now, for a reason that it knows
+    dying    reason                the process is about to end, for a known reason
 
 Messages keep their order: a state that was published before an item was put arrives before it.
-Answers do not wait for each other: a pool of threads runs the calls, and every stream has a thread
-that forwards it.
+Calls do not wait for each other: a pool of threads runs them, and every stream has its own thread
+that opens and forwards it.
 
     in the app                                in the process
     caller -> Link: writer  --- pipe -->  Server: reader -> pool that runs calls
-    caller <- Link: reader  <-- pipe ---  pool, forwarding threads, publish
+    caller <- Link: reader  <-- pipe ---  pool, threads of streams, publish
 """
 
 import atexit
@@ -57,7 +56,7 @@ from typing import Any, Literal
 
 from engine import process as this_process
 from engine.errors import EngineDied, StrataError, first_line
-from engine.process import death
+from engine.process import LARGE, death, give_back_freed
 from engine.streams import Stream
 
 Kind = Literal[
@@ -65,7 +64,6 @@ Kind = Literal[
     "stream",
     "stop",
     "close",
-    "reply",
     "quit",
     "result",
     "error",
@@ -74,31 +72,31 @@ Kind = Literal[
     "state",
     "dying",
 ]
-"""Of messages; the table above says what they mean."""
+"""The kinds of messages; the table above explains them."""
 Failure = tuple[str, str, bytes]
-"""An exception that travels: its words, where it was raised, itself. The last two may be empty."""
+"""An exception in transit: its text, where it was raised, and itself. The last two may be empty."""
 Make = Callable[..., object]
-"""Makes the object, in the other process: pickled by its name, called with the keyword `publish`, a
-function that sends a value to `Process.state`."""
+"""Creates the object in the other process. The function is pickled by its name and called with the
+keyword `publish`, a function that sends a value to `Process.state`."""
 
 PROTOCOL = 5
 CALLS = 16
 """Calls that run at once; further ones wait until one of them ends."""
 GRACE = 2.0
-"""Seconds that a process gets to end by itself before it is killed."""
+"""Seconds that a process has to end by itself before it is killed."""
 SPAWN = multiprocessing.get_context("spawn")
 CHILDREN = Lock()
-"""Held while a process is started, killed or buried. Starting one also buries others that ended,
-and the id of a buried one may be somebody else's by now."""
+"""Held while a process is started, killed or reaped. Starting a process also reaps others that have
+ended, and the id of a reaped process may already belong to another one."""
 
 
 class Process:
-    """The object that `make` makes in a process of its own, which starts at once.
+    """The object that `make` creates in a separate process, which starts at once.
 
-    `on_state(value)` is called for each published value; it must be quick and must not use this
-    object, as nothing else arrives meanwhile. `on_death(reason)` is called once for each process
-    that ended unasked, when everything that was under way has got its EngineDied; never twice at
-    the same time. It may take long and may `restart`.
+    `on_state(value)` is called for each published value. It must be quick and must not use this
+    object, because nothing else is received in the meantime. `on_death(reason)` is called once for
+    each process that ended unexpectedly, after all pending calls and streams have raised
+    EngineDied. Calls of it never overlap; it may take long, and may call `restart`.
     """
 
     def __init__(
@@ -108,70 +106,72 @@ class Process:
         on_death: Callable[[str], None] | None = None,
     ) -> None:
         self.state: Any = None
-        """The last value that was published, by this process or the one before."""
+        """The last published value, by this process or the one before."""
         self._make, self._on_state, self._on_death = make, on_state, on_death
         self._closed = False
-        self._starting, self._telling = Lock(), Lock()
-        self._link = Link(make, self._arrived, self._died)
+        self._starting, self._notifying = Lock(), Lock()
+        self._link = Link(make, self._on_value, self._on_end)
 
     @property
     def pid(self) -> int:
-        """The id of the process, also of one that has ended."""
+        """The id of the process, even if it has ended."""
         return self._link.pid
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process. It may be starting, or hang."""
+        """Whether the process exists. It may be starting, or hang."""
         return self._link.died is None
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """What this method of the object returns. Raises what it raises, or EngineDied.
+        """Call a method of the object. Raises what it raises, or EngineDied.
 
         An exception that cannot be pickled, or whose module is not imported here, is raised as a
-        StrataError with its type and its words: no library is loaded for it.
+        StrataError with its type and its text: no library is loaded for it.
         """
         return self._link.call(name, args, kwargs)
 
     def stream(self, name: str, /, *args: Any, **kwargs: Any) -> Stream[Any]:
-        """The items of a method that returns a Stream. Raises EngineDied without a process.
+        """Call a method that returns a Stream. Raises EngineDied without a process.
 
-        They come in the batches that the process sent. What the method raises comes at the end.
+        Items arrive in the batches that the process sent. An exception of the method is raised at
+        the end.
         """
         return self._link.stream(name, args, kwargs)
 
     def restart(self) -> None:
-        """Start a fresh process; one that still runs is killed and `on_death` not called for it."""
+        """Start a fresh process. An old one that still runs is killed, without calling
+        `on_death`."""
         with self._starting:
             if self._closed:
                 raise EngineDied("The engine was closed.")
-            self._link.leave("The engine was started anew. Please try again.")
-            self._link = Link(self._make, self._arrived, self._died)
+            self._link.leave("The engine was restarted. Please try again.")
+            self._link = Link(self._make, self._on_value, self._on_end)
 
     def kill(self, reason: str) -> None:
-        """End a process that hangs. What is under way in it ends with EngineDied(reason)."""
+        """End a process that hangs. Pending calls and streams in it end with EngineDied(reason)."""
         self._link.kill(reason)
 
     def close(self) -> None:
-        """End the process, by force where it does not end by itself. There will be no other."""
+        """End the process, by force if it does not end by itself. It cannot be restarted."""
         with self._starting:
             self._closed = True
             self._link.leave("The engine was closed.", GRACE)
 
-    def _arrived(self, value: Any) -> None:
+    def _on_value(self, value: Any) -> None:
         self.state = value
         if self._on_state is not None:
             self._on_state(value)
 
-    def _died(self, reason: str) -> None:
-        with self._telling:
+    def _on_end(self, reason: str) -> None:
+        with self._notifying:
             if self._on_death is not None and not self._closed:
                 self._on_death(reason)
 
 
 class Link:
-    """The app's end of the pipe to one process, with what is under way in it.
+    """The app's end of the pipe to one process, with the pending calls and streams.
 
-    A thread of its own writes. So nobody who says Stop waits for a full pipe, and Ctrl-C in the
+    A separate thread writes, so a caller of Stop never waits for a full pipe, and Ctrl-C in the
     main thread cannot cut a message in two.
     """
 
@@ -180,12 +180,12 @@ class Link:
     ) -> None:
         self._on_state, self._on_death = on_state, on_death
         self.died: str | None = None
-        """Why calls are refused."""
+        """The reason why the process ended, once it has: calls are then refused."""
         self.ended = Event()
-        """Nothing is left of the process."""
+        """Set once the process is reaped and its pipe closed."""
         self._reason = ""
-        """Why it was ended from here."""
-        self._asked = self._buried = False
+        """The reason if the app ended the process."""
+        self._leaving = self._reaped = False
         self._lock = Lock()
         self._numbers = itertools.count(1)
         self._calls: dict[int, Future[bytes]] = {}
@@ -199,7 +199,6 @@ class Link:
         Thread(target=self._read, name="engine-reader", daemon=True).start()
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See Process.call."""
         number, future = next(self._numbers), Future[bytes]()
         message = pack("call", number, (name, args, kwargs))
         with self._lock:
@@ -212,7 +211,6 @@ class Link:
             self._calls.pop(number, None)
 
     def stream(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream[Any]:
-        """See Process.stream."""
         number = next(self._numbers)
         message, stream = pack("stream", number, (name, args, kwargs)), Incoming(self, number)
         with self._lock:
@@ -222,28 +220,26 @@ class Link:
         return stream
 
     def send(self, kind: Kind, number: int = 0, value: object = None) -> None:
-        """Send a message. Never waits; without a process nothing happens."""
         self._outgoing.put(pack(kind, number, value))
 
     def forget(self, number: int) -> None:
-        """Nobody reads this stream any more."""
         if self._streams.pop(number, None) is not None:
             self.send("close", number)
 
     def kill(self, reason: str) -> None:
-        """End the process, if it still runs; `reason` is told to whoever waits for it."""
+        """End the process, if it still runs. Pending calls and streams get `reason`."""
         self._reason = self._reason or reason
         with CHILDREN:
-            if not self._buried:
+            if not self._reaped:
                 self._process.kill()
 
     def leave(self, reason: str, grace: float = 0.0) -> None:
-        """End the process without telling `on_death`; it is given `grace` seconds to do so itself.
+        """End the process without calling `on_death`; it has `grace` seconds to end by itself.
 
-        Returns when nothing is left of it.
+        Returns once the process and its pipe are gone.
         """
         with self._lock:
-            self._asked = self.died is None
+            self._leaving = self.died is None
         if grace:
             self._reason = self._reason or reason
             self.send("quit")
@@ -299,16 +295,17 @@ class Link:
         try:
             stream.put_all(pickle.loads(body))
         except Exception as error:
-            # A value that this process cannot make: its class is not to be found, for example.
+            # This process cannot create the value: for example, its class is unknown here.
             stream.end(error)
             self.forget(number)
 
     def _end(self) -> None:
-        """The pipe has ended: bury the process, tell everybody, and leave nothing open."""
+        """After the pipe was closed: reap the process, end what is pending, and close
+        everything."""
         wait([self._process.sentinel], GRACE)
-        reason = self._bury()
+        reason = self._reap()
         with self._lock:
-            self.died, asked = reason, self._asked
+            self.died, leaving = reason, self._leaving
             calls, streams = [*self._calls.values()], [*self._streams.values()]
             self._calls.clear()
             self._streams.clear()
@@ -321,16 +318,16 @@ class Link:
         self._pipe.close()
         RUNNING.discard(self)
         self.ended.set()
-        if not asked:
+        if not leaving:
             self._on_death(reason)
 
-    def _bury(self) -> str:
-        """Why the process ended. One that lingers is killed; from here on there is none to kill."""
+    def _reap(self) -> str:
+        """Reap the process, killing it if it lingers. Returns the reason why it ended."""
         with CHILDREN:
             self._process.kill()
             self._process.join()
-            status, self._buried = self._process.exitcode or 0, True
-            with suppress(ValueError):  # Somebody else took its status: then it is not known here.
+            status, self._reaped = self._process.exitcode or 0, True
+            with suppress(ValueError):  # Another thread has reaped it: its status is unknown.
                 self._process.close()
         return self._reason or death(status)
 
@@ -346,33 +343,27 @@ def end_all() -> None:
 
 
 class Incoming(Stream[Any]):
-    """The app's end of a stream. What the process sent in one message stays one batch."""
+    """The app's end of a stream. The items of one message stay one batch."""
 
     def __init__(self, link: Link, number: int) -> None:
         super().__init__(pace=0.0)
         self._link, self._number = link, number
 
     def stop(self) -> None:
-        """See Stream.stop."""
         if not self.stopped.is_set():
             super().stop()
             self._link.send("stop", self._number)
 
     def close(self) -> None:
-        """See Stream.close."""
         super().close()
         self._link.forget(self._number)
 
-    def reply(self, value: Any) -> None:
-        """See Stream.reply; the question is open in the other process."""
-        self._link.send("reply", self._number, value)
-
 
 class Server:
-    """The other end: the object, and what runs in its process.
+    """The other end of the pipe: the object, and the calls that run in its process.
 
-    The main thread makes the object, as libraries like to be imported there. Calls that come
-    before it is made wait for it. Where making it fails, each of them raises that error.
+    The main thread creates the object, because some libraries must be imported there. Earlier calls
+    wait for it. If creating it fails, each of them raises that error.
     """
 
     def __init__(self, pipe: Connection, make: Make) -> None:
@@ -380,11 +371,12 @@ class Server:
         self._sending = Lock()
         self._object: Future[Any] = Future()
         self._streams: dict[int, Future[Stream[Any]]] = {}
-        """Streams by number; what is asked of one before its method returned it comes then."""
+        """Streams by number. A `stop` or `close` that arrives before the stream is open waits in
+        its future."""
         self._pool = ThreadPoolExecutor(CALLS, "call")
 
     def run(self) -> None:
-        """Serve until the app is gone or says quit; never returns."""
+        """Serve until the app is gone or sends quit; never returns."""
         reader = Thread(target=self._read, name="reader")
         reader.start()
         try:
@@ -394,11 +386,9 @@ class Server:
         reader.join()
 
     def publish(self, value: object) -> None:
-        """Send a value to Process.state."""
         self._send(pack("state", 0, value))
 
     def end(self, reason: str) -> None:
-        """End this process, and tell the app why."""
         self._send(pack("dying", 0, reason))
         os._exit(1)
 
@@ -416,30 +406,18 @@ class Server:
             case "call":
                 self._pool.submit(self._call, number, body)
             case "stream":
-                self._streams[number] = Future()
-                self._pool.submit(self._open, number, body)
+                self._open(number, body)
             case "stop":
-                self._tell(number, lambda stream: stream.stop())
+                self._once_open(number, lambda stream: stream.stop())
             case "close":
-                self._tell(number, lambda stream: stream.close())
-            case "reply":
-                self._reply(number, body)
+                self._once_open(number, lambda stream: stream.close())
             case "quit":
                 Thread(target=self._quit).start()
 
-    def _tell(self, number: int, what: Callable[[Stream[Any]], None]) -> None:
+    def _once_open(self, number: int, action: Callable[[Stream[Any]], None]) -> None:
         stream = self._streams.get(number)
         if stream is not None:
-            stream.add_done_callback(lambda done: what(done.result()))
-
-    def _reply(self, number: int, body: bytes) -> None:
-        try:
-            value = pickle.loads(body)
-        except Exception as error:
-            self._send(pack("error", number, pack_error(error)))
-            self._tell(number, lambda stream: stream.close())
-        else:
-            self._tell(number, lambda stream: stream.reply(value))
+            stream.add_done_callback(lambda done: action(done.result()))
 
     def _run(self, body: bytes) -> Any:
         name, args, kwargs = pickle.loads(body)
@@ -453,18 +431,25 @@ class Server:
         self._send(message)
 
     def _open(self, number: int, body: bytes) -> None:
+        """Open a stream on the thread that forwards it, so that a full pool of calls does not delay
+        it. If no thread can be started, no stream was opened that would have to be closed."""
+        self._streams[number] = Future()
         try:
-            stream = self._run(body)
-            if not isinstance(stream, Stream):
-                raise TypeError(f"this returns no Stream but a {type(stream).__name__}")
-            self._streams[number].set_result(stream)
-            Thread(target=self._forward, args=(number, stream), name=f"stream-{number}").start()
-        except BaseException as error:
+            # In a list, so that a long body is freed as soon as it was read.
+            args = number, [body]
+            Thread(target=self._stream, args=args, name=f"stream-{number}").start()
+        except RuntimeError as error:
             del self._streams[number]
             self._send(pack("error", number, pack_error(error)))
 
-    def _forward(self, number: int, stream: Stream[Any]) -> None:
+    def _stream(self, number: int, bodies: list[bytes]) -> None:
+        large = len(bodies[0]) > LARGE
+        stream: Any = None
         try:
+            stream = self._run(bodies.pop())
+            if not isinstance(stream, Stream):
+                raise TypeError(f"this returns no Stream but a {type(stream).__name__}")
+            self._streams[number].set_result(stream)
             for batch in stream.batches():
                 self._send(pack("items", number, batch))
             message = pack("end", number)
@@ -472,9 +457,12 @@ class Server:
             message = pack("error", number, pack_error(error))
         del self._streams[number]
         self._send(message)
+        if large:
+            stream = None
+            give_back_freed()
 
     def _send(self, message: bytes) -> None:
-        with self._sending, suppress(OSError):  # Without an app nobody needs it: _read ends us.
+        with self._sending, suppress(OSError):  # Without an app, _read ends this process.
             self._pipe.send_bytes(message)
 
     def _quit(self) -> None:
@@ -487,9 +475,9 @@ class Server:
 
 
 def start(make: Make) -> tuple[SpawnProcess, Connection]:
-    """A process that serves what `make` makes, and our end of the only pipe to it.
+    """A process that serves the object of `make`, and our end of the only pipe to it.
 
-    Raises EngineDied where the system cannot start one.
+    Raises EngineDied if the system cannot start one.
     """
     ours, theirs = SPAWN.Pipe()
     # A daemon in the sense of multiprocessing: ended with the app in any case.
@@ -507,19 +495,19 @@ def start(make: Make) -> tuple[SpawnProcess, Connection]:
         ours.close()
         raise
     finally:
-        # Its own copy is the only one left, so the pipe ends when the process does.
+        # The only copy left is that of the process, so the pipe closes when the process ends.
         theirs.close()
     return process, ours
 
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """A process started here begins with SIGINT held back. `serve` then ignores it: Ctrl-C goes to
-    all processes of a terminal, and the app decides what it means."""
+    """Start processes in this block with SIGINT blocked, until `serve` ignores it: Ctrl-C is sent
+    to all processes of a terminal, but only the app handles it."""
     if sys.platform == "win32":
         yield
         return
-    # Part of starting a process; starting it lets all signals through again, so it comes first.
+    # Starting a process also starts this tracker, which unblocks all signals; so start it first.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -529,25 +517,25 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def serve(pipe: Connection, make: Make) -> None:
-    """The whole life of the other process."""
+    """Set up the other process and serve until the app is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        # A process that a native library starts must not keep the pipe open after our end.
+        # A child process of a native library must not keep the pipe open after this one ends.
         os.set_inheritable(pipe.fileno(), False)
     if sys.stderr is not None:
-        # The output of the app is its own. Ours, and that of libraries, goes to the log.
+        # Standard output belongs to the app: this process and its libraries write to the log.
         os.dup2(2, 1)
         sys.stdout = sys.stderr
         faulthandler.enable()
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # It would start a debugger, and wait for it.
+    # Otherwise a crash of llama.cpp starts a debugger and waits for it.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     server = Server(pipe, make)
     this_process.ENDING.append(server.end)
     server.run()
 
 
 def messages(pipe: Connection) -> Iterator[tuple[Kind, int, bytes]]:
-    """What arrives, until the other process is gone."""
     while True:
         try:
             message = pipe.recv_bytes()
@@ -557,12 +545,12 @@ def messages(pipe: Connection) -> Iterator[tuple[Kind, int, bytes]]:
 
 
 def pack(kind: Kind, number: int = 0, value: object = None) -> bytes:
-    """A message. Raises what pickle raises for a value that cannot travel."""
+    """Encode a message. Raises the exceptions of pickle for a value that cannot be pickled."""
     return pickle.dumps((kind, number, pickle.dumps(value, PROTOCOL)), PROTOCOL)
 
 
 def pack_error(error: BaseException) -> Failure:
-    """An exception as it travels. The errors of ours say all in their words and need no trace."""
+    """An exception in transit. The text of our own errors is complete without a traceback."""
     if isinstance(error, StrataError):
         words, trace = str(error), ""
     else:
@@ -576,9 +564,11 @@ def pack_error(error: BaseException) -> Failure:
 
 
 def unpack_error(words: str, trace: str, data: bytes) -> Exception:
-    """The exception to raise here. What would end this process, as SystemExit, is not raised.
+    """The exception to raise here. One that would end this process, such as SystemExit, is
+    replaced.
 
-    Many can be written but not read: reading one calls its class with the words that it says.
+    Some exceptions can be pickled but not unpickled, because unpickling calls the class with the
+    text of the exception.
     """
     try:
         found = Known(io.BytesIO(data)).load()
@@ -591,10 +581,10 @@ def unpack_error(words: str, trace: str, data: bytes) -> Exception:
 
 
 class Known(pickle.Unpickler):
-    """Reads values of classes that are here already: an error must not import its library."""
+    """Unpickles only classes whose modules are already imported: an error must not import its
+    library."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """See pickle.Unpickler."""
         if module not in sys.modules:
             raise pickle.UnpicklingError(f"{module} is not imported")
         return super().find_class(module, name)

@@ -1,32 +1,35 @@
-"""A module of ours in a Python process of its own: whatever ends that process, the application goes
-on.
+"""Runs a module of this program in a separate Python process.
 
-For native libraries that crash and for what never ends: no error handling survives the one, and no
-thread can be stopped in the other.
+This is for native libraries that may crash, which no error handling survives, and for code that may
+never end, because a thread cannot be stopped. If the process ends, the application keeps running.
+
+A process can also return freed memory to the system, which GNU's allocator keeps by default.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 RAISED = 1
-"""How a process of Python ends over an exception. Where a library ends it, the status differs."""
+"""The exit status of Python after an exception; it differs from those after a crash in a
+library."""
 FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
 ENDING: list[Callable[[str], None]] = []
-"""How this process ends with a reason for whoever started it; empty where nobody would hear it."""
+"""The function that ends this process with a reason for its parent; empty if there is none."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The words that start a module; files of the current folder do not matter to it."""
+    """The command that runs a module, which does not import files from the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment() -> Mapping[str, str]:
-    """Ours, with the same packages to import from."""
     places = os.pathsep.join([str(ROOT), *sys.path])
     return {**os.environ, "PYTHONPATH": places, "GGML_NO_BACKTRACE": "1"}
 
@@ -43,7 +46,6 @@ def run(module: str, *arguments: str, seconds: float) -> subprocess.CompletedPro
 
 
 def ending(status: int) -> str:
-    """The name of the signal that ended a process, else its status."""
     try:
         return signal.Signals(-status).name
     except ValueError:
@@ -51,7 +53,7 @@ def ending(status: int) -> str:
 
 
 def death(status: int, who: str = "The process that runs the model") -> str:
-    """Why a process that nobody here ended did, and what can be done."""
+    """The message for a process that ended by itself, with what the user can do."""
     name = ending(status)
     if name == "SIGKILL":
         why = " Systems do this when memory runs out: a smaller model or context needs less of it."
@@ -63,6 +65,36 @@ def death(status: int, who: str = "The process that runs the model") -> str:
 
 
 def end(reason: str) -> None:
-    """End this process with a reason, where somebody would hear it; else do nothing."""
+    """End this process with a reason, if its parent would receive it; otherwise do nothing."""
     for each in ENDING:
         each(reason)
+
+
+LARGE = 1 << 20
+"""The smallest block of memory, in bytes, that is worth the call that returns it to the system."""
+MMAP_THRESHOLD = -3
+"""The parameter of mallopt for the size from which on a block is mapped separately."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    found = ctypes.CDLL(None) if sys.platform == "linux" else None
+    return found if hasattr(found, "malloc_trim") and hasattr(found, "mallopt") else None
+
+
+def give_back_large_blocks() -> None:
+    """Return each large block to the system as soon as it is freed.
+
+    Without this, the allocator keeps all large blocks after the first one was freed. Not for a
+    process that computes, which allocates and frees large blocks in every forward.
+    """
+    found = library()
+    if found is not None:
+        found.mallopt(MMAP_THRESHOLD, LARGE)
+
+
+def give_back_freed() -> None:
+    """Return all freed memory to the system, once. This takes some milliseconds."""
+    found = library()
+    if found is not None:
+        found.malloc_trim(0)

@@ -1,14 +1,19 @@
-"""From messages to a prompt that the cache knows already, and on to the answer.
+"""Turns messages into a prompt whose beginning is already in the cache, and tokens into text.
 
-A prompt is the chat template's text, tokenized. But what a model emitted need not be what the
-tokenizer would make of its text, and then the cache of the last turn would be worthless. So the
-tokens of the last turn are taken over as far as the new prompt shares their text (whole, or up to
-an end token), and only the rest is tokenized: the second turn costs no more than its new words.
+A prompt is the text of the chat template, tokenized. The tokens that a model emitted may differ
+from those that the tokenizer makes of the same text, and then the cache of the last turn would be
+useless. The tokens of the last turn are therefore reused if the new prompt begins with the same
+text (all of it, or up to an end token), and only the rest is tokenized. A second turn costs no more
+than its new words.
+
+`TextStream` turns the tokens of the answer into text as they arrive. Incomplete UTF-8 sequences,
+and text that may become a stop string, are held back. The pieces returned so far, joined, are a
+prefix of the final text: nothing is ever taken back, so the interface only appends.
 """
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,19 +22,21 @@ from engine.errors import PromptError
 from engine.types import Message
 
 BLOCKS = 4
-"""What is left out of a long conversation at a time is this part of the room, or a little more."""
+"""The number of blocks in the room for a prompt; a long conversation is shortened by whole
+blocks."""
 MOST_COUNTS = 1 << 16
-"""Pieces of text whose tokens are counted once."""
+"""The number of pieces of text whose token counts are cached."""
 THINKING, THINKING_TOKENS = "<think>", 16
-"""What begins the thinking of a model, and in how many of a prompt's last tokens it is sought."""
+"""The mark that opens the thinking of a model, and the number of last tokens of a prompt in which
+it is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a context a prompt takes: `tokens` of the `room` that the answer leaves.
+    """The use of the context by a prompt: `tokens` of the `room` that the answer leaves.
 
-    `dropped` of the oldest messages would not be read. Where the last one alone is too long,
-    nothing `fits`.
+    The oldest `dropped` messages would be left out. `fits` is False if the last message alone is
+    too long.
     """
 
     tokens: int
@@ -45,7 +52,7 @@ class Chat:
         self.backend = backend
         self.tokens: list[int] = []
         self.counts: dict[int, int] = {}
-        """How many tokens a piece of text has, by its hash."""
+        """The number of tokens of pieces of text, by their hashes."""
 
     def prompt(
         self,
@@ -53,9 +60,9 @@ class Chat:
         known: Sequence[int] | None = None,
         thinking: bool | None = None,
     ) -> list[int]:
-        """The prompt for the next answer; `known` are tokens to take over (default: last turn's).
+        """The prompt for the next answer; `known` are tokens to reuse (default: last turn's).
 
-        Raises PromptError when there is nothing to answer.
+        Raises PromptError if there is nothing to answer.
         """
         text = self.text(messages, thinking=thinking)
         return splice(self.backend, text, self.tokens if known is None else known)
@@ -63,8 +70,8 @@ class Chat:
     def text(
         self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
     ) -> str:
-        """The text of the prompt for the next answer, and of what it has `begun` with. Raises
-        PromptError as `prompt` does."""
+        """The text of the prompt for the next answer, including the text that the answer has
+        `begun` with. Raises PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
         return self.backend.render(messages, thinking) + begun
@@ -72,7 +79,7 @@ class Chat:
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
 
-        A short one is not tokenized to know that.
+        A short message is not tokenized for this check.
         """
         messages = [Message("user", text)]
         if 2 * byte_count(self.text(messages)) > self.backend.info.context_length:
@@ -80,14 +87,14 @@ class Chat:
 
     @property
     def room(self) -> int:
-        """Tokens that a prompt may have: a quarter of the context, at most 256 tokens, is the
-        answer's."""
+        """The most tokens of a prompt. The rest is reserved for the answer: a quarter of the
+        context, at most 256 tokens."""
         context = self.backend.info.context_length
         return context - min(context // 4, 256)
 
     def measure(self, messages: Sequence[Message]) -> Size:
-        """What a prompt of these messages takes. It changes nothing that an answer goes on from,
-        and tokenizes only what was not counted before."""
+        """The size of a prompt of these messages. This changes nothing that an answer depends on,
+        and tokenizes only text that was not counted before."""
         tokens, room = (self.count(self.backend.render(messages)) if messages else 0), self.room
         if tokens <= room:
             return Size(tokens, room)
@@ -99,13 +106,13 @@ class Chat:
     def fit(
         self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
     ) -> tuple[list[int], int]:
-        """The prompt for the next answer, with what that has `begun` with, and how many of the
-        oldest messages it leaves out.
+        """The prompt for the next answer, with the text that it has `begun` with, and the number of
+        the oldest messages that it leaves out.
 
-        It keeps a system prompt, and `room`. What is left out are whole exchanges, a block of them
-        at a time. Where blocks end follows from the beginning of the conversation, so the turns
-        that follow are cut at the same place and begin with tokens that the cache holds. Raises
-        PromptError when the last message alone is too long.
+        The prompt keeps the system prompt and is within `room`. Whole exchanges are left out, a
+        block of them at a time. The ends of blocks depend only on the beginning of the
+        conversation, so the following turns are cut at the same place and begin with cached tokens.
+        Raises PromptError when the last message alone is too long.
         """
         context, room = self.backend.info.context_length, self.room
         block = max(1, room // BLOCKS)
@@ -135,40 +142,39 @@ class Chat:
             later = (at for at in turns if at > dropped and before[at] >= blocks * block)
             dropped = next(later, turns[-1])
 
-    def go_on(
-        self, messages: Sequence[Message], said: Sequence[int], thinking: bool | None = None
+    def continue_answer(
+        self, messages: Sequence[Message], answered: Sequence[int], thinking: bool | None = None
     ) -> tuple[list[int], int]:
-        """The prompt in front of an answer of which these tokens were said, and how many of the
-        oldest messages it leaves out."""
-        _, dropped = self.fit(messages, self.backend.detokenize(said), thinking)
+        """The prompt before an answer with these tokens, and the number of the oldest messages that
+        it leaves out."""
+        _, dropped = self.fit(messages, self.backend.detokenize(answered), thinking)
         head = [m for m in messages[:1] if m.role == "system"]
         kept = [*head, *messages[len(head) + dropped :]]
         return self.prompt(kept, thinking=thinking), dropped
 
     def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
-        """About how many tokens each message adds to a prompt of so many: those of its own, and an
-        equal share of what the template adds."""
+        """The approximate number of tokens that each message adds to a prompt of so many: its own,
+        and an equal share of what the template adds."""
         own = [self.counted(message.content) for message in messages]
         frame = max(0, round((whole - sum(own)) / len(own)))
         return [size + frame for size in own]
 
     def cheap(self, text: str, room: int) -> bool:
-        """Whether little of a text has to be tokenized, as it is short, or goes on from the last
-        turn. A token takes a byte at least."""
+        """Whether only a little of a text has to be tokenized, because the text is short or
+        continues the last turn. A token has at least one byte."""
         if byte_count(text) <= room:
             return True
         return bool(self.tokens) and text.startswith(self.backend.detokenize(self.tokens))
 
     def count(self, text: str) -> int:
-        """How many tokens a prompt has. Tokenization starts afresh after a token that ends a turn,
-        so what stands between two of them is counted once."""
+        """The number of tokens of a prompt. Tokenization starts afresh after a token that ends a
+        turn, so the text between two of them is counted once."""
         ends = map(self.backend.detokenize, ([token] for token in self.backend.info.eos_ids))
         pattern = "|".join(re.escape(end) for end in ends if end)
         pieces = re.split(f"({pattern})", text) if pattern else [text]
         return sum(map(self.counted, pieces))
 
     def counted(self, text: str) -> int:
-        """How many tokens a piece of text has."""
         key = hash(text)
         if key not in self.counts:
             if len(self.counts) >= MOST_COUNTS:
@@ -178,19 +184,19 @@ class Chat:
 
 
 def no_room(info: BackendInfo, length: int) -> PromptError:
-    """An answer that has so many tokens with its prompt cannot go on."""
+    """The error for an answer that, with its prompt, is too long to be continued."""
     return PromptError(
-        f"The answer cannot go on: with its prompt it has {length:,} tokens, and {info.name} reads "
-        f"at most {info.context_length:,}. Start a new conversation, or load the model with a "
-        "longer context."
+        f"The answer cannot be continued: with its prompt it has {length:,} tokens, and "
+        f"{info.name} reads at most {info.context_length:,}. Start a new conversation, or load "
+        "the model with a longer context."
     )
 
 
 def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
     """Tokens of `text` that begin with as much of `known` as is safe.
 
-    Safe means: all of it, or up to an end token, after which tokenization starts afresh, and only
-    when the result reads exactly as `text`.
+    It is safe to reuse all of it, or the part up to an end token, after which tokenization starts
+    afresh, if the result decodes to exactly `text`.
     """
 
     def departs(end: int) -> bool:
@@ -209,10 +215,112 @@ def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
 
 
 def byte_count(text: str) -> int:
-    """Bytes of a text in UTF-8."""
     return len(text.encode("utf-8", "replace"))
 
 
 def ends_in_thinking(backend: Backend, prompt: Sequence[int]) -> bool:
-    """Whether an answer behind this prompt begins within thinking that the template has begun."""
+    """Whether an answer to this prompt begins inside thinking that the template has opened."""
     return backend.detokenize(prompt[-THINKING_TOKENS:]).rstrip().endswith(THINKING)
+
+
+CUT = "�"
+WINDOW = 8
+LONGEST_CUT = 3
+"""A cut UTF-8 sequence has at most three bytes, so three tokens, so three replacement marks."""
+
+
+class TextStream:
+    """Turns tokens into pieces of text, and notices the first stop string.
+
+    `tokens` is the window: `start` splits it where a token's text began, the first `shown`
+    characters of its text are handed out or held, and `waiting` tokens ended in a cut sequence.
+    """
+
+    def __init__(self, detokenize: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self.detokenize = detokenize
+        self.stop = [string for string in stop if string]
+        self.tokens: list[int] = []
+        self.start = 0
+        self.shown = 0
+        self.waiting = 0
+        self.held = ""
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """The text that `token` completes, and whether a stop string ended the answer there.
+
+        Only a window of tokens is decoded again, enough for tokens whose text depends on their
+        left neighbour (a leading space, the rest of a UTF-8 sequence). The window never begins
+        inside a sequence. A cut sequence has at most three tokens, so after these the text is no
+        longer held back.
+        """
+        self.tokens.append(token)
+        text = self.detokenize(self.tokens)
+        whole = len(text.rstrip(CUT))
+        self.waiting = self.waiting + 1 if whole < len(text) else 0
+        if self.waiting > LONGEST_CUT:
+            whole = max(whole, len(text) - LONGEST_CUT)
+        whole = max(whole, self.shown)
+        self.held += text[self.shown : whole]
+        self.shown = whole
+        if len(self.tokens) >= self.start + WINDOW and not 0 < self.waiting <= LONGEST_CUT:
+            pending = len(text) - whole
+            del self.tokens[: self.start]
+            self.start = len(self.tokens)
+            self.shown = len(self.detokenize(self.tokens)) - pending
+        return self.release()
+
+    def release(self) -> tuple[str, bool]:
+        """Return the held text up to a stop string, or up to a possible beginning of one."""
+        ends = [at for string in self.stop if (at := self.held.find(string)) >= 0]
+        if ends:
+            piece, self.held = self.held[: min(ends)], ""
+            return piece, True
+        keep = max((overlap(self.held, string) for string in self.stop), default=0)
+        cut = len(self.held) - keep
+        piece, self.held = self.held[:cut], self.held[cut:]
+        return piece, False
+
+    def flush(self) -> str:
+        """The text that is still held when the answer ends for another reason."""
+        text = self.detokenize(self.tokens) if self.tokens else ""
+        self.held += text[self.shown :]
+        self.shown = len(text)
+        piece, stopped = self.release()
+        if not stopped:
+            piece, self.held = piece + self.held, ""
+        return piece
+
+
+def overlap(text: str, string: str) -> int:
+    """The length of the longest proper prefix of `string` that `text` ends with."""
+    longest = min(len(string) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
+
+
+def resumed(
+    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+) -> tuple[TextStream, str]:
+    """The stream of an interrupted answer with these tokens, and the text that it has returned so
+    far.
+
+    A stop string in these tokens did not end the answer; only later ones count.
+    """
+    stream, pieces = TextStream(detokenize, stop), list[str]()
+    for token in tokens:
+        piece, stopped = stream.push(token)
+        pieces.append(piece)
+        if stopped:
+            stream, text = resumed(detokenize, (), tokens)
+            stream.stop = [string for string in stop if string]
+            return stream, text
+    return stream, "".join(pieces)
+
+
+def continued(
+    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+) -> TextStream:
+    """The stream of an answer that continues after tokens whose text was already returned."""
+    stream = TextStream(detokenize, stop)
+    stream.tokens = list(tokens[-WINDOW:])
+    stream.shown = len(detokenize(stream.tokens))
+    return stream

@@ -1,8 +1,7 @@
-"""What a benchmark asks: questions in categories, in the form of Spec-Bench.
+"""The questions of a benchmark, in categories, in the format of Spec-Bench.
 
-A file has a JSON object per line: `question_id`, `category` and `turns`, of which the first is
-asked. What is read may come from anywhere: types, sizes and names are checked, and whatever is
-wrong is told with its line.
+A file has a JSON object per line: `question_id`, `category` and `turns`, of which only the first is
+used. Files are not trusted: types, sizes and names are checked, and an error names its line.
 """
 
 import hashlib
@@ -19,14 +18,14 @@ from engine.types import Question
 
 T = TypeVar("T")
 MOST_BYTES = 16 << 20
-"""Of a file of questions."""
+"""The most bytes of a file of questions."""
 MOST_QUESTIONS = 5_000
 MOST_CHARACTERS = 200_000
-"""Of one question. No context is as long."""
+"""The most characters of one question, more than fit into any context."""
 LONGEST_NAME = 80
 """Characters of a category, or of an id."""
 OWN = "own prompts"
-"""The category of prompts that were typed."""
+"""The category of typed prompts."""
 
 
 def in_turn(
@@ -45,13 +44,14 @@ def in_turn(
 
 
 def digest(questions: Sequence[Question]) -> str:
-    """Names a set of questions: two sets of the same name ask the same in the same order."""
-    said = json.dumps([astuple(question) for question in questions])
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    """Identifies a set of questions: sets with the same digest have the same questions in the same
+    order."""
+    text = json.dumps([astuple(question) for question in questions])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def typed(text: str) -> list[Question]:
-    """Prompts as they were typed: one per line, or a JSON object per line as in a file. Raises
+    """The questions of typed prompts: one per line, or a JSON object per line as in a file. Raises
     PromptError."""
     if text.lstrip().startswith("{"):
         return parsed(text)
@@ -75,7 +75,6 @@ def read(path: Path) -> list[Question]:
 
 
 def too_large(size: int) -> PromptError:
-    """What to say of a file that nobody wants in memory."""
     return PromptError(
         f"The questions have {size:,} bytes, and at most {MOST_BYTES:,} are read. "
         "Choose a smaller file."
@@ -99,7 +98,6 @@ def parsed(content: str | bytes) -> list[Question]:
 
 
 def question_of(line: str, number: int) -> Question:
-    """One line of a file."""
     try:
         record: Any = json.loads(line)
     except (RecursionError, ValueError) as error:
@@ -122,7 +120,6 @@ def question_of(line: str, number: int) -> Question:
 
 
 def wrong(number: int, why: str) -> PromptError:
-    """What to say of a line that is no question."""
     return PromptError(
         f"Line {number:,} of the questions cannot be used: {why}. Each line must be a JSON object "
         'such as {"question_id": 1, "category": "writing", "turns": ["Write a story."]}.'
@@ -130,14 +127,13 @@ def wrong(number: int, why: str) -> PromptError:
 
 
 def checked_text(text: str, number: int) -> str:
-    """The text of a question. Raises PromptError for an empty or endless one."""
     if not text.strip() or len(text) > MOST_CHARACTERS:
         raise wrong(number, f"its text has {len(text):,} characters")
     return text
 
 
 def checked(questions: list[Question]) -> list[Question]:
-    """The same. Raises PromptError for none, for too many, and where two have one id."""
+    """The same questions. Raises PromptError if there are none or too many, or for equal ids."""
     if not questions:
         raise PromptError("There is no question. Give a prompt per line, or a file of questions.")
     if len(questions) > MOST_QUESTIONS:

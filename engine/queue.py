@@ -1,11 +1,11 @@
-"""Whose turn it is to use the model: one run at a time, owners in turn, a bounded queue.
+"""Decides whose turn it is to use the model: one run at a time, owners in turn, a bounded queue.
 
-Every run has a stop of its own, which is set once and never cleared, so that nobody can take back
-the stop of a run that is not theirs. A run that waits can be stopped as well: it leaves the queue.
-Runs that wait are told their place whenever it changes; nobody has to ask.
+Every run has its own stop, which is set once and never cleared, so nobody can undo the stop of
+another run. A waiting run can be stopped as well, and then leaves the queue. Waiting runs are
+notified whenever their place changes.
 
-A patient run is for times when nobody wants anything: it has its turn when no other run waits, and
-is stopped as soon as another one comes. Nobody notices it, and it counts for nobody.
+A patient run is for idle times: it gets its turn when no other run waits, and is stopped as soon as
+another run arrives. It does not delay other runs, so they do not count it.
 """
 
 import threading
@@ -18,16 +18,16 @@ from itertools import count
 from engine.errors import Busy, Cancelled
 
 OWNER = "local"
-"""The owner of what the app does by itself, and of everything where no one else can come in."""
+"""The owner of the app's own work, and of everything if nobody else can connect."""
 MOST_WAITING = 32
-"""Runs of all owners that wait at once."""
+"""The most waiting runs of all owners together."""
 MOST_SERVED = 1024
-"""Owners whose last turn is remembered."""
+"""The number of owners whose last turn is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """So many runs come before this one. `loading`: one of them loads a model."""
+    """The number of runs before this one. With `loading`, one of them loads a model."""
 
     ahead: int
     loading: bool = False
@@ -35,12 +35,13 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """One use of the model. `work` is done when its turn has come, `tell` is told how many runs
-    come before it, `stop` ends it early. An urgent one comes next, a patient one after all."""
+    """One use of the model. `work` is called when its turn has come, `notify` with the number of
+    runs before it, and `stop` ends it early. An urgent run comes next, a patient one after all
+    others."""
 
     owner: str
     work: Callable[[], None]
-    tell: Callable[[int], None]
+    notify: Callable[[int], None]
     stop: Callable[[], None]
     urgent: bool = False
     ahead: int = 0
@@ -48,11 +49,11 @@ class Run:
 
 
 class RunQueue:
-    """The queue, and the one thread on which runs have their turns.
+    """The queue, and the one thread on which all runs are executed.
 
-    The libraries below keep a team of helper threads per calling thread. Called from whichever
-    thread happens to ask, the teams compete: on two cores a step then takes twice as long. `each`
-    is how many runs of one owner may wait.
+    The libraries below keep a team of helper threads per calling thread. If several threads called
+    them, the teams would compete, and on two cores a step would take twice as long. `each` is the
+    number of runs of one owner that may wait.
     """
 
     def __init__(self, each: int = MOST_WAITING) -> None:
@@ -61,32 +62,33 @@ class RunQueue:
         self.closed = False
         self.running: Run | None = None
         self.waiting: list[Run] = []
-        """In the order they came."""
+        """In the order of arrival."""
         self.served: OrderedDict[str, int] = OrderedDict()
-        """When the owners had their last turns, as the number of that turn."""
+        """The number of the last turn of each owner."""
         self.numbers = count(1)
         self.lock = threading.RLock()
 
     def check(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""
         with self.lock:
-            wanted = [run for run in self.waiting if not run.patient]
-            own = sum(run.owner == owner for run in wanted)
+            counted = [run for run in self.waiting if not run.patient]
+            own = sum(run.owner == owner for run in counted)
             if own >= self.each:
                 raise Busy(
                     f"{own} of your requests {'waits' if own == 1 else 'wait'} for the model "
                     "already. Wait until one begins, or stop it."
                 )
-            if len(wanted) >= MOST_WAITING:
+            if len(counted) >= MOST_WAITING:
                 raise Busy(
-                    f"{len(wanted)} requests wait for the model already. Try again in a moment."
+                    f"{len(counted)} requests wait for the model already. Try again in a moment."
                 )
 
     def join(self, run: Run) -> None:
-        """Queue up: its work is done when its turn comes. Raises Busy, and Cancelled after `close`.
+        """Add a run, whose work begins when its turn comes. Raises Busy, and Cancelled after
+        `close`.
 
-        An urgent run waits for nobody but the run under way, which it stops. A patient one that is
-        under way is stopped by all others.
+        An urgent run waits only for the current run, which it stops. Any run that is not patient
+        stops a patient run in progress.
         """
         with self.lock:
             if self.closed:
@@ -98,11 +100,11 @@ class RunQueue:
                 run.urgent or (self.running.patient and not run.patient)
             ):
                 self.running.stop()
-            self.tell()
+            self.notify()
             self.thread.submit(self.turn)
 
     def close(self) -> None:
-        """End all runs, and take no more. Waits for the one under way."""
+        """End all runs, and accept no more. Waits for the current one."""
         with self.lock:
             self.closed = True
             for run in [*self.waiting, *([self.running] if self.running else [])]:
@@ -110,16 +112,15 @@ class RunQueue:
         self.thread.shutdown(wait=True)
 
     def leave(self, run: Run) -> bool:
-        """Take a run out of the queue; False when it is not there (any more)."""
+        """Take a run out of the queue; returns whether it was still in it."""
         with self.lock:
             if run not in self.waiting:
                 return False
             self.waiting.remove(run)
-            self.tell()
+            self.notify()
             return True
 
     def turn(self) -> None:
-        """Give the next run its turn, if there still is one."""
         with self.lock:
             if not self.waiting:
                 return
@@ -128,19 +129,19 @@ class RunQueue:
             self.running = run
             if not run.patient:
                 self.note(run.owner)
-            self.tell()
+            self.notify()
         try:
             run.work()
         finally:
             with self.lock:
                 self.running = None
-                self.tell()
+                self.notify()
 
     def order(self) -> list[Run]:
-        """The waiting runs as they will have their turns.
+        """The waiting runs in the order of their turns.
 
-        Every owner's first run comes before anyone's second one, and the owner whose last turn is
-        the longest ago before the others. Among equals, who came first. Patient runs are last.
+        Every owner's first run comes before anyone's second one, and owners whose last turn is
+        longest ago come first. Ties are broken by arrival. Patient runs are last.
         """
         before: Counter[str] = Counter()
         ranks = []
@@ -151,17 +152,15 @@ class RunQueue:
         places = sorted(range(len(ranks)), key=lambda at: (ranks[at], at))
         return [self.waiting[at] for at in places]
 
-    def tell(self) -> None:
-        """Tell every run its place, if that has changed."""
+    def notify(self) -> None:
         under_way = self.running is not None and not self.running.patient
         for place, run in enumerate(self.order()):
             ahead = place + under_way
             if ahead != run.ahead:
                 run.ahead = ahead
-                run.tell(ahead)
+                run.notify(ahead)
 
     def note(self, owner: str) -> None:
-        """The owner has a turn."""
         self.served[owner] = next(self.numbers)
         self.served.move_to_end(owner)
         if len(self.served) > MOST_SERVED:
@@ -169,5 +168,4 @@ class RunQueue:
 
 
 def before_it_began() -> Cancelled:
-    """What a run ends with that was stopped before its turn had come."""
     return Cancelled("Stopped before it began. Nothing was changed.")

@@ -1,12 +1,13 @@
-"""What a step keeps of its draft tree: enough to show every guess and what became of it.
+"""Records the draft tree of a step compactly, so that every guess and its outcome can be shown
+later.
 
-A node takes six bytes, in the order of the tree's rows, without the root. The source is a number
-among those of `Step.proposed`, in their order. A tree that does not fit in there is not recorded.
-Which nodes were accepted is not written down: it follows from what the step emitted. Where a guess
-was copied from is not written down either: who wants to know searches the text for it later
-(app/service/origins.py). So recording costs a step some microseconds, which count among its own.
+A node takes six bytes. Nodes are stored in the order of the tree's rows, without the root. The
+source is an index into `Step.proposed`. A tree that does not fit these limits is not recorded.
+Which nodes were accepted is not stored, because it follows from the emitted tokens. The place that
+a guess was copied from is not stored either; it is found later by searching the text
+(app/service/why.py). Recording takes some microseconds, which count as part of the step.
 
-Invariant: nothing that is drafted, verified or learned depends on what is recorded here.
+Invariant: nothing that is drafted, verified or learned depends on this record.
 """
 
 import struct
@@ -18,18 +19,18 @@ from engine.tree import Tree
 from engine.types import Step
 
 NODE = struct.Struct("<HBBBB")
-"""The token in three bytes, the row of the parent, the number of the source with the match length
-in half a byte each, and percent."""
+"""The token in three bytes, the row of the parent, the index of the source and the match length in
+half a byte each, and a percentage."""
 ROWS, TOKENS, SOURCES, LONGEST = 256, 1 << 24, 16, 15
-"""How many rows, tokens and sources can be told apart, and the longest match that can."""
+"""The largest numbers of rows, tokens and sources, and the longest match, that can be recorded."""
 
 
 class Node(NamedTuple):
     """One guess: `token` after row `parent`, where row 0 is the root and row i the i-th node.
 
-    `percent` is what the target itself gave it, at least 1; 0 where that is not known, as for what
-    follows a guess that was wrong. Whether it was `accepted`, and whether the target looked at it
-    at all: it `reached` the place behind what it had accepted.
+    `percent` is the probability that the target gave it, at least 1; 0 if unknown, as for nodes
+    below a wrong guess. `accepted` is true if it was kept, and `reached` if the target considered
+    it, because its parent is on the accepted path.
     """
 
     token: int
@@ -42,7 +43,7 @@ class Node(NamedTuple):
 
 
 def percent(probability: float) -> int:
-    """A probability in whole percent, at least 1; 0 where it is not known."""
+    """A probability in whole percent, at least 1; 0 if unknown."""
     return min(100, max(1, round(100 * probability))) if probability > 0 else 0
 
 
@@ -71,9 +72,9 @@ def recorded(tree: Tree, scores: Scores, accepted: Sequence[int]) -> bytes | Non
 
 
 def nodes(step: Step) -> tuple[Node, ...] | None:
-    """The guesses of a step, parents before children; None where they were not recorded.
+    """The guesses of a step, parents before children; None if they were not recorded.
 
-    Raises ValueError or IndexError for what no step records: it may come from a damaged file.
+    Raises ValueError or IndexError for impossible data: it may come from a damaged file.
     """
     if step.tree is None:
         return None

@@ -1,140 +1,115 @@
-"""The engine in a process of its own: the door of engine/engine.py over a pipe (engine/pipe.py).
+"""The engine in another process: the interface of engine/engine.py over a pipe (engine/pipe.py).
 
-Whatever ends that process costs what was under way in it, and no more. `on_death` is told the
-reason, once for each process; `restart` starts another one, in which no model is loaded.
+If that process ends, only its current work is lost. `on_death` is then called with the reason, once
+for each process. `restart` starts another process, in which no model is loaded.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast, get_origin
 
-from engine.engine import Engine, Event, Load, Loading, Request, Share, State
+from engine.engine import Engine, State
 from engine.errors import EngineDied
-from engine.hsd.profile import Profile
-from engine.hsd.trials import Trial
 from engine.loaded import NoModel
-from engine.models.memory import Need
 from engine.pipe import Process
-from engine.prompt import Size
-from engine.queue import Waiting
-from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import Document, Message
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def forwarded(
+    method: Callable[Concatenate[Any, P], R], needs_process: bool = True
+) -> Callable[Concatenate["Remote", P], R]:
+    """A method of Engine that runs in the other process, with the same type.
+
+    The annotation of the result shows whether it is a stream. Without a process the method raises
+    EngineDied, or does nothing if it does not need one.
+    """
+    name, result = method.__name__, cast("object", method.__annotations__["return"])
+    streams = get_origin(result) is Stream
+
+    def forward(self: "Remote", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        send = self.process.stream if streams else self.process.call
+        try:
+            return cast("R", send(name, *args, **kwargs))
+        except EngineDied:
+            if needs_process:
+                raise
+            return cast("R", None)
+
+    return forward
 
 
 class Remote:
-    """The engine that `make` makes, in another process, which starts at once. `make` is pickled by
-    its name. See engine/engine.py for what the methods do."""
+    """The engine that `make` creates in another process, which starts at once. `make` is pickled by
+    its name. engine/engine.py documents the methods."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self.loaded = State()
         self.watch: Callable[[State], None] = lambda state: None
+        self.notify: Callable[[str, str], None] = lambda owner, notice: None
         self.on_death: Callable[[str], None] = lambda reason: None
-        self.process = Process(partial(served, make), self.follow, self.died)
+        self.process = Process(partial(served, make), self.published, self.died)
+
+    generate = forwarded(Engine.generate)
+    load = forwarded(Engine.load)
+    load_drafts = forwarded(Engine.load_drafts)
+    unload_drafts = forwarded(Engine.unload_drafts)
+    measure_costs = forwarded(Engine.measure_costs)
+    profile = forwarded(Engine.profile)
+    trials = forwarded(Engine.trials)
+    check = forwarded(Engine.check)
+    measure = forwarded(Engine.measure)
+    counts = forwarded(Engine.counts)
+    check_turn = forwarded(Engine.check_turn)
+    texts = forwarded(Engine.texts)
+    tokens = forwarded(Engine.tokens)
+    need = forwarded(Engine.need)
+    room = forwarded(Engine.room)
+    # A new process reads the statistics when it loads a model, and has nothing to forget.
+    read_statistics = forwarded(Engine.read_statistics, needs_process=False)
+    forget = forwarded(Engine.forget, needs_process=False)
 
     @property
     def state(self) -> State:
-        return self.loaded if self.process.alive else gone(self.loaded)
+        return self.loaded if self.process.alive else without_model(self.loaded)
+
+    def published(self, value: State | tuple[str, str]) -> None:
+        if isinstance(value, State):
+            self.follow(value)
+        else:
+            self.notify(*value)
 
     def follow(self, state: State) -> None:
-        """The engine has loaded something."""
         self.loaded = state
         self.watch(state)
 
     def died(self, reason: str) -> None:
-        """The process is gone, and with it all that was loaded."""
-        self.follow(gone(self.loaded))
+        self.follow(without_model(self.loaded))
         self.on_death(reason)
 
     def restart(self) -> None:
-        """Start a fresh process; the old one ends if it still runs."""
-        self.follow(gone(self.loaded))
+        """Start a new process; the old one is ended if it still runs."""
+        self.follow(without_model(self.loaded))
         self.process.restart()
 
     def kill(self, reason: str) -> None:
-        """End a process that does not react. What is under way raises EngineDied(reason)."""
+        """End a process that does not react. Its current work raises EngineDied(reason)."""
         self.process.kill(reason)
 
     def close(self) -> None:
         self.process.close()
 
-    def generate(self, request: Request) -> Stream[Event]:
-        return self.process.stream("generate", request)
 
-    def load(self, wanted: Load) -> Stream[Loading]:
-        return self.process.stream("load", wanted)
-
-    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Loading]:
-        return self.process.stream("load_drafts", wanted)
-
-    def unload_drafts(self) -> Stream[Loading]:
-        return self.process.stream("unload_drafts")
-
-    def measure_costs(self) -> Stream[Loading]:
-        return self.process.stream("measure_costs")
-
-    def profile(
-        self, sampling: Sampling, texts: Sequence[str], tokens: int
-    ) -> Stream[Waiting | Share | Profile]:
-        return self.process.stream("profile", sampling, texts, tokens)
-
-    def trials(
-        self,
-        profile: Profile,
-        sampling: Sampling,
-        drafting: Drafting,
-        chosen: str,
-        texts: Sequence[str],
-        tokens: int,
-    ) -> Stream[Waiting | Share | list[Trial]]:
-        given = profile, sampling, drafting, chosen, texts, tokens
-        return self.process.stream("trials", *given)
-
-    def check(self, text: str) -> None:
-        self.process.call("check", text)
-
-    def measure(self, messages: Sequence[Message]) -> Size:
-        return cast("Size", self.process.call("measure", messages))
-
-    def counts(self, texts: Sequence[str]) -> list[int]:
-        return cast("list[int]", self.process.call("counts", texts))
-
-    def check_turn(self, owner: str) -> None:
-        self.process.call("check_turn", owner)
-
-    def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        return cast("list[str]", self.process.call("texts", tokens))
-
-    def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
-        return cast("list[list[int]]", self.process.call("tokens", documents, tokenizer))
-
-    def read_statistics(self) -> None:
-        with suppress(EngineDied):  # The next one looks for them when it loads the model.
-            self.process.call("read_statistics")
-
-    def need(self, source: str, runtime: Runtime) -> Need:
-        return cast("Need", self.process.call("need", source, runtime))
-
-    def device(self, source: str, runtime: Runtime) -> str:
-        return str(self.process.call("device", source, runtime))
-
-    def free(self, device: str) -> int:
-        return int(self.process.call("free", device))
-
-    def forget(self, owner: str, conversation: str | None = None, past: bool = False) -> None:
-        with suppress(EngineDied):  # What is gone has forgotten everything.
-            self.process.call("forget", owner, conversation, past)
-
-
-def gone(state: State) -> State:
-    """What is left of it when the process has ended."""
+def without_model(state: State) -> State:
     return State(NoModel(state.info).info)
 
 
 def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:
-    """The engine in its process, with its states published."""
+    """The engine in its process, with its states and notices published."""
     engine = make()
     engine.watch = publish
+    engine.notify = lambda owner, notice: publish((owner, notice))
     publish(engine.state)
     return engine

@@ -1,6 +1,7 @@
-"""Runs: making one from its events, what two of them say of each other, running one from nothing.
+"""Builds a run from its events, compares two runs, and makes runs that start with empty caches.
 
-Runs that are compared start from nothing (engine/compare.py), and neither may learn from the other.
+Runs that are compared start with empty caches (engine/compare.py), and neither may learn from the
+other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from engine.types import Event, Learned, Prefill, Run, Token
 
 
 class Collector:
-    """Collects the events of a planned run, or of one that is gone on with."""
+    """Collects the events of a planned run, or of one that is continued."""
 
     def __init__(self, plan: Run) -> None:
         self.plan = plan
@@ -31,7 +32,6 @@ class Collector:
         self.learned = plan.learned
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
         if isinstance(event, Prefill):
             self.prefill = event
         elif isinstance(event, Learned):
@@ -41,18 +41,20 @@ class Collector:
 
     @property
     def run(self) -> Run:
-        """The run so far."""
         steps = tuple(self.steps)
         return replace(self.plan, prefill=self.prefill, steps=steps, learned=self.learned)
 
 
 def planned(info: BackendInfo, method: Method, generation: Generation, thinks: bool = False) -> Run:
-    """A run as it is to be made, of which nothing is decoded yet. `thinks` says that it begins
-    within thinking, as its chat template has begun that. What a server drafts is its own affair."""
-    settings: dict[str, Any] = {"generation": asdict(generation)}
+    """A run of which nothing is decoded yet. With `thinks` it begins inside thinking, because the
+    chat template opened it. Drafts of a server are not part of the plan."""
+    settings: dict[str, Any] = {"generation": asdict(generation), "weights": info.weights}
     if info.server is not None:
         method = served(method, info.server)
-        settings["server"] = {"host": info.server.host, "sources": tells(method, info.server)}
+        settings["server"] = {
+            "host": info.server.host,
+            "sources": knows_sources(method, info.server),
+        }
     else:
         settings["drafting"] = asdict(method.drafting)
     if thinks:
@@ -68,23 +70,25 @@ def collected(plan: Run, events: Iterable[Event]) -> Run:
     return collector.run
 
 
-def tells(method: Method, server: ServerInfo) -> bool:
-    """Whether it is known which tokens of a server's answer were guessed."""
+def knows_sources(method: Method, server: ServerInfo) -> bool:
+    """Whether the guessed tokens of a server's answer are known."""
     return server.sources or method == PLAIN
 
 
 def from_server(run: Run) -> Mapping[str, Any] | None:
-    """What is known of the server that a run came from; None for one of this machine."""
+    """The recorded facts about the server of a run; None for a run of this machine."""
     found = run.settings.get("server")
     return found if isinstance(found, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether two runs emitted the same tokens; else where they part and what each said there.
+    """Whether two runs emitted the same tokens; if not, the position of the first difference and
+    the token of each run at it.
 
-    `ended_early`: there the accelerated one was over, and the plain one went on. `gap` is how far
-    apart the two tokens were, in logits (see `gap_of`); None where one run says nothing there.
+    With `ended_early` the accelerated run ended at that position, and the plain one continued.
+    `gap` is the difference of the two tokens in logits (see `gap_of`); None if one run has no token
+    at that position.
     """
 
     identical: bool
@@ -98,8 +102,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class PlainSpeed:
-    """Plain decoding speed, and when it was measured: other programs and the browser slow it too,
-    so a recent figure says more than an old one."""
+    """Tokens per second of plain decoding, and when they were measured: "after loading", "by the
+    last answer". Other programs and the browser slow it too, so a recent figure is more accurate.
+    """
 
     tokens_per_second: float
     when: str
@@ -109,7 +114,7 @@ UNMEASURED = PlainSpeed(0.0, "")
 
 
 def keeps_text(method: Method, sampling: Sampling) -> bool:
-    """Whether a seed's text must be that of plain decoding, and not its distribution alone."""
+    """Whether the text of a seed must be that of plain decoding, not only its distribution."""
     return method.drafting.rule == "match" or sampling.temperature == 0
 
 
@@ -133,13 +138,13 @@ def verdict(detokenize: Callable[[Sequence[int]], str], plain: Run, accelerated:
 
 
 def gap_of(plain: Run, one: Token, other: Token) -> float | None:
-    """How far apart the choices of two tokens at the same place were, in logits; None where that is
-    not known.
+    """The difference in logits of two tokens at the same position, as in the choice between them;
+    None if unknown.
 
-    Probabilities are of the model itself, so the difference of their logarithms is that of logits.
-    Above temperature 0 the noise of the place counts in (times the temperature), as it does in the
-    choice. Each run tells of its own token: the last bits of two forwards differ, and it is
-    near-ties that are looked for.
+    Probabilities are those of the model itself, so the difference of their logarithms is that of
+    the logits. Above temperature 0 the noise of the position, times the temperature, is included,
+    as in the choice. The figures of each token are those of its own run: the last bits of two
+    forwards differ, and the purpose is to recognise near-ties.
     """
     settings: Any = plain.settings.get("generation") or {}
     drawn = settings.get("sampling") or {}
@@ -162,7 +167,8 @@ def run(
     costs: CostCurve | None = None,
     drafts: Sequence[Backend] = (),
 ) -> Run:
-    """Decode from nothing. `drafts` are the models that may draft in it."""
+    """Decode with empty caches. `drafts` are the models that may draft, whose caches are emptied
+    too."""
     cold((backend, *drafts))
     events = decode(backend, prompt, drafters, generation, method.drafting, cancelled, costs)
     return collected(planned(backend.info, method, generation), events)
@@ -171,7 +177,7 @@ def run(
 def warm_up(
     backend: Backend, prompt: Sequence[int], generation: Generation, steps: int = 4
 ) -> None:
-    """A few plain steps whose time nobody counts."""
+    """Run a few plain steps, uncounted, to warm up."""
     events = decode(backend, prompt, (), generation, PLAIN.drafting)
     for _, _ in zip(range(steps + 1), events, strict=False):
         pass

@@ -1,9 +1,10 @@
 """The target's choice: a function of the logits, the settings and (seed, position) alone.
 
-Gumbel-max with keyed noise: the noise of a position depends on the seed and the absolute position,
-never on how the forward was arranged. So a plain run and an accelerated run that see the same
-logits choose the same tokens, at every temperature. The maths is numpy, on the host, for every
-backend: one sampler to prove, and the same seed gives the same text wherever the model runs.
+This is the Gumbel-max trick with keyed noise. The noise of a position depends on the seed and the
+absolute position, never on how the forward was arranged. A plain run and an accelerated run that
+see the same logits therefore choose the same tokens, at every temperature. The computation is in
+numpy on the host for every backend, so there is one sampler to prove, and the same seed gives the
+same text wherever the model runs.
 """
 
 import math
@@ -19,7 +20,8 @@ from engine.settings import Sampling
 Floats = NDArray[np.float32]
 Floor = np.float32
 COLDEST = 1e-4
-"""Below it no token but the likeliest has a chance, and logits divided by it would overflow."""
+"""Below this temperature only the likeliest token has a chance, and logits divided by it would
+overflow."""
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """The constants of SplitMix64."""
 WORD = 2**64 - 1
@@ -28,7 +30,7 @@ BITS, GRID = 24, 2.0**18
 
 
 def split(state: int, number: int) -> int:
-    """The number of that index, from 0 on, that the generator SplitMix64 gives from a state."""
+    """The number with this index, from 0, of the generator SplitMix64 with this state."""
     word = (state + (number + 1) * GAMMA) & WORD
     word = ((word ^ (word >> 30)) * FIRST) & WORD
     word = ((word ^ (word >> 27)) * SECOND) & WORD
@@ -36,24 +38,24 @@ def split(state: int, number: int) -> int:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """The state that the noise of one absolute position of one seed begins from."""
+    """The state of the generator for the noise of one absolute position of one seed."""
     return split(split(seed, 0), position)
 
 
 def gumbel(seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]) -> Floats:
     """Standard Gumbel noise of some tokens at one absolute position of one seed.
 
-    Token t has the t-th number of a SplitMix64 generator that starts from a hash of seed and
-    position, so whoever needs a few tokens computes these alone. Its upper 24 bits k give
-    g = -log(-log((k + 1/2) / 2**24)), rounded to a multiple of 2**-18: of all 2**24 values none is
-    nearer than 1e-12 to a middle between two multiples, so every library's logarithm gives the same
-    float32. `native/src/noise.hpp` is the same in C++.
+    Token t uses the t-th number of a SplitMix64 generator that starts from a hash of seed and
+    position, so the noise of a few tokens can be computed without the others. The upper 24 bits k
+    of that number give g = -log(-log((k + 1/2) / 2**24)), rounded to a multiple of 2**-18. None of
+    the 2**24 values is nearer than 1e-12 to the middle between two multiples, so every library's
+    logarithm gives the same float32. `native/src/noise.hpp` is the same in C++.
     """
     if native.core is None:
         return noise_of(draws_of(seed, position, tokens))
-    wanted = np.asarray(tokens, dtype=np.int64)
-    noise = np.empty(wanted.size, dtype=np.float32)
-    native.core.gumbel(seed, position, wanted, noise)
+    ids = np.asarray(tokens, dtype=np.int64)
+    noise = np.empty(ids.size, dtype=np.float32)
+    native.core.gumbel(seed, position, ids, noise)
     return noise
 
 
@@ -71,7 +73,7 @@ def draws_of(
 
 
 def noise_of(draws: NDArray[np.uint64]) -> Floats:
-    """The noise that draws of 24 bits stand for; it grows with them."""
+    """The noise for draws of 24 bits; it increases with them."""
     noise = (draws.astype(np.float64) + 0.5) * 2.0**-BITS
     np.log(noise, out=noise)
     np.negative(noise, out=noise)
@@ -83,13 +85,15 @@ def noise_of(draws: NDArray[np.uint64]) -> Floats:
 
 
 LARGEST = noise_of(np.array([2**BITS - 1], dtype=np.uint64))[0]
-"""No noise is larger: 17.3. So a token that lies farther below another can never be chosen."""
+"""The largest possible noise, 17.3. A token whose logit is further below another can never be
+chosen."""
 
 
 BLOCK, HEAD, DEPTHS = 64, 1024, (4.0, 12.0, np.inf)
-"""How much is looked at first: for the k-th largest, for the strongest, for a nucleus."""
+"""The number of candidates that are examined first: for the k-th largest, for the largest sum, for
+a nucleus."""
 MASS_ERROR = 4e-5
-"""How much of a row's mass may be missing or too much when it was computed elsewhere."""
+"""The tolerance for a row's mass that was computed elsewhere."""
 
 
 def warp(logits: Floats, sampling: Sampling) -> Floats:
@@ -105,8 +109,8 @@ def warp(logits: Floats, sampling: Sampling) -> Floats:
 
 
 def floors(warped: Floats, sampling: Sampling, mass: float | None = None) -> tuple[Floor, Floor]:
-    """The lowest logit that is kept, of logits divided by the temperature; and how much higher it
-    might be, where the `mass` of all that are not dropped by top-k was computed elsewhere."""
+    """The lowest logit that is kept, of logits divided by the temperature; and how much higher the
+    limit might be, if the `mass` of all that top-k does not drop was computed elsewhere."""
     floor, top = np.float32(-np.inf), warped.max()
     if 0 < sampling.top_k < warped.size:
         floor = kth_largest(warped, sampling.top_k)
@@ -137,28 +141,36 @@ def kth_largest(values: Floats, k: int) -> Floor:
     return np.float32(np.partition(values, -k)[-k])
 
 
-def nucleus_floor(warped: Floats, wanted: float) -> Floor:
-    """The smallest of the fewest largest logits whose weights e^(logit - largest) have the mass
-    `wanted` together; -inf where all have not."""
+def ranked(logits: Floats, count: int) -> NDArray[np.intp]:
+    """The places of the `count` largest logits in falling order, the first of equal ones first."""
+    # Few are left before anything is sorted, however large the vocabulary; all if one is odd.
+    floor = kth_largest(logits, count) if count < logits.size else -np.inf
+    found = np.flatnonzero(~(logits < floor))
+    return found[np.lexsort((found, -logits[found]))][:count]
+
+
+def nucleus_floor(warped: Floats, target: float) -> Floor:
+    """The smallest logit of the nucleus: the fewest largest logits whose weights e^(logit -
+    largest) add up to `target`; -inf if all of them do not."""
     top = warped.max()
     for depth in DEPTHS:  # a nucleus is nearly always a few tokens near the largest
         head = np.sort(warped[warped >= top - depth])[::-1]
         mass = np.cumsum(np.exp(head - top), dtype=np.float64)
-        inside = int(np.searchsorted(mass, wanted))
+        inside = int(np.searchsorted(mass, target))
         if inside < head.size:
             return np.float32(head[inside])
     return np.float32(-np.inf)
 
 
 class Choice(NamedTuple):
-    """What comes of a row: the chosen token, the largest logit, the sum of e^(logit - top)."""
+    """The result for a row: the chosen token, the largest logit, the sum of e^(logit - top)."""
 
     token: int
     top: float
     mass: float
 
     def probability(self, logit: float) -> float:
-        """That of a token by its logit: a share of the unwarped softmax."""
+        """The probability of a token from its logit: a share of the unwarped softmax."""
         return math.exp(logit - self.top) / self.mass
 
 
@@ -181,7 +193,7 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> int:
 
 
 def compiled(sampling: Sampling) -> tuple[float, int, float, float]:
-    """The sampler as the compiled core takes it."""
+    """The sampler's settings in the form of the compiled core."""
     cold = sampling.temperature < COLDEST
     least = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
     return 0.0 if cold else sampling.temperature, sampling.top_k, sampling.top_p, least
@@ -204,35 +216,35 @@ def strongest(
     position: int,
     tokens: NDArray[np.int64] | None = None,
 ) -> tuple[int, Floor]:
-    """Where the largest sum of warped logit and noise is, and the sum.
+    """The index of the largest sum of warped logit and noise, and the sum.
 
-    Only who can win is looked at. No noise is above LARGEST, so a sum that is known rules out all
-    tokens so far below it. Most others are ruled out by their draw u, as -log(1 - u) is more than
-    their noise, before a logarithm is taken. `tokens` are those of the logits, in rising order, 0,
-    1, 2, ... unless given.
+    Only tokens that can win are examined. No noise is above LARGEST, so a known sum rules out all
+    tokens that are so far below it. Most others are ruled out by their draw u before a logarithm is
+    taken, because -log(1 - u) is more than their noise. `tokens` are the ids of the logits, in
+    rising order; 0, 1, 2, ... by default.
     """
     top = int(warped.argmax())
     name = top if tokens is None else int(tokens[top])
-    wanted = warped[top] + gumbel(seed, position, [name])[0]
+    reached = warped[top] + gumbel(seed, position, [name])[0]
     best, found = np.float32(-np.inf), top
-    slack = np.float32(1e-3) + np.float32(1e-6) * abs(wanted)
-    places = np.flatnonzero(warped >= max(floor, wanted - LARGEST - slack))
+    slack = np.float32(1e-3) + np.float32(1e-6) * abs(reached)
+    places = np.flatnonzero(warped >= max(floor, reached - LARGEST - slack))
     for part in (places[:HEAD], places[HEAD:]):
         draws = draws_of(seed, position, part if tokens is None else tokens[part])
         rest = np.float32(2**BITS) - draws.astype(np.float32)
-        near = rest <= np.exp(warped[part] - (wanted - slack)) * np.float32(2**BITS) + 1
+        near = rest <= np.exp(warped[part] - (reached - slack)) * np.float32(2**BITS) + 1
         part, draws = part[near], draws[near]
         sums = warped[part] + noise_of(draws)
         if sums.size and sums.max() > best:
             found, best = int(part[sums.argmax()]), sums.max()
-            wanted = max(wanted, best)
+            reached = max(reached, best)
     return found, best
 
 
 class Part(NamedTuple):
-    """What is known of a row on a device: some logits, with their tokens in rising order.
+    """The known part of a row on a device: some logits, with their tokens in rising order.
 
-    No other logit of the row is above `rest`; -inf where none of the others can be chosen.
+    No other logit of the row is above `rest`; it is -inf if none of the others can be chosen.
     `mass` is that of the whole row, the sum of e^((logit - largest) / temperature), or 0.
     """
 
@@ -243,7 +255,7 @@ class Part(NamedTuple):
 
     def select(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
         """The choice from the row and its sum of warped logit and noise, above temperature 0; None
-        where what is not known may matter."""
+        if the unknown part may matter."""
         if native.core is None:
             return self.reference(sampling, position)
         own = *compiled(sampling), sampling.seed, position
@@ -275,7 +287,7 @@ def probabilities(logits: Floats) -> Floats:
 
 
 def distribution(logits: Floats, sampling: Sampling) -> Floats:
-    """The law that `choose` samples from: probabilities of shape (vocabulary,)."""
+    """The distribution that `choose` samples from: probabilities of shape (vocabulary,)."""
     if sampling.temperature < COLDEST:
         certain = np.zeros_like(logits)
         certain[logits.argmax()] = 1.0

@@ -1,4 +1,7 @@
-"""Every setting, declared once: its range, its words, its default. Sliders and checks read this."""
+"""Every setting, declared once: its range, its description and its default.
+
+Sliders and checks are derived from these declarations.
+"""
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -18,13 +21,13 @@ def setting(
     label: str,
     help: str,
 ) -> Any:
-    """A numeric dataclass field that carries its range and its words."""
+    """A numeric dataclass field with its range, label and description."""
     metadata = {"low": low, "high": high, "step": step, "label": label, "help": help}
     return field(default=default, metadata=metadata)
 
 
 def shortened(value: object) -> str:
-    """A value as an error names it: what came from a file may be long."""
+    """A value as shown in an error, cut because values from files may be long."""
     text = repr(value)
     return text if len(text) <= LONGEST_NAMED else f"{text[:LONGEST_NAMED]}…"
 
@@ -120,8 +123,8 @@ class Sampling(Checked):
 class Generation(Checked):
     """A whole answer: the sampler, its length, the strings that end it.
 
-    `thinking` says whether the model thinks before it answers, where its chat template can switch
-    that (`BackendInfo.can_think`); None leaves it to the template.
+    `thinking` switches thinking before the answer on or off, if the chat template supports this
+    (`BackendInfo.can_think`); None leaves it to the template.
     """
 
     sampling: Sampling = Sampling()
@@ -154,7 +157,7 @@ class Drafting(Checked):
         0,
         128,
         1,
-        "Most drafted tokens",
+        "Max drafted tokens",
         "The most tokens drafted in one step; 0 turns drafting off.",
     )
     threshold: float = setting(
@@ -162,7 +165,7 @@ class Drafting(Checked):
         0.0,
         1.0,
         0.001,
-        "Least probability",
+        "Minimum probability",
         "Tokens less likely than this are not drafted.",
     )
     budget: str = "adaptive"
@@ -192,17 +195,17 @@ class Drafting(Checked):
 
 FLASH_ATTENTION = ("auto", "on", "off")
 CACHE_TYPES = ("auto", "f32", "f16", "q8_0", "q4_0")
-"""auto: the most exact, float32, on the processor; float16 on a GPU."""
+"""auto: float32, the most exact type, on a processor; float16 on a GPU."""
 
 
 def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is "auto" or another text: one of `choices`, where there are some."""
+    """A dataclass field that is "auto" or another text, one of `choices` if there are any."""
     return field(default="auto", metadata={"label": label, "help": help, "choices": choices})
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime(Checked):
-    """Where and how a model runs. What only one kind of model knows, the others leave alone.
+    """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
     `device`, `dtype` and `tensor_parallel` are for transformers models
     (engine/models/load_transformers.py and load_split.py); what follows them is for GGUF files, but
@@ -215,14 +218,15 @@ class Runtime(Checked):
         1 << 20,
         64,
         "Context length",
-        "Most tokens of conversation and answer; the model's own limit also applies.",
+        "The most tokens that a conversation and its answer may have; the model's own limit also "
+        "applies.",
     )
     threads: int = setting(0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per core.")
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
         "Precision",
-        "auto, float32, bfloat16 or float16. auto is the model's own on a GPU, and bfloat16 on a "
-        "processor that computes with it; else float32.",
+        "auto, float32, bfloat16 or float16. auto uses the model's own precision on a GPU, "
+        "bfloat16 on a processor that supports it, and float32 otherwise.",
     )
     tensor_parallel: int = setting(
         1,
@@ -230,7 +234,7 @@ class Runtime(Checked):
         64,
         1,
         "Tensor parallel",
-        "How many processes compute the model together, a part of each layer in each of them.",
+        "How many processes share the model; each computes a part of every layer.",
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
@@ -250,13 +254,12 @@ class Runtime(Checked):
     )
     head: str = choice(
         "Head",
-        "What the model brings to guess ahead with: auto finds it, off leaves it out; or the path "
-        "of its file or folder.",
+        "The built-in head, which guesses ahead: auto finds it, off ignores it; or the path of "
+        "its file or folder.",
     )
 
     @property
     def unsplit(self) -> "Runtime":
-        """The same in one process."""
         return replace(self, tensor_parallel=1)
 
     def __post_init__(self) -> None:

@@ -1,41 +1,36 @@
-"""What long work gives back: items from a thread that works, for a thread that shows them.
+"""The results of long work: items from a working thread, for a thread that shows them.
 
-The producer never waits for the consumer: items go through a queue that has no limit. Only
-`ask` waits, as it wants an answer.
+The producer never waits for the consumer: items go through a queue that has no limit.
 
     producer (one thread)          consumer (one thread)
     stream.put(item)               for item in stream: ...
     stream.put_all(items)          for items in stream.batches(): ...
-    stream.ask(item) -> value      stream.reply(value)
     stream.end(error)              the iterator ends, or raises the error
 
 Any thread may call `stop` and `close`, also before the work began. `stop` is a request: the
-producer looks at `stream.stopped`, finishes as it sees fit, and the consumer still gets what comes.
-`close` also gives up the items. `stopped` belongs to this one piece of work: it is set once and
-never cleared, so that nobody can undo the Stop of somebody else.
+producer checks `stream.stopped` and finishes when it can, and the consumer still gets all items.
+`close` also drops the items. `stopped` belongs to this one piece of work: it is set once and never
+cleared, so that nobody can undo the stop of other work.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from threading import Event, Lock
+from threading import Event
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-
-from engine.errors import Cancelled
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 PACE = 0.03
-"""Seconds between two batches: what the eye still takes for a steady flow."""
+"""Seconds between two batches: short enough to look like a steady flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last thing in the queue, with what the work failed with."""
+    """The last entry of the queue, with the error of the work, if any."""
 
     error: BaseException | None = None
 
@@ -48,48 +43,31 @@ class Stream(Generic[T]):
         self._pace = pace
         self._queue: SimpleQueue[Sequence[T] | End] = SimpleQueue()
         self._taken: deque[T] = deque()
-        """Out of the queue and not given to the consumer yet."""
+        """Items that were taken out of the queue and not yet returned to the consumer."""
         self._ended = Event()
-        """The producer has ended: nobody need wait for more."""
+        """Set when the producer has ended."""
         self._over = False
-        """The consumer has met the end."""
+        """Whether the consumer has reached the end."""
         self._closed = False
         self._error: BaseException | None = None
-        self._question: Future[Any] | None = None
-        self._asking = Lock()
 
-    # What the producer calls.
+    # called by the producer
 
     def put(self, item: T) -> None:
         """Add an item. Never waits; after `close` the item is dropped."""
         self.put_all((item,))
 
     def put_all(self, items: Sequence[T]) -> None:
-        """Add items that `batches` keeps together."""
+        """Add items that `batches` returns together."""
         if not self._closed:
             self._queue.put(items)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing more comes. The consumer gets the items before this and then raises `error`."""
+        """End the stream. The consumer gets the items before this, and then raises `error`."""
         self._queue.put(End(error))
         self._ended.set()
 
-    def ask(self, item: T) -> Any:
-        """Add an item that wants an answer, and wait for the answer. One question at a time.
-
-        Raises Cancelled when the stream was stopped or closed, or is before the answer comes.
-        """
-        question: Future[Any] = Future()
-        with self._asking:
-            if self._question is not None:
-                raise RuntimeError("a question is open already")
-            if self.stopped.is_set():
-                raise stopped()
-            self._question = question
-        self.put(item)
-        return question.result()
-
-    # What the consumer calls.
+    # called by the consumer
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -107,10 +85,10 @@ class Stream(Generic[T]):
         raise StopIteration
 
     def batches(self) -> Iterator[list[T]]:
-        """All items in lists: the first at once, then everything that came, every `pace` seconds,
-        and the end as soon as it comes.
+        """All items in lists: the first one at once, then all new ones every `pace` seconds, and
+        the end as soon as it comes.
 
-        Where nothing comes it waits for one item. A generator that is given up closes the stream.
+        If there are none, this waits for one item. A generator that is abandoned closes the stream.
         """
         try:
             for first in self:
@@ -121,14 +99,7 @@ class Stream(Generic[T]):
         finally:
             self.close()
 
-    def reply(self, value: Any) -> None:
-        """Answer the item that asked. Without an open question nothing happens."""
-        question = self._answered()
-        if question is not None:
-            question.set_result(value)
-
     def _rest(self) -> list[T]:
-        """Everything else that is there already."""
         with suppress(Empty):
             while not self._over:
                 self._take(self._queue.get_nowait())
@@ -142,18 +113,14 @@ class Stream(Generic[T]):
         else:
             self._taken.extend(arrived)
 
-    # What any thread calls.
+    # called by any thread
 
     def stop(self) -> None:
-        """Ask the producer to finish. An open question is answered with Cancelled."""
-        with self._asking:
-            self.stopped.set()
-        question = self._answered()
-        if question is not None:
-            question.set_exception(stopped())
+        """Ask the producer to finish."""
+        self.stopped.set()
 
     def close(self) -> None:
-        """Nobody wants the items: stop, drop what is there, and end the consumer's iteration."""
+        """Stop, drop the items in the queue, and end the consumer's iteration."""
         if self._closed:
             return
         self._closed = True
@@ -171,14 +138,3 @@ class Stream(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _answered(self) -> Future[Any] | None:
-        """The open question, which is then no longer open."""
-        with self._asking:
-            question, self._question = self._question, None
-        return question
-
-
-def stopped() -> Cancelled:
-    """What a question gets instead of an answer."""
-    return Cancelled("It was stopped before this was answered.")

@@ -15,11 +15,19 @@ class Tree:
     """Parallel lists, one entry per row: token, parent row, depth, source, match length.
 
     `children[row]` maps the tokens drafted after a row to their rows. `match_lengths` holds the
-    number of context tokens that led to a node. `laws` holds the distribution that a node's token
-    was drawn from, where the rule of verification asks for it: at most one among siblings has one.
+    number of context tokens that led to a node. `distributions` holds the distribution that a
+    node's token was drawn from, if the verification rule needs it: at most one sibling has one.
     """
 
-    __slots__ = ("children", "depths", "laws", "match_lengths", "parents", "sources", "tokens")
+    __slots__ = (
+        "children",
+        "depths",
+        "distributions",
+        "match_lengths",
+        "parents",
+        "sources",
+        "tokens",
+    )
 
     def __init__(self, root: int) -> None:
         self.tokens = [root]
@@ -28,14 +36,14 @@ class Tree:
         self.sources = [""]
         self.match_lengths = [0]
         self.children: list[dict[int, int]] = [{}]
-        self.laws: dict[int, NDArray[np.float32]] = {}
+        self.distributions: dict[int, NDArray[np.float32]] = {}
 
     def __len__(self) -> int:
         """The number of drafted nodes (the root is not drafted)."""
         return len(self.tokens) - 1
 
     def add(self, parent: int, token: int, source: str, match_length: int = 0) -> int:
-        """The row of `token` after row `parent`, which is made unless it is there."""
+        """The row of `token` after row `parent`, which is added if it does not exist."""
         known = self.children[parent].get(token)
         if known is not None:
             return known
@@ -55,7 +63,7 @@ class Tree:
         for row in range(rows, len(self.tokens)):
             if self.parents[row] < rows:
                 del self.children[self.parents[row]][self.tokens[row]]
-            self.laws.pop(row, None)
+            self.distributions.pop(row, None)
         del self.tokens[rows:], self.parents[rows:], self.depths[rows:]
         del self.sources[rows:], self.match_lengths[rows:], self.children[rows:]
 
@@ -73,8 +81,8 @@ class Tree:
         for at in range(1, len(other.tokens)):
             parent, token = rows[other.parents[at]], other.tokens[at]
             rows.append(self.add(parent, token, other.sources[at], other.match_lengths[at]))
-            if at in other.laws:
-                self.laws[rows[at]] = other.laws[at]
+            if at in other.distributions:
+                self.distributions[rows[at]] = other.distributions[at]
 
     def within(self, leaves: int | None, levels: int | None = None) -> "Tree":
         """The tree with at most so many leaves, and so many levels below the root: what would
@@ -95,8 +103,8 @@ class Tree:
             count += bool(kept.children[parent])
             source, length = self.sources[row], self.match_lengths[row]
             rows[row] = kept.add(parent, self.tokens[row], source, length)
-            if row in self.laws:
-                kept.laws[rows[row]] = self.laws[row]
+            if row in self.distributions:
+                kept.distributions[rows[row]] = self.distributions[row]
         return kept
 
     def walk(self, choose: Callable[[int], int], row: int = 0) -> tuple[list[int], list[int]]:

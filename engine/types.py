@@ -5,16 +5,17 @@ accepted path plus one bonus token are emitted. A run is a sequence of steps.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 CONTEXT, MODEL, STATISTICS, TARGET = "context", "model", "statistics", "target"
 UNKNOWN = "unknown"
-"""The source of tokens of which nobody tells where they came from: a server's (engine/servers)."""
+"""The source of tokens whose source is unknown: those of a server (engine/servers)."""
 HEAD = "head"
-"""The source of what the model's own head drafts (engine/heads/base.py), and this way to draft."""
+"""The source of tokens that the model's own head drafts (engine/heads/base.py), and the name of
+this way to draft."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 
@@ -27,9 +28,9 @@ Rule = Literal["match", "rejection"]
 RULES: tuple[Rule, ...] = ("match", "rejection")
 DATABASES, STACK = "databases", "draft models"
 WAYS = (DATABASES, STACK, HEAD)
-"""The ways to draft, as their drafters are named. What each gains is weighed for itself."""
+"""The ways to draft, by the names of their drafters. The gain of each is judged separately."""
 DRAFT = "draft:"
-"""A source that begins so is a draft model, whose name follows."""
+"""The prefix of the source of a draft model, before its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Message:
 
 
 Document = str | tuple[Message, ...]
-"""What statistics are made from: a text, or a chat, of which they count what the model would see.
-"""
+"""A document for statistics: a text, or a chat, which is counted in the form that the model
+sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class Question:
 
 
 class Gram(NamedTuple):
-    """An n-gram of a model's past answers: `documents` answers held it, the last one at `seen`."""
+    """An n-gram of a model's past answers: `documents` answers contained it, the last one at
+    `seen`."""
 
     tokens: tuple[int, ...]
     documents: int
@@ -63,9 +65,10 @@ class Gram(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a source did for one draft tree: seconds it took and, of a model or head, its forwards.
+    """The work of a source for one draft tree: the seconds that it took and, for a model or head,
+    its forwards.
 
-    `drafted` tokens were put before the model by the level below it, it kept `accepted` of them.
+    `drafted` tokens were proposed by the level below it, and it kept `accepted` of them.
     """
 
     seconds: float
@@ -74,7 +77,6 @@ class Work(NamedTuple):
     accepted: int = 0
 
     def plus(self, other: "Work") -> "Work":
-        """Both together."""
         return Work(
             self.seconds + other.seconds,
             self.forwards + other.forwards,
@@ -84,7 +86,7 @@ class Work(NamedTuple):
 
 
 class CalibrationRow(NamedTuple):
-    """What was learned of one kind of evidence: it predicted `credited` of the `reached` tokens."""
+    """The record of one kind of evidence: it predicted `credited` of the `reached` tokens."""
 
     tier: str
     match_length: int
@@ -93,17 +95,68 @@ class CalibrationRow(NamedTuple):
     credited: float
 
 
+class Costs(NamedTuple):
+    """The costs of a model's forwards.
+
+    `points` maps drafted nodes to seconds of a forward; `node` and `other` are seconds outside of
+    it, per node and per step. `measured` is the time of the measurement, in seconds since 1970;
+    later corrections do not change it. Each token in the cache adds `token` seconds to a forward,
+    and `row` more for every node; zero means unknown.
+    """
+
+    points: dict[int, float]
+    node: float
+    other: float
+    measured: float
+    token: float = 0.0
+    row: float = 0.0
+
+
+class Past(NamedTuple):
+    """What is stored of all answers of a model to an owner: their n-grams, and the evidence weights
+    learned on them, None if these cannot be read. `wipes` counts how often it had been wiped when
+    it was read."""
+
+    grams: Sequence[Gram] = ()
+    rows: Sequence[CalibrationRow] | None = ()
+    wipes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What an answer taught, to be stored.
+
+    `grams` are its distinct n-grams, which belong to the `owner` and the model `fingerprint`. The
+    owner's past answers of that model then hold `size` n-grams, and `rows` are the evidence weights
+    learned on them; None if they did not change. The past had been wiped `wipes` times when it was
+    read. `tokens` are to be appended to the log of the `conversation` in the tokens of `tokenizer`.
+    """
+
+    owner: str
+    fingerprint: str
+    wipes: int
+    grams: Sequence[tuple[int, ...]] = ()
+    size: int = 0
+    rows: Sequence[CalibrationRow] | None = None
+    conversation: str = ""
+    tokenizer: str = ""
+    tokens: Sequence[int] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.grams or self.tokens or self.rows is not None)
+
+
 WIDEST = 32
-"""The most next tokens kept for a key: the rest is too unlikely to be drafted."""
+"""The most next tokens kept for a key; further ones are too unlikely to be drafted."""
 
 
 class Followers:
-    """What followed a key: how often the key was seen, and the counts of what came next.
+    """What followed a key: how often the key was seen, and the counts of the next tokens.
 
     `total` occurrences had `distinct` different next tokens, of which `counts` holds the frequent
-    ones. `strength` says in one small number how much such evidence is worth: it grows with the
-    occurrences and is finer where the next tokens agree (engine/drafting/calibration.py learns how
-    far each strength can be credited).
+    ones. `strength` summarises the reliability of such evidence in one small number: it grows with
+    the occurrences and is finer if the next tokens agree (engine/drafting/calibration.py learns the
+    weight of each strength).
     """
 
     __slots__ = ("counts", "distinct", "order", "strength", "total")
@@ -178,7 +231,7 @@ class Token:
     "unknown".
     `text` is the text that it completes: "" while a UTF-8 sequence or a stop string is pending.
     `probability` is the target's own, from the logits before any sampler setting; `likeliest` are
-    the likeliest tokens at its place with theirs, where they were asked for.
+    the likeliest tokens at the same position with their probabilities, if they were requested.
     """
 
     id: int
@@ -192,9 +245,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The prompt is in the cache: `reused` of its `tokens` were there already.
+    """The prompt is in the cache, which already held `reused` of its `tokens`.
 
-    `plain_seconds` is what plain decoding takes for it: without what the drafters read and learn.
+    `plain_seconds` is the time that plain decoding takes for it, without the reading and learning
+    of the drafters.
     """
 
     tokens: int
@@ -205,24 +259,24 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The drafters have learned the answer: the last event of a run that was not broken off."""
+    """The drafters have learned the answer: the last event of a run that was not interrupted."""
 
     seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One target forward and what came of it.
+    """One target forward and its result.
 
-    `proposed` and `accepted` count tree nodes per source, `by_depth` holds (proposed, accepted)
-    for depth 1, 2, ...; timings are seconds and do not take part in comparisons. `look_ups`
-    is the time each source spent proposing; `levels` says of each draft model of a stack how many
-    forwards it made, and how many tokens were drafted for it and accepted by it.
+    `proposed` and `accepted` count tree nodes per source, `by_depth` holds (proposed, accepted) for
+    depth 1, 2, ...; timings are seconds and do not take part in comparisons. `look_ups` is the time
+    each source spent proposing; `levels` gives for each draft model of a stack the number of its
+    forwards, and how many tokens were drafted for it and accepted by it.
 
-    `plain_seconds` is what plain decoding would have taken for these tokens at the load of this
-    very moment; None where that is not known. A step that proposed nothing is a plain step.
+    `plain_seconds` is the time that plain decoding would have taken for these tokens at the load of
+    this moment; None if unknown. A step that proposed nothing is a plain step.
 
-    `tree` is what was guessed (engine/recorded.py): None where that was not recorded.
+    `tree` holds the guesses (engine/recorded.py): None if they were not recorded.
     """
 
     index: int
@@ -247,12 +301,12 @@ class Step:
 
 
 Event = Prefill | Step | Learned
-"""What a run consists of: one Prefill, its Steps, then Learned."""
+"""The events of a run: one Prefill, its Steps, then Learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where an answer was gone on with: from which step on, how, and what reading it again took."""
+    """A continuation of an answer: its first step, how it was made, and the prefill before it."""
 
     step: int
     method: str
@@ -264,13 +318,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer as it was decoded, finished or under way: how it was made, and its events.
+    """One answer as it was decoded, finished or in progress: how it was made, and its events.
 
-    An answer that ended early and was gone on with has further `parts`.
+    An answer that ended early and was continued has further `parts`.
 
-    It was made by `method`, a name, on the model that is called `model` and has this `fingerprint`;
-    `settings` are the generation's and the drafting's, as JSON can hold them. What is not known is
-    left out. All other figures follow from these (engine/metrics.py).
+    It was made by the method called `method`, on the model called `model` with this `fingerprint`;
+    `settings` are those of generation and drafting, as JSON values, without unknown ones. All other
+    figures follow from these (engine/metrics.py).
     """
 
     method: str = "plain"
@@ -284,19 +338,18 @@ class Run:
 
     @property
     def tokens(self) -> list[Token]:
-        """What the run emitted."""
         return [token for step in self.steps for token in step.tokens]
 
     @property
     def finish(self) -> Finish | None:
-        """Why the run ended; None where it did not end by itself."""
+        """Why the run ended; None if it was interrupted."""
         return self.steps[-1].finish if self.steps else None
 
     @property
     def broken_off(self) -> bool:
-        """Whether the user ended it, or left, before it came to an end of its own."""
+        """Whether it ended before it was complete, because the user stopped it or left."""
         return self.finish in (None, "cancelled")
 
 
 NO_RUN = Run()
-"""A run of which nothing is known yet."""
+"""An empty run."""

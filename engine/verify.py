@@ -1,14 +1,15 @@
-"""The two rules by which a model verifies drafts: which of them it keeps, and what it says next.
+"""The two rules by which a model verifies drafts: they decide which drafts it keeps and which token
+it chooses next.
 
-`Match`, the default: the model's own choice at every place is keyed to (seed, position), and a
-draft is kept when it equals that choice. Same seed, same text, whatever was drafted.
+`Match`, the default: the model's own choice at every position is keyed to (seed, position), and a
+draft is kept if it equals that choice. The same seed gives the same text, whatever was drafted.
 
-`Rejection` (arXiv 2211.17192, 2510.19705): a draft x that was drawn from a law q is kept with
-probability min(1, p(x) / q(x)); if it is not, the next token is drawn from the positive part of
-p - q. What comes out is distributed as p, exactly, but another draft means another text. A draft
-without a law is certain of itself, for which the rule becomes: draw from p and see whether it was
-drafted. So nodes from databases may stand beside one node with a law: it is tried first, they are
-compared with what is drawn after it was refused.
+`Rejection` (arXiv 2211.17192, 2510.19705): a draft x that was drawn from a distribution q is kept
+with probability min(1, p(x) / q(x)). Otherwise the next token is drawn from the positive part of p
+- q. The output is distributed exactly as p, but other drafts give another text. A draft without a
+distribution counts as certain (q = 1); the rule then becomes: draw from p, and keep the draft if it
+is the drawn token. Nodes from databases may therefore be siblings of one node with a distribution.
+That node is tried first, and the others are compared with the token drawn after its rejection.
 """
 
 from typing import NamedTuple, Protocol
@@ -22,26 +23,27 @@ from engine.types import Rule
 
 
 class Walk(NamedTuple):
-    """What a model kept of a tree: `rows` in their order, and the tokens it says.
+    """The result of a verification: the `rows` that were kept, in order, and the tokens to emit.
 
-    `tokens[i]` follows `rows[i - 1]` (where the walk began, for i = 0), so there is one more of
-    them: the bonus token. `laws[i]` is what `tokens[i]` was drawn from, where a rule needs that.
+    `tokens[i]` follows `rows[i - 1]` (for i = 0, the row where the walk began), so there is one
+    token more than there are rows: the bonus token. `distributions[i]` is the distribution that
+    `tokens[i]` was drawn from, if the rule needs it.
     """
 
     rows: list[int]
     tokens: list[int]
-    laws: list[Floats]
+    distributions: list[Floats]
 
 
 class Verifier(Protocol):
-    """A rule at work in one run."""
+    """A rule applied in one run."""
 
     def walk(self, tree: Tree, scores: Scores, row: int = 0) -> Walk:
-        """Verify what is drafted after `row`."""
+        """Verify the drafts after `row`."""
 
 
 class Match:
-    """Keep what equals the model's own keyed choice."""
+    """Keep drafts that equal the model's own keyed choice."""
 
     def walk(self, tree: Tree, scores: Scores, row: int = 0) -> Walk:
         return Walk(*tree.walk(scores.choose, row), [])
@@ -51,7 +53,8 @@ class Rejection:
     """Keep drafts so that the output has the model's own distribution.
 
     The random numbers depend on the seed and the stream; every model of a stack needs a stream of
-    its own. Tokens from `vocabulary` on are never drawn, for drafts that others have to know.
+    its own. Only tokens below `vocabulary` are drawn, because all models of a stack have to know
+    the drafts.
     """
 
     def __init__(self, seed: int, stream: int, vocabulary: int) -> None:
@@ -63,60 +66,62 @@ class Rejection:
         walk = Walk([], [], [])
         following: int | None = row
         while following is not None:
-            law = self.law(scores, following)
-            token = self.verify(tree, following, law)
+            distribution = self.distribution(scores, following)
+            token = self.verify(tree, following, distribution)
             walk.tokens.append(token)
-            walk.laws.append(law)
+            walk.distributions.append(distribution)
             following = tree.children[following].get(token)
             if following is not None:
                 walk.rows.append(following)
         return walk
 
-    def law(self, scores: Scores, row: int) -> Floats:
+    def distribution(self, scores: Scores, row: int) -> Floats:
         """The distribution after `row` over the tokens that may be drawn."""
-        law = scores.distribution(row)
-        if law.size <= self.vocabulary:
-            return law
-        return normalised(law[: self.vocabulary].copy())
+        distribution = scores.distribution(row)
+        if distribution.size <= self.vocabulary:
+            return distribution
+        return normalised(distribution[: self.vocabulary].copy())
 
-    def verify(self, tree: Tree, row: int, law: Floats) -> int:
-        """The token after `row`: the draft that came with a law, or another one."""
+    def verify(self, tree: Tree, row: int, distribution: Floats) -> int:
+        """The token after `row`: the draft that has a distribution, or another one."""
         drafts = tree.children[row]
-        drawn = next((token for token, child in drafts.items() if child in tree.laws), None)
+        drawn = next(
+            (token for token, child in drafts.items() if child in tree.distributions), None
+        )
         if drawn is None:
-            return self.draw(law)
-        proposed = tree.laws[drafts[drawn]]
-        if self.accepts(float(law[drawn]), float(proposed[drawn])):
+            return self.draw(distribution)
+        proposed = tree.distributions[drafts[drawn]]
+        if self.accepts(float(distribution[drawn]), float(proposed[drawn])):
             return drawn
-        return self.draw(residual(law, proposed))
+        return self.draw(residual(distribution, proposed))
 
-    def accepts(self, wanted: float, proposed: float) -> bool:
+    def accepts(self, target: float, proposed: float) -> bool:
         """True with probability min(1, p / q)."""
-        return bool(self.random.random() * proposed < wanted)
+        return bool(self.random.random() * proposed < target)
 
-    def draw(self, law: Floats) -> int:
+    def draw(self, distribution: Floats) -> int:
         """A token of that distribution, which need not add up to 1."""
-        mass = np.cumsum(law, dtype=np.float64)
+        mass = np.cumsum(distribution, dtype=np.float64)
         at = int(np.searchsorted(mass, self.random.random() * mass[-1], side="right"))
-        return min(at, int(np.flatnonzero(law)[-1]))
+        return min(at, int(np.flatnonzero(distribution)[-1]))
 
 
-def residual(law: Floats, proposed: Floats) -> Floats:
-    """The positive part of p - q, not normalised; p where rounding leaves nothing of it."""
-    rest, shared = law.copy(), min(law.size, proposed.size)
+def residual(distribution: Floats, proposed: Floats) -> Floats:
+    """The positive part of p - q, not normalised; p if rounding leaves nothing of that part."""
+    rest, shared = distribution.copy(), min(distribution.size, proposed.size)
     rest[:shared] -= proposed[:shared]
     np.maximum(rest, 0.0, out=rest)
-    return rest if rest.any() else law
+    return rest if rest.any() else distribution
 
 
-def normalised(law: Floats) -> Floats:
-    """The law scaled to add up to 1; all alike where nothing is left of it."""
-    if not law.any():
-        law += 1
-    law /= law.sum(dtype=np.float64)
-    return law
+def normalised(distribution: Floats) -> Floats:
+    """The distribution scaled to add up to 1; uniform if nothing is left of it."""
+    if not distribution.any():
+        distribution += 1
+    distribution /= distribution.sum(dtype=np.float64)
+    return distribution
 
 
 def verifier(rule: Rule, seed: int, stream: int, vocabulary: int) -> Verifier:
-    """The rule at work; see `Rejection` for what the rest is for."""
+    """The rule for a run; see `Rejection` for the other arguments."""
     return Match() if rule == "match" else Rejection(seed, stream, vocabulary)

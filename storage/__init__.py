@@ -1,1 +1,1 @@
-"""Storage: what outlives the program. It knows the engine's values, and no interface."""
+"""Storage: everything that survives a restart. It uses the engine's values, and no interface."""

@@ -1,36 +1,40 @@
-"""Keys of other programs, and whether these may ask at all.
+"""Keys of other programs, and whether the API is switched on.
 
-A key is shown once, when it is made. Stored is its SHA-256, which is enough: a slow hash protects
-words that people choose, and a key is 256 random bits, which nobody can guess at any speed. A slow
-one would only slow down every request. Comparisons take the same time wherever two digests differ.
+A key is shown once, when it is made. Only its SHA-256 is stored, which is enough: a slow hash
+protects passwords that people choose, but a key is 256 random bits, which nobody can guess at any
+speed. A slow hash would only slow down every request. Comparing two digests takes the same time
+wherever they differ.
 """
 
 import hashlib
 import hmac
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import SettingError
-from storage.database import Database
+from storage.database import Database, LockedError, as_seconds
+from storage.drafting import wipe
 
 PREFIX = "sk-strata-"
 """How keys begin, so that people and scanners of leaked secrets recognise them."""
 LONGEST_NAME = 60
 MOST_KEYS = 100
 USED_SECONDS = 60.0
-"""A key's last use is stored once in so many seconds."""
+"""A key's last use is stored at most once in this time."""
 API = "api"
 """The switch of the whole API."""
 KEYLESS = "api"
-"""The owner of what programs without a key teach. No guest can be it: theirs have a colon."""
+"""The owner of what is learned from programs without a key. It cannot be a guest, whose names have
+a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key without its secret. `created` and `used` are in seconds since 1970, UTC; `used` is None
-    for one that never was."""
+    for a key that was never used."""
 
     id: str
     name: str
@@ -39,7 +43,7 @@ class ApiKey:
 
     @property
     def owner(self) -> str:
-        """Whose it is what this key is used for: nobody else's."""
+        """The owner of everything that is done with this key."""
         return f"{KEYLESS}-{self.id}"
 
 
@@ -50,7 +54,7 @@ class ApiKeys:
         self._db = db
 
     def make(self, name: str) -> tuple[ApiKey, str]:
-        """A new key, and its secret, which can never be had again. Raises SettingError."""
+        """A new key, and its secret, which cannot be recovered later. Raises SettingError."""
         name = " ".join(name.split())
         if not name or len(name) > LONGEST_NAME:
             raise SettingError(
@@ -81,23 +85,23 @@ class ApiKeys:
         return [_key(*row) for row in rows]
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key of this secret; None where there is none."""
-        wanted, found = digest(secret), None
+        """The key with this secret; None if no key has it."""
+        expected, found = digest(secret), None
         rows = self._db.execute_read("SELECT id, name, created, used, digest FROM api_keys")
         for *columns, stored in rows:
-            if isinstance(stored, bytes) and hmac.compare_digest(stored, wanted):
+            if isinstance(stored, bytes) and hmac.compare_digest(stored, expected):
                 found = _key(*columns)
         return found
 
     def use(self, key: ApiKey) -> None:
-        """Note that a key is used now."""
+        """Store that a key is used now, unless another program holds the file locked."""
         now = time.time()
         if key.used is None or now - key.used >= USED_SECONDS:
-            with self._db.write() as handle:
+            with suppress(LockedError), self._db.at_once(), self._db.write() as handle:
                 handle.execute("UPDATE api_keys SET used = ? WHERE id = ?", [now, key.id])
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Take a key back: it opens nothing from now on, and what it taught is forgotten.
+        """Revoke a key at once, and forget what was learned with it.
 
         Raises SettingError.
         """
@@ -108,36 +112,28 @@ class ApiKeys:
             )
         with self._db.write() as handle:
             handle.execute("DELETE FROM api_keys WHERE id = ?", [key_id])
-            for table in ("answers", "calibrations"):  # the n-grams go with the answers
-                handle.execute(
-                    f"DELETE FROM {table} WHERE owner = (SELECT id FROM owners WHERE name = ?)",
-                    [found.owner],
-                )
+            wipe(self._db, found.owner)
         return found
 
     @property
     def on(self) -> bool:
-        """Whether other programs may ask, as it was chosen last; not before it was chosen."""
+        """Whether other programs may use the API: the last choice, or no if nobody chose."""
         rows = self._db.execute_read("SELECT is_on FROM switches WHERE name = ?", [API])
         return bool(rows and rows[0][0] == 1)
 
     def switch(self, on: bool) -> None:
-        """Choose it."""
-        with self._db.write() as handle:
-            handle.execute(
-                "INSERT INTO switches (name, is_on) VALUES (?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET is_on = excluded.is_on",
-                [API, int(on)],
-            )
+        self._db.execute_write(
+            "INSERT INTO switches (name, is_on) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET is_on = excluded.is_on",
+            [API, int(on)],
+        )
 
 
 def digest(secret: str) -> bytes:
-    """What is stored of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
 def _key(key_id: Any, name: Any, created: Any, used: Any) -> ApiKey:
     """A key from its row, whatever a damaged file says."""
-    known = isinstance(used, int | float)
-    made = float(created) if isinstance(created, int | float) else 0.0
-    return ApiKey(str(key_id), str(name), made, float(used) if known else None)
+    last = float(used) if isinstance(used, int | float) else None
+    return ApiKey(str(key_id), str(name), as_seconds(created), last)

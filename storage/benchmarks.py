@@ -1,8 +1,10 @@
-"""Benchmarks: what was asked, by which methods, and every single result, stored as soon as it is
-there. So one that is cancelled, or whose program ended, goes on where it stopped.
+"""Benchmarks: their questions, their methods and their results.
 
-What is read may have been damaged: a benchmark that cannot be raises `StorageError` where it is
-asked for, and is left out of the list; a result that cannot be counts as not measured yet.
+Each result is stored at once, so a benchmark that was cancelled, or whose program ended, continues
+where it stopped.
+
+Stored rows may be damaged. Reading a damaged benchmark raises `StorageError`, and it is left out of
+the list; a damaged result counts as not measured yet.
 """
 
 import secrets
@@ -10,13 +12,12 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from engine.errors import StorageError
 from engine.types import Question
-from storage.columns import clean, from_json, to_json
-from storage.database import Database, pack_tokens, unpack_tokens
+from storage.database import Database, clean, from_json, pack_tokens, to_json, unpack_tokens
 from storage.traces import MISSHAPEN
 
 COLUMNS = """benchmarks.id, title, model, fingerprints.name, machine, version, asked, plan, runs,
@@ -28,8 +29,9 @@ COLUMNS = """benchmarks.id, title, model, fingerprints.name, machine, version, a
 class Benchmark:
     """A benchmark as a line of the list.
 
-    `asked` names its set of questions (`engine.questions.digest`), `plan` holds the methods and
-    settings as JSON values. `done` of its `runs` are over. `created` is in seconds since 1970, UTC.
+    `asked` identifies its set of questions (`engine.questions.digest`), `plan` holds the methods
+    and settings as JSON values. `done` of its `runs` are finished. `created` is in seconds since
+    1970, UTC.
     """
 
     id: str
@@ -44,13 +46,19 @@ class Benchmark:
     created: float
     done: int
 
+    @property
+    def label(self) -> str:
+        """The name of the model, with the type of its weights if that is known."""
+        weights = self.plan.get("weights")
+        return f"{self.model} ({weights})" if isinstance(weights, str) and weights else self.model
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """One run: the question at `position`, by a method, for the `repeat`-th time from 0.
 
-    `first_seconds` is the time until the model had its first token. `disturbed`: other work went on
-    meanwhile. `problem` says why there is no answer, "" where there is one.
+    `first_seconds` is the time until the model had its first token. `disturbed`: other work ran at
+    the same time. `problem` says why there is no answer, "" if there is one.
     """
 
     position: int
@@ -74,11 +82,14 @@ class Result:
         return self.prefill_seconds + self.decode_seconds + self.learning_seconds
 
 
+RESULT_COLUMNS = ", ".join(each.name for each in fields(Result))
+
+
 class Benchmarks:
     """One owner's benchmarks."""
 
     KEPT = 100
-    """So many are kept. Older ones are dropped with their results."""
+    """The number of benchmarks kept. Older ones are deleted with their results."""
 
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
@@ -96,25 +107,23 @@ class Benchmarks:
         questions: Sequence[Question],
         runs: int,
     ) -> str:
-        """Store a benchmark that is to be made; returns its id."""
+        """Store a new benchmark without results; returns its id."""
         made = secrets.token_urlsafe(12)
         with self._db.write() as handle:
-            handle.execute(
-                "INSERT INTO benchmarks (id, owner, title, model, fingerprint, machine, version, "
-                "asked, plan, runs, created) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    made,
-                    self._owner,
-                    clean(title),
-                    clean(model),
-                    self._db.key("fingerprints", fingerprint),
-                    machine,
-                    version,
-                    asked,
-                    to_json(plan),
-                    runs,
-                    time.time(),
-                ],
+            handle.table("benchmarks").insert(
+                {
+                    "id": made,
+                    "owner": self._owner,
+                    "title": clean(title),
+                    "model": clean(model),
+                    "fingerprint": self._db.key("fingerprints", fingerprint),
+                    "machine": machine,
+                    "version": version,
+                    "asked": asked,
+                    "plan": to_json(plan),
+                    "runs": runs,
+                    "created": time.time(),
+                }
             )
             handle.conn.executemany(
                 "INSERT INTO questions (benchmark, position, name, category, text) "
@@ -132,31 +141,18 @@ class Benchmarks:
         return made
 
     def add(self, benchmark: str, result: Result) -> None:
-        """Store a result, in the place of one that was damaged."""
+        """Store a result, replacing a damaged one."""
         self.get(benchmark)
         with self._db.write() as handle:
-            handle.execute(
-                "INSERT OR REPLACE INTO results (benchmark, position, method, repeat, tokens, "
-                "forwards, drafted, kept, prefill_seconds, first_seconds, decode_seconds, "
-                "learning_seconds, disturbed, problem, answer) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    benchmark,
-                    result.position,
-                    clean(result.method),
-                    result.repeat,
-                    result.tokens,
-                    result.forwards,
-                    result.drafted,
-                    result.kept,
-                    result.prefill_seconds,
-                    result.first_seconds,
-                    result.decode_seconds,
-                    result.learning_seconds,
-                    int(result.disturbed),
-                    clean(result.problem),
-                    pack_tokens(result.answer),
-                ],
+            handle.table("results").insert(
+                {
+                    "benchmark": benchmark,
+                    **asdict(result),
+                    "method": clean(result.method),
+                    "problem": clean(result.problem),
+                    "answer": pack_tokens(result.answer),
+                },
+                replace=True,
             )
 
     def list(self, limit: int = KEPT) -> Sequence[Benchmark]:
@@ -172,7 +168,7 @@ class Benchmarks:
         return found
 
     def get(self, benchmark: str) -> Benchmark:
-        """A benchmark; `StorageError` when this owner has none of that id."""
+        """One benchmark. Raises `StorageError` if this owner has no benchmark with that id."""
         rows = self._db.execute_read(
             f"SELECT {COLUMNS} WHERE benchmarks.id = ? AND owner = ?", [benchmark, self._owner]
         )
@@ -184,7 +180,7 @@ class Benchmarks:
         return _benchmark(rows[0])
 
     def questions(self, benchmark: str) -> tuple[Question, ...]:
-        """What it asks, in order."""
+        """The questions of a benchmark, in order."""
         rows = self._db.execute_read(
             "SELECT name, category, text FROM questions WHERE benchmark = ? ORDER BY position",
             [self.get(benchmark).id],
@@ -192,64 +188,43 @@ class Benchmarks:
         return tuple(Question(*map(str, row)) for row in rows)
 
     def results(self, benchmark: str) -> tuple[Result, ...]:
-        """What there is of it by now, question by question."""
+        """The results stored so far, question by question."""
         rows = self._db.execute_read(
-            "SELECT position, method, repeat, tokens, forwards, drafted, kept, prefill_seconds, "
-            "first_seconds, decode_seconds, learning_seconds, disturbed, problem, answer "
-            "FROM results WHERE benchmark = ? ORDER BY position, repeat, method",
+            f"SELECT {RESULT_COLUMNS} FROM results WHERE benchmark = ? "
+            "ORDER BY position, repeat, method",
             [self.get(benchmark).id],
         )
         return tuple(result for row in rows if (result := _result(row)) is not None)
 
 
 def _benchmark(row: tuple[Any, ...]) -> Benchmark:
-    plan = from_json(row[7])
+    id, title, model, fingerprint, machine, version, asked, plan, runs, created, done = row
+    found = from_json(plan)
     try:
-        if not isinstance(plan, Mapping):
-            raise TypeError(f"a plan that is {plan!r}")
-        title, model, fingerprint, machine, version, asked = map(str, row[1:7])
-        return Benchmark(
-            str(row[0]),
-            title,
-            model,
-            fingerprint,
-            machine,
-            version,
-            asked,
-            plan,
-            int(row[8]),
-            float(row[9]),
-            int(row[10]),
-        )
+        if not isinstance(found, Mapping):
+            raise TypeError(f"a plan that is {found!r}")
+        values: list[Any] = [
+            *map(str, (id, title, model, fingerprint, machine, version, asked)),
+            *(found, int(runs), float(created), int(done)),
+        ]
+        return Benchmark(*values)
     except MISSHAPEN as error:
         raise StorageError(
-            f"The benchmark {row[0]!r} is damaged in the database: it cannot be shown."
+            f"The benchmark {id!r} is damaged in the database: it cannot be shown."
         ) from error
 
 
 def _result(row: tuple[Any, ...]) -> Result | None:
-    """A result; None for one that is damaged."""
-    position, method, repeat, *counts = row[:7]
+    position, method, repeat, *figures, disturbed, problem, answer = row
     try:
-        place, turn, tokens, forwards, drafted, kept = map(int, (position, repeat, *counts))
-        prefill, first, decode, learning = map(float, row[7:11])
-        if min(place, turn, tokens, forwards, drafted, kept, prefill, first, decode, learning) < 0:
+        counts = [int(count) for count in (position, repeat, *figures[:4])]
+        seconds = [float(figure) for figure in figures[4:]]
+        if min(*counts, *seconds) < 0:
             return None
-        return Result(
-            place,
-            str(method),
-            turn,
-            tokens,
-            forwards,
-            drafted,
-            kept,
-            prefill,
-            first,
-            decode,
-            learning,
-            bool(row[11]),
-            str(row[12]),
-            unpack_tokens(row[13]),
-        )
+        values: list[Any] = [
+            *(counts[0], str(method), *counts[1:], *seconds),
+            *(bool(disturbed), str(problem), unpack_tokens(answer)),
+        ]
+        return Result(*values)
     except (*MISSHAPEN, struct.error):
         return None

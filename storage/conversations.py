@@ -1,11 +1,13 @@
 """Conversations and their messages, seen by one owner at a time.
 
-Every query names the owner, so another's conversation behaves in every way as one that does not
-exist. A row that is damaged is shown as far as it can be, so that it can be deleted and never hides
-the others: a file may have been edited, or have come from a disk that fails.
+Every query names the owner, so another owner's conversation behaves in every way like one that does
+not exist. A damaged row (the file may have been edited, or come from a failing disk) is shown as
+far as possible, so that it can be deleted and never hides other rows.
 
-The messages of a conversation are a tree, of which one path is shown (storage/tree.py). Nothing
-that is said, said anew or answered anew takes anything away.
+The messages of a conversation are a tree, of which one path is shown. Messages that follow the same
+message are versions of each other, and the version that was selected last is shown; returning to a
+version shows the path that was last shown below it. Editing or regenerating never removes a
+message.
 """
 
 import re
@@ -19,22 +21,25 @@ import sqlite_utils
 
 from engine.errors import StorageError
 from engine.types import TARGET, Token
-from storage import deletions, exports, steps
-from storage.columns import as_seconds, as_text, clean, from_json, to_json
-from storage.database import Database
-from storage.exports import MAX_FOLDER, MAX_TITLE, ROLES, Export
-from storage.tree import Tree
+from storage import deletions, imports, steps
+from storage.database import Database, as_seconds, as_text, clean, from_json, to_json
+from storage.imports import MAX_FOLDER, MAX_TITLE, ROLES, Export
 
 PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
 LARGEST = 2**31
 BRANCH = " (branch)"
 COLUMNS = "id, title, system_prompt, settings, created, updated, pinned, folder"
+MESSAGE = "id, conversation, position, role, content, run, created, pieces, parent, chosen"
+INSERT_MESSAGE = f"INSERT INTO messages ({MESSAGE}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+AS_LISTED = "ORDER BY pinned != 0 OR folder != '' DESC, updated DESC, rowid DESC"
+"""The order of the list: conversations that are pinned or in a folder, then the others; newest
+change first."""
 HIT_BEFORE, HIT_AFTER = 32, 60
-"""Characters that are shown around what a search found."""
+"""The most characters that are shown before and after the words that a search found."""
 
 
 class Piece(NamedTuple):
-    """What the token view shows of one piece of an answer: its text and where it came from."""
+    """One piece of an answer in the token view: its text and its source."""
 
     text: str
     source: str
@@ -45,14 +50,14 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, token: Token, step: int) -> Self:
-        """What the token view shows of a token that this step emitted."""
+        """The piece of a token that this step emitted."""
         source, probability = token.source or TARGET, round(token.probability, 4)
         return cls(token.text, source, token.match_length, step, token.position, probability)
 
 
 class Hit(NamedTuple):
-    """Where a conversation holds what was searched for: the message, and the words with what stands
-    before and after them."""
+    """A search hit in a conversation: the message, and the words with the text before and after
+    them."""
 
     message: str
     before: str
@@ -64,8 +69,8 @@ class Hit(NamedTuple):
 class Conversation:
     """A conversation without its messages; times are in seconds since 1970, UTC.
 
-    Of settings that are `damaged` nothing could be read. A search that found the words in a message
-    says where (`hit`).
+    `damaged` says that the settings could not be read. `hit` is the place of a search hit in a
+    message.
     """
 
     id: str
@@ -84,10 +89,10 @@ class Conversation:
 class StoredMessage:
     """One message; positions grow within a conversation, in the order in which messages are made.
 
-    It follows `parent`, None for a first one; `versions` are the ids of all messages that follow
-    the same one, in the order in which they were made, itself included. An answer's `pieces` are
-    those of its run. One that was imported has pieces of its own; where it was gone on with, those
-    of its run follow them.
+    A message follows its `parent`, None for a first message; `versions` are the ids of all messages
+    with the same parent, itself included, in the order in which they were made. An answer's
+    `pieces` are those of its run. An imported answer has its own pieces, followed by those of its
+    run if it was continued.
     """
 
     id: str
@@ -102,6 +107,64 @@ class StoredMessage:
     versions: tuple[str, ...] = ()
 
 
+class Tree:
+    """The messages of a conversation: which follows which, and the path that is shown.
+
+    Built from (id, parent, chosen) of each message, in the order in which they were made. A message
+    comes after its parent in that order. A message that does not, or whose parent does not exist,
+    is damaged and follows the message made just before it. So there are no cycles, and every
+    message is on a path.
+    """
+
+    def __init__(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        self.parents: dict[str, str | None] = {}
+        self.below: dict[str | None, list[str]] = {}
+        self.chosen: dict[str, float] = {}
+        before: str | None = None
+        for id, parent, chosen in rows:
+            if parent is not None and parent not in self.parents:
+                parent = before
+            self.parents[id] = parent
+            self.below.setdefault(parent, []).append(id)
+            self.chosen[id] = chosen if isinstance(chosen, int | float) else 0
+            before = id
+
+    def __contains__(self, id: object) -> bool:
+        return id in self.parents
+
+    def path(self) -> list[str]:
+        """The path that is shown, from the first message to the last."""
+        found: list[str] = []
+        here: str | None = None
+        while versions := self.below.get(here):
+            # Among equals the last version is shown, as nothing was selected yet.
+            here = max(reversed(versions), key=self.chosen.__getitem__)
+            found.append(here)
+        return found
+
+    def above(self, id: str) -> list[str]:
+        """The messages from the first one to this one, itself included."""
+        found: list[str] = []
+        here: str | None = id
+        while here is not None:
+            found.append(here)
+            here = self.parents[here]
+        return found[::-1]
+
+    def under(self, id: str) -> list[str]:
+        """A message and all messages below it, in all versions."""
+        found, left = list[str](), [id]
+        while left:
+            here = left.pop()
+            found.append(here)
+            left += self.below.get(here, ())
+        return found
+
+    def versions(self, id: str) -> tuple[str, ...]:
+        """All versions of a message, in the order in which they were made."""
+        return tuple(self.below[self.parents[id]])
+
+
 class Conversations:
     """One owner's conversations; an id that is not theirs raises `StorageError`."""
 
@@ -113,7 +176,8 @@ class Conversations:
         self._owner = db.key("owners", owner)
 
     def create(self, title: str = "New conversation") -> Conversation:
-        """A new, empty conversation. Raises `StorageError` beyond the most there may be."""
+        """A new, empty conversation. Raises `StorageError` if the owner has the largest allowed
+        number."""
         if self.room() <= 0:
             raise StorageError(
                 f"You have {self.MOST:,} conversations, the most. Delete some first."
@@ -122,38 +186,45 @@ class Conversations:
             return self.get(self._insert(handle, title, "", {}, time.time()))
 
     def room(self) -> int:
-        """How many more conversations may be kept."""
+        """How many more conversations this owner may create."""
         return self.MOST - self.count()
 
     def count(self) -> int:
-        """How many conversations there are."""
+        """The number of conversations."""
         query = "SELECT count(*) FROM conversations WHERE owner = ?"
         return int(self._db.execute_read(query, [self._owner])[0][0])
 
     def get(self, id: str) -> Conversation:
         """One conversation."""
-        rows = self._db.execute_read(
-            f"SELECT {COLUMNS} FROM conversations WHERE id = ? AND owner = ?", [id, self._owner]
-        )
-        if not rows:
-            raise _missing(id)
-        return _conversation(rows[0])
+        return _conversation(self._row(COLUMNS, id))
+
+    def exists(self, id: str) -> bool:
+        """Whether this owner has the conversation."""
+        query = "SELECT 1 FROM conversations WHERE id = ? AND owner = ?"
+        return bool(self._db.execute_read(query, [id, self._owner]))
 
     def list(self, search: str | None = None, most: int = -1) -> Sequence[Conversation]:
         """All conversations, pinned ones and those in folders first; or those with `search` in
-        title or messages. Newest change first, at most `most`, where that is not negative."""
+        title or messages. Newest change first, at most `most` unless that is negative."""
         words = clean(search or "").strip()[:MAX_TITLE]
         if words:
             return self._found(words, most)
         rows = self._db.execute_read(
-            f"SELECT {COLUMNS} FROM conversations WHERE owner = ? "
-            "ORDER BY pinned != 0 OR folder != '' DESC, updated DESC, rowid DESC LIMIT ?",
+            f"SELECT {COLUMNS} FROM conversations WHERE owner = ? {AS_LISTED} LIMIT ?",
             [self._owner, most],
         )
         return [_conversation(row) for row in rows]
 
+    def outline(self, most: int = -1) -> Sequence[tuple[Any, ...]]:
+        """(id, title, pinned, folder, number of conversations) for each conversation, in the order
+        of `list` and without the cost of reading settings."""
+        query = (
+            "SELECT id, title, pinned, folder, count(*) OVER () FROM conversations "
+            f"WHERE owner = ? {AS_LISTED} LIMIT ?"
+        )
+        return [tuple(row) for row in self._db.execute_read(query, [self._owner, most])]
+
     def _found(self, words: str, most: int) -> Sequence[Conversation]:
-        """The conversations that hold these words, and where their newest such message has them."""
         pattern = re.sub(r"([\\%_])", r"\\\1", words)
         with self._db.read():
             rows = self._db.execute_read(
@@ -167,34 +238,29 @@ class Conversations:
             return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
 
     def _hit(self, id: str, position: int | None, words: str) -> Hit | None:
-        """The words in the message at a position, with what stands around them."""
+        """The words in the message at a position, with the text around them."""
         rows = self._db.execute_read(
-            "SELECT id, substr(content, max(1, at - :before), :before - max(0, :before - at + 1)), "
-            "substr(content, at, :size), substr(content, at + :size, :after) FROM ("
-            "SELECT id, content, instr(lower(content), lower(:words)) AS at FROM messages "
-            "WHERE conversation = :id AND position = :position) WHERE at > 0",
-            {
-                "id": id,
-                "position": position,
-                "words": words,
-                "size": len(words),
-                "before": HIT_BEFORE,
-                "after": HIT_AFTER,
-            },
+            "SELECT id, content FROM messages WHERE conversation = ? AND position = ?",
+            [id, position],
         )
-        if not rows:
-            return None
-        message, before, found, after = rows[0]
-        return Hit(message, _line(before), _line(found), _line(after))
+        for message, content in rows:
+            text = as_text(content)
+            # SQLite ignores case for ASCII letters only.
+            if found := re.search(re.escape(words), text, re.IGNORECASE | re.ASCII):
+                # One character more on each side shows whether the text continues there.
+                before = text[max(0, found.start() - HIT_BEFORE - 1) : found.start()]
+                after = text[found.end() : found.end() + HIT_AFTER + 1]
+                return Hit(message, _end(_line(before)), _line(found[0]), _beginning(_line(after)))
+        return None
 
     def folders(self) -> Sequence[str]:
-        """The names of all folders, in the order of the alphabet."""
+        """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
         return sorted((as_text(row[0]) for row in rows), key=str.casefold)
 
     def pin(self, id: str, pinned: bool) -> None:
-        """Keep a conversation on top of the list, or no longer."""
+        """Pin a conversation, or unpin it."""
         self._arrange(id, "pinned", int(pinned))
 
     def file(self, id: str, folder: str) -> None:
@@ -202,11 +268,11 @@ class Conversations:
         self._arrange(id, "folder", " ".join(clean(folder).split())[:MAX_FOLDER])
 
     def _arrange(self, id: str, column: str, value: str | int) -> None:
-        """Change where a conversation stands in the list; it counts as no change of its own."""
-        with self._db.write() as handle:
-            query = f"UPDATE conversations SET {column} = ? WHERE id = ? AND owner = ?"
-            if not handle.execute(query, [value, id, self._owner]).rowcount:
-                raise _missing(id)
+        """Change the place of a conversation in the list. This does not count as a change of the
+        conversation."""
+        query = f"UPDATE conversations SET {column} = ? WHERE id = ? AND owner = ?"
+        if not self._db.execute_write(query, [value, id, self._owner]):
+            raise _missing(id)
 
     def rename(self, id: str, title: str) -> None:
         """Give a conversation another title."""
@@ -217,65 +283,47 @@ class Conversations:
         self._update(id, "system_prompt", clean(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
-        """Replace a conversation's settings, which JSON must be able to hold."""
+        """Replace a conversation's settings, a JSON value."""
         self._update(id, "settings", to_json(dict(settings)))
 
     def delete(self, id: str) -> str:
-        """Delete a conversation with its messages, its token logs and its runs; what `undo` takes
-        to bring it back."""
-        trash = deletions.nobody(self._db)
+        """Delete a conversation with its messages, its token logs and its runs. Returns the token
+        for `undo`."""
         with self._db.write() as handle:
             self._touch(handle, id)
-            return deletions.hide(handle, trash, self._owner, id)
+            return deletions.hide(self._db, self._owner, id)
 
     def delete_message(self, id: str, message_id: str) -> str:
-        """Delete a message with all that follows it, in whatever version; what `undo` takes."""
-        trash = deletions.nobody(self._db)
+        """Delete a message with everything that follows it, in all versions. Returns the token for
+        `undo`."""
         with self._db.write() as handle:
             self._touch(handle, id)
             under = self._tree(id, message_id).under(message_id)
-            return deletions.hide(handle, trash, self._owner, id, under)
+            return deletions.hide(self._db, self._owner, id, under)
 
     def undo(self, token: str) -> str:
-        """Bring back what was deleted; the id of its conversation. Raises `StorageError` once that
-        cannot be done, and where it belongs below something that is deleted itself."""
-        trash = deletions.nobody(self._db)
+        """Undo a deletion; returns the id of its conversation. Raises `StorageError` if it cannot
+        be undone any more, or if the parent of the messages is deleted as well."""
         with self._db.write() as handle:
-            id, place = deletions.find(self._db, self._owner, token)
-            if id != place:
-                self.get(id)
-                query = (
-                    "SELECT 1 FROM messages AS top JOIN messages AS up ON up.id = top.parent "
-                    "WHERE top.conversation = ? AND up.conversation NOT IN (?, ?)"
-                )
-                if self._db.execute_read(query, [place, place, id]):
-                    raise StorageError(
-                        "What this message follows is deleted as well. Bring that back first."
-                    )
-            deletions.restore(handle, trash, self._owner, id, place)
+            id = deletions.restore(self._db, self._owner, token)
             self._touch(handle, id)
         return id
 
     def revision(self, id: str) -> int:
         """A number that grows with every change of a conversation."""
-        query = "SELECT revision FROM conversations WHERE id = ? AND owner = ?"
-        rows = self._db.execute_read(query, [id, self._owner])
-        if not rows:
-            raise _missing(id)
-        return int(rows[0][0])
+        return int(self._row("revision", id)[0])
 
-    def remarked(self, id: str) -> None:
-        """Have pages look at a conversation again, of which something new is known beside what was
-        said; it is none that was used just now. Nothing where it is gone."""
-        with self._db.write() as handle:
-            query = "UPDATE conversations SET revision = revision + 1 WHERE id = ? AND owner = ?"
-            handle.execute(query, [id, self._owner])
+    def mark_changed(self, id: str) -> None:
+        """Make pages read a conversation again because of new data other than its messages, without
+        moving it to the top of the list. Does nothing if the conversation is gone."""
+        query = "UPDATE conversations SET revision = revision + 1 WHERE id = ? AND owner = ?"
+        self._db.execute_write(query, [id, self._owner])
 
     def messages(
         self, id: str, pieces: bool = True, to: str | None = None
     ) -> Sequence[StoredMessage]:
-        """A conversation's messages as they are shown, in order; without pieces where only their
-        texts are wanted. Given a message, those that lead to it."""
+        """A conversation's messages on the shown path, in order, or on the path to the message
+        `to`. Without `pieces`, those are not read."""
         with self._db.read():
             self.get(id)
             tree = self._tree(id, to)
@@ -283,7 +331,7 @@ class Conversations:
             return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
-        """The id of the last message that is shown."""
+        """The id of the last message on the shown path."""
         self.get(id)
         path = self._tree(id).path()
         return path[-1] if path else None
@@ -295,12 +343,13 @@ class Conversations:
         return bool(self._db.execute_read(query, [message_id, id]))
 
     def following(self, id: str, message_id: str | None) -> Sequence[str]:
-        """The messages that follow a message, versions of each other; None: the first ones."""
+        """The ids of the messages that follow a message, which are versions of each other; for
+        None, those of the first messages."""
         self.get(id)
         return self._tree(id, message_id).below.get(message_id, [])
 
     def show(self, id: str, message_id: str) -> None:
-        """Show the path through a message; below it goes on what was shown there last."""
+        """Show the path through a message; below it, the path that was last shown there."""
         with self._db.write() as handle:
             revision = self._touch(handle, id, newest=False)
             above = self._tree(id, message_id).above(message_id)
@@ -308,9 +357,9 @@ class Conversations:
             handle.conn.executemany(query, [(revision, each) for each in above])
 
     def copy(self, id: str, message_id: str) -> str:
-        """A new conversation with the messages that lead to this one; its id.
+        """Copy the messages up to this one to a new conversation; returns its id.
 
-        They share their runs, which are not counted twice.
+        The copies share the runs of the originals, so no run counts twice.
         """
         with self._db.write() as handle:
             old, messages = self.get(id), self.messages(id, False, message_id)
@@ -320,9 +369,8 @@ class Conversations:
             self.set_settings(made, old.settings)
             ids = {message.id: secrets.token_urlsafe(12) for message in messages}
             handle.conn.executemany(
-                "INSERT INTO messages "
-                "(id, conversation, position, role, content, run, created, pieces, parent) "
-                "SELECT ?, ?, position, role, content, run, created, pieces, ? "
+                f"INSERT INTO messages ({MESSAGE}) "
+                "SELECT ?, ?, position, role, content, run, created, pieces, ?, 0 "
                 "FROM messages WHERE id = ?",
                 [(ids[m.id], made, ids.get(m.parent or ""), m.id) for m in messages],
             )
@@ -339,9 +387,10 @@ class Conversations:
         after: str | None = None,
         shown: bool = True,
     ) -> StoredMessage:
-        """Add a message behind the last one, or as another version behind the one given.
+        """Add a message after the last one, or as another version after the given parent.
 
-        One that is not `shown` leaves the path as it is, as long as another version is there.
+        A message that is not `shown` leaves the path unchanged, provided that another version
+        exists.
         """
         if role not in ROLES:
             raise StorageError(f"A message cannot be by {role!r}. Use one of: {', '.join(ROLES)}.")
@@ -354,7 +403,7 @@ class Conversations:
                 handle, id, revision, parent, role, content, run_id, pieces, shown
             )
 
-    def beside(self, id: str, message_id: str, role: str, content: str) -> StoredMessage:
+    def add_version(self, id: str, message_id: str, role: str, content: str) -> StoredMessage:
         """Add another version of a message, and show it."""
         with self._db.write() as handle:
             revision = self._touch(handle, id)
@@ -371,8 +420,8 @@ class Conversations:
     def rewrite(
         self, message_id: str, text: str, run_id: str, pieces: Iterable[Sequence[Any]] | None
     ) -> None:
-        """Give an answer that is gone on with the text that it begins with, and its run; `pieces`
-        are those in front of its run's."""
+        """Replace the text of an answer that is continued, and its run. `pieces` come before the
+        pieces of its run."""
         with self._db.write() as handle:
             self._touch(handle, self._conversation_of(message_id))
             self._check_run(run_id)
@@ -382,14 +431,14 @@ class Conversations:
             )
 
     def export(self, id: str) -> dict[str, Any]:
-        """The conversation as JSON values, for `import_`; it names no owner, run or token log."""
+        """The conversation as JSON values, for `import_`, without owner, runs and token logs."""
         with self._db.read():
             conversation, tree = self.get(id), self._tree(id)
             messages = self._read(tree, list(tree.parents), True)
         numbers = {message.id: number for number, message in enumerate(messages)}
         return {
-            "format": exports.FORMAT,
-            "version": exports.VERSION,
+            "format": imports.FORMAT,
+            "version": imports.VERSION,
             "title": conversation.title,
             "system_prompt": conversation.system_prompt,
             "settings": conversation.settings,
@@ -410,28 +459,31 @@ class Conversations:
         }
 
     def import_(self, found: Sequence[Export]) -> Sequence[str]:
-        """Store conversations that were read from a file, the first as the newest; their ids.
+        """Store conversations that were read from a file, the first as the newest; returns their
+        ids.
 
-        One transaction. What takes long is done before it, as no one else can write meanwhile.
+        This is one transaction. Slow work is done before it, because it blocks all other writers.
         """
         made = [(secrets.token_urlsafe(12), export) for export in found]
         messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, said, pinned, folder = export
+                title, system_prompt, settings, created, exported, pinned, folder = export
                 self._insert(handle, title, system_prompt, settings, created, id)
-                newest = max((message.chosen for message in said), default=0)
+                newest = max((message.chosen for message in exported), default=0)
                 handle.execute(
                     "UPDATE conversations SET revision = ?, pinned = ?, folder = ? WHERE id = ?",
-                    [max(len(said), newest), pinned, clean(folder), id],
+                    [max(len(exported), newest), pinned, clean(folder), id],
                 )
-            handle.conn.executemany(
-                "INSERT INTO messages "
-                "(id, conversation, position, role, content, created, pieces, parent, chosen) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                messages,
-            )
+            handle.conn.executemany(INSERT_MESSAGE, messages)
         return [id for id, _ in made]
+
+    def _row(self, columns: str, id: str) -> tuple[Any, ...]:
+        query = f"SELECT {columns} FROM conversations WHERE id = ? AND owner = ?"
+        rows = self._db.execute_read(query, [id, self._owner])
+        if not rows:
+            raise _missing(id)
+        return rows[0]
 
     def _insert(
         self,
@@ -456,8 +508,9 @@ class Conversations:
             handle.execute(f"UPDATE conversations SET {column} = ? WHERE id = ?", [value, id])
 
     def _touch(self, handle: sqlite_utils.Database, id: str, newest: bool = True) -> int:
-        """Mark a conversation as changed; the check that it is this owner's. Its new revision,
-        which is beyond all its messages. It becomes the `newest` in the list."""
+        """Mark a conversation as changed, after checking that it is this owner's. Returns its new
+        revision, which is larger than the positions of all its messages. With `newest` it moves to
+        the top of the list."""
         rows = handle.execute(
             "UPDATE conversations SET updated = coalesce(?, updated), "
             "revision = 1 + max(CAST(revision AS INTEGER), (SELECT "
@@ -470,7 +523,7 @@ class Conversations:
         return int(rows[0][0])
 
     def _tree(self, id: str, member: str | None = None) -> Tree:
-        """The tree of a conversation; raises `StorageError` where the member is none of it."""
+        """The tree of a conversation; raises `StorageError` if the given message is not in it."""
         tree = Tree(
             self._db.execute_read(
                 "SELECT id, parent, chosen FROM messages WHERE conversation = ? ORDER BY position",
@@ -483,15 +536,17 @@ class Conversations:
 
     def _read(self, tree: Tree, ids: Sequence[str], pieces: bool) -> Sequence[StoredMessage]:
         """These messages of a tree, in this order."""
-        wanted = to_json(list(ids))
+        id_list = to_json(list(ids))
         rows = self._db.execute_read(
             "SELECT id, conversation, position, role, content, run, created, "
             "CASE WHEN ? THEN pieces END "
             "FROM messages WHERE id IN (SELECT value FROM json_each(?))",
-            [pieces, wanted],
+            [pieces, id_list],
         )
-        emitted = steps.tokens(self._db, wanted) if pieces else {}
-        found = {row[0]: _message(row, emitted, tree) for row in rows}
+        emitted = steps.tokens(self._db, id_list) if pieces else {}
+        found = {row[0]: _message(row, emitted, tree) for row in rows if row[0] in tree}
+        if not found.keys() >= set(ids):
+            raise self._db.damaged()  # A table and its index disagree.
         return [found[id] for id in ids]
 
     def _insert_message(
@@ -506,12 +561,11 @@ class Conversations:
         pieces: Iterable[Sequence[Any]] | None = None,
         shown: bool = True,
     ) -> StoredMessage:
-        """Store a message of a conversation that was checked to be the owner's, and touched."""
+        """Store a message of a conversation that was already checked to be the owner's, and marked
+        as changed."""
         message_id = secrets.token_urlsafe(12)
         handle.execute(
-            "INSERT INTO messages "
-            "(id, conversation, position, role, content, run, created, pieces, parent, chosen) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            INSERT_MESSAGE,
             [
                 message_id,
                 id,
@@ -544,7 +598,6 @@ class Conversations:
 
 
 def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:
-    """The rows of an imported conversation's messages."""
     ids = [secrets.token_urlsafe(12) for _ in export.messages]
     return [
         (
@@ -553,6 +606,7 @@ def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:
             position,
             message.role,
             clean(message.content),
+            None,
             message.created,
             _pieces_json(message.pieces),
             None if message.parent is None else ids[message.parent],
@@ -580,25 +634,40 @@ def _conversation(row: tuple[Any, ...], hit: Hit | None = None) -> Conversation:
     )
 
 
-def _line(text: object) -> str:
-    """Text as part of one line."""
-    return re.sub(r"\s+", " ", as_text(text))
+def _line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def _end(text: str) -> str:
+    """At most HIT_BEFORE characters before a hit, from the beginning of a word if possible."""
+    if len(text) <= HIT_BEFORE:
+        return text
+    words = text.partition(" ")[2]
+    return "…" + (words if len(words) > HIT_BEFORE // 2 else text[1:])
+
+
+def _beginning(text: str) -> str:
+    """At most HIT_AFTER characters after a hit, to the end of a word if possible."""
+    if len(text) <= HIT_AFTER:
+        return text
+    words = text.rpartition(" ")[0]
+    return (words if len(words) > HIT_AFTER // 2 else text[:-1]) + "…"
 
 
 def _message(
     row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]], tree: Tree
 ) -> StoredMessage:
     id, conversation, position, role, content, run_id, created, pieces = row
-    said = as_text(content)
+    text = as_text(content)
     return StoredMessage(
         id,
         conversation,
         position,
         role,
-        said,
+        text,
         run_id,
         as_seconds(created),
-        _pieces(said, pieces, emitted.get(run_id)),
+        _pieces(text, pieces, emitted.get(run_id)),
         tree.parents[id],
         tree.versions(id),
     )
@@ -607,8 +676,8 @@ def _message(
 def _pieces(
     content: str, stored: object, emitted: list[tuple[int, object]] | None
 ) -> tuple[Piece, ...] | None:
-    """The pieces of a message: those of its run behind those that it has of its own, as far as
-    both say what it says. Of its own it has some where it was imported, or says something else."""
+    """The pieces of a message: its own, then those of its run if together they make up its text. A
+    message has its own pieces if it was imported, or if its text differs from that of its run."""
     own = None if stored is None else _stored_pieces(stored)
     tail = None if emitted is None else _emitted_pieces(emitted)
     if stored is None or own is None or tail is None:
@@ -617,12 +686,11 @@ def _pieces(
 
 
 def text_of(pieces: Iterable[Piece]) -> str:
-    """What pieces say."""
     return "".join(piece.text for piece in pieces)
 
 
 def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:
-    """The pieces of an answer from the tokens of its run's steps; None where these are damaged."""
+    """The pieces of an answer from the tokens of its run's steps; None if they are damaged."""
     try:
         found = [
             Piece(text, source or TARGET, length, index, position, round(probability, 4))
@@ -634,7 +702,6 @@ def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | No
 
 
 def _stored_pieces(text: object) -> tuple[Piece, ...] | None:
-    """The pieces of a message; None, as for one without, where they are damaged."""
     rows = None if text is None else from_json(text)
     if not isinstance(rows, list) or not all(map(_is_piece, rows)):
         return None
@@ -642,7 +709,6 @@ def _stored_pieces(text: object) -> tuple[Piece, ...] | None:
 
 
 def _is_piece(row: Any) -> bool:
-    """Whether a row is what `_pieces_json` writes."""
     if not isinstance(row, list) or tuple(map(type, row)) not in PIECE_TYPES:
         return False
     length, step, position, probability = row[2:]

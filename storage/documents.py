@@ -1,9 +1,10 @@
-"""Documents in files, for statistics: texts and chats, read piece by piece and never unpacked.
+"""Reads documents for statistics, texts and chats, from files, piece by piece and without
+unpacking. Parquet files are read by DuckDB, if it is installed.
 
-A file may come from anywhere. Nothing of it is written to disk, a packed one may give `MOST_BYTES`
-at most unless more is asked for, and a line is never longer than `LONGEST`. So a file that is not
-what it seems costs time that can be stopped, and no more. What cannot be read raises StorageError
-with the file's name.
+A file may come from anywhere. Nothing of it is written to disk, a packed file may unpack to
+`MOST_BYTES` at most unless the caller allows more, and a line is never longer than `LONGEST`. A
+malicious file can therefore only cost time, and reading can be stopped. A file that cannot be read
+raises StorageError with its name.
 """
 
 import csv
@@ -12,21 +13,22 @@ import importlib
 import io
 import json
 import lzma
+import re
 import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from engine.errors import StorageError
+from engine.errors import StorageError, first_line
 from engine.types import Document, Message
-from storage.parquet import column
 
 PIECE = 1 << 16
-"""Characters of a longer text that are one document, about: it is cut where a line ends."""
+"""A longer text is cut at ends of lines into documents of about so many characters."""
 LONGEST = 16 << 20
 """The most characters of a line."""
 MOST_BYTES = 8 << 30
@@ -34,13 +36,17 @@ MOST_JSON = 128 << 20
 """The most bytes of a JSON file, which has to be read as a whole."""
 CHAT = "messages"
 FIELDS = (CHAT, "text", "content")
-"""Where a record or a table holds its texts or chats, unless it is said: the first that is there.
-Without one a row of CSV is a document."""
+"""The fields or columns that may hold texts or chats; the first one found is used. Without one, a
+row of CSV is a document."""
 PARQUET = ".parquet"
 IN_ARCHIVES = (".txt", ".md", ".jsonl", ".json", ".csv")
 KINDS = (*IN_ARCHIVES, PARQUET)
 PACKED = (".zip", ".xz", ".gz", ".zst")
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+ROWS = 1024
+"""Rows of a Parquet file that are in memory at a time. Those of texts have some thousand bytes."""
+TEXT_TYPE, CHAT_TYPE = "VARCHAR", re.compile(r"STRUCT\(.*\)\[\]")
+"""The types of Parquet columns that hold texts, or chats."""
 READ_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     EOFError,
@@ -48,7 +54,7 @@ READ_ERRORS: tuple[type[Exception], ...] = (
     lzma.LZMAError,
     zlib.error,
     zipfile.BadZipFile,
-    NotImplementedError,  # a way to pack that Python does not know
+    NotImplementedError,  # a compression method that Python does not know
     csv.Error,
 )
 
@@ -67,13 +73,13 @@ USUAL = Reading()
 
 @dataclass(slots=True)
 class Meter:
-    """How many bytes of files were read, as they lie on the disk."""
+    """How many bytes of files were read, counted before they are unpacked."""
 
     done: int = 0
 
 
 class Counted(io.FileIO):
-    """A file that is read, with what was read of it counted."""
+    """A file that counts the bytes that were read from it."""
 
     def __init__(self, path: Path, meter: Meter) -> None:
         super().__init__(path)
@@ -86,7 +92,7 @@ class Counted(io.FileIO):
 
 
 class Limited(io.RawIOBase):
-    """What is unpacked from a file, up to a limit."""
+    """The unpacked content of a file, up to a limit."""
 
     def __init__(self, packed: IO[bytes], most: int | None) -> None:
         super().__init__()
@@ -123,7 +129,6 @@ def documents(
 
 
 def found_in(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]:
-    """The documents of one file, if any."""
     kind, packing = path.suffix.lower(), ""
     if kind in PACKED:
         kind, packing = Path(path.stem).suffix.lower(), kind
@@ -180,7 +185,7 @@ def in_archive(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[Documen
 
 
 def in_stream(name: str, kind: str, opened: IO[bytes], reading: Reading) -> Iterator[Document]:
-    """The documents of a file of that kind; what is of no known kind is text."""
+    """The documents of a file of that kind; a file of an unknown kind is read as text."""
     limited = io.BufferedReader(Limited(opened, reading.most_bytes))
     lines = io.TextIOWrapper(limited, encoding="utf-8-sig", newline="" if kind == ".csv" else None)
     readers = {".jsonl": json_lines, ".json": json_file, ".csv": table}
@@ -188,18 +193,81 @@ def in_stream(name: str, kind: str, opened: IO[bytes], reading: Reading) -> Iter
 
 
 def in_parquet(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]:
-    """The documents of a Parquet file: a column of texts, or of chats."""
+    """The documents of a column, a few rows at a time, so that a file may have any size. DuckDB
+    would hold a whole result in memory, so each query requests the next rows by their numbers."""
     with named(str(path)), path.open("rb"):
         size, before = path.stat().st_size, meter.done
-    for number, value, share in column(path, reading.field, FIELDS):
-        if value is not None:
-            with understood(f"Row {number} of {str(path)!r}"):
-                yield text_or_chat(value)
-        meter.done = before + int(size * share)
+    with connection(
+        f"Reading the Parquet file {str(path)!r}",
+        lambda why: f"The file {str(path)!r} cannot be read: {why} Get it again if it is damaged.",
+    ) as duck:
+        duck.execute("SET threads = 1")
+        duck.execute("SET enable_external_file_cache = false")
+        name = escape(str(path))
+        described = duck.execute("DESCRIBE SELECT * FROM read_parquet(?)", [name]).fetchall()
+        chosen = column(path, {row[0]: row[1] for row in described}, reading.field)
+        counted = duck.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [name])
+        total = int(counted.fetchone()[0] or 0)
+        own = '"' + chosen.replace('"', '""') + '"'
+        query = (
+            f"SELECT {own} FROM read_parquet(?, file_row_number = true) "
+            "WHERE file_row_number >= ? AND file_row_number < ? ORDER BY file_row_number"
+        )
+        for start in range(0, total, ROWS):
+            rows = duck.execute(query, [name, start, start + ROWS]).fetchall()
+            for number, (value,) in enumerate(rows, start + 1):
+                if value is not None:
+                    with understood(f"Row {number} of {str(path)!r}"):
+                        yield text_or_chat(value)
+                meter.done = before + size * number // total
+
+
+def column(path: Path, types: dict[str, str], requested: str) -> str:
+    """The column to read: the requested one, or the first of `FIELDS`. Raises StorageError."""
+    by_name = {name.lower(): name for name in types}
+    names = [requested.lower()] if requested else FIELDS
+    found = next((by_name[name] for name in names if name in by_name), None)
+    columns = ", ".join(f"{name} ({kind})" for name, kind in types.items())
+    if found is None:
+        missing = repr(requested) if requested else f"named {', '.join(FIELDS)}"
+        raise StorageError(
+            f"The file {str(path)!r} has no column {missing}. Name one with --field: it has "
+            f"{columns}"
+        )
+    if types[found] != TEXT_TYPE and not CHAT_TYPE.fullmatch(types[found]):
+        raise StorageError(
+            f"The column {found!r} of {str(path)!r} holds no texts or chats, but {types[found]}. "
+            f"Name another with --field: it has {columns}"
+        )
+    return found
+
+
+@contextmanager
+def connection(purpose: str, failure: Callable[[str], str]) -> Iterator[Any]:
+    """A connection in memory. Raises StorageError where DuckDB is not installed, and for what goes
+    wrong while it is used; `failure` turns DuckDB's message into ours."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise StorageError(
+            f"{purpose} needs DuckDB, which is not installed. Install it with: pip install duckdb"
+        ) from error
+    made = duckdb.connect()
+    made.execute("SET enable_progress_bar = false")
+    try:
+        yield made
+    except duckdb.Error as error:
+        raise StorageError(failure(first_line(error))) from error
+    finally:
+        made.close()
+
+
+def quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
 
 
 def text(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """A document per file, or several where it is long."""
+    """One document per file, or several if the file is long."""
     kept = ""
     while piece := lines.read(PIECE):
         kept += piece
@@ -244,8 +312,8 @@ def table(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
     csv.field_size_limit(LONGEST)
     rows = csv.reader(lines)
     titles = [title.strip().lower() for title in next(rows, [])]
-    wanted = [field.lower()] if field else FIELDS[1:]
-    at = next((titles.index(column) for column in wanted if column in titles), None)
+    names = [field.lower()] if field else FIELDS[1:]
+    at = next((titles.index(column) for column in names if column in titles), None)
     if field and at is None:
         raise StorageError(
             f"The file {name!r} has no column {field!r}: it has {', '.join(titles) or 'none'}."
@@ -258,14 +326,14 @@ def table(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
 
 
 def document_of(record: Any, field: str = "") -> Document:
-    """A record's text or chat: that of a field, or of the first of `FIELDS` that it has. Raises
-    what `understood` explains."""
+    """A record's text or chat, from `field` or the first of `FIELDS` that it has. Raises the errors
+    that `understood` explains."""
     field = field or next((name for name in FIELDS if name in record), "text")
     return text_or_chat(record[field], field == CHAT)
 
 
 def text_or_chat(value: Any, chat: bool = False) -> Document:
-    """What stands in a field. Raises what `understood` explains."""
+    """The text or chat in a field. Raises the errors that `understood` explains."""
     if chat or isinstance(value, list):
         return tuple(Message(str(m["role"]), str(m["content"])) for m in value)
     return str(value)
@@ -273,7 +341,7 @@ def text_or_chat(value: Any, chat: bool = False) -> Document:
 
 @contextmanager
 def understood(where: str) -> Iterator[None]:
-    """Say where a record is none."""
+    """Turn errors about an invalid record into a StorageError that names its place."""
     try:
         yield
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -284,14 +352,14 @@ def understood(where: str) -> Iterator[None]:
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What reading raises. That of Zstandard is known once its library was needed."""
+    """The exceptions that reading raises. Zstandard's exists only once its library is imported."""
     zstd = sys.modules.get(ZSTD)
     return (*READ_ERRORS, zstd.ZstdError) if zstd else READ_ERRORS
 
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """Say which file cannot be read."""
+    """Turn errors of reading into a StorageError that names the file."""
     try:
         yield
     except read_errors() as error:

@@ -1,7 +1,7 @@
-"""What a program that was killed left behind, cleaned when the next one starts.
+"""Cleans up at the start what a killed program left behind.
 
-Another program may be running with the same data directory. So a file goes only when nobody has it
-locked, or when it is too old for anyone to be waiting for it.
+Another program may be running with the same data directory. A file is therefore deleted only if
+nobody has it locked, or if it is too old for anyone to be waiting for it.
 """
 
 import sqlite3
@@ -11,20 +11,21 @@ from pathlib import Path
 
 from storage import deletions
 from storage.database import Database
+from storage.drafting import BENCHMARK, wipe
 
 STATISTICS, UPLOADS = "statistics", "uploads"
 """Folders in the data directory: files of the statistics tier, files that a page sent."""
 UPLOAD_SECONDS = 3600.0
-"""An upload is read and deleted at once; one of this age was never read."""
+"""Uploads are read and deleted at once, so an upload of this age was never read."""
 
 
 def clean(database: Database, folder: Path) -> None:
-    """Really delete what was deleted; delete answers without a word, builds that broke off,
-    uploads that nobody read."""
+    """Delete for good: deleted rows, empty answers, the past that a benchmark ran with, interrupted
+    builds, and uploads that nobody read."""
     deletions.purge(database, seconds=0.0)
     with database.write() as handle:
-        # A message is stored with its first words, and with its run when it is complete: one with
-        # neither was left by a program that was killed. What follows it follows its parent then.
+        # An answer gets its text as it grows and its run when it is complete. An answer with
+        # neither was left by a killed program; messages below it move to its parent.
         empty = "role = 'assistant' AND content = '' AND run IS NULL AND pieces = '[]'"
         handle.execute(
             "UPDATE messages SET parent = (SELECT parent FROM messages AS gone "
@@ -32,6 +33,8 @@ def clean(database: Database, folder: Path) -> None:
             f"WHERE parent IN (SELECT id FROM messages WHERE {empty})"
         )
         handle.execute(f"DELETE FROM messages WHERE {empty}")
+        if database.find("owners", BENCHMARK) is not None:
+            wipe(database, BENCHMARK)
     for path in (folder / STATISTICS).glob("*.partial"):
         if is_dead(path):
             with suppress(OSError):
@@ -43,7 +46,8 @@ def clean(database: Database, folder: Path) -> None:
 
 
 def is_dead(path: Path) -> bool:
-    """Whether nobody is writing a database: its writer holds the lock until it is complete."""
+    """Whether no process is writing a statistics file: its writer holds the lock until it is
+    complete."""
     try:
         with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
             connection.execute("BEGIN EXCLUSIVE")

@@ -4,6 +4,9 @@ A database records the scripts it has had in its table `migrations`, so one of a
 up to date by running the rest. `python -m storage.migrations` prints the resulting schema.
 """
 
+import re
+from functools import lru_cache
+
 import sqlite_utils
 
 from engine.errors import StorageError
@@ -177,7 +180,7 @@ CREATE TABLE sources (
 """,
     ),
     (
-        # The plain speed beside a run was of another prompt, and of another load of the machine.
+        # The plain speed stored with a run was that of another prompt under another machine load.
         "0008-speedups",
         """
 ALTER TABLE runs DROP COLUMN baseline_tokens_per_second;
@@ -366,8 +369,8 @@ CREATE TABLE choices (
 """,
     ),
     (
-        # What was guessed, and sums by which an answer is told in one sentence. A step without
-        # tokens was cancelled, and counts for nothing.
+        # The drafted trees, and sums that describe an answer in one sentence. A step without
+        # tokens was cancelled and is not counted.
         "0015-why",
         """
 ALTER TABLE steps ADD COLUMN tree BLOB;
@@ -402,6 +405,25 @@ ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT '';
 DELETE FROM costs;
 """,
     ),
+    (
+        # Speeds are of whole answers, plain and with drafts. Those of plain decoding alone chose a
+        # format that drafts cannot make faster. Costs are measured again: on a busy machine drafts
+        # were taken for cheaper than they are.
+        "0018-speeds-with-drafts",
+        """
+DELETE FROM costs;
+DELETE FROM speeds;
+ALTER TABLE speeds ADD COLUMN drafted REAL NOT NULL DEFAULT 0;
+""",
+    ),
+    (
+        # How often an owner's past answers were wiped: what an answer taught that began before a
+        # wipe is not stored after it.
+        "0019-wipes",
+        """
+ALTER TABLE owners ADD COLUMN wipes INTEGER NOT NULL DEFAULT 0;
+""",
+    ),
 )
 
 
@@ -429,6 +451,53 @@ def apply(handle: sqlite_utils.Database, name: str = "The database") -> None:
         if entry not in applied:
             handle.executescript(script)
             handle.execute("INSERT INTO migrations (name) VALUES (?)", [entry])
+
+
+def damage(handle: sqlite_utils.Database) -> str | None:
+    """What is wrong with the schema of a file that was ours, whatever SQLite says of it.
+
+    None where it is as our migrations make it, and for a file of another program or of a newer
+    version, which `apply` refuses. Whatever else somebody added is left alone.
+    """
+    tables = set(handle.table_names())
+    ours = {name for kind, name in schema_of(MIGRATIONS) if kind == "table"}
+    if "migrations" not in tables:
+        return "its list of migrations is missing" if tables & ours else None
+    applied = {entry for (entry,) in handle.execute("SELECT name FROM migrations")}
+    names = [entry for entry, _ in MIGRATIONS]
+    known = [entry for entry in names if entry in applied]
+    if known != names[: len(known)] or (len(known) < len(names) and len(known) < len(applied)):
+        return "its list of migrations is damaged"
+    if len(known) < len(applied):
+        return None
+    found = statements(handle)
+    for key, statement in schema_of(MIGRATIONS[: len(known)]).items():
+        if found.get(key) != statement:
+            return f"the definition of the {' '.join(key)} is damaged"
+    return None
+
+
+@lru_cache(maxsize=2)
+def schema_of(steps: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], str]:
+    """The schema of an empty file after these migrations, as `statements` returns it."""
+    handle = sqlite_utils.Database(memory=True, execute_plugins=False)
+    try:
+        handle.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY)")
+        for _, script in steps:
+            handle.executescript(script)
+        return statements(handle)
+    finally:
+        handle.close()
+
+
+def statements(handle: sqlite_utils.Database) -> dict[tuple[str, str], str]:
+    """The statements of a schema by kind and name of what they define. Versions of SQLite differ in
+    the spaces and quotes that they put where a table is altered, so these are left out."""
+    rows = handle.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
+    return {
+        (str(kind), str(name)): re.sub(r'[\s"`]', "", str(statement))
+        for kind, name, statement in rows
+    }
 
 
 def blank_schema() -> str:

@@ -1,23 +1,33 @@
-"""The model tier's store: the n-grams of a model's past answers, and in how many each occurred.
+"""Stores the model tier: the n-grams of a model's past answers, and in how many each occurred; and
+exchanges them as JSON files.
 
-An answer counts once per n-gram however often it repeats it: `documents` is a document frequency.
-`seen` numbers the answers, so that of two equally frequent n-grams the recent one is kept.
+An answer counts once per n-gram, however often it repeats the n-gram: `documents` is a document
+frequency. `seen` is the number of the latest answer with the n-gram, so that of two equally
+frequent n-grams the more recent one is kept.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import sqlite_utils
-
+from engine.errors import StorageError
 from engine.types import Gram
 from storage.database import Database, pack_tokens, unpack_tokens
+
+FORMAT, VERSION = "strata-past-answers", 1
+MOST_BYTES = 64 << 20
+MOST_GRAMS = 200_000
+LONGEST = 16
+"""The most tokens of an n-gram in a file."""
+LARGEST = 1 << 40
+"""The most answers that a file may count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Which n-grams are to go: all but the newest `keep`, those that none of the last `answers`
-    answers held, those that fewer than `documents` answers held. 0 is no such wish."""
+    """Which n-grams to forget: all but the newest `keep`, those that none of the last `answers`
+    answers contained, and those that fewer than `documents` answers contained. 0 means no limit."""
 
     keep: int = 0
     answers: int = 0
@@ -49,7 +59,7 @@ class ModelNgrams:
     """The n-grams of one owner's answers from one model; lengths may be mixed."""
 
     ROW_BYTES = 12
-    """What a row takes beside its tokens: keys, counts, record header (measured)."""
+    """What a row takes in addition to its tokens: keys, counts, record header (measured)."""
 
     def __init__(self, db: Database, owner: str, fingerprint: str) -> None:
         self._db = db
@@ -75,28 +85,27 @@ class ModelNgrams:
         )
 
     def follows(self, key: Sequence[int], token: int) -> tuple[int, int]:
-        """How often `token` followed these last tokens, and how often anything did: each answer
-        counts once for every n-gram of it that ends so."""
-        tail, size = pack_tokens(key), 4 * (len(key) + 1)
-        rows = self._db.execute_read(
-            "SELECT coalesce(sum(CASE WHEN substr(tokens, -4) = ? THEN documents END), 0), "
-            "coalesce(sum(documents), 0) FROM ngrams WHERE owner = ? AND fingerprint = ? "
-            "AND length(tokens) >= ? AND substr(tokens, -?, ?) = ?",
-            [pack_tokens([token]), *self._key, size, size, size - 4, tail],
-        )
-        return int(rows[0][0]), int(rows[0][1])
+        """How often `token` followed these last tokens, and how often any token did. Each answer
+        counts once for every n-gram that ends so."""
+        counts = {each.token: each.documents for each in self.after(key)}
+        return counts.get(token, 0), sum(counts.values())
 
     def learn(self, grams: Iterable[tuple[int, ...]]) -> int:
-        """Count one answer's n-grams, each once; the number of distinct ones.
+        """Count each distinct n-gram of one answer once, in one transaction. Returns their number.
 
-        One transaction. Sorted rows go in at neighbouring places, which is what makes it fast.
+        Sorted rows are inserted at neighbouring places, which makes this fast.
         """
         blobs = sorted({pack_tokens(gram) for gram in grams})
         if not blobs:
             return 0
         owner, fingerprint = self._key
         with self._db.write() as handle:
-            answer = self._next_answer(handle)
+            (answer,) = handle.execute(
+                "INSERT INTO answers (owner, fingerprint, learned) VALUES (?, ?, 1) "
+                "ON CONFLICT (owner, fingerprint) DO UPDATE SET learned = learned + 1 "
+                "RETURNING learned",
+                self._key,
+            ).fetchone()
             handle.conn.executemany(
                 "INSERT INTO ngrams (owner, fingerprint, tokens, documents, seen) "
                 "VALUES (?, ?, ?, 1, ?) ON CONFLICT (owner, fingerprint, tokens) "
@@ -106,41 +115,39 @@ class ModelNgrams:
         return len(blobs)
 
     def prune(self, limit: int) -> int:
-        """Keep the `limit` best n-grams, in the order of `top`; the number dropped."""
-        with self._db.write() as handle:
-            return handle.execute(
-                "DELETE FROM ngrams WHERE owner = :owner AND fingerprint = :fingerprint "
-                "AND tokens IN (SELECT tokens FROM ngrams "
-                "WHERE owner = :owner AND fingerprint = :fingerprint "
-                "ORDER BY documents DESC, seen DESC, tokens LIMIT -1 OFFSET :limit)",
-                {"owner": self._key[0], "fingerprint": self._key[1], "limit": max(0, limit)},
-            ).rowcount
+        """Keep the `limit` best n-grams, in the order of `top`. Returns the number deleted."""
+        return self._db.execute_write(
+            "DELETE FROM ngrams WHERE owner = :owner AND fingerprint = :fingerprint "
+            "AND tokens IN (SELECT tokens FROM ngrams "
+            "WHERE owner = :owner AND fingerprint = :fingerprint "
+            "ORDER BY documents DESC, seen DESC, tokens LIMIT -1 OFFSET :limit)",
+            {"owner": self._key[0], "fingerprint": self._key[1], "limit": max(0, limit)},
+        )
 
-    def pruned(self, wanted: Pruning) -> int:
-        """How many n-grams would go."""
+    def pruned(self, pruning: Pruning) -> int:
+        """The number of n-grams that `drop` would delete."""
         query = f"SELECT count(*) FROM ngrams WHERE {PRUNED}"
-        return int(self._db.execute_read(query, self._wanted(wanted))[0][0]) if wanted else 0
+        return int(self._db.execute_read(query, self._parameters(pruning))[0][0]) if pruning else 0
 
-    def drop(self, wanted: Pruning) -> int:
-        """Forget the n-grams that are to go; how many they were."""
-        if not wanted:
+    def drop(self, pruning: Pruning) -> int:
+        """Delete the n-grams that match. Returns their number."""
+        if not pruning:
             return 0
-        with self._db.write() as handle:
-            query = f"DELETE FROM ngrams WHERE {PRUNED}"
-            return handle.execute(query, self._wanted(wanted)).rowcount
+        query = f"DELETE FROM ngrams WHERE {PRUNED}"
+        return self._db.execute_write(query, self._parameters(pruning))
 
-    def _wanted(self, wanted: Pruning) -> dict[str, int]:
-        return {**asdict(wanted), "owner": self._key[0], "fingerprint": self._key[1]}
+    def _parameters(self, pruning: Pruning) -> dict[str, int]:
+        return {**asdict(pruning), "owner": self._key[0], "fingerprint": self._key[1]}
 
     def learned(self) -> int:
-        """How many answers were counted."""
+        """The number of answers that were counted."""
         query = "SELECT learned FROM answers WHERE owner = ? AND fingerprint = ?"
         rows = self._db.execute_read(query, self._key)
         return int(rows[0][0]) if rows else 0
 
     def merge(self, learned: int, grams: Iterable[Gram]) -> None:
-        """Take in n-grams of `learned` other answers. What is known already is counted as often as
-        the side says that met it oftener, so that taking the same in twice changes nothing."""
+        """Add n-grams of `learned` other answers. For an n-gram that is already known, the larger
+        of both counts is kept, so adding the same file twice changes nothing."""
         owner, fingerprint = self._key
         with self._db.write() as handle:
             handle.execute(
@@ -161,7 +168,7 @@ class ModelNgrams:
             )
 
     def after(self, key: Sequence[int]) -> list[Next]:
-        """What followed these tokens, oftenest first."""
+        """The tokens that followed these tokens, the most frequent first."""
         blob = pack_tokens(key)
         rows = self._db.execute_read(
             "SELECT substr(tokens, -4) AS next, sum(documents) AS met FROM ngrams "
@@ -172,17 +179,12 @@ class ModelNgrams:
         )
         return [Next(unpack_tokens(next)[0], int(met)) for next, met in rows]
 
-    def wipe(self) -> None:
-        """Forget every n-gram and the count of answers."""
-        with self._db.write() as handle:
-            handle.execute("DELETE FROM answers WHERE owner = ? AND fingerprint = ?", self._key)
-
     def rows(self) -> int:
         """The number of n-grams."""
         return self._sizes()[0]
 
     def size_bytes(self) -> int:
-        """About what the n-grams take on disk."""
+        """The approximate size of the n-grams on disk, in bytes."""
         rows, token_bytes = self._sizes()
         return token_bytes + rows * self.ROW_BYTES
 
@@ -194,22 +196,89 @@ class ModelNgrams:
         )[0]
         return int(rows), int(token_bytes)
 
-    def _next_answer(self, handle: sqlite_utils.Database) -> int:
-        """Count the answer being learned; its number, from 1."""
-        handle.execute(
-            "INSERT INTO answers (owner, fingerprint, learned) VALUES (?, ?, 1) "
-            "ON CONFLICT (owner, fingerprint) DO UPDATE SET learned = learned + 1",
-            self._key,
-        )
-        query = "SELECT learned FROM answers WHERE owner = ? AND fingerprint = ?"
-        return int(handle.execute(query, self._key).fetchone()[0])
-
 
 def _grams(rows: Sequence[tuple[Any, ...]]) -> list[Gram]:
-    """The rows that can be n-grams: a damaged one costs its draft, not the whole tier."""
+    """The n-grams of all usable rows. A damaged row costs its draft, not the whole tier."""
     return [
         Gram(unpack_tokens(blob), documents, seen)
         for blob, documents, seen in rows
         if isinstance(blob, bytes) and blob and len(blob) % 4 == 0
         if isinstance(documents, int) and documents > 0
     ]
+
+
+class Held(NamedTuple):
+    """The content of a file: n-grams of `learned` answers."""
+
+    learned: int
+    grams: Sequence[Gram]
+
+
+def to_file(model: str, tokenizer: str, held: Held) -> str:
+    """The text of a file. Everybody who has the model can turn its token ids back into text, so it
+    is as private as the answers."""
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model,
+        "tokenizer": tokenizer,
+        "answers": held.learned,
+    }
+    grams = [[list(gram.tokens), gram.documents, gram.seen] for gram in held.grams]
+    return json.dumps({**head, "ngrams": grams}, separators=(",", ":"))
+
+
+def from_file(content: bytes, tokenizer: str, vocabulary: int) -> Held:
+    """The content of a file. Raises `StorageError` if it cannot be used with this tokenizer.
+
+    A file may come from anywhere, so its size, its tokenizer and its numbers are checked before
+    anything is stored. Its content can make drafts better or worse, but never changes an answer.
+    """
+    if len(content) > MOST_BYTES:
+        raise StorageError(
+            f"The file has {len(content) >> 20:,} MiB, and at most {MOST_BYTES >> 20} are read. "
+            "Prune the past answers before you save them."
+        )
+    try:
+        found = json.loads(content)
+    except (RecursionError, ValueError) as error:
+        raise StorageError(
+            f"The file is no readable JSON ({str(error)[:80]}). Choose one that was saved here."
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise StorageError("The file holds no past answers. Choose one that was saved here.")
+    if found.get("version") != VERSION:
+        raise StorageError(
+            f"The file has version {str(found.get('version'))[:20]}, this program reads {VERSION}."
+        )
+    if found.get("tokenizer") != tokenizer:
+        raise StorageError(
+            f"The file is of {str(found.get('model'))[:80]!r}, which has another tokenizer than "
+            "the loaded model. Load a model with the same tokenizer first."
+        )
+    grams, learned = found.get("ngrams"), found.get("answers", -1)
+    if not isinstance(grams, list) or len(grams) > MOST_GRAMS:
+        raise StorageError(f"The file must hold a list of at most {MOST_GRAMS:,} n-grams.")
+    if not _is_number(learned, 0, LARGEST):
+        raise StorageError(f"Its number of answers is {str(learned)[:20]}, which cannot be.")
+    for number, row in enumerate(grams, 1):
+        if not _is_gram(row, vocabulary, learned):
+            raise StorageError(f"N-gram {number:,} of the file cannot be: {str(row)[:80]}.")
+    return Held(learned, [Gram(tuple(tokens), met, seen) for tokens, met, seen in grams])
+
+
+def _is_gram(row: Any, vocabulary: int, learned: int) -> bool:
+    if not isinstance(row, list) or len(row) != 3:
+        return False
+    tokens, documents, seen = row
+    return (
+        isinstance(tokens, list)
+        and 1 < len(tokens) <= LONGEST
+        and all(_is_number(token, 0, vocabulary - 1) for token in tokens)
+        and _is_number(documents, 1, max(1, learned))
+        and _is_number(seen, 0, learned)
+    )
+
+
+def _is_number(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most

@@ -1,16 +1,19 @@
-"""The statistics tier's file: for a key of one to three tokens, how often which token came next.
+"""The statistics tier's file: which tokens followed a key of one to three tokens, and how often.
 
 One SQLite file per tokenizer, read-only while decoding. A key is packed into the integer primary
 key, the frequent next tokens into one blob, so a look-up is one descent of one B-tree. The file is
-made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: with a
-key, all its suffixes are stored, so who asks with ever longer keys may stop at the first unknown.
+made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: all
+suffixes of a stored key are stored, so a look-up with ever longer keys may stop at the first
+unknown one.
 
-A file may come from anywhere. It is used only if it holds the two tables and nothing else, as any
-view, trigger or virtual table would run what its maker wrote. An entry that no builder writes is
-like a missing one. So a poisoned file can draft in vain, but never hang, crash or change an answer.
+A file may come from anywhere. It is used only if it holds the two tables and nothing else, because
+a view, trigger or virtual table would run its author's code. An entry that no builder writes is
+treated like a missing one. A poisoned file can therefore make drafts useless, but never hang, crash
+or change an answer.
 
-With the compiled core (engine/native.py) drafting asks a copy in native memory instead, which is
-read in the background. Until that is done, or where the file is too large or damaged, it asks here.
+With the compiled core (engine/native.py) drafting uses a copy in native memory instead, which is
+loaded in the background. Until that is done, or if the file is too large or damaged, look-ups read
+the file.
 """
 
 import sqlite3
@@ -35,7 +38,7 @@ LARGEST_VOCABULARY = (1 << 20) - 1
 FOLLOWERS = 16
 """The most next tokens that are kept for a key."""
 FREQUENT = 1024
-"""The most tokens that are known as often said."""
+"""The most tokens that are returned as frequent."""
 META = ("format", "tokenizer", "vocabulary", "tokens", "documents", "keys", "entries", "title")
 SCHEMA = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -52,11 +55,11 @@ LONGEST = 10_000
 """The most bytes of a value in the file; SQLite refuses to read a longer one."""
 LARGEST_NUMBER = 1 << 48
 ROUNDED = 1.05
-"""By how much what a byte stands for may exceed the number that it was made from."""
+"""The tolerance of the value that a byte stands for."""
 CACHED = 1 << 16
 """Decoded keys that are kept in memory."""
 CACHED_BYTES = 700
-"""Bytes of each, as measured: 900 of a key that is known, 100 of one that is not."""
+"""Approximate bytes of a cached look-up; a known key takes 900, an unknown one 100 (measured)."""
 
 EXACT = 12
 COUNTS = tuple(float(n) if n <= EXACT else EXACT * 2 ** ((n - EXACT) / 8) for n in range(1, 257))
@@ -68,20 +71,20 @@ NARROW, WIDE = struct.Struct("<BH"), struct.Struct("<BI")
 """An entry: its share and its token, which takes four bytes where two are not enough."""
 
 IN_MEMORY = 96 << 20
-"""Bytes that a copy in native memory takes at most, which is some three million keys. Of a larger
-table only a filter of its keys is kept there."""
+"""The most bytes of a copy in native memory, some three million keys. For a larger table only a
+filter of its keys is kept there."""
 READ_SECONDS = 60.0
 STEPS = 100_000
-"""Of SQLite's, between two looks at the clock."""
+"""SQLite instructions between two checks of the clock."""
 BATCH = """\
 SELECT max(key), group_concat(key || ' ' || hex(followers), ',') FROM
 (SELECT key, followers FROM grams WHERE key > ? AND typeof(followers) = 'blob'
 AND length(followers) <= ? ORDER BY key LIMIT 16384)"""
-"""The next entries in one text, which SQLite makes without the interpreter's lock."""
+"""The next entries in one text, which SQLite builds without the interpreter's lock."""
 LONGEST_BATCH = 8 << 20
 LONGEST_ENTRY = HEAD + FOLLOWERS * WIDE.size
 SMALLEST_ENTRY = 8
-"""The bytes in the file that an entry takes at least: more keys than that cannot be in it."""
+"""The fewest bytes of an entry in the file, which limits how many keys the file can hold."""
 
 
 def key_bits(vocabulary: int) -> int:
@@ -95,7 +98,7 @@ def entry_format(vocabulary: int) -> struct.Struct:
 
 
 def pack_key(key: Sequence[int], bits: int) -> int:
-    """A key of one to three tokens of `bits` bits as one integer; its length is part of it."""
+    """A key of one to three tokens of `bits` bits as one integer, which also encodes the length."""
     packed = len(key)
     for token in key:
         packed = packed << bits | token
@@ -103,9 +106,9 @@ def pack_key(key: Sequence[int], bits: int) -> int:
 
 
 def unpack(blob: bytes, entry: struct.Struct) -> Followers:
-    """What a blob says followed its key, the likeliest token first.
+    """The tokens that followed the key of a blob, the likeliest first.
 
-    Raises StorageError for a blob that is not one: the file may come from anywhere.
+    Raises StorageError for an invalid blob: the file may come from anywhere.
     """
     try:
         if not HEAD < len(blob) <= HEAD + FOLLOWERS * entry.size:
@@ -125,7 +128,7 @@ def unpack(blob: bytes, entry: struct.Struct) -> Followers:
 
 
 class Likeliest(NamedTuple):
-    """For display: a one-token key, its likeliest next token, and that one's share."""
+    """For display: a one-token key, its likeliest next token, and the share of that token."""
 
     key: int
     token: int
@@ -150,8 +153,8 @@ class StatisticsTable:
                 raise
         except (sqlite3.Error, ValueError) as error:
             raise StorageError(
-                f"The statistics file {str(path)!r} cannot be used: {error}. "
-                "Build it again, or remove it; drafting goes on without it."
+                f"The statistics file {str(path)!r} cannot be used: {error}. Build it again, or "
+                "remove it; drafting continues without it."
             ) from error
         vocabulary = int(self.meta["vocabulary"])
         self.bits, self.entry = key_bits(vocabulary), entry_format(vocabulary)
@@ -196,16 +199,16 @@ class StatisticsTable:
             raise ValueError("it has other tables, or tables with other columns")
 
     def check_all(self, seconds: float) -> None:
-        """Raise StorageError unless SQLite can read all of the file, in so many seconds. What the
-        entries say is checked where they are used."""
+        """Raise StorageError unless SQLite can read the whole file within `seconds`. The entries
+        are checked when they are used."""
         late = time.monotonic() + seconds
         self.connection.set_progress_handler(lambda: time.monotonic() > late, STEPS)
         try:
             (verdict,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
             (keys,) = self.connection.execute("SELECT count(followers) FROM grams").fetchone()
             if verdict != "ok" or keys != int(self.meta["keys"]):
-                said = f"{keys:,} keys are there, {self.meta['keys']} should be"
-                raise ValueError(str(verdict) if verdict != "ok" else said)
+                counts = f"{keys:,} keys are there, {self.meta['keys']} should be"
+                raise ValueError(str(verdict) if verdict != "ok" else counts)
         except (sqlite3.Error, ValueError) as error:
             raise StorageError(
                 f"The statistics file {str(self.path)!r} is damaged: {error}. Build it again."
@@ -216,7 +219,7 @@ class StatisticsTable:
     def look_up(self, key: Sequence[int]) -> Followers | None:
         """What followed `key` (one to three tokens) in the texts; None for an unknown key.
 
-        The answer is shared with whoever asks the same: it must not be changed.
+        Callers must not change the result: equal look-ups share it.
         """
         return self.look_up_packed(pack_key(key, self.bits))
 
@@ -237,9 +240,9 @@ class StatisticsTable:
 
     @cached_property
     def frequent(self) -> Followers | None:
-        """The tokens that the texts hold most often; None where the file cannot be read.
+        """The most frequent tokens of the texts; None if the file cannot be read.
 
-        One byte of a one-token key says how often it was seen; that it is there at all is enough.
+        For a one-token key, one byte says how often it was seen; here it is enough that it exists.
         """
         first = pack_key((0,), self.bits)
         try:
@@ -257,7 +260,6 @@ class StatisticsTable:
         return Followers(sum(counts.values()), len(counts), {t: counts[t] for t in kept})
 
     def unigrams(self) -> Followers | None:
-        """What is often said in the texts. Shared: it must not be changed."""
         return self.frequent
 
     def top(self, limit: int) -> Iterator[Likeliest]:
@@ -280,9 +282,9 @@ class StatisticsTable:
                 best.append(Likeliest(packed - first, token, count / found.total))
         yield from sorted(best, key=lambda pair: -pair.share)[:limit]
 
-    def in_memory(self) -> Any:
-        """The copy in native memory, which is being read from the first call on; None without the
-        compiled core."""
+    def in_memory(self, wait: float = 0.0) -> Any:
+        """The copy in native memory, which is loaded in the background from the first call on; None
+        without the compiled core. Waits so many seconds for it."""
         if self.memory is None and native.core is not None:
             self.memory = native.core.Table(
                 counts=COUNTS,
@@ -296,37 +298,37 @@ class StatisticsTable:
                 limit=IN_MEMORY,
                 expected=min(int(self.meta["keys"]), self.size_bytes // SMALLEST_ENTRY),
             )
-            # The reader must not keep the table, which stops it when it goes.
+            # The reader must not keep the table alive: collecting the table stops the reader.
             weakref.finalize(self, self.closed.set)
             self.reader = Thread(target=read_all, args=(self.path, self.memory, self.closed))
             self.reader.start()
+        if self.reader is not None and wait:
+            self.reader.join(wait)
         return self.memory
 
     def forget_look_ups(self) -> None:
-        """Have the next look-ups read the file, as the first ones did. The copy in native memory
-        remembers none: there every look-up is like the first one."""
+        """Make the next look-ups read the file, as the first ones did. The copy in native memory
+        has no cache, so each of its look-ups is like the first one."""
         self.look_up_packed.cache_clear()
 
     @property
     def cached_bytes(self) -> int:
-        """About what the remembered look-ups take in memory, and the copy in native memory."""
+        """The approximate bytes of the cached look-ups and of the copy in native memory."""
         copied = self.memory.bytes if self.memory is not None else 0
         return self.look_up_packed.cache_info().currsize * CACHED_BYTES + int(copied)
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file."""
         return self.path.stat().st_size
 
     def close(self) -> None:
-        """Close the file."""
         self.closed.set()
         self.connection.close()
 
 
 def read_all(path: Path, memory: Any, closed: Event) -> None:
-    """Read the whole file into native memory, which then begins to answer; a file that cannot be
-    read to its end leaves it as it is, silent."""
+    """Load the whole file into native memory, which then answers look-ups; if the file cannot be
+    read to its end, the copy stays unused."""
     late = time.monotonic() + READ_SECONDS
     last = 0
     try:
@@ -367,7 +369,7 @@ def find_table(
 ) -> StatisticsTable | None:
     """The statistics for a tokenizer, from the first folder that has a usable file of that name.
 
-    A file that cannot be used is passed over, and `report` is told why.
+    An unusable file is skipped, and `report` is called with the reason.
     """
     for folder in folders:
         path = folder / f"{tokenizer_fingerprint}{SUFFIX}"
@@ -387,7 +389,8 @@ def find_table(
 def open_table(
     folders: Sequence[Path], tokenizer_fingerprint: str, report: Callable[[str], None]
 ) -> StatisticsTable | None:
-    """The same, closed once nobody has it any more: a tab may read it when its model goes."""
+    """Like `find_table`, but the table is closed once nothing refers to it, because a tab may still
+    read it after its model was unloaded."""
     table = find_table(tokenizer_fingerprint, *folders, report=report)
     if table is not None:
         weakref.finalize(table, table.connection.close)

@@ -1,24 +1,27 @@
-"""Makes a statistics file from tokenized documents: count, rank, choose, move into place.
+"""Makes a statistics file from tokenized documents: count, rank, select, rename into place.
 
 All windows of WINDOW tokens are sorted once; then every n-gram up to that length is a run of
-neighbouring rows, and its count the length of the run. A next token is kept under a key when it
-followed the key often enough; keys compete for the room in the file by how much better they
-predict than the shorter key does. A key is never worth more than its suffix, so that the suffixes
-of whatever is kept are kept as well. Nothing appears under the final name before it is complete.
+neighbouring rows, and its count is the length of that run. A next token is kept under a key if it
+followed the key often enough. Keys compete for the room in the file by how much better they predict
+than the shorter key does. A key is never worth more than its suffix, so the suffixes of every key
+that is kept are kept as well. Nothing appears under the final name before it is complete.
 """
 
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import StorageError
+from engine.errors import StorageError, StrataError
 from storage.statistics import (
     COUNTS,
     FOLLOWERS,
@@ -35,15 +38,21 @@ from storage.statistics import (
 
 WINDOW = KEY_SIZE + 1
 FEWEST = 2
-"""A next token seen once is chance in a large text. In a small one it is worth keeping: use 1."""
+"""How often a next token must be seen to be kept. In a large text, one occurrence is chance; for a
+small text use 1."""
 LARGEST_COUNT = (1 << 32) - 1
 DOUBT = 4.0
-"""How much each distinct follower takes from the trust in a key; 2 and 8 measure the same."""
+"""How much each distinct follower reduces the trust in a key; 2 and 8 measure the same."""
 ROW_BYTES = 6
-"""What SQLite adds to a row beside its key: lengths, types and the slot in its page."""
+"""Bytes that SQLite adds to each row: lengths, types and the slot in the page."""
 
 STAGES = ("sort", "count", "write")
-"""What a build does, in this order, as `progress` is told."""
+"""The stages of a build in order, as passed to `progress`."""
+END = (1 << 32) - 1
+"""Ends each document where tokens are passed to `main`; no vocabulary has this token."""
+POLITE = 10
+"""The `nice` value of that process."""
+MADE, FAILED = "made", "failed"
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -79,9 +88,11 @@ def sorted_windows(
     starts = np.flatnonzero(fresh)
     columns = []
     for at in range(WINDOW):
-        behind = min(WINDOW, (at // per_word + 1) * per_word) - at - 1
+        following = min(WINDOW, (at // per_word + 1) * per_word) - at - 1
         word = words[at // per_word][starts]
-        columns.append((word >> np.uint64(bits * behind) & np.uint64((1 << bits) - 1)).astype("u4"))
+        columns.append(
+            (word >> np.uint64(bits * following) & np.uint64((1 << bits) - 1)).astype("u4")
+        )
     return columns, np.diff(np.append(starts, len(fresh)))
 
 
@@ -97,7 +108,7 @@ class Level(NamedTuple):
 class Grams:
     """All n-grams of some documents: those of each length are runs in one sorted list of windows.
 
-    Behind the end of a document stands `pad`, a token that no vocabulary has.
+    The end of a document is followed by `pad`, a token that no vocabulary has.
     """
 
     def __init__(self, documents: Sequence[NDArray[np.uint32]], vocabulary: int) -> None:
@@ -123,7 +134,8 @@ class Grams:
 
 
 class Chances(NamedTuple):
-    """How likely frequent n-grams (packed, ascending) end as they do, by all shorter keys."""
+    """The probability of the last token of each frequent n-gram (packed, ascending), predicted by
+    all shorter keys."""
 
     packed: Ints
     values: Floats
@@ -153,14 +165,15 @@ class Keys:
             yield key, heads[head : head + HEAD] + entries[start:end]
 
     def sizes(self) -> Ints:
-        """The bytes that each key takes in the file, about. A primary key has 7 bits per byte."""
+        """The approximate bytes of each key in the file. SQLite stores 7 bits of a primary key per
+        byte."""
         longest = int(self.packed[0]).bit_length() if len(self.packed) else 0
         own = HEAD + ROW_BYTES + (longest + 6) // 7
         return np.diff(self.first) * self.entries.itemsize + own
 
 
 def chances_of_tokens(level: Level, total: int, fewest: int) -> Chances:
-    """How frequent the tokens are among `total`: what one knows without a key."""
+    """The share of each frequent token among `total` tokens: the prediction without a key."""
     often = level.counts >= fewest
     return Chances(level.tokens[often].astype(np.int64), level.counts[often] / total)
 
@@ -168,16 +181,17 @@ def chances_of_tokens(level: Level, total: int, fewest: int) -> Chances:
 def keys_of(
     level: Level, size: int, shorter: Chances, vocabulary: int, fewest: int
 ) -> tuple[Keys, Chances]:
-    """The keys of `size` tokens with their followers, best first; and what they make likely.
+    """The keys of `size` tokens with their followers, best first; and the probabilities that they
+    give.
 
-    `level` holds all followers of each key that it holds. A key adds to what the shorter one says,
-    by as much as it is trusted: the more, the oftener it was seen and the fewer next tokens it had.
-    Its gain is the number of bits by which the texts that it stands in become likelier so.
+    `level` holds all followers of each of its keys. A key adds to the prediction of the shorter
+    one, with a weight that grows with its occurrences and falls with the number of its distinct
+    next tokens. Its gain is the number of bits by which it makes the texts more likely.
     """
     bits = key_bits(vocabulary)
     owners = np.cumsum(np.diff(level.keys, prepend=level.keys[:1]) != 0)
     totals, distinct = np.bincount(owners, level.counts), np.bincount(owners)
-    # What is frequent without its first token is so with it: its suffix is among `shorter`.
+    # The suffix of a frequent n-gram is at least as frequent, so `shorter` contains it.
     often = np.flatnonzero(level.counts >= fewest)
     keys, tokens, counts = level.keys[often], level.tokens[often], level.counts[often]
     owners = owners[often]
@@ -203,13 +217,12 @@ def keys_of(
         np.stack([nearest(v[which], COUNTS) for v in (totals, distinct)], axis=1),
         entries,
     )
-    if size == KEY_SIZE:  # nobody asks further, and four wide tokens would not fit an integer
+    if size == KEY_SIZE:  # no longer key exists, and four wide tokens would not fit an integer
         return found, shorter
     return found, Chances(keys << bits | tokens, chances)
 
 
 def entry_type(vocabulary: int) -> np.dtype[np.void]:
-    """An entry of a key for a vocabulary of that many tokens."""
     token_type = "<u4" if entry_format(vocabulary) is WIDE else "<u2"
     return np.dtype([("share", "u1"), ("token", token_type)])
 
@@ -227,38 +240,59 @@ def nearest(values: NDArray[Any], scale: Sequence[float]) -> NDArray[np.uint8]:
     return (found if scale[0] < scale[-1] else len(levels) - 1 - found).astype(np.uint8)
 
 
-def rows(levels: Sequence[Keys], bits: int, budget: int) -> Iterator[tuple[int, bytes]]:
-    """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order."""
-    sizes = [keys.sizes() for keys in levels]
-    worth = [keys.gains / size for keys, size in zip(levels, sizes, strict=True)]
-    packed = [keys.packed for keys in levels]
-    for size in range(len(levels), 1, -1):
-        lift(packed[size - 2], worth[size - 2], packed[size - 1], worth[size - 1], size - 1, bits)
-    best = Best(budget)
-    start = 0
-    for values, taken in zip(worth, sizes, strict=True):
-        best.offer(values, taken, start)
-        start += len(values)
-    start = 0
-    for keys in levels:
-        yield from keys.blobs(best.within(start, len(keys.packed)))
-        start += len(keys.packed)
+def rows(
+    ranges: Callable[[int], Iterable[Keys]],
+    packed: Mapping[int, Ints],
+    worth: Mapping[int, Floats],
+    bits: int,
+    budget: int,
+) -> Iterator[tuple[int, bytes]]:
+    """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order.
+
+    `ranges` gives the keys of a length in order, in any number of pieces, and `packed` has all of
+    them. `worth` is filled with the gain per byte of each.
+    """
+    sizes = range(1, KEY_SIZE + 1)
+
+    def placed(size: int) -> Iterator[tuple[slice, Keys]]:
+        start = 0
+        for keys in ranges(size):
+            yield slice(start, start + len(keys.packed)), keys
+            start += len(keys.packed)
+
+    for size in sizes:
+        for own, keys in placed(size):
+            worth[size][own] = keys.gains / keys.sizes()
+    for size in sizes[:0:-1]:
+        shorter = packed[size - 1], worth[size - 1]
+        for own, keys in placed(size):
+            lift(*shorter, keys.packed, worth[size][own], size - 1, bits)
+    best, first = Best(budget), 0
+    for size in sizes:
+        for own, keys in placed(size):
+            best.offer(worth[size][own], keys.sizes(), first + own.start)
+        first += len(packed[size])
+    first = 0
+    for size in sizes:
+        for own, keys in placed(size):
+            yield from keys.blobs(best.within(first + own.start, len(keys.packed)))
+        first += len(packed[size])
 
 
 def lift(
     shorter: Ints, worth: Floats, longer: Ints, longer_worth: Floats, size: int, bits: int
 ) -> None:
-    """Have a key of `size` tokens be worth at least what the longer ones are that it ends. It goes
-    first where they are worth the same, so it is kept with them."""
+    """Make each key of `size` tokens worth at least as much as the longer keys that end with it.
+    Among keys of equal worth the shorter comes first, so it is kept if a longer one is."""
     suffixes = longer & (1 << bits * size) - 1 | size << bits * size
     np.maximum.at(worth, np.searchsorted(shorter, suffixes), longer_worth)
 
 
 class Best:
-    """The keys that are worth most, within a budget of bytes; of the same worth the first.
+    """The most valuable keys within a budget of bytes; among equals the first.
 
-    They are offered in order, in as many pieces as one likes. What no longer fits is forgotten, but
-    for the first of it: what is worth less than that does not fit either.
+    Keys are offered in order, in any number of pieces. Keys that no longer fit are dropped, except
+    the first of them, which keeps smaller keys of less value from taking its place.
     """
 
     def __init__(self, budget: int) -> None:
@@ -267,7 +301,7 @@ class Best:
         self.numbers = np.empty(0, dtype=np.int64)
 
     def offer(self, worth: Floats, sizes: Ints, start: int) -> None:
-        """Keys with the numbers from `start` on."""
+        """Offer keys with the numbers from `start` on."""
         numbers = np.arange(start, start + len(worth))
         # Those that were kept come first, in order of worth; a stable sort keeps their order.
         worth, sizes = np.append(self.worth, worth), np.append(self.sizes, sizes)
@@ -277,7 +311,8 @@ class Best:
         self.worth, self.sizes, self.numbers = worth[order], sizes[order], numbers[order]
 
     def within(self, start: int, count: int) -> Ints:
-        """Which of `count` keys from number `start` on are among them, in order."""
+        """Which of the `count` keys from number `start` on were kept, in order and counted from
+        `start`."""
         kept = self.numbers[np.cumsum(self.sizes) <= self.budget]
         return np.sort(kept[(kept >= start) & (kept < start + count)]) - start
 
@@ -294,9 +329,9 @@ def build(
 ) -> dict[str, str]:
     """Write the statistics of tokenized `documents` to `path`; returns the file's meta data.
 
-    `tokenizer` is its fingerprint, `budget` the size of the file in bytes, about. A token must have
-    followed a key `fewest` times to be kept. `progress` is called with a stage's name and the
-    fraction done; what it raises cancels the build and leaves neither a new file nor a trace.
+    `tokenizer` is its fingerprint, `budget` the approximate size of the file in bytes. A token must
+    have followed a key `fewest` times to be kept. `progress` is called with a stage's name and the
+    fraction done; an exception from it cancels the build, which leaves no file behind.
     Raises StorageError when there is nothing to count or the file cannot be written.
     """
     check(documents, vocabulary)
@@ -304,24 +339,52 @@ def build(
     progress("sort", 0.0)
     grams = Grams(documents, vocabulary)
     progress("sort", 1.0)
-    levels, chances = [], chances_of_tokens(grams.level(0), total, fewest)
+    levels: dict[int, Keys] = {}
+    chances = chances_of_tokens(grams.level(0), total, fewest)
     for size in range(1, KEY_SIZE + 1):
-        keys, chances = keys_of(grams.level(size), size, chances, vocabulary, fewest)
-        levels.append(keys)
+        levels[size], chances = keys_of(grams.level(size), size, chances, vocabulary, fewest)
         progress("count", size / KEY_SIZE)
+    packed = {size: keys.packed for size, keys in levels.items()}
+    worth = {size: np.empty(len(keys)) for size, keys in packed.items()}
+    chosen = rows(lambda size: [levels[size]], packed, worth, grams.bits, budget)
+    return save(path, chosen, tokenizer, vocabulary, total, len(documents), title, progress)
+
+
+def save(
+    path: Path,
+    grams: Iterable[tuple[int, bytes]],
+    tokenizer: str,
+    vocabulary: int,
+    tokens: int,
+    documents: int,
+    title: str,
+    progress: Progress,
+) -> dict[str, str]:
+    """Write a complete file that replaces any file at `path`; returns its meta data.
+
+    The new file is locked from its first byte until it is complete, so a program that starts in the
+    meantime does not take it for a leftover.
+    """
     meta = {
         "format": str(FORMAT),
         "tokenizer": tokenizer,
         "vocabulary": str(vocabulary),
-        "tokens": str(total),
-        "documents": str(len(documents)),
+        "tokens": str(tokens),
+        "documents": str(documents),
         "title": title,
     }
-    with replacing(path) as partial:
-        entry = levels[0].entries.itemsize
-        write(
-            partial, rows(levels, grams.bits, budget), meta, entry, lambda: progress("write", 1.0)
-        )
+    with replacing(path) as partial, closing(sqlite3.connect(partial)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.executescript(SCHEMA)
+        connection.executemany("INSERT INTO grams VALUES (?, ?)", grams)
+        counted = "SELECT count(*), coalesce(sum(length(followers) - ?), 0) FROM grams"
+        keys, followers = connection.execute(counted, (HEAD,)).fetchone()
+        entries = followers // entry_format(vocabulary).size
+        meta |= {"keys": str(keys), "entries": str(entries)}
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
+        connection.commit()
+        progress("write", 1.0)
     return meta
 
 
@@ -343,8 +406,8 @@ def check(documents: Sequence[NDArray[np.uint32]], vocabulary: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file to write, which takes the place of `path` once it is written; of one that fails
-    nothing stays. Raises StorageError."""
+    """A new file to write, which replaces `path` when it is complete. It is deleted if writing
+    fails. Raises StorageError."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -361,29 +424,60 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def write(
-    path: Path,
-    grams: Iterable[tuple[int, bytes]],
-    meta: dict[str, str],
-    entry_bytes: int,
-    written: Callable[[], None] = lambda: None,
-) -> None:
-    """Write a complete file; the numbers of keys and entries are added to `meta`.
+# in a separate process
 
-    The file is locked from its first byte on until `written` was called: so a program that starts
-    meanwhile knows that it is no left-over.
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to build, and where: see `build`."""
+
+    path: str
+    tokenizer: str
+    vocabulary: int
+    title: str
+    budget: int
+    fewest: int = FEWEST
+
+    def command(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def split(tokens: NDArray[np.uint32]) -> list[NDArray[np.uint32]]:
+    ends = np.flatnonzero(tokens == END)
+    starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    return [tokens[start:end] for start, end in pairs]
+
+
+def main() -> None:
+    """`python -m storage.statistics_build SPEC < TOKENS`: build a file in a separate process.
+    This does not slow down answers, and the process can be ended at any moment.
+
+    TOKENS are the documents' tokens as 32-bit integers, with `END` after each document. SPEC is the
+    JSON of a `Spec`. Progress is printed line by line, as "stage share". The last line is "made"
+    and the meta data as JSON, or "failed" and the reason.
     """
-    connection = sqlite3.connect(path)
+    with suppress(AttributeError, OSError):  # Windows has no `nice`.
+        os.nice(POLITE)
+    spec = Spec(**json.loads(sys.argv[1]))
+    documents = split(np.fromfile(sys.stdin.buffer, dtype=np.uint32))
+    report = partial(print, flush=True)
     try:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        connection.execute("PRAGMA journal_mode = OFF")
-        connection.executescript(SCHEMA)
-        connection.executemany("INSERT INTO grams VALUES (?, ?)", grams)
-        counted = "SELECT count(*), coalesce(sum(length(followers) - ?), 0) FROM grams"
-        keys, followers = connection.execute(counted, (HEAD,)).fetchone()
-        meta |= {"keys": str(keys), "entries": str(followers // entry_bytes)}
-        connection.executemany("INSERT INTO meta VALUES (?, ?)", sorted(meta.items()))
-        connection.commit()
-        written()
-    finally:
-        connection.close()
+        meta = build(
+            documents,
+            Path(spec.path),
+            spec.tokenizer,
+            spec.vocabulary,
+            spec.title,
+            spec.budget,
+            report,
+            spec.fewest,
+        )
+    except (StrataError, MemoryError) as error:
+        report(FAILED, str(error) or "There is not enough memory. Choose fewer files.")
+    else:
+        report(MADE, json.dumps(meta))
+
+
+if __name__ == "__main__":
+    main()

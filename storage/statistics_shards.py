@@ -1,73 +1,81 @@
 """Makes the same statistics file from more text than memory holds.
 
-Documents are counted shard by shard: the n-grams of each length, sorted, go to Parquet files.
-DuckDB adds them up, for one range of keys after the other, so that all followers of a key meet in
-memory. What then ranks and chooses them is that of the builder in memory
-(storage/statistics_build.py), on the same numbers in the same order: so the file is the same, byte
-for byte.
+Documents are counted shard by shard: the sorted n-grams of each length are written to Parquet
+files. DuckDB adds them up, one range of keys after the other, so that all followers of a key meet
+in memory. They are then ranked and selected by the code of the builder in memory
+(storage/statistics_build.py), on the same numbers in the same order, so the resulting file is the
+same, byte for byte.
 
-Every file is written under another name and moved into place when it is complete, and a file that
-is there is not made again. So who is interrupted goes on where they were, with the same command.
-The invariant: what a work folder holds belongs to the texts and settings of its plan.
+One process reads a volume of the texts, and passes its shards to other processes, which tokenize
+and count them. These run in an executor: processes of this machine, or of many in a Ray cluster,
+which all have to see the work folder. If a host is lost, its tasks run again elsewhere.
+
+Every file is written under a temporary name and renamed when it is complete, and a file that exists
+is not made again. An interrupted command can therefore be run again, and continues. The invariant:
+the content of a work folder belongs to the texts and settings of its plan.
 """
 
 import json
+import logging
 import os
+import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import StorageError
-from storage.duck import connection, quoted
-from storage.statistics import FORMAT, KEY_SIZE, key_bits
+from engine.errors import StorageError, StrataError, first_line
+from storage.documents import connection, quoted
+from storage.statistics import KEY_SIZE, key_bits
 from storage.statistics_build import (
-    Best,
     Chances,
-    Floats,
     Grams,
-    Ints,
     Keys,
     Level,
     Progress,
     chances_of_tokens,
     check,
-    entry_type,
     keys_of,
-    lift,
-    replacing,
-    write,
+    rows,
+    save,
 )
 
 LEVELS = KEY_SIZE + 1
 """The lengths of n-grams that are counted."""
 PLAN, COUNTED = "plan.json", "counted.json"
 SKETCH = 1024
-"""One in so many keys of a shard is remembered: they tell where to cut."""
+"""Every SKETCH-th key of a shard is recorded, to decide where ranges are cut."""
 WINDOW_BYTES = 120
-"""What a token of a shard takes in memory while it is counted, as measured."""
+"""Bytes of memory per token of a shard while it is counted, as measured."""
 ROW_BYTES = 200
-"""What a row of a range takes in memory while it is ranked, as measured."""
+"""Bytes of memory per row of a range while it is ranked, as measured."""
 SHARE = 0.5
 """The part of the memory that is for rows; the rest is DuckDB's and the program's own."""
 LARGEST_SHARD = 1 << 24
 KEYS = ("packed", "gains", "first", "heads", "entries")
 """The columns of ranked keys."""
+FEEDS = 16
+"""Cores that one process can read for."""
+TASK_BYTES = 1 << 29
+"""The memory of a process before it counts anything, mostly for its libraries."""
 STAGES = ("count", "rank", "write")
-"""What a build does, in this order, as `progress` is told."""
+"""The stages of a build in order, as passed to `progress`."""
 
 Documents = Sequence[NDArray[np.uint32]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a work folder is for. Other texts or settings need another folder."""
+    """The texts and settings that a work folder belongs to. Others need another folder."""
 
     texts: tuple[str, ...]
     tokenizer: str
@@ -75,9 +83,12 @@ class Plan:
     fewest: int
 
     def claim(self, folder: Path, shard: int) -> int:
-        """Make a folder the work folder of this plan, with shards of about so many characters; or
-        those it was begun with. Raises StorageError where it is another's."""
-        wanted = json.loads(json.dumps(asdict(self)))
+        """Make a folder the work folder of this plan. Returns the number of characters per shard:
+        `shard` for a new folder, otherwise the number that the folder was begun with.
+
+        Raises StorageError if the folder belongs to another plan.
+        """
+        own = json.loads(json.dumps(asdict(self)))
         path = folder / PLAN
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,10 +98,10 @@ class Plan:
                         f"The work folder {str(folder)!r} holds something else. Give a new one."
                     )
                 with moved(path) as partial:
-                    text = json.dumps(wanted | {"shard": shard}, indent=1)
+                    text = json.dumps(own | {"shard": shard}, indent=1)
                     partial.write_text(text, encoding="utf-8")
             found = json.loads(path.read_text("utf-8"))
-            other = [name for name in wanted if found.get(name) != wanted[name]]
+            other = [name for name in own if found.get(name) != own[name]]
             begun = int(found["shard"])
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise StorageError(
@@ -106,7 +117,7 @@ class Plan:
 
 @contextmanager
 def moved(path: Path) -> Iterator[Path]:
-    """A file to write that gets its name when it is complete. Raises StorageError."""
+    """A file to write that gets its final name when it is complete. Raises StorageError."""
     partial = path.with_name(f".{path.name}.{uuid4().hex}")  # processes of other hosts, too
     try:
         yield partial
@@ -119,8 +130,8 @@ def moved(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def counting(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
-    """DuckDB, which swaps to the folder where it takes more than so many bytes of memory. Raises
-    StorageError, also for what goes wrong while it is used."""
+    """DuckDB, which swaps to the folder when it needs more than `memory` bytes. Errors of DuckDB in
+    the block become a StorageError."""
     with connection(
         "Counting more text than memory holds",
         lambda why: (
@@ -141,12 +152,12 @@ def counting(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
 
 
 def shard_file(folder: Path, name: str) -> Path:
-    """What says that a shard is counted, and what it held."""
+    """The file that records that a shard is counted, and what it contained."""
     return folder / f"shard-{name}.json"
 
 
 def pieces(documents: Documents, most: int) -> Iterator[Documents]:
-    """The documents in order, at most so many tokens together: texts have more or fewer."""
+    """The documents in order, in pieces of at most `most` tokens; a longer document is a piece."""
     start = size = 0
     for at, document in enumerate(documents):
         if size and size + len(document) > most:
@@ -160,7 +171,7 @@ def pieces(documents: Documents, most: int) -> Iterator[Documents]:
 def count_shard(
     folder: Path, name: str, documents: Documents, vocabulary: int, most: int = LARGEST_SHARD
 ) -> None:
-    """Count one shard into files of the folder, at most so many tokens at a time. Raises
+    """Count one shard into files of the folder, at most `most` tokens at a time. Raises
     StorageError."""
     tokens = sum(len(document) for document in documents)
     meta: dict[str, Any] = {"tokens": tokens, "documents": len(documents)}
@@ -183,15 +194,199 @@ def count_shard(
 
 
 def shard_size(memory: int, processes: int) -> int:
-    """How many tokens may be counted at a time by each of so many processes."""
+    """The number of tokens that each process may count at a time."""
     return min(LARGEST_SHARD, int(memory * SHARE) // processes // WINDOW_BYTES)
+
+
+class Texts(Protocol):
+    """The texts to count. Every process receives this value, maybe on another host.
+
+    The texts are in volumes, each of which is read by one process, and these in shards, each of
+    which is counted by one process; the boundaries are always the same.
+    """
+
+    @property
+    def volumes(self) -> int:
+        """The number of volumes."""
+
+    def shards(self, volume: int, report: Callable[[float], None]) -> Iterator[Any]:
+        """The shards of a volume; `report` is called with the share of the volume that was read.
+        Raises StorageError."""
+
+    def tokenized(self, shard: Any) -> Documents:
+        """The tokens of the documents of a shard. Raises StrataError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Counting some texts into a work folder, in pieces of at most `most` tokens."""
+
+    folder: Path
+    texts: Texts
+    vocabulary: int
+    most: int
+
+    def count_shard(self, name: str, shard: Any) -> None:
+        """Tokenize and count a shard. Raises StrataError."""
+        if not (self.folder / PLAN).exists():
+            raise StorageError(
+                f"The host {platform.node()!r} does not see the work folder {str(self.folder)!r}. "
+                "Give a --work-dir that all hosts share."
+            )
+        count_shard(self.folder, name, self.texts.tokenized(shard), self.vocabulary, self.most)
+
+    def count_volume(
+        self, volume: int, crew: Executor, at_once: int, report: Callable[[float], None]
+    ) -> None:
+        """Read a volume, and let the executor count its shards, `at_once` at a time. Shards that
+        are already counted are skipped. Raises StrataError."""
+        path = self.folder / f"volume-{volume:05}.json"
+        if path.exists():
+            return
+        number, running = 0, set[Future[None]]()
+
+        def settle(most: int) -> None:
+            nonlocal running
+            while len(running) > most:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+
+        try:
+            for number, shard in enumerate(self.texts.shards(volume, report), 1):
+                name = f"{volume:05}-{number:05}"
+                if not shard_file(self.folder, name).exists():
+                    settle(at_once - 1)
+                    running.add(crew.submit(self.count_shard, name, shard))
+            settle(0)
+        finally:
+            for future in running:
+                future.cancel()
+        with moved(path) as made:
+            made.write_text(json.dumps({"shards": number}), encoding="utf-8")
+
+    @property
+    def counted(self) -> bool:
+        return (self.folder / COUNTED).exists()
+
+    def finish(self) -> None:
+        """Record that all volumes are counted. Raises StorageError."""
+        found = sorted(self.folder.glob("volume-*.json"))
+        assert len(found) == self.texts.volumes
+        total = sum(json.loads(path.read_text("utf-8"))["shards"] for path in found)
+        with moved(self.folder / COUNTED) as made:
+            made.write_text(json.dumps({"shards": total}), encoding="utf-8")
+
+
+def count(
+    job: Job, processes: int, report: Callable[[int, float], None] = lambda volume, share: None
+) -> None:
+    """Count everything, in that number of processes. `report` is called with a volume and the share
+    of it that was read. Raises StrataError."""
+    if job.counted:
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        try:
+            for volume in range(job.texts.volumes):
+                job.count_volume(volume, pool, processes, partial(report, volume))
+                report(volume, 1.0)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    job.finish()
+
+
+# many hosts
+
+
+class Hosts(Executor):
+    """The cluster as an executor. Each call takes a core and `memory` bytes."""
+
+    def __init__(self, memory: int) -> None:
+        import ray
+
+        self.call = ray.remote(num_cpus=1, memory=memory)(call)
+
+    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
+        found: Future[Any] = self.call.remote(work, *arguments, **options).future()
+        return found
+
+
+def call(work: Any, *arguments: Any, **options: Any) -> Any:
+    return work(*arguments, **options)
+
+
+def read(job: Job, volume: int, at_once: int, memory: int) -> None:
+    """Read a volume on one host of the cluster; any host may count its shards."""
+    job.count_volume(volume, Hosts(memory), at_once, lambda share: None)
+
+
+def count_on_hosts(
+    job: Job, address: str, report: Callable[[int, float], None] = lambda volume, share: None
+) -> None:
+    """Count everything on the cluster at an address; "" stands for the cluster of this machine,
+    which is started if necessary. `report` as for `count`. Raises StrataError."""
+    if job.counted:
+        return
+    memory = TASK_BYTES + job.most * WINDOW_BYTES
+    with cluster(address) as ray:
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        readers = max(1, min(job.texts.volumes, cores // FEEDS))
+        # A reader reserves no core, so that it never waits for the tasks that it submits.
+        task = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(read)
+        running: dict[Any, int] = {}
+        for volume in range(job.texts.volumes):
+            settle(ray, running, readers - 1, report)
+            running[task.remote(job, volume, -(-cores // readers) + 1, memory)] = volume
+        settle(ray, running, 0, report)
+    job.finish()
+
+
+def settle(
+    ray: Any, running: dict[Any, int], most: int, report: Callable[[int, float], None]
+) -> None:
+    while len(running) > most:
+        for done in ray.wait([*running])[0]:
+            ray.get(done)
+            report(running.pop(done), 1.0)
+
+
+@contextmanager
+def cluster(address: str) -> Iterator[Any]:
+    """Ray, connected. Errors of Ray in the block, or a missing Ray, become a StorageError."""
+    # By default Ray sends usage statistics to its makers.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise StorageError(
+            "Counting on many hosts needs Ray, which is not installed. Install it with: "
+            "pip install ray. Or leave out --ray."
+        ) from error
+    begun = not ray.is_initialized()
+    try:
+        if begun:
+            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
+        yield ray
+    except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
+        cause: Any = error
+        while isinstance(cause, ray.exceptions.RayTaskError):
+            cause = cause.cause
+        if isinstance(cause, StrataError):
+            raise cause from None
+        raise StorageError(
+            f"Counting by Ray stopped: {first_line(cause)} The same command continues from here."
+        ) from error
+    finally:
+        if begun:
+            ray.shutdown()
 
 
 # all shards
 
 
 class Reduction:
-    """Adds up the shards of a work folder, and ranks what they hold, a range of keys at a time."""
+    """Adds up the shards of a work folder and ranks their n-grams, one range of keys at a time."""
 
     def __init__(self, folder: Path, plan: Plan, memory: int, progress: Progress) -> None:
         self.folder, self.plan, self.memory, self.progress = folder, plan, memory, progress
@@ -204,7 +399,7 @@ class Reduction:
         self.cuts = [self.cut(size) for size in range(LEVELS)]
 
     def cut(self, size: int) -> list[int]:
-        """Where the ranges of a level begin: each has about as many rows as fit the memory."""
+        """Where the ranges of a level begin. Each range has about as many rows as fit in memory."""
         total = sum(shard["rows"][size] for shard in self.shards)
         sketch = np.sort(np.concatenate([shard["sketch"][size] for shard in self.shards]))
         parts = -(-total * ROW_BYTES // int(self.memory * SHARE))
@@ -223,17 +418,15 @@ class Reduction:
         return Level(*(np.asarray(found[name]) for name in Level._fields))
 
     def ranked(self, size: int, part: int) -> Path:
-        """The file of a ranked range."""
         return self.folder / f"ranked-{size}-{part:05}.npz"
 
     def keys(self, size: int) -> Iterator[Keys]:
-        """The keys of a level, range by range."""
         for part in range(len(self.cuts[size])):
             with np.load(self.ranked(size, part)) as found:
                 yield Keys(*(found[name] for name in KEYS))
 
     def whole(self, size: int, name: str) -> NDArray[Any]:
-        """A column of all ranges of a level, on the disk."""
+        """One column of all ranges of a level, memory-mapped from a file."""
         path = self.folder / f"whole-{size}-{name}.npy"
         if not path.exists():
             pieces = []
@@ -252,7 +445,8 @@ class Reduction:
         return np.load(path, mmap_mode="r") if path.stat().st_size else np.empty(0)
 
     def rank(self, size: int, shorter: Chances) -> Chances:
-        """Rank what follows the keys of `size` tokens; gives what they make likely."""
+        """Rank the followers of the keys of `size` tokens. Returns the probabilities that these
+        keys give."""
         plan, parts = self.plan, len(self.cuts[size])
         with counting(self.folder, int(self.memory * (1 - SHARE))) as duck:
             for part in range(parts):
@@ -270,7 +464,6 @@ class Reduction:
         return Chances(self.whole(size, "grams"), self.whole(size, "values"))
 
     def rank_all(self) -> None:
-        """Rank the keys of every length."""
         with counting(self.folder, int(self.memory * (1 - SHARE))) as duck:
             self.cuts[0] = [0]
             chances = chances_of_tokens(self.level(duck, 0, 0), self.tokens, self.plan.fewest)
@@ -278,36 +471,15 @@ class Reduction:
             chances = self.rank(size, chances)
 
     def rows(self, budget: int) -> Iterator[tuple[int, bytes]]:
-        """(key, blob) of the keys that gain most per byte, within `budget` bytes, in key order."""
-        packed: dict[int, Ints] = {n: self.whole(n, "packed") for n in range(1, LEVELS)}
-        worth: dict[int, Floats] = {}
-        for size in range(1, LEVELS):
-            path = self.folder / f"worth-{size}.npy"
-            worth[size] = np.lib.format.open_memmap(path, "w+", float, packed[size].shape)
-            start = 0
-            for keys in self.keys(size):
-                worth[size][start : start + len(keys.packed)] = keys.gains / keys.sizes()
-                start += len(keys.packed)
-        for size in range(KEY_SIZE, 1, -1):
-            start = 0
-            for keys in self.keys(size):
-                own = worth[size][start : start + len(keys.packed)]
-                lift(packed[size - 1], worth[size - 1], keys.packed, own, size - 1, self.bits)
-                start += len(keys.packed)
-        best = Best(budget)
-        first = 0
-        for size in range(1, LEVELS):
-            start = 0
-            for keys in self.keys(size):
-                own = worth[size][start : start + len(keys.packed)]
-                best.offer(own, keys.sizes(), first + start)
-                start += len(keys.packed)
-            first += start
-        start = 0
-        for size in range(1, LEVELS):
-            for keys in self.keys(size):
-                yield from keys.blobs(best.within(start, len(keys.packed)))
-                start += len(keys.packed)
+        """The rows of the file: see storage/statistics_build.py."""
+        packed = {size: self.whole(size, "packed") for size in range(1, LEVELS)}
+        worth = {
+            size: np.lib.format.open_memmap(
+                self.folder / f"worth-{size}.npy", "w+", float, keys.shape
+            )
+            for size, keys in packed.items()
+        }
+        return rows(self.keys, packed, worth, self.bits, budget)
 
 
 def reduce(
@@ -319,23 +491,14 @@ def reduce(
     memory: int,
     progress: Progress = lambda stage, done: None,
 ) -> dict[str, str]:
-    """Write the statistics of the counted shards to `path`; returns the file's meta data, as
-    `build` does. The work folder is deleted once that is done."""
+    """Write the statistics of the counted shards to `path`, then delete the work folder. Returns
+    the file's meta data, as `build` does."""
     reduction = Reduction(folder, plan, memory, progress)
     if not any(any(shard["rows"][1:]) for shard in reduction.shards):
         check([], plan.vocabulary)
     reduction.rank_all()
-    meta = {
-        "format": str(FORMAT),
-        "tokenizer": plan.tokenizer,
-        "vocabulary": str(plan.vocabulary),
-        "tokens": str(reduction.tokens),
-        "documents": str(reduction.documents),
-        "title": title,
-    }
     progress("write", 0.0)
-    with replacing(path) as partial:
-        entry = entry_type(plan.vocabulary).itemsize
-        write(partial, reduction.rows(budget), meta, entry, lambda: progress("write", 1.0))
+    chosen, found = reduction.rows(budget), (reduction.tokens, reduction.documents)
+    meta = save(path, chosen, plan.tokenizer, plan.vocabulary, *found, title, progress)
     shutil.rmtree(folder)
     return meta

@@ -1,8 +1,8 @@
-"""Traces: the runs of answers and comparisons, kept so that they can be drawn again.
+"""Traces: the runs of answers and comparisons, stored so that they can be drawn again.
 
-A run comes back equal to the one that was saved. One that is under way is saved with the steps that
-there are, and extended by those that follow. A run that is damaged in the file raises
-`StorageError` where it is asked for, and is left out of the history.
+A run that is read back equals the one that was saved. A run in progress is saved with its steps so
+far, and extended by later steps. Reading a damaged run raises `StorageError`; the history leaves
+it out.
 """
 
 import json
@@ -17,28 +17,39 @@ import sqlite_utils
 
 from engine.errors import StorageError
 from engine.types import Learned, Part, Prefill, Run, Step
-from storage import digests
-from storage import steps as rows_of
-from storage.columns import as_text, from_json, to_json
+from storage import steps as step_rows
 from storage.conversations import Conversations
-from storage.database import Database, pack_tokens, unpack_tokens
-from storage.steps import Said
+from storage.database import Database, as_text, from_json, pack_tokens, to_json, unpack_tokens
+from storage.steps import Digest, RunToken
 
 Kind = Literal["chat", "compare"]
-TRACE_COLUMNS = """runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
-    decode_seconds, forwards, created, speedup, decode_speedup
+WEIGHTS = """coalesce(
+    CASE WHEN json_valid(settings) THEN json_extract(settings, '$.weights') END,
+    (SELECT min(kind || ', ' || dtype) FROM costs WHERE costs.fingerprint = runs.fingerprint
+    HAVING count(DISTINCT kind || dtype) = 1), '')"""
+"""The library that ran a model, and the type of its weights. For older runs, which do not contain
+them, they are taken from the measured costs of the same model, if there are any."""
+LABEL = f"model || coalesce(' (' || nullif({WEIGHTS}, '') || ')', '')"
+"""The name of a model that distinguishes its formats: `Trace.label` in SQL."""
+TRACE_COLUMNS = f"""runs.id, conversation, kind, model, fingerprints.name, method, emitted_tokens,
+    decode_seconds, forwards, created, speedup, decode_speedup, {WEIGHTS}
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
-MATCHING = """owner = :owner
-    AND (:model IS NULL OR model = :model) AND (:method IS NULL OR method = :method)
+MATCHING = f"""owner = :owner
+    AND (:model IS NULL OR {LABEL} = :model) AND (:method IS NULL OR method = :method)
     AND (:conversation IS NULL OR conversation = :conversation)
     AND (:kind IS NULL OR kind = :kind) AND created >= :since"""
 NEWEST_FIRST = "ORDER BY created DESC, runs.rowid DESC"
-TREND = f"""WITH numbered AS (
-    SELECT id, method = 'plain' AS plain, emitted_tokens, decode_seconds, speedup,
-    row_number() OVER (ORDER BY created, rowid) - 1 AS number, count(*) OVER () AS count
+TREND = f"""WITH chosen AS (
+    SELECT id, method = 'plain' AS plain, {LABEL} AS label, emitted_tokens, decode_seconds, speedup,
+    row_number() OVER (ORDER BY created, rowid) - 1 AS number
     FROM runs WHERE {MATCHING} AND emitted_tokens > 0 AND decode_seconds > 0
-) SELECT id, plain, max(number), count(*), sum(emitted_tokens) / sum(decode_seconds), avg(speedup)
-FROM numbered GROUP BY number * min(count, :points) / count, plain ORDER BY max(number)"""
+), placed AS (
+    SELECT *, row_number() OVER series - 1 AS place,
+    count(*) OVER (PARTITION BY label, plain) AS count,
+    max(1, :points / (SELECT count(DISTINCT label) FROM chosen)) AS points
+    FROM chosen WINDOW series AS (PARTITION BY label, plain ORDER BY number)
+) SELECT id, plain, max(number), count(*), sum(emitted_tokens) / sum(decode_seconds), avg(speedup),
+label FROM placed GROUP BY label, plain, place * min(count, points) / count ORDER BY max(number)"""
 RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
     prefill_seconds, plain_prefill_seconds, learning_seconds
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
@@ -49,10 +60,11 @@ PARTS = """SELECT position, method, model, fingerprints.name, settings, prompt_t
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A stored run as a line of the history: where it belongs, and sums of its steps.
+    """A stored run as a line of the history: where it belongs, and sums over its steps.
 
-    `speedup` (of whole answers) and `decode_speedup` are against a plain run of the same prompt,
-    None where there was none or no gain to tell; `created` is in seconds since 1970, UTC.
+    `speedup` (of whole answers) and `decode_speedup` are relative to a plain run of the same
+    prompt, None if there was no such run or no meaningful gain; `created` is in seconds since 1970,
+    UTC. `weights` is the library that ran the model and the type of its weights, "" if unknown.
     """
 
     id: str
@@ -67,11 +79,18 @@ class Trace:
     created: float
     speedup: float | None
     decode_speedup: float | None
+    weights: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the model that distinguishes its formats."""
+        return f"{self.model} ({self.weights})" if self.weights else self.model
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which runs: all of them but for what is given. `since` is in seconds since 1970, UTC."""
+    """A filter of runs. Fields that are not given select all; `model` is a `Trace.label`; `since`
+    is in seconds since 1970, UTC."""
 
     model: str | None = None
     method: str | None = None
@@ -83,9 +102,9 @@ class Filter:
 ALL = Filter()
 
 
-class Asked(NamedTuple):
-    """What a run answered, as far as it is stored: the title of its conversation, the system
-    prompt that this has now, and (role, text) of the messages before the answer."""
+class StoredPrompt(NamedTuple):
+    """The conversation that a run answered: its title, its current system prompt, and (role, text)
+    of the messages before the answer."""
 
     title: str
     system_prompt: str
@@ -93,8 +112,9 @@ class Asked(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Runs that are next to each other in time, as one point of a chart: the number of the newest
-    one and its id, how many they are, tokens per second of all, the mean of the known speedups."""
+    """Consecutive runs of one model as one point of a chart: the id and number of the newest run,
+    the number of runs, tokens per second over all of them, the mean of the known speedups, and the
+    `Trace.label` of the model."""
 
     id: str
     plain: bool
@@ -102,14 +122,17 @@ class Mark(NamedTuple):
     runs: int
     speed: float
     speedup: float | None
+    label: str = ""
 
 
 class Worth(NamedTuple):
-    """What the run of an answer came to: its tokens, those of them that were guessed, the seconds
-    of the whole answer, and what plain decoding would have taken at the same load; None where that
-    is not known. `proof` is what a proof in the background found, {} where there was none. `thinks`
-    says that the answer begins within thinking, as the chat template had begun that. `known` says
-    whether it is known which tokens were guessed: a server need not tell."""
+    """Figures of the run of an answer: its tokens, how many of them were guessed, the seconds of
+    the whole answer, and the seconds of plain decoding under the same load, None if unknown.
+
+    `proof` is the result of a background proof, {} if there was none. `thinks` says that the answer
+    begins inside thinking, because the chat template opened it. `known` says whether the guessed
+    tokens are known; a server may not report them.
+    """
 
     tokens: int
     guessed: int
@@ -124,12 +147,12 @@ class Traces:
     """One owner's runs."""
 
     KEPT = 2_000
-    """The runs kept per owner, beside those of messages. Older ones are dropped with their steps.
-    """
+    """The number of runs kept per owner, in addition to those of messages. Older ones are deleted
+    with their steps."""
     LOOKED_AT = 32
-    """Of those that are too old, as many are looked at when a run is saved."""
+    """How many of the runs beyond `KEPT` are examined when a run is saved."""
     PROMPTS = 200
-    """The runs per owner of which the prompt's tokens are kept: 4 bytes each."""
+    """The number of runs per owner whose prompt tokens are kept, 4 bytes each."""
 
     def __init__(self, db: Database, owner: str) -> None:
         self._db = db
@@ -143,33 +166,27 @@ class Traces:
         kind: Kind = "chat",
         prompt: Sequence[int] = (),
     ) -> str:
-        """Store a run in one transaction, and drop the oldest beyond `KEPT`. Returns its id. With
-        the tokens of its prompt it can be gone on with to the token.
+        """Store a run in one transaction, and delete the oldest beyond `KEPT`. Returns its id. With
+        the tokens of its prompt, the run can later be continued exactly.
 
         Raises `StorageError` for a conversation this owner does not have.
         """
-        run_id, prefill = secrets.token_urlsafe(12), run.prefill or Prefill(0, 0)
+        if conversation_id is not None:
+            self._conversations.get(conversation_id)
+        run_id = secrets.token_urlsafe(12)
         with self._db.write() as handle:
             handle.table("runs").insert(
                 {
                     "id": run_id,
                     "owner": self._owner,
-                    "conversation": self._owned(conversation_id),
+                    "conversation": conversation_id,
                     "kind": kind,
-                    "model": run.model,
-                    "fingerprint": self._db.key("fingerprints", run.fingerprint),
-                    "method": run.method,
-                    "settings": json.dumps(dict(run.settings)),
-                    "prompt_tokens": prefill.tokens,
-                    "reused_tokens": prefill.reused,
-                    "prefill_seconds": prefill.seconds,
-                    "plain_prefill_seconds": prefill.plain_seconds,
+                    **self._origin(run, run.prefill or Prefill(0, 0)),
                     "emitted_tokens": 0,
                     "accepted_tokens": 0,
                     "plain_seconds": 0.0,
                     "decode_seconds": 0.0,
                     "forwards": 0,
-                    "created": time.time(),
                 }
             )
             self.extend(run_id, run.steps, run.learned)
@@ -180,7 +197,8 @@ class Traces:
         return run_id
 
     def extend(self, run_id: str, steps: Sequence[Step], learned: Learned | None = None) -> None:
-        """Store further steps of a run, and what the drafters took to learn it where it is over.
+        """Append steps to a run. `learned`, given at its end, is the time that the drafters took to
+        learn from it.
 
         Raises `StorageError` for a run this owner does not have.
         """
@@ -189,7 +207,7 @@ class Traces:
         accepted = sum(sum(step.accepted.values()) for step in forwards)
         seconds = sum(step.seconds for step in forwards)
         plain = [step.plain_seconds for step in forwards]
-        # A sum that lacks one step is none: NULL stays NULL whatever is added.
+        # A sum without one of the steps would be wrong, and NULL stays NULL in later additions.
         known = None if None in plain else sum(filter(None, plain))
         learning = None if learned is None else learned.seconds
         with self._db.write() as handle:
@@ -202,13 +220,13 @@ class Traces:
             )
             if not found.rowcount:
                 raise self._missing(run_id)
-            rows_of.insert(handle, run_id, steps)
+            step_rows.insert(handle, run_id, steps)
 
     def go_on(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
-        """Store that a run goes on behind this step, which is its last one with tokens.
+        """Prepare a run to be continued after this step, its last one with tokens.
 
-        `prompt` are the tokens in front of the part, where these are not those of the run so far.
-        Returns the id of the run that goes on: a copy, where another message has this one. Raises
+        `prompt` holds the tokens before the new part, if they differ from those of the run so far.
+        Returns the id of the run to extend: a copy if another message has this run as well. Raises
         `StorageError` for a run this owner does not have.
         """
         with self._db.write() as handle:
@@ -216,15 +234,15 @@ class Traces:
             query = "SELECT count(*) FROM messages WHERE run = ?"
             if self._db.execute_read(query, [run_id])[0][0] > 1:
                 run_id = _copy(handle, run_id)
-            rows_of.reopen(handle, run_id, last)
-            # What was proved is the beginning of another answer now.
+            step_rows.reopen(handle, run_id, last)
+            # The proof was that of the shorter answer.
             handle.execute("UPDATE runs SET proof = NULL WHERE id = ?", [run_id])
             self._keep_part(handle, run_id, part)
             self._keep_prompt(handle, run_id, part.step, prompt)
         return run_id
 
     def prompt(self, run_id: str) -> tuple[int, tuple[int, ...]] | None:
-        """The newest prompt of a run that is kept: the number of the step behind it, its tokens."""
+        """The newest stored prompt of a run: the number of the step after it, and the tokens."""
         self._row("runs.id FROM runs", run_id)
         query = "SELECT position, tokens FROM prompts WHERE run = ? ORDER BY position DESC LIMIT 1"
         for position, blob in self._db.execute_read(query, [run_id]):
@@ -233,32 +251,22 @@ class Traces:
         return None
 
     def note(self, run_id: str, speedup: float | None, decode_speedup: float | None) -> None:
-        """Store what a run was worth, measured after it; nothing for a run that is gone."""
-        with self._db.write() as handle:
-            handle.execute(
-                "UPDATE runs SET speedup = ?, decode_speedup = ? WHERE id = ? AND owner = ?",
-                [speedup, decode_speedup, run_id, self._owner],
-            )
+        """Store the speedup of a run, measured later; does nothing if the run is gone."""
+        self._update(run_id, "speedup = ?, decode_speedup = ?", speedup, decode_speedup)
 
-    def tell_counts(self, run_id: str, counted: Mapping[str, int | None]) -> None:
-        """Store what the counters of the server told that a run came from."""
-        with self._db.write() as handle:
-            handle.execute(
-                "UPDATE runs SET settings = json_set(settings, '$.server.counted', json(?)) "
-                "WHERE id = ? AND owner = ? AND json_valid(settings)",
-                [json.dumps(dict(counted)), run_id, self._owner],
-            )
+    def store_counts(self, run_id: str, counted: Mapping[str, int | None]) -> None:
+        """Store the counters of the server that made a run."""
+        counts = (
+            "CASE WHEN json_valid(settings) THEN json_set(settings, '$.server.counted', json(?))"
+        )
+        self._update(run_id, f"settings = {counts} ELSE settings END", json.dumps(dict(counted)))
 
     def prove(self, run_id: str, proof: Mapping[str, Any]) -> None:
-        """Store what a proof of a run found, as JSON can hold it; nothing where that is gone."""
-        with self._db.write() as handle:
-            handle.execute(
-                "UPDATE runs SET proof = ? WHERE id = ? AND owner = ?",
-                [to_json(dict(proof)), run_id, self._owner],
-            )
+        """Store the result of a proof of a run, a JSON value; does nothing if the run is gone."""
+        self._update(run_id, "proof = ?", to_json(dict(proof)))
 
     def worths(self, conversation_id: str) -> dict[str, Worth]:
-        """What the answers of a conversation came to, by run; a damaged one is left out."""
+        """The figures of the answers of a conversation, by run; damaged ones are left out."""
         found = {}
         for run_id, *row in self._db.execute_read(
             "SELECT id, emitted_tokens, accepted_tokens, prefill_seconds + decode_seconds + "
@@ -271,14 +279,14 @@ class Traces:
         ):
             with suppress(*MISSHAPEN):
                 tokens, guessed, seconds, plain, proof, thinks, known = row
-                told = from_json(proof)
-                worth = int(tokens), int(guessed), float(seconds), _known(plain)
-                proved = told if isinstance(told, dict) else {}
-                found[run_id] = Worth(*worth, proved, bool(thinks), known != 0)
+                figures = int(tokens), int(guessed), float(seconds), _known(plain)
+                proved = from_json(proof)
+                proved = proved if isinstance(proved, dict) else {}
+                found[run_id] = Worth(*figures, proved, bool(thinks), known != 0)
         return found
 
     def speaker(self, run_id: str) -> str:
-        """The fingerprint of the model that gave a run's answer; "" where several did."""
+        """The fingerprint of the model that answered; "" if several models did."""
         trace = self.get(run_id)
         query = (
             "SELECT name FROM parts JOIN fingerprints ON fingerprints.id = fingerprint "
@@ -287,20 +295,20 @@ class Traces:
         others = self._db.execute_read(query, [run_id, trace.fingerprint])
         return "" if others else trace.fingerprint
 
-    def said(self, run_id: str) -> list[Said]:
+    def tokens(self, run_id: str) -> list[RunToken]:
         """The tokens of a run, in order."""
         with self._db.read():
             self._row("runs.id FROM runs", run_id)
             with _checked(run_id):
-                return rows_of.said(self._db, run_id)
+                return step_rows.run_tokens(self._db, run_id)
 
     def get(self, run_id: str) -> Trace:
-        """A run's line of the history; `StorageError` when this owner has none of that id."""
+        """A run's line of the history; raises `StorageError` if this owner has no such run."""
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
     def load(self, run_id: str, steps: bool = True) -> Run:
-        """A run as it was saved, or without its steps; `StorageError` when this owner has none of
-        that id."""
+        """A run as it was saved, or without its steps. Raises `StorageError` if this owner has no
+        such run."""
         with self._db.read():
             row = self._row(RUN_COLUMNS, run_id)
             with _checked(run_id):
@@ -311,25 +319,18 @@ class Traces:
                     fingerprint,
                     dict(json.loads(settings)),
                     _prefill(*read),
-                    rows_of.read(self._db, run_id) if steps else (),
+                    step_rows.read(self._db, run_id) if steps else (),
                     None if learning is None else Learned(float(learning)),
                     tuple(_part(*each) for each in self._db.execute_read(PARTS, [run_id])),
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
         """The newest `limit` runs, newest first."""
-        query = (
-            f"SELECT {TRACE_COLUMNS} WHERE owner = ? ORDER BY created DESC, runs.rowid DESC LIMIT ?"
-        )
-        found = []
-        for row in self._db.execute_read(query, [self._owner, max(0, limit)]):
-            with suppress(StorageError):
-                found.append(_trace(row))
-        return found
+        return self.page(limit=max(0, limit))
 
     def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
-        """The runs of a filter from number `start` on, newest first; all where `limit` is -1. One
-        that is damaged in the file is left out."""
+        """The runs of a filter from number `start` on, newest first; all of them if `limit` is -1.
+        A damaged run is left out."""
         query = f"SELECT {TRACE_COLUMNS} WHERE {MATCHING} {NEWEST_FIRST} LIMIT :limit OFFSET :start"
         values = {**self._values(chosen), "limit": limit, "start": max(0, start)}
         found = []
@@ -339,26 +340,29 @@ class Traces:
         return found
 
     def count(self, chosen: Filter = ALL) -> int:
-        """How many runs a filter lets through."""
+        """The number of runs that match a filter."""
         query = f"SELECT count(*) FROM runs WHERE {MATCHING}"
         return int(self._db.execute_read(query, self._values(chosen))[0][0])
 
     def trend(self, chosen: Filter = ALL) -> list[Mark]:
-        """How fast the runs of a filter were, oldest first: at most `digests.POINTS` of each kind,
-        plain and with drafts."""
-        values = {**self._values(chosen), "points": digests.POINTS}
+        """The speeds of the runs of a filter, oldest first: about `steps.POINTS` points each for
+        plain and drafted runs, shared among the models. A point never mixes two models."""
+        values = {**self._values(chosen), "points": step_rows.POINTS}
         return [
-            Mark(id, bool(plain), int(number), int(runs), float(speed), _known(speedup))
-            for id, plain, number, runs, speed, speedup in self._db.execute_read(TREND, values)
+            Mark(id, bool(plain), int(number), int(runs), float(speed), _known(speedup), label)
+            for id, plain, number, runs, speed, speedup, label in self._db.execute_read(
+                TREND, values
+            )
         ]
 
     def names(self, column: Literal["model", "method", "kind"]) -> list[str]:
-        """The models, methods or kinds that there are runs of."""
-        query = f"SELECT DISTINCT {column} FROM runs WHERE owner = ? ORDER BY {column}"
+        """The models, methods or kinds of the stored runs; models as `Trace.label`."""
+        named = LABEL if column == "model" else column
+        query = f"SELECT DISTINCT {named} AS name FROM runs WHERE owner = ? ORDER BY name"
         return [str(name) for (name,) in self._db.execute_read(query, [self._owner])]
 
     def conversations(self, most: int) -> list[tuple[str, str]]:
-        """The conversations that there are runs of, as (id, title); used last first."""
+        """The conversations with runs, as (id, title), the most recently used first."""
         query = (
             "SELECT id, title FROM conversations WHERE owner = ? AND EXISTS (SELECT 1 FROM runs "
             "WHERE conversation = conversations.id) ORDER BY updated DESC LIMIT ?"
@@ -366,8 +370,8 @@ class Traces:
         rows = self._db.execute_read(query, [self._owner, most])
         return [(str(id), as_text(title)) for id, title in rows]
 
-    def asked(self, run_id: str) -> Asked | None:
-        """What a run answered; None for one that no message belongs to any more, or never did."""
+    def stored_prompt(self, run_id: str) -> StoredPrompt | None:
+        """The conversation that a run answered; None if the run has no message (any more)."""
         with self._db.read():
             self.get(run_id)
             found = self._db.execute_read(
@@ -381,30 +385,30 @@ class Traces:
             place = self._conversations.get(id)
             *before, _ = self._conversations.messages(id, False, message_id)
         messages = [(message.role, message.content) for message in before]
-        return Asked(place.title, place.system_prompt, messages)
+        return StoredPrompt(place.title, place.system_prompt, messages)
 
-    def digest(self, run_id: str) -> digests.Digest:
-        """What charts show of a run."""
-        with self._db.read():
-            trace = self.get(run_id)
-            name = trace.method, trace.model, trace.fingerprint
-            return digests.summed(self._db, run_id, *name)
+    def digest(self, run_id: str) -> Digest:
+        """The digest of a run, for charts."""
+        return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
         """The steps of a run from number `start` on."""
         with self._db.read():
             self.get(run_id)
             with _checked(run_id):
-                return rows_of.read(self._db, run_id, max(0, start), limit)
+                return step_rows.read(self._db, run_id, max(0, start), limit)
 
     def step_count(self, run_id: str) -> int:
-        """How many steps are stored of a run."""
+        """The number of stored steps of a run."""
         self.get(run_id)
         query = "SELECT count(*) FROM steps WHERE run = ?"
         return int(self._db.execute_read(query, [run_id])[0][0])
 
+    def _update(self, run_id: str, columns: str, *values: object) -> None:
+        query = f"UPDATE runs SET {columns} WHERE id = ? AND owner = ?"
+        self._db.execute_write(query, [*values, run_id, self._owner])
+
     def _values(self, chosen: Filter) -> dict[str, Any]:
-        """A filter as the parameters of a query."""
         return {**asdict(chosen), "owner": self._owner}
 
     def _row(self, columns: str, run_id: str) -> tuple[Any, ...]:
@@ -419,32 +423,28 @@ class Traces:
             f"There is no run {run_id!r}. Only the newest {self.KEPT} are kept: pick another."
         )
 
-    def _owned(self, conversation_id: str | None) -> str | None:
-        """The id, after making sure that the conversation is this owner's."""
-        return None if conversation_id is None else self._conversations.get(conversation_id).id
+    def _origin(self, run: Run | Part, prefill: Prefill) -> dict[str, Any]:
+        """The columns for the model, method, settings and prompt of a run or of a part of one."""
+        return {
+            "model": run.model,
+            "fingerprint": self._db.key("fingerprints", run.fingerprint),
+            "method": run.method,
+            "settings": json.dumps(dict(run.settings)),
+            "prompt_tokens": prefill.tokens,
+            "reused_tokens": prefill.reused,
+            "prefill_seconds": prefill.seconds,
+            "plain_prefill_seconds": prefill.plain_seconds,
+            "created": time.time(),
+        }
 
     def _keep_part(self, handle: sqlite_utils.Database, run_id: str, part: Part) -> None:
-        handle.table("parts").insert(
-            {
-                "run": run_id,
-                "position": part.step,
-                "model": part.model,
-                "fingerprint": self._db.key("fingerprints", part.fingerprint),
-                "method": part.method,
-                "settings": json.dumps(dict(part.settings)),
-                "prompt_tokens": part.prefill.tokens,
-                "reused_tokens": part.prefill.reused,
-                "prefill_seconds": part.prefill.seconds,
-                "plain_prefill_seconds": part.prefill.plain_seconds,
-                "created": time.time(),
-            },
-            replace=True,
-        )
+        row = {"run": run_id, "position": part.step, **self._origin(part, part.prefill)}
+        handle.table("parts").insert(row, replace=True)
 
     def _keep_prompt(
         self, handle: sqlite_utils.Database, run_id: str, step: int, tokens: Sequence[int]
     ) -> None:
-        """Keep the tokens in front of a step. Only those of the newest runs stay."""
+        """Store the tokens before a step. Only those of the newest runs are kept."""
         if not tokens:
             return
         handle.execute(
@@ -459,10 +459,11 @@ class Traces:
         )
 
     def _drop_oldest(self, handle: sqlite_utils.Database) -> None:
-        """A message reads its tokens from its run, so that one lives as long as the message.
+        """Delete the oldest runs beyond `KEPT`, except runs of messages, which read their tokens
+        from them.
 
-        With each run that is saved one becomes too old, so the first of those that are will do. To
-        look at all of them took as long as an answer, where there were tens of thousands.
+        Each saved run makes one run too old, so examining the first few is enough. Examining all
+        of tens of thousands of runs took as long as an answer.
         """
         handle.execute(
             "DELETE FROM runs WHERE id IN (SELECT id FROM runs WHERE owner = ? "
@@ -473,7 +474,6 @@ class Traces:
 
 
 def _copy(handle: sqlite_utils.Database, run_id: str) -> str:
-    """Copy a run with all that belongs to it; the copy's id."""
     copy = secrets.token_urlsafe(12)
     for table, key in (("runs", "id"), ("steps", "run"), ("parts", "run"), ("prompts", "run")):
         others = [column.name for column in handle.table(table).columns if column.name != key]
@@ -493,7 +493,7 @@ MISSHAPEN = (
     TypeError,
     ValueError,
 )
-"""What reading stored values raises where they are not what was stored."""
+"""What reading stored values raises if they are damaged."""
 
 
 @contextmanager
@@ -510,7 +510,8 @@ def _trace(row: tuple[Any, ...]) -> Trace:
     values = list(row)
     with _checked(row[0]):
         values[6:10] = int(row[6]), float(row[7]), int(row[8]), float(row[9])
-        values[10:] = map(_known, row[10:])
+        values[10:12] = map(_known, row[10:12])
+        values[12] = str(row[12])
     return Trace(*values)
 
 

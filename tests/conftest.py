@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -35,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="run all cases of the tests marked grid")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Names bytes after their parameter. Their content may hold the time of day (gzip, zip), and
+    then two workers would collect different tests."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a grid a few cases are run, unless all of them were asked for."""
     from tests.support import grids
@@ -60,6 +67,15 @@ def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
         IMPORTED.update(fresh)
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_seeds() -> Iterator[None]:
+    """Seeds are drawn the same in each run: no model ends an answer early now and then. (A test's
+    own changes end before its other fixtures do, so this is not one of them.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.randbelow", Random(0).randrange)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -112,24 +128,19 @@ def embedded_drafts(embedded):
 def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The embedded family in files of three types: "target-F16", "small-F32", "mid-Q8_0", ...
 
+    They are made from the folders, as the shipped ones were.
     Tests that use it, or what follows, carry the mark `gguf`.
     """
-    import llama_cpp
-
     import engine.models.gguf  # noqa: F401  from here on the library does not print
+    from bench.models import quantize, write_model
 
     folder, files = tmp_path_factory.mktemp("gguf"), dict[str, Path]()
-    kinds = {"F32": llama_cpp.LLAMA_FTYPE_ALL_F32, "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0}
     for name in ("target", "mid", "small"):
-        source = files[f"{name}-F16"] = EMBEDDED.parent / f"{name}.gguf"
-        for kind, number in kinds.items():
-            path = files[f"{name}-{kind}"] = folder / f"{name}-{kind}.gguf"
-            parameters = llama_cpp.llama_model_quantize_default_params()
-            parameters.ftype, parameters.nthread = number, 1
-            failed = llama_cpp.llama_model_quantize(
-                os.fsencode(source), os.fsencode(path), parameters
-            )
-            assert not failed, path
+        exact = files[f"{name}-F16"] = folder / f"{name}.gguf"
+        write_model(EMBEDDED.parent / name, exact)
+        for kind in ("F32", "Q8_0"):
+            files[f"{name}-{kind}"] = folder / f"{name}-{kind}.gguf"
+            quantize(exact, files[f"{name}-{kind}"], kind, 1)
     return files
 
 

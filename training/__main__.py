@@ -1,26 +1,24 @@
-"""`python -m training COMMAND`: one stage of the recipe per command (training/README.md)."""
+"""`python -m training STAGE`: one stage of the recipe per command (training/README.md)."""
 
 import sys
-from collections.abc import Sequence
 
-from bench.commands import run_command
+from bench.harness import run_command
 
-COMMANDS = (
-    "prepare",
-    "answers",
-    "train",
-    "head",
-    "export",
-    "bits",
-    "acceptance",
-    "depths",
-    "samples",
-)
+STAGES = {
+    "prepare": "prepare.Prepare",
+    "answers": "answers.Answers",
+    "train": "train.Train",
+    "head": "head.TrainHead",
+    "export": "train.Export",
+    "bits": "measure.HeldOutBits",
+    "acceptance": "measure.Acceptance",
+    "depths": "measure.Depths",
+    "samples": "answers.Samples",
+}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one stage. Returns the exit status."""
-    return run_command("training", __doc__, COMMANDS, arguments)
+def main(arguments: list[str] | None = None) -> int:
+    return run_command("training", __doc__, STAGES, arguments)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""Train an EAGLE-3 head: what drafts for a target from the target's own hidden states.
+"""Train an EAGLE-3 head, which drafts for a target from the target's own hidden states.
 
 The target is frozen, as are embedding and output matrix, which the head shares. It learns the
-target's law, not the text, and only within answers, where it drafts. As in use it goes on from its
-own output for some steps ("training-time test", arXiv 2503.01840): in step k the row of a position
-stands for the k-th token behind it, and sees the target's states up to the position and its own
-earlier steps.
+target's distribution, not the text, and only within answers, where it drafts. As in use, it
+continues from its own output for some steps ("training-time test", arXiv 2503.01840): in step k the
+row of a position stands for the k-th token after it, and sees the target's states up to the
+position and its own earlier steps.
 """
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,60 +18,62 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import AutoTokenizer, LlamaConfig
 
-from bench.shape import Model
-from engine.heads.eagle3 import Eagle3, Eagle3Shape, tapped, taps_of, usual_layers
-from engine.heads.eagle3_files import LAYER_FIELDS, TARGET_KEY, Target, read_head
+from bench.harness import Add, Command
+from engine.heads.eagle3 import (
+    LAYER_FIELDS,
+    TARGET_KEY,
+    Eagle3,
+    Eagle3Shape,
+    Target,
+    read_head,
+    tapped,
+    taps_of,
+    usual_layers,
+)
 from engine.models.load_transformers import pick_device
+from engine.models.shape import Model
 from engine.models.torch_heads import weights_digest
-from training.corpus import Corpus
-from training.fit import Fit, Loss, Plan
-from training.prepare import SPECIAL
-from training.train import add_plan, check, loaded, passes_of, placed
+from training.prepare import SPECIAL, Corpus
+from training.train import Fit, Loss, add_plan, check, loaded, placed, plan_of, train
 
 STEPS, FADE = 5, 0.8
-"""Steps on the head's own output, and how much less each counts than the one before."""
+"""Steps on the head's own output, and the weight of each step relative to the one before."""
 SPREAD = 0.02
-"""The standard deviation of weights that begin at random."""
+"""The standard deviation of random initial weights."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `training head`."""
-    add = parser.add_argument
-    add("data", type=Path, help="the folder that `training prepare` wrote")
-    add("--target", required=True, type=Path, help="the folder of the model to draft for")
-    add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
-    add("--layers", type=int, nargs=3, help="hidden states that it reads (default: 2, n/2, n-3)")
-    add("--start", type=Path, help="begin with the weights in this folder")
-    add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
-    add_plan(parser)
+class TrainHead(Command):
+    """Train an EAGLE-3 head, which drafts for a target from the target's own hidden states."""
 
+    def add_options(self, add: Add) -> None:
+        add("data", type=Path, help="the folder that `training prepare` wrote")
+        add("--target", required=True, type=Path, help="the folder of the model to draft for")
+        add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
+        add(
+            "--layers", type=int, nargs=3, help="hidden states that it reads (default: 2, n/2, n-3)"
+        )
+        add("--start", type=Path, help="begin with the weights in this folder")
+        add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
+        add_plan(add)
 
-def run(options: argparse.Namespace) -> None:
-    """Train to the end of the plan or of the time, and write the weights."""
-    wanted = vars(options) | {"passes": passes_of(options.passes)}
-    plan = Plan(**{name: wanted[name] for name in Plan.__slots__})
-    corpus = Corpus.open(options.data / "train")
-    tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
-    device = pick_device(options.device)
-    target = placed(loaded(options.target), device).eval().requires_grad_(False)
-    check(target.config, tokenizer, plan)
-    torch.manual_seed(options.seed)
-    head = new_head(target, options.layers).to(device)
-    if options.start:
-        fits = Target(target.config.hidden_size, len(target.model.layers), target.config.vocab_size)
-        head = read_head(options.start, fits)[0].float().train().requires_grad_(True).to(device)
-    answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
-    loss = of_target(head, target, options.ahead, answering, len(SPECIAL))
-    windows = corpus.windows(plan.length, plan.passes, plan.seed)
-    fit = Fit(head, loss, windows, plan, options.output, device)
-    if fit.resume():
-        print(f"Going on after step {fit.step:,} of {plan.steps:,}.")
-    done = fit.run(options.minutes)
-    weights = options.output / "weights"
-    save(head, options.target, weights)
-    print(f"{fit.step:,} of {plan.steps:,} steps in {fit.seconds / 60:.1f} minutes: {weights}")
-    if not done:
-        print("The same command goes on from here.")
+    def run(self, options: argparse.Namespace) -> None:
+        plan, corpus = plan_of(options), Corpus.open(options.data / "train")
+        tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
+        device = pick_device(options.device)
+        target = placed(loaded(options.target), device).eval().requires_grad_(False)
+        check(target.config, tokenizer, plan)
+        torch.manual_seed(options.seed)
+        head = new_head(target, options.layers).to(device)
+        if options.start:
+            fits = Target(
+                target.config.hidden_size, len(target.model.layers), target.config.vocab_size
+            )
+            head = read_head(options.start, fits)[0].float().train().requires_grad_(True).to(device)
+        answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
+        loss = of_target(head, target, options.ahead, answering, len(SPECIAL))
+        windows = corpus.windows(plan.length, plan.passes, plan.seed)
+        fit = Fit(head, loss, windows, plan, options.output, device)
+        train(options, fit, partial(save, head, options.target))
 
 
 def new_head(target: Model, layers: list[int] | None) -> Eagle3:
@@ -97,7 +100,7 @@ def new_head(target: Model, layers: list[int] | None) -> Eagle3:
 
 
 def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: int) -> Loss:
-    """Cross entropy of the target's laws under the head's, within answers.
+    """Cross entropy of the target's distributions under those of the head, within answers.
 
     A token below `special` begins or ends a message; `answering` begins an answer.
     """
@@ -112,8 +115,8 @@ def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: 
                 seen = base(inputs, use_cache=False)
             states = torch.cat(found, dim=-1)
             rows, places = torch.nonzero(within(inputs, answering, special), as_tuple=True)
-            laws = functional.linear(seen.last_hidden_state[rows, places], output)
-            laws = laws.float().softmax(-1)
+            chances = functional.linear(seen.last_hidden_state[rows, places], output)
+            chances = chances.float().softmax(-1)
         count = inputs.shape[1] - ahead
         hidden = head.join(states[:, :count])
         seen_so_far = Chain(count, inputs.device)
@@ -127,7 +130,7 @@ def of_target(head: Eagle3, target: Model, ahead: int, answering: int, special: 
             logits = functional.linear(head.norm(hidden[rows[used], bases[used]]), output)
             guessed = logits.float().log_softmax(-1)
             share = FADE**step
-            total = total - share * (laws[used] * guessed).sum() / used.sum().clamp(min=1)
+            total = total - share * (chances[used] * guessed).sum() / used.sum().clamp(min=1)
             weight += share
         return total / weight
 
@@ -142,8 +145,8 @@ def within(inputs: torch.Tensor, answering: int, special: int) -> torch.Tensor:
 
 
 class Chain:
-    """The attention of all rows in step after step: each row sees the first step of the rows up to
-    it, and of the later steps its own."""
+    """The attention of all rows, step by step. A row sees the first step of all rows up to itself,
+    and its own later steps."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self.later = torch.full((count, count), -torch.inf, device=device).triu(1)
@@ -169,7 +172,7 @@ class Chain:
 
 
 def save(head: Eagle3, target: Path, folder: Path) -> None:
-    """Write a head as float16, with a config as the speculators library has it."""
+    """Write a head as float16, with a config in the format of the speculators library."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
         name.replace("midlayer.", "layers.0."): each.half().contiguous()

@@ -1,49 +1,279 @@
-"""Train a family member on packed tokens, from random weights or from those of a folder.
+"""The training loop, for models that learn from text or from a larger model.
 
-With a teacher it learns the teacher's distribution instead of the tokens alone: a draft that agrees
-with its target is accepted more often than one that knows the text as well in its own way.
+Muon for the matrices inside the layers, AdamW for embeddings and norms, both torch's own; a
+learning rate that rises, stays and decays (WSD). A checkpoint holds all that the loop needs, so a
+run that was stopped goes on exactly where it was.
 """
 
 import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    get_wsd_schedule,
+)
 
-from bench.shape import Config, Model, Shape
-from engine.errors import ModelError, SettingError
+from bench.harness import Add, Command
+from bench.models import convert
+from engine.errors import ModelError, SettingError, first_line
 from engine.models.load_transformers import pick_device
-from training.corpus import Corpus
-from training.fit import Fit, Loss, Plan
-from training.prepare import TransformersTokenizer, copy_tokenizer
+from engine.models.shape import Config, Model, Shape
+from training.prepare import Corpus, TransformersTokenizer, copy_tokenizer
+
+CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"
+EVERY_SECONDS = 300.0
+"""How often a checkpoint is written."""
+LOGGED = 10
+"""Steps per line of the log."""
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The mean loss of a batch: of inputs and the tokens after them, shape (sequences, length)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how fast a model learns. `rate` is Muon's learning rate, `adam_rate` AdamW's;
+    `warmup` and `decay` are parts of `steps`. A batch is read in pieces of `micro` sequences.
+    `passes` says how often a source comes in an epoch, for sources that do not come once."""
+
+    steps: int
+    length: int = 512
+    sequences: int = 32
+    micro: int = 8
+    rate: float = 0.01
+    adam_rate: float = 0.004
+    warmup: float = 0.02
+    decay: float = 0.3
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    seed: int = 0
+    passes: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "passes":
+                continue
+            if value < 0 or (value == 0 and name in {"steps", "length", "sequences", "micro"}):
+                raise SettingError(f"The training plan has {name} = {value}. Choose more.")
+            if value > 1 and name in {"warmup", "decay"}:
+                raise SettingError(f"The training plan has {name} = {value}. It is a part of 1.")
+        if self.sequences % self.micro:
+            raise SettingError(
+                f"A batch of {self.sequences} sequences is no multiple of {self.micro}, the "
+                "sequences that are computed at a time."
+            )
+
+
+class Fit:
+    """One model in training. `windows` yields pieces of length + 1 tokens."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss: Loss,
+        windows: Iterator[NDArray[np.uint16]],
+        plan: Plan,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        self.model, self.loss, self.windows = model, loss, windows
+        self.plan, self.folder, self.device = plan, folder, device
+        self.optimizers = optimizers_of(model, plan)
+        warmup = max(1, round(plan.warmup * plan.steps))
+        decay = min(round(plan.decay * plan.steps), plan.steps - warmup)
+        self.schedules = [
+            get_wsd_schedule(
+                optimizer, warmup, decay, num_training_steps=plan.steps, decay_type="1-sqrt"
+            )
+            for optimizer in self.optimizers
+        ]
+        self.step = 0
+        self.seconds = 0.0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def resume(self) -> bool:
+        """Continue from the checkpoint, if there is one. Raises SettingError for another plan."""
+        path = self.folder / CHECKPOINT
+        if not path.is_file():
+            return False
+        try:
+            found = torch.load(path, map_location=self.device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise SettingError(
+                f"The checkpoint {str(path)!r} cannot be read ({first_line(error)}). Delete it to "
+                "begin again."
+            ) from error
+        shapes = {name: values.shape for name, values in self.model.state_dict().items()}
+        if {name: values.shape for name, values in found["model"].items()} != shapes:
+            raise SettingError(
+                f"The checkpoint {str(path)!r} is of a model of another shape. Choose another "
+                "folder, or delete it."
+            )
+        if found["plan"] != asdict(self.plan):
+            raise SettingError(
+                f"The checkpoint {str(path)!r} is of another training plan: {found['plan']}. "
+                "Choose another folder, or delete it."
+            )
+        self.model.load_state_dict(found["model"])
+        parts = (*self.optimizers, *self.schedules)
+        for part, state in zip(parts, found["parts"], strict=True):
+            part.load_state_dict(state)
+        self.step, self.seconds = found["step"], found["seconds"]
+        skipped = self.step * self.plan.sequences
+        next(islice(self.windows, skipped, skipped), None)
+        return True
+
+    def save(self) -> None:
+        """Write the checkpoint. A crash leaves either the old or the new one."""
+        path = self.folder / CHECKPOINT
+        parts = (*self.optimizers, *self.schedules)
+        state = {
+            "plan": asdict(self.plan),
+            "model": self.model.state_dict(),
+            "parts": [part.state_dict() for part in parts],
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+        torch.save(state, path.with_suffix(".partial"))
+        path.with_suffix(".partial").replace(path)
+
+    def run(self, minutes: float | None = None) -> bool:
+        """Train to the end of the plan, at most for `minutes`; returns whether the plan is done."""
+        start = saved = time.monotonic()
+        already = self.seconds
+        progress = tqdm(total=self.plan.steps, initial=self.step, unit=" steps")
+        losses: list[float] = []
+        self.model.train()
+        with progress, (self.folder / LOG).open("a", encoding="utf-8") as log:
+            while self.step < self.plan.steps:
+                losses.append(self.learn())
+                self.step += 1
+                now = time.monotonic()
+                self.seconds = already + now - start
+                progress.update()
+                if self.step % LOGGED == 0 or self.step == self.plan.steps:
+                    line = {
+                        "step": self.step,
+                        "tokens": self.step * self.plan.sequences * self.plan.length,
+                        "loss": round(float(np.mean(losses)), 4),
+                        "seconds": round(self.seconds, 1),
+                    }
+                    progress.set_postfix(loss=line["loss"])
+                    log.write(json.dumps(line) + "\n")
+                    log.flush()
+                    losses.clear()
+                if now - saved > EVERY_SECONDS:
+                    self.save()
+                    saved = time.monotonic()
+                if minutes is not None and now - start > 60 * minutes:
+                    break
+        self.save()
+        return self.step >= self.plan.steps
+
+    def learn(self) -> float:
+        """One step of all optimizers; returns the mean loss of its batch."""
+        plan, total = self.plan, torch.zeros((), device=self.device)
+        pieces = plan.sequences // plan.micro
+        for _ in range(pieces):
+            rows = np.stack(list(islice(self.windows, plan.micro))).astype(np.int64)
+            batch = torch.from_numpy(rows).to(self.device, non_blocking=True)
+            with mixed(self.device):
+                loss: Any = self.loss(batch[:, :-1], batch[:, 1:])
+            (loss / pieces).backward()  # torch does not annotate it
+            total += loss.detach() / pieces
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
+        for part in (*self.optimizers, *self.schedules):
+            part.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        return float(total)
+
+
+def mixed(device: torch.device) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def optimizers_of(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    named = [(name, values) for name, values in model.named_parameters() if values.requires_grad]
+    inner = [values for name, values in named if values.ndim == 2 and "embed" not in name]
+    outer = [values for name, values in named if values.ndim != 2 or "embed" in name]
+    muon = torch.optim.Muon(
+        inner, lr=plan.rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    adam = torch.optim.AdamW(outer, lr=plan.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    return [muon, adam]
+
+
+# family members
+
 
 HEAD = 64
-"""The size of every head: what the inflated models of the benchmarks are made for."""
+"""The size of every head, which the inflated models of the benchmarks require."""
 PLAN = Plan(steps=1)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `training train`."""
-    add = parser.add_argument
-    add("data", type=Path, help="the folder that `training prepare` wrote")
-    add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
-    add("--shape", type=Shape.read, help="HIDDEN,INTERMEDIATE,HEADS,KV_HEADS,LAYERS")
-    add("--start", type=Path, help="begin with the weights in this folder")
-    add("--teacher", type=Path, help="learn the distribution of the model in this folder")
-    add("--context", type=int, default=2048, help="positions that a new model has")
-    add("--theta", type=float, default=10_000.0, help="base of its rotary positions")
-    add("--compile", action="store_true", help="have torch compile model and loss first")
-    add_plan(parser)
+class Train(Command):
+    """Train a family member on packed tokens, from random weights or from those of a folder.
+
+    With a teacher it learns the teacher's distribution instead of the tokens alone. A draft that
+    agrees with its target is accepted more often than one that knows the text as well in its own
+    way.
+    """
+
+    def add_options(self, add: Add) -> None:
+        add("data", type=Path, help="the folder that `training prepare` wrote")
+        add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
+        add("--shape", type=Shape.read, help="HIDDEN,INTERMEDIATE,HEADS,KV_HEADS,LAYERS")
+        add("--start", type=Path, help="begin with the weights in this folder")
+        add("--teacher", type=Path, help="learn the distribution of the model in this folder")
+        add("--context", type=int, default=2048, help="positions that a new model has")
+        add("--theta", type=float, default=10_000.0, help="base of its rotary positions")
+        add("--compile", action="store_true", help="have torch compile model and loss first")
+        add_plan(add)
+
+    def run(self, options: argparse.Namespace) -> None:
+        plan, corpus = plan_of(options), Corpus.open(options.data / "train")
+        tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
+        device = pick_device(options.device)
+        model = placed(student(options, tokenizer), device)
+        check(model.config, tokenizer, plan)
+        loss = of_text(model)
+        if options.teacher:
+            loss = of_teacher(model, placed(loaded(options.teacher), device).eval())
+        if options.compile:
+            loss = torch.compile(loss)
+
+        def save(weights: Path) -> None:
+            model.save_pretrained(weights)
+            copy_tokenizer(options.data / "tokenizer", weights)
+
+        windows = corpus.windows(plan.length, plan.passes, plan.seed)
+        train(options, Fit(model, loss, windows, plan, options.output, device), save)
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    """Declare what any training is told: how often, how long, where, and the plan."""
-    add = parser.add_argument
+def add_plan(add: Add) -> None:
+    """Declare the options that all training shares: passes, device, time and the plan."""
     add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
-    add("--minutes", type=float, help="stop after so many, to be gone on with later")
+    add("--minutes", type=float, help="stop after so many; the same command continues later")
     add("--steps", type=int, required=True)
     for name in ("length", "sequences", "micro", "seed"):
         add(f"--{name}", type=int, default=getattr(PLAN, name))
@@ -51,31 +281,21 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         add(f"--{name.replace('_', '-')}", type=float, default=getattr(PLAN, name))
 
 
-def run(options: argparse.Namespace) -> None:
-    """Train to the end of the plan or of the time, and write the weights."""
-    wanted = vars(options) | {"passes": passes_of(options.passes)}
-    plan = Plan(**{name: wanted[name] for name in Plan.__slots__})
-    corpus = Corpus.open(options.data / "train")
-    tokenizer = AutoTokenizer.from_pretrained(str(options.data / "tokenizer"))
-    device = pick_device(options.device)
-    model = placed(student(options, tokenizer), device)
-    check(model.config, tokenizer, plan)
-    loss = of_text(model)
-    if options.teacher:
-        loss = of_teacher(model, placed(loaded(options.teacher), device).eval())
-    if options.compile:
-        loss = torch.compile(loss)
-    windows = corpus.windows(plan.length, plan.passes, plan.seed)
-    fit = Fit(model, loss, windows, plan, options.output, device)
+def plan_of(options: argparse.Namespace) -> Plan:
+    values = vars(options) | {"passes": passes_of(options.passes)}
+    return Plan(**{name: values[name] for name in Plan.__slots__})
+
+
+def train(options: argparse.Namespace, fit: Fit, save: Callable[[Path], None]) -> None:
+    """Train to the end of the plan or of the time, `save` the weights, and report progress."""
     if fit.resume():
-        print(f"Going on after step {fit.step:,} of {plan.steps:,}.")
+        print(f"Going on after step {fit.step:,} of {fit.plan.steps:,}.")
     done = fit.run(options.minutes)
     weights = options.output / "weights"
-    model.save_pretrained(weights)
-    copy_tokenizer(options.data / "tokenizer", weights)
-    print(f"{fit.step:,} of {plan.steps:,} steps in {fit.seconds / 60:.1f} minutes: {weights}")
+    save(weights)
+    print(f"{fit.step:,} of {fit.plan.steps:,} steps in {fit.seconds / 60:.1f} minutes: {weights}")
     if not done:
-        print("The same command goes on from here.")
+        print("The same command continues from here.")
 
 
 def student(options: argparse.Namespace, tokenizer: TransformersTokenizer) -> Model:
@@ -93,7 +313,6 @@ def student(options: argparse.Namespace, tokenizer: TransformersTokenizer) -> Mo
 def config_of(
     shape: Shape, tokenizer: TransformersTokenizer, context: int, theta: float
 ) -> LlamaConfig:
-    """The config of a family member: a Llama model whose embeddings are also its last layer."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -121,15 +340,15 @@ def loaded(folder: Path) -> Model:
 
 
 def placed(model: Model, device: torch.device) -> Model:
-    """The model on its device. Plain attention, once compiled, trains faster on a processor than
-    torch's fused one does (docs/log.md)."""
+    """The model on its device. Compiled plain attention trains faster on a processor than torch's
+    fused attention (docs/log.md)."""
     if device.type == "cpu":
         model.set_attn_implementation("eager")
     return model.to(device)
 
 
 def check(config: Config, tokenizer: TransformersTokenizer, plan: Plan) -> None:
-    """Raise SettingError where a model cannot read the windows of a plan."""
+    """Raise SettingError if a model cannot read the windows of a plan."""
     if len(tokenizer) > config.vocab_size:
         raise SettingError(
             f"The model knows {config.vocab_size:,} tokens, the tokenizer of the data "
@@ -157,8 +376,6 @@ def passes_of(words: list[str]) -> dict[str, float]:
 
 
 def of_text(model: Model) -> Loss:
-    """Cross entropy of the text."""
-
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = model(inputs, use_cache=False).logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -171,10 +388,62 @@ def of_teacher(model: Model, teacher: Model) -> Loss:
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            wanted = teacher(inputs, use_cache=False).logits.float().log_softmax(-1)
+            expected = teacher(inputs, use_cache=False).logits.float().log_softmax(-1)
         found = model(inputs, use_cache=False).logits.float().log_softmax(-1)
         return functional.kl_div(
-            found.flatten(0, 1), wanted.flatten(0, 1), reduction="batchmean", log_target=True
+            found.flatten(0, 1), expected.flatten(0, 1), reduction="batchmean", log_target=True
         )
 
     return loss
+
+
+# export
+
+
+class Export(Command):
+    """Write the files that the project ships: a folder for transformers and a GGUF file.
+
+    Weights are stored in float16, those of the GGUF file in Q8_0. The recommended sampler goes into
+    generation_config.json, and from there into the header of the GGUF file.
+    """
+
+    def add_options(self, add: Add) -> None:
+        add("weights", type=Path, help="a folder that `training train` wrote")
+        add("output", type=Path, help="the folder to write; the GGUF file goes beside it")
+        add("--type", default="Q8_0", help="of the GGUF weights: F16, Q8_0, ...")
+        add("--temperature", type=float, default=0.8, help="recommended to whoever uses it")
+        add("--min-p", type=float, default=0.05)
+        add("--threads", type=int, default=2)
+
+    def run(self, options: argparse.Namespace) -> None:
+        folder, file = options.output, options.output.with_suffix(".gguf")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # If anything fails, the existing files are kept.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+            written = Path(place) / folder.name
+            store(options, written)
+            convert(written, written.with_suffix(".gguf"), options.type, options.threads)
+            shutil.rmtree(folder, ignore_errors=True)
+            written.replace(folder)
+            written.with_suffix(".gguf").replace(file)
+        for path in (folder / "model.safetensors", file):
+            print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+def store(options: argparse.Namespace, folder: Path) -> None:
+    """Write weights, tokenizer and recommended sampler. Raises ModelError."""
+    model = loaded(options.weights)
+    largest = max(float(values.detach().abs().max()) for values in model.parameters())
+    if not largest <= torch.finfo(torch.float16).max:
+        raise ModelError(
+            f"The largest weight in {str(options.weights)!r} is {largest:g}, which float16 cannot "
+            "hold. The training went wrong; begin again with a lower --rate."
+        )
+    config: dict[str, Any] = {
+        name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id")
+    }
+    config |= {"pad_token_id": model.config.pad_token_id, "do_sample": True}
+    config |= {"temperature": options.temperature, "min_p": options.min_p}
+    model.generation_config = GenerationConfig.from_dict(config)
+    model.half().save_pretrained(folder)
+    copy_tokenizer(options.weights, folder)

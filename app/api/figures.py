@@ -1,12 +1,18 @@
-"""What answers were worth, in the words of llama-server, of vLLM, and in ours.
+"""Figures of each answer in the formats of llama-server, vLLM and Strata, and counters of all
+answers for Prometheus.
 
-All of it follows from `engine.metrics`. A drafted token is a node of a draft tree, an accepted one
-was kept; the token that the model adds behind them (the bonus token) is neither drafted nor
-accepted in any of the three. Only a step that drafted is one of vLLM's steps, as there.
+All figures come from `engine.metrics`. A drafted token is a node of a draft tree, and an accepted
+token is one that was kept. The token that the model adds after them (the bonus token) counts as
+neither in all three formats. As in vLLM, only a step that drafted counts as a vLLM step.
+
+A counter with the same meaning as in vLLM has vLLM's name, so that its dashboards work. The names
+of other counters begin with `strata_`. All counters start at 0 with the program.
 """
 
+import threading
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -21,14 +27,13 @@ FINISHES: dict[Finish, str] = {
     "length": "length",
     "context": "length",
 }
-"""Why an answer ended, in OpenAI's words."""
+"""Why an answer ended, in OpenAI's terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer that is over: of which model, by which method with at most so many drafted tokens
-    a step, from which seed, with what it was worth. `thought` of its tokens were thinking, where
-    that is told apart."""
+    """A finished answer. A step drafted at most `nodes` tokens. `thought` is the number of tokens
+    of thinking, if thinking is separated from the answer."""
 
     model: str
     method: str
@@ -40,12 +45,11 @@ class Answered:
 
     @property
     def drafts(self) -> int:
-        """Steps that drafted."""
         return self.metrics.forwards - self.metrics.plain_steps
 
 
 def usage(answers: Sequence[Answered], prompts: int) -> dict[str, Any]:
-    """What was read and said. A prompt is counted once, however many choices it has."""
+    """Tokens that were read and generated. A prompt counts once, however many choices it has."""
     first = answers[:: max(1, len(answers) // max(1, prompts))]
     read = sum(one.prefill.tokens for one in first)
     emitted = sum(one.metrics.tokens for one in answers)
@@ -60,19 +64,18 @@ def usage(answers: Sequence[Answered], prompts: int) -> dict[str, Any]:
 
 
 def timings(one: Answered) -> dict[str, Any]:
-    """llama-server's figures. What was in the cache is not processed."""
+    """llama-server's figures. Tokens in the cache do not count as processed."""
     metrics, processed = one.metrics, one.prefill.tokens - one.prefill.reused
     found = {"cache_n": one.prefill.reused}
     found |= rates("prompt", processed, metrics.prefill_seconds)
     found |= rates("predicted", metrics.tokens, metrics.decode_seconds)
     drafted = sum(metrics.proposed.values())
-    if drafted:  # as there: where nothing was drafted, nothing is said of drafts
+    if drafted:  # like llama-server, which leaves these out if nothing was drafted
         found |= {"draft_n": drafted, "draft_n_accepted": metrics.kept}
     return found
 
 
 def rates(name: str, tokens: int, seconds: float) -> dict[str, Any]:
-    """How many tokens took how long."""
     return {
         f"{name}_n": tokens,
         f"{name}_ms": 1e3 * seconds,
@@ -82,7 +85,7 @@ def rates(name: str, tokens: int, seconds: float) -> dict[str, Any]:
 
 
 def speculative(one: Answered) -> dict[str, Any] | None:
-    """vLLM's figures of one answer; None where nothing was drafted."""
+    """vLLM's figures of one answer; None if nothing was drafted."""
     metrics, drafts = one.metrics, one.drafts
     drafted = sum(metrics.proposed.values())
     if not drafts:
@@ -100,7 +103,7 @@ def speculative(one: Answered) -> dict[str, Any] | None:
 
 
 def ours(one: Answered) -> dict[str, Any]:
-    """All of it in our words: by source, and what it gained."""
+    """Strata's own figures: by source, with the speedup."""
     metrics, gained = one.metrics, live(one.metrics)
     return {
         "method": one.method,
@@ -126,12 +129,12 @@ def ours(one: Answered) -> dict[str, Any]:
 
 
 def figures(answers: Sequence[Answered]) -> dict[str, Any]:
-    """What stands beside the choices; of several ones there are only our figures, of each."""
+    """The figures next to the choices. Several choices have only Strata's figures, for each."""
     if len(answers) != 1:
         return {"metrics": None, "strata": {"choices": [ours(one) for one in answers]}}
     (one,) = answers
-    told = {"speculative_decoding": speculative(one)}
-    return {"timings": timings(one), "metrics": told, "strata": ours(one)}
+    metrics = {"speculative_decoding": speculative(one)}
+    return {"timings": timings(one), "metrics": metrics, "strata": ours(one)}
 
 
 class Totals:
@@ -139,8 +142,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.finished: Counter[str] = Counter()
-        self.sums: Counter[str] = Counter()
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.sums: defaultdict[str, float] = defaultdict(float)
         self.drafted: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.per_position: list[int] = []
@@ -149,21 +151,169 @@ class Totals:
         """Count an answer; `finish` says how it ended."""
         metrics = one.metrics
         self.finished[finish] += 1
-        self.sums.update(
-            prompt=one.prefill.tokens,
-            cached=one.prefill.reused,
-            emitted=metrics.tokens,
-            forwards=metrics.forwards,
-            drafts=one.drafts,
-        )
         self.drafted.update(metrics.proposed)
         self.accepted.update(metrics.accepted)
         kept = (kept for _, kept in metrics.by_depth)
         self.per_position = [a + b for a, b in zip_longest(self.per_position, kept, fillvalue=0)]
-        self.seconds["prompt"] += metrics.prefill_seconds
-        self.seconds["decode"] += metrics.decode_seconds
+        sums = {
+            "prompt": one.prefill.tokens,
+            "cached": one.prefill.reused,
+            "emitted": metrics.tokens,
+            "forwards": metrics.forwards,
+            "drafts": one.drafts,
+            "prompt_seconds": metrics.prefill_seconds,
+            "decode_seconds": metrics.decode_seconds,
+        }
         if metrics.plain_seconds is not None:
             plain = metrics.plain_prefill_seconds
             prompt = metrics.prefill_seconds if plain is None else plain
-            self.seconds["plain"] += prompt + metrics.plain_seconds
-            self.seconds["compared"] += metrics.seconds
+            sums["plain_seconds"] = prompt + metrics.plain_seconds
+            sums["compared_seconds"] = metrics.seconds
+        for name, value in sums.items():
+            self.sums[name] += value
+
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper bounds of the classes in which durations are counted."""
+Labels = Mapping[str, str]
+Samples = Sequence[tuple[Labels, float]]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Histogram:
+    """How many durations were how long."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds
+
+
+class Counters:
+    """Of all answers to programs. Any thread may count."""
+
+    def __init__(self) -> None:
+        self.totals: defaultdict[str, Totals] = defaultdict(Totals)
+        self.first: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.whole: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.refused: Counter[int] = Counter()
+        self.lock = threading.Lock()
+
+    def answered(self, one: Answered, finish: str, first: float | None, whole: float) -> None:
+        """Count a finished answer, whose first token came `first` seconds after its request."""
+        with self.lock:
+            self.totals[one.model].add(one, finish)
+            self.whole[one.model].add(whole)
+            if first is not None:
+                self.first[one.model].add(first)
+
+    def failed(self, status: int) -> None:
+        with self.lock:
+            self.refused[status] += 1
+
+    def text(self, waiting: int, running: int, model: str) -> str:
+        """All of it in Prometheus' format; `model` is the loaded one, "" for none."""
+        with self.lock:
+            return "\n".join([*self.lines(waiting, running, model), ""])
+
+    def lines(self, waiting: int, running: int, model: str) -> Iterator[str]:
+        for name, words, value in (
+            ("vllm:num_requests_running", "Requests that are answered now.", running),
+            ("vllm:num_requests_waiting", "Requests that wait now.", waiting),
+            ("strata_model_loaded", "Whether a model is loaded.", int(bool(model))),
+        ):
+            yield from family(name, "gauge", words, [({"model_name": model}, value)])
+        refused = [({"status": str(status)}, n) for status, n in sorted(self.refused.items())]
+        name = "strata_requests_refused_total"
+        yield from family(name, "counter", "Requests not answered.", refused)
+        totals = self.totals.items()
+        for name, words, key in SUMS:
+            yield from counter(name, words, {model: {"": t.sums[key]} for model, t in totals})
+        yield from counter(
+            "vllm:request_success_total",
+            "Answers by how they ended.",
+            {model: t.finished for model, t in totals},
+            "finished_reason",
+        )
+        yield from counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            "Accepted drafted tokens by their place in the draft.",
+            {model: dict(enumerate(t.per_position)) for model, t in totals},
+            "position",
+        )
+        for name, total, words, sources in (
+            ("drafted", "draft", "Drafted", {model: t.drafted for model, t in totals}),
+            ("accepted", "accepted", "Accepted drafted", {m: t.accepted for m, t in totals}),
+        ):
+            of_each = f"{words} tokens by source."
+            yield from counter(f"strata_{name}_tokens_total", of_each, sources, "source")
+            sums = {model: {"": found.total()} for model, found in sources.items()}
+            name = f"vllm:spec_decode_num_{total}_tokens_total"
+            yield from counter(name, f"{words} tokens.", sums)
+        for name, words, known in (
+            ("vllm:time_to_first_token_seconds", "From asking to the first token.", self.first),
+            ("vllm:e2e_request_latency_seconds", "From asking to the end.", self.whole),
+        ):
+            yield from histogram(name, words, known)
+
+
+SUMS = (
+    ("vllm:prompt_tokens_total", "Tokens of prompts.", "prompt"),
+    ("vllm:generation_tokens_total", "Tokens that were said.", "emitted"),
+    ("vllm:prefix_cache_queries_total", "Tokens of prompts looked for in the cache.", "prompt"),
+    ("vllm:prefix_cache_hits_total", "Tokens of prompts found in the cache.", "cached"),
+    ("vllm:spec_decode_num_drafts_total", "Steps that drafted.", "drafts"),
+    ("strata_forwards_total", "Steps of the model, plain ones included.", "forwards"),
+    ("strata_prompt_seconds_total", "Reading prompts.", "prompt_seconds"),
+    ("strata_decode_seconds_total", "Decoding.", "decode_seconds"),
+    (
+        "strata_plain_seconds_total",
+        "What plain decoding would have taken for the answers of which that is known.",
+        "plain_seconds",
+    ),
+    ("strata_compared_seconds_total", "What these answers took.", "compared_seconds"),
+)
+
+
+def family(name: str, kind: str, words: str, samples: Samples) -> Iterator[str]:
+    yield f"# HELP {name} {words}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        yield f"{name}{{{written(labels)}}} {value:.17g}"
+
+
+def counter(
+    name: str, words: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
+) -> Iterator[str]:
+    """What only grows, by model; where there is a label, by its values as well."""
+    samples = [
+        ({"model_name": model, label: str(value)} if label else {"model_name": model}, n)
+        for model, values in models.items()
+        for value, n in values.items()
+    ]
+    return family(name, "counter", words, samples)
+
+
+def histogram(name: str, words: str, known: Mapping[str, Histogram]) -> Iterator[str]:
+    """Durations by model: each class counts all that were no longer."""
+    yield f"# HELP {name} {words}"
+    yield f"# TYPE {name} histogram"
+    for model, found in known.items():
+        below = 0
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), found.counts, strict=True):
+            below += count
+            yield f"{name}_bucket{{{written({'model_name': model, 'le': bound})}}} {below}"
+        labels = written({"model_name": model})
+        yield f"{name}_sum{{{labels}}} {found.sum:.17g}"
+        yield f"{name}_count{{{labels}}} {below}"
+
+
+def written(labels: Labels) -> str:
+    """Labels in Prometheus' format, with special characters escaped."""
+    pairs = []
+    for name, value in labels.items():
+        value = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        pairs.append(f'{name}="{value}"')
+    return ",".join(pairs)

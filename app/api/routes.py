@@ -1,37 +1,115 @@
-"""The routes that other programs ask: each is checked, answered, and told what was wrong.
+"""The API for other programs: its access rules, its routes, and the server of `strata serve`.
 
-Every answer is JSON or, where it streams, server-sent events. Whatever a request holds, its answer
-is one of ours: an error has the shape of OpenAI's, and a status that says whose fault it is.
+Every answer is JSON or, if it is streamed, server-sent events. Every error has OpenAI's format and
+a status that says whose fault it is, whatever the request contains.
+
+A request with a valid key is allowed. Without a key, a request must use a loopback name and must
+not come from a page of another origin, and the server must be reachable only from this machine and
+need no password. So neither a foreign page nor a DNS name that was pointed at this machine
+(app/http/access.py refuses both) can send requests like a program. Keys are looked up for every
+request, so a revoked key stops working at once. Wrong keys are slowed down like wrong passwords.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
+import uvicorn
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api import prometheus
 from app.api.answers import Reply
-from app.api.asked import Kind, Wanted, parsed, wanted
-from app.api.errors import ApiError, told
-from app.api.gate import Gate
-from app.api.running import Arrival, Begun, News, Over, Piece, Running, Service
-from app.http.access import MAX_REQUEST
-from app.http.problems import encoded, problem
-from engine.errors import ModelError, StrataError
-from engine.loaded import NO_MODEL
+from app.api.figures import CONTENT_TYPE
+from app.api.requests import Completion, Kind, completion, parsed
+from app.api.running import Arrival, Running, Service
+from app.arguments import Options
+from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
+from app.http.login import LogIns, Throttle
+from app.http.problems import ApiError, api_error, encoded, problem
+from app.service.session import Session
+from engine.errors import StrataError
 from engine.methods import offered
+from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
+HOW = 'Send "Authorization: Bearer KEY". Keys are made in the API tab, or with: strata keys make'
+OFF = (
+    "The API is off. Switch it on in the API tab, or start Strata with --api, or start the API "
+    "alone: strata serve"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Checks who may use the API; see the module's docstring. A `private` server is reachable only
+    from this machine and needs no password. `on` says whether the API is on."""
+
+    keys: ApiKeys
+    private: bool
+    on: Callable[[], bool]
+    throttle: Throttle = field(default_factory=Throttle)
+
+    async def enter(self, request: Request) -> str:
+        """The owner of a request. Raises ApiError."""
+        await self.check_on()
+        secret = bearer(request)
+        found = await run_in_threadpool(self.keys.find, secret) if secret else None
+        if found is not None:
+            await run_in_threadpool(self.keys.use, found)
+            return found.owner
+        # Some clients always send a key, so an arbitrary word counts as no key. A word that looks
+        # like one of our keys is refused, so that a revoked key is noticed.
+        if not secret.startswith(PREFIX) and self.private and is_of_this_machine(request):
+            return KEYLESS
+        if not secret:
+            raise unknown(f"A key is missing. {HOW}", "missing_api_key")
+        await self.throttle.slow(request.scope)
+        raise unknown(f"This key is not known, or was revoked. {HOW}", "invalid_api_key")
+
+    async def check_on(self) -> None:
+        """Raise ApiError while the API is off."""
+        if not await run_in_threadpool(self.on):
+            raise ApiError(404, OFF, code="api_off")
+
+
+def bearer(request: Request) -> str:
+    """The key in a request, "" if there is none."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
+
+
+def is_of_this_machine(request: Request) -> bool:
+    """Whether a request uses a loopback name, and comes from no page of another origin."""
+    host = request.headers.get("host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    origin = request.headers.get("origin")
+    return name in LOOPBACK and origin in (None, f"http://{host.lower()}")
+
+
+def unknown(words: str, code: str) -> ApiError:
+    return ApiError(401, words, None, code, {"www-authenticate": "Bearer"})
+
+
+# the routes
+
+BODY_SECONDS = 60.0
+"""The most seconds that a request may take to arrive."""
 PATIENCE = 10.0
-"""So long a stream waits for its turn before it begins, so that what goes wrong by then has a
-status of its own."""
+"""How many seconds a stream waits for its turn before it sends its headers. An error until then can
+still have its own status."""
 QUIET_SECONDS = 15.0
-"""After so long without news a comment says that the connection lives."""
+"""After how many seconds without news a comment keeps the connection alive."""
 ALIVE, DONE = b": waiting\n\n", b"data: [DONE]\n\n"
 EVENTS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -39,7 +117,7 @@ EVENTS = {
     "x-accel-buffering": "no",
 }
 GONE = 499
-"""The status of an answer that nobody reads, as web servers write it."""
+"""The status of an answer that nobody reads, as some web servers use it."""
 JSON = "application/json"
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -50,12 +128,11 @@ def answer(data: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 
 def event(data: Any) -> bytes:
-    """A server-sent event."""
     return b"data: " + encoded(data) + b"\n\n"
 
 
 class Stream(StreamingResponse):
-    """A stream whose request ends with it, also where it never began."""
+    """A stream that stops its request when it ends, even if it never began."""
 
     def __init__(self, body: AsyncGenerator[bytes, None], running: Running) -> None:
         super().__init__(body, headers=EVENTS)
@@ -70,7 +147,7 @@ class Stream(StreamingResponse):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """See the module's docstring. `coming` says whether a model is being loaded."""
+    """The routes and their handlers. `coming` says whether a model is being loaded."""
 
     service: Service
     gate: Gate
@@ -78,21 +155,24 @@ class Api:
 
     @property
     def routes(self) -> list[Route]:
-        """All of them; app/http/access.py lets them in."""
-        gets = {
+        """All routes; app/http/access.py must allow each of them."""
+        gets: dict[str, Handler] = {
             "/health": self.health,
             "/metrics": self.metrics,
             "/v1/models": self.models,
             "/v1/models/{model:path}": self.model,
         }
-        posts = {"/v1/chat/completions": self.chat, "/v1/completions": self.text}
+        kinds: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
         return [
-            *(Route(path, self.told(handler), methods=["GET"]) for path, handler in gets.items()),
-            *(Route(path, self.told(handler), methods=["POST"]) for path, handler in posts.items()),
+            *(Route(path, self.guarded(get), methods=["GET"]) for path, get in gets.items()),
+            *(
+                Route(path, self.guarded(partial(self.completion, kind)), methods=["POST"])
+                for path, kind in kinds.items()
+            ),
         ]
 
-    def told(self, handler: Handler) -> Handler:
-        """A handler whose errors are answers."""
+    def guarded(self, handler: Handler) -> Handler:
+        """A handler that turns errors into answers."""
 
         async def handled(request: Request) -> Response:
             try:
@@ -102,52 +182,47 @@ class Api:
             except ClientDisconnect:
                 return Response(status_code=GONE)
             except StrataError as error:
-                return self.refusal(told(error, "messages"))
+                return self.refusal(api_error(error, "messages"))
 
         return handled
 
     def refusal(self, error: ApiError) -> Response:
-        """What went wrong, as an answer."""
         self.service.counters.failed(error.status)
         body = problem(error.status, error.words, error.param, error.code)
         return answer(body, error.status, error.headers)
 
-    # what there is
-
     async def health(self, request: Request) -> Response:
-        """Whether a model is there, as llama-server says it. Asks for no key."""
+        """Whether a model is loaded, in llama-server's format. Needs no key."""
         await self.gate.check_on()
-        if self.service.engine.state.there:
-            return answer({"status": "ok"})
-        words = "Loading model" if self.coming() else NO_MODEL
+        if self.service.engine.state.is_loaded:
+            locked = self.service.programs.notices.locked
+            storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
+            return answer({"status": "ok", **storage})
+        words = "Loading model" if self.coming() else self.service.programs.outlook()
         return answer(problem(503, words, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:
-        """Counters for Prometheus."""
         await self.gate.enter(request)
         service = self.service
         state = service.engine.state
-        name = state.info.name if state.there else ""
+        name = state.info.name if state.is_loaded else ""
         text = service.counters.text(service.waiting, service.running, name)
-        return Response(text.encode("utf-8", "replace"), media_type=prometheus.CONTENT_TYPE)
+        return Response(text.encode("utf-8", "replace"), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:
-        """The loaded model."""
         await self.gate.enter(request)
-        there = self.service.engine.state.there
-        return answer({"object": "list", "data": [self.description()] if there else []})
+        loaded = self.service.engine.state.is_loaded
+        return answer({"object": "list", "data": [self.description()] if loaded else []})
 
     async def model(self, request: Request) -> Response:
-        """The same by its name."""
         await self.gate.enter(request)
-        name, there = request.path_params["model"], self.service.engine.state.there
-        if not there or name != self.service.engine.state.info.name:
-            words = f"There is no model {name[:80]!r}. GET /v1/models names those that there are."
+        name, loaded = request.path_params["model"], self.service.engine.state.is_loaded
+        if not loaded or name != self.service.engine.state.info.name:
+            words = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
             raise ApiError(404, words, "model", "model_not_found")
         return answer(self.description())
 
     def description(self) -> dict[str, Any]:
-        """The loaded model for other programs."""
         state = self.service.engine.state
         info = state.info
         return {
@@ -164,86 +239,68 @@ class Api:
             },
         }
 
-    # what is answered
-
-    async def chat(self, request: Request) -> Response:
-        """Answer messages."""
-        return await self.completion("chat", request)
-
-    async def text(self, request: Request) -> Response:
-        """Go on with texts."""
-        return await self.completion("text", request)
-
     async def completion(self, kind: Kind, request: Request) -> Response:
-        """Either, whole or as a stream."""
+        """Handles a chat or text completion, streamed or not."""
         owner = await self.gate.enter(request)
-        asked = await run_in_threadpool(self.asked, kind, await body_of(request))
-        running = Running(self.service, owner, asked)
+        with ExitStack() as place:
+            # Without a place the body is not read, so nothing of it needs memory.
+            place.enter_context(self.service.programs.place(owner))
+            checked = await run_in_threadpool(self.checked, kind, await body_of(request))
+            running = Running(self.service, owner, checked, place.pop_all())
         try:
-            return await (self.stream if asked.stream else self.whole)(request, running)
+            response = await (self.stream if checked.stream else self.whole)(request, running)
         except BaseException:
             running.stop()
             raise
+        if self.service.programs.notices.locked:
+            response.headers["strata-storage"] = "locked"
+        return response
 
-    def asked(self, kind: Kind, body: bytes) -> Wanted:
+    def checked(self, kind: Kind, body: bytes) -> Completion:
         """The checked request. Raises ApiError."""
-        given, state = parsed(body), self.service.engine.state
-        if not state.there:
-            raise told(ModelError(NO_MODEL), "model")
+        given = parsed(body)
+        self.service.programs.check_loaded()
         try:
-            return wanted(kind, given, state.info)
+            return completion(kind, given, self.service.engine.state.info)
         except RecursionError as error:
             raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from error
 
     async def whole(self, request: Request, running: Running) -> Response:
-        """All of it at once, unless the program leaves before."""
+        """The whole answer, unless the program disconnects before its end."""
 
         async def collected() -> Response:
-            reply = Reply(running.wanted, self.service.engine.state.info)
+            reply = Reply(running.completion, self.service.engine.state.info)
             while (news := await running.next()) is not None:
                 if isinstance(news, ApiError):
                     raise news
-                if isinstance(news, Begun):
-                    reply.info = news.info
-                elif isinstance(news, Piece):
-                    reply.choices[news.choice].add(news)
-                else:
-                    reply.choices[news.choice].over = news
+                reply.take(news)
             return answer(reply.whole())
 
-        work, left = asyncio.ensure_future(collected()), asyncio.ensure_future(gone(request))
+        work = asyncio.ensure_future(collected())
         try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-            running.stop()
-            return Response(status_code=GONE)
-        finally:
-            work.cancel()
-            left.cancel()
-
-    async def stream(self, request: Request, running: Running) -> Response:
-        """As it grows. It begins with the first news, or after PATIENCE."""
-        first = asyncio.ensure_future(running.next())
-        left = asyncio.ensure_future(gone(request))
-        try:
-            waited = {first, left}
-            await asyncio.wait(waited, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
-            if first.done() and isinstance(wrong := first.result(), ApiError):
-                raise wrong
-            if left.done() and not first.done():
-                first.cancel()
+            if await leaves_before(request, work):
                 running.stop()
                 return Response(status_code=GONE)
+            return work.result()
         finally:
-            left.cancel()
+            work.cancel()
+
+    async def stream(self, request: Request, running: Running) -> Response:
+        """The answer as a stream, which begins with the first news or after PATIENCE."""
+        first = asyncio.ensure_future(running.next())
+        if await leaves_before(request, first, PATIENCE):
+            first.cancel()
+            running.stop()
+            return Response(status_code=GONE)
+        if first.done() and isinstance(wrong := first.result(), ApiError):
+            raise wrong
         return Stream(self.chunks(running, first), running)
 
     async def chunks(
         self, running: Running, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, whose first news are `coming`."""
-        reply = Reply(running.wanted, self.service.engine.state.info)
+        """The events of a stream; `coming` is its first news."""
+        reply = Reply(running.completion, self.service.engine.state.info)
         try:
             while True:
                 await asyncio.wait((coming,), timeout=QUIET_SECONDS)
@@ -253,44 +310,100 @@ class Api:
                 news = coming.result()
                 if news is None or isinstance(news, ApiError):
                     break
-                for data in written(reply, news):
+                if data := reply.take(news):
                     yield event(data)
                 coming = asyncio.ensure_future(running.next())
-            if isinstance(news, ApiError):  # The status was sent by now.
+            if isinstance(news, ApiError):  # The status was sent already.
                 self.service.counters.failed(news.status)
                 yield event(problem(news.status, news.words, news.param, news.code))
             else:
-                if running.wanted.usage:
-                    yield event(reply.used())
+                if running.completion.usage:
+                    yield event(reply.last())
                 yield DONE
         finally:
             coming.cancel()
 
 
-def written(reply: Reply, news: News) -> list[dict[str, Any]]:
-    """The chunks that tell what is new."""
-    if isinstance(news, Begun):
-        reply.info = news.info
-        data = reply.began(news.choice)
-    elif isinstance(news, Over):
-        data = reply.ended(news)
-    else:
-        data = reply.part(news)
-    return [data] if data else []
-
-
 async def body_of(request: Request) -> bytes:
-    """What was sent, at most MAX_REQUEST bytes of it. Raises ApiError for more."""
+    """The body of a request. Raises ApiError for more than MAX_REQUEST bytes, and if it takes more
+    than BODY_SECONDS to arrive."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_REQUEST:
-            words = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
-            raise ApiError(413, words, code="request_too_large")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_REQUEST:
+                    words = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
+                    raise ApiError(413, words, code="request_too_large")
+    except TimeoutError as error:
+        words = (
+            f"The request did not arrive within {BODY_SECONDS:g} seconds: {len(body):,} bytes did. "
+            "Send all of it at once."
+        )
+        # Closing the connection saves reading the rest.
+        headers = {"connection": "close"}
+        raise ApiError(408, words, code="request_timeout", headers=headers) from error
     return bytes(body)
 
 
-async def gone(request: Request) -> None:
-    """Wait until the program has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def leaves_before(
+    request: Request, work: asyncio.Future[Any], seconds: float | None = None
+) -> bool:
+    """Wait for `work`, at most `seconds`; returns whether the program disconnected before it
+    ended."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    left = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((work, left), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return left.done() and not work.done()
+    finally:
+        left.cancel()
+
+
+# the server
+
+GOODBYE = 3
+"""Seconds that running answers have when the program is ended."""
+
+
+def api_of(session: Session, options: Options) -> Api:
+    """The API of a session, by the options of the command line."""
+    programs = session.programs
+    programs.always = options.api
+    private = not options.public and options.password is None
+    gate = Gate(programs.keys, private, lambda: programs.on)
+    return Api(Service(session.engine, programs), gate, lambda: session.revival.coming)
+
+
+class Server(uvicorn.Server):
+    """Prints a line once it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self.ready, flush=True)
+
+
+def serve(options: Options, port: int, routes: Sequence[BaseRoute], ready: str) -> None:
+    """Serve until interrupted; `ready` is printed once the server listens."""
+    hosts = Hosts(options.host, port)
+    app = Access(Starlette(routes=routes), hosts, LogIns(), PROGRAMS, options.origins)
+    config = uvicorn.Config(
+        app,
+        options.host,
+        port,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=GOODBYE,
+    )
+    Server(config, ready).run()

@@ -1,26 +1,29 @@
-"""A request under way: a thread of its own works, the event loop tells what comes.
+"""A running request: a separate thread computes the answer, and the event loop sends it.
 
-The thread does all that blocks: it waits in the queue, reads what the engine says, and stores what
-it learned. The loop only takes what is there, so a program that reads slowly holds up nobody. Who
-leaves is noticed by the loop, which stops the thread's work and does not wait for it.
+The thread does everything that blocks: it waits in the queue, reads the engine's events, and stores
+what was learned. The loop only sends finished pieces, so a program that reads slowly blocks nobody
+else. The loop also notices when a program disconnects; it then stops the thread without waiting.
+
+A model writes its thinking between marks at the beginning, or after a mark that its chat template
+has written. Clients know it as `reasoning_content`. The splitter returns all text once and in
+order, except for the marks and the white space next to them.
 """
 
 import asyncio
 import logging
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Literal, NamedTuple
 
-from app.api.asked import Wanted
-from app.api.errors import ApiError, told
-from app.api.figures import FINISHES, Answered
-from app.api.prometheus import Counters
-from app.api.reasoning import Said, Splitter
-from app.service.latest import Latest
+from app.api.figures import FINISHES, Answered, Counters
+from app.api.requests import Completion
+from app.http.problems import AGAIN_SECONDS, ApiError, api_error, later
+from app.service.jobs import Task
+from app.service.pages import Latest
 from app.service.programs import Programs
-from app.service.tasks import Task
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, Request, Started
 from engine.errors import Cancelled, StrataError
@@ -28,13 +31,13 @@ from engine.metrics import Tally
 from engine.types import Learned, Prefill, Step, Token
 
 WORDS = 1 << 16
-"""Tokens whose texts are remembered."""
+"""The number of tokens whose texts are remembered."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A choice has its turn, with this model."""
+    """The answer of a choice begins, with this model."""
 
     choice: int
     info: BackendInfo
@@ -42,9 +45,9 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step added to a choice: of the answer and of the thinking told apart from it, its
-    tokens but the one that ends the answer, and the texts of these and of the likeliest beside
-    them, where probabilities are told."""
+    """What a step added to a choice: text of the answer and of the thinking, and its tokens except
+    the one that ends the answer. If probabilities are requested, `names` holds the texts of these
+    tokens and of their likeliest alternatives."""
 
     choice: int
     text: str
@@ -55,7 +58,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A choice is over, for this reason (in OpenAI's words)."""
+    """A choice is over; `finish` is the reason in OpenAI's terms."""
 
     choice: int
     finish: str
@@ -64,7 +67,91 @@ class Over:
 
 News = Begun | Piece | Over
 Arrival = News | ApiError | None
-"""What comes of a request: news, at the end None or what went wrong."""
+"""What a running request sends: news, and at its end None or an error."""
+
+
+# separating thinking from the answer
+
+BEGINS = ("<think>", "<thinking>")
+ENDS = ("</think>", "</thinking>")
+
+
+class Parted(NamedTuple):
+    """A part of the thinking and a part of the answer."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+class Splitter:
+    """Splits one answer. `begun` says that the chat template has begun the thinking."""
+
+    def __init__(self, begun: bool = False) -> None:
+        self.state: Literal["begins", "thinks", "thought", "answers"] = "begins"
+        self.held = ""
+        self.empty = True
+        if begun:
+            self.state = "thinks"
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the next text belongs to the thinking."""
+        return self.state == "thinks"
+
+    def push(self, text: str) -> Parted:
+        """Add text; returns what is certain now, and holds back what may be part of a mark."""
+        self.held += text
+        reasoning = ""
+        if self.state == "begins":
+            self.begin()
+        if self.state == "thinks":
+            reasoning = self.think()
+        if self.state == "thought":
+            self.held = self.held.lstrip()
+            self.state = "answers" if self.held else "thought"
+        return Parted(reasoning, self.taken(len(self.held)) if self.state == "answers" else "")
+
+    def end(self) -> Parted:
+        """The text that was held back, at the end of the answer."""
+        held = self.taken(len(self.held))
+        return Parted(held.rstrip(), "") if self.thinks else Parted("", held)
+
+    def begin(self) -> None:
+        start = self.held.lstrip()
+        mark = next((mark for mark in BEGINS if start.startswith(mark)), None)
+        if mark is not None:
+            self.state, self.held = "thinks", start[len(mark) :]
+        elif not any(mark.startswith(start) for mark in BEGINS):
+            self.state = "answers"
+
+    def think(self) -> str:
+        """The thinking up to a mark, or up to what may become one."""
+        if self.empty:
+            self.held = self.held.lstrip()
+        found = [(self.held.find(mark), mark) for mark in ENDS if mark in self.held]
+        if found:
+            at, mark = min(found)
+            thought = self.taken(at).rstrip()
+            self.state, self.held = "thought", self.held[len(mark) :]
+        else:
+            thought = self.taken(len(self.held) - unsure(self.held))
+        self.empty = self.empty and not thought
+        return thought
+
+    def taken(self, length: int) -> str:
+        text, self.held = self.held[:length], self.held[length:]
+        return text
+
+
+def unsure(text: str) -> int:
+    """How many characters at the end may belong to a mark or to the white space before it."""
+    longest = min(max(map(len, ENDS)), len(text))
+    begun = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in ENDS))
+    certain = text[: len(text) - next(begun, 0)].rstrip()
+    return len(text) - len(certain)
+
+
+# the work
 
 
 class Texts:
@@ -76,11 +163,11 @@ class Texts:
         self.lock = threading.Lock()
 
     def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, str]:
-        """Those of some tokens and of the likeliest beside them, by their numbers."""
-        wanted = {n for token in tokens for n in (token.id, *(t for t, _ in token.likeliest))}
+        """The texts of tokens and of their likeliest alternatives, by their ids."""
+        ids = {n for token in tokens for n in (token.id, *(t for t, _ in token.likeliest))}
         with self.lock:
-            known = {n: self.known[tokenizer, n] for n in wanted if (tokenizer, n) in self.known}
-        unknown = list(wanted - known.keys())
+            known = {n: self.known[tokenizer, n] for n in ids if (tokenizer, n) in self.known}
+        unknown = list(ids - known.keys())
         if unknown:
             found = self.engine.texts([[number] for number in unknown])
             fresh = dict(zip(unknown, found, strict=True))
@@ -104,33 +191,32 @@ class Choice:
     thought: int = 0
 
     def piece(self, step: Step, texts: Texts | None) -> Piece:
-        """What a step adds. Raises Cancelled where something else than the program ended it."""
+        """The piece that a step adds. Raises Cancelled if the app itself stopped the answer."""
         if step.finish == "cancelled":
             raise Cancelled(
                 "The answer was stopped, as another model is being loaded. Ask again in a moment."
             )
         if step.finish is not None:
             self.finish = FINISHES[step.finish]
-        said = step.tokens[:-1] if step.finish == "eos" else step.tokens
+        tokens = step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
-        names = texts.of(self.info.tokenizer_fingerprint, said) if texts else {}
-        return Piece(self.number, text, reasoning, said, names)
+        names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
+        return Piece(self.number, text, reasoning, tokens, names)
 
-    def parted(self, step: Step) -> Said:
-        """The text of a step, its thinking apart where that is wanted."""
+    def parted(self, step: Step) -> Parted:
+        """The text of a step, with its thinking separated if that is requested."""
         if self.splitter is None:
-            return Said("", "".join(token.text for token in step.tokens))
+            return Parted("", "".join(token.text for token in step.tokens))
         parts = []
         for token in step.tokens:
             self.thought += self.splitter.thinks
             parts.append(self.splitter.push(token.text))
         if self.finish:
             parts.append(self.splitter.end())
-        return Said(*map("".join, zip(*parts, strict=True)))
+        return Parted(*map("".join, zip(*parts, strict=True)))
 
     @property
     def answered(self) -> Answered:
-        """What it was worth."""
         method, seed = self.request.method, self.request.generation.sampling.seed
         metrics = self.tally.metrics()
         nodes = method.drafting.nodes
@@ -155,22 +241,20 @@ class Service:
         self.texts = Texts(self.engine)
 
     def count(self, waiting: int, running: int) -> None:
-        """So many more requests wait, and are answered."""
+        """Change the numbers of requests that wait and that are being answered."""
         with self.lock:
             self.waiting += waiting
             self.running += running
 
-    def news(self, owner: str, wanted: Wanted, task: Task) -> Generator[News, None, None]:
-        """All choices of a request, one after the other."""
-        for number, request in enumerate(wanted.requests):
-            yield from self.choice(number, request, owner, task, wanted)
+    def news(self, owner: str, completion: Completion, task: Task) -> Generator[News, None, None]:
+        for number, request in enumerate(completion.requests):
+            yield from self.choice(number, request, owner, task, completion)
 
     def choice(
-        self, number: int, request: Request, owner: str, task: Task, wanted: Wanted
+        self, number: int, request: Request, owner: str, task: Task, completion: Completion
     ) -> Generator[News, None, None]:
-        """One of them."""
-        texts = self.texts if wanted.likeliest is not None else None
-        asked, first, began = monotonic(), None, False
+        texts = self.texts if completion.likeliest is not None else None
+        arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
         self.count(1, 0)
         try:
@@ -180,62 +264,68 @@ class Service:
                         began = True
                         self.count(-1, 1)
                         choice.info = event.info
-                        choice.splitter = Splitter(event.thinks) if wanted.parted else None
+                        choice.splitter = Splitter(event.thinks) if completion.parted else None
                         yield Begun(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)
                     if isinstance(event, Prefill):
                         choice.prefill = event
                     elif isinstance(event, Step):
-                        first = first or monotonic() - asked
+                        first = first or monotonic() - arrived
                         yield choice.piece(event, texts)
             yield Over(number, choice.finish, choice.answered)
         finally:
             self.count(*((0, -1) if began else (-1, 0)))
             if began:
                 ended = choice.finish or "abort"
-                self.counters.answered(choice.answered, ended, first, monotonic() - asked)
+                self.counters.answered(choice.answered, ended, first, monotonic() - arrived)
 
 
 class Running:
-    """One request of a program, from the loop's side."""
+    """One request of a program, as the event loop sees it. Its `place` is released when its thread
+    ends. Raises ApiError if no thread can be started."""
 
-    def __init__(self, service: Service, owner: str, wanted: Wanted) -> None:
-        self.service, self.owner, self.wanted = service, owner, wanted
+    def __init__(
+        self, service: Service, owner: str, completion: Completion, place: ExitStack
+    ) -> None:
+        self.service, self.owner, self.completion, self.place = service, owner, completion, place
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[Arrival] = asyncio.Queue()
         self.task: Task | None = None
         self.left = threading.Event()
-        threading.Thread(target=self.work, name="program", daemon=True).start()
+        thread = threading.Thread(target=self.work, name="program", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            place.close()
+            words = "The system starts no further thread for an answer. Ask again in a moment."
+            raise later(503, words, AGAIN_SECONDS, "no_thread") from error
 
     def work(self) -> None:
-        """Answer it, on a thread of its own."""
         outcome: ApiError | None = None
         try:
-            with self.service.programs.asked(self.owner) as task:
+            with self.place, self.service.programs.task_for(self.owner) as task:
                 self.task = task
                 if not self.left.is_set():
-                    with closing(self.service.news(self.owner, self.wanted, task)) as news:
+                    with closing(self.service.news(self.owner, self.completion, task)) as news:
                         for item in news:
                             self.put(item)
         except StrataError as error:
-            outcome = told(error, self.wanted.prompt)
+            outcome = api_error(error, self.completion.prompt)
         except Exception:
             log.exception("An answer to a program broke off.")
             outcome = ApiError(500, "The answer broke off for a reason that is in the log.")
         self.put(outcome)
 
     def put(self, item: Arrival) -> None:
-        """Tell the loop."""
-        with suppress(RuntimeError):  # It has ended, and with it who waited.
+        with suppress(RuntimeError):  # The loop has ended, with its waiters.
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
     async def next(self) -> Arrival:
-        """What comes next."""
         return await self.queue.get()
 
     def stop(self) -> None:
-        """End it: nobody listens any more."""
+        """Stop the answer, because nobody reads it any more."""
         self.left.set()
         if self.task is not None:
             self.service.programs.stop(self.task)

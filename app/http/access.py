@@ -1,15 +1,15 @@
-"""Who may ask this server for what. Every request is checked before Gradio sees it.
+"""Access rules: every request is checked before Gradio sees it.
 
-Three questions, in this order. Is the name in `Host` one of ours? A page whose own name was made to
-lead to this machine sends its own name, so it is refused. Is it a route that our page needs? Gradio
-serves dozens more, which fetch addresses, hand out files or end sessions; they do not exist here.
-Does our own page ask? Browsers say from where a request comes (`Origin`) and what for
-(`Sec-Fetch-*`), and no page can make them lie. All answers forbid frames, foreign contents and
-foreign readers.
+There are three checks, in this order. First, the name in `Host` must be one of ours: a page whose
+DNS name was pointed at this machine sends its own name, so it is refused. Second, the route must be
+one that our page needs: Gradio serves dozens of others, which fetch addresses, hand out files or
+end sessions; they do not exist here. Third, the request must come from our own page: browsers send
+its origin (`Origin`) and its purpose (`Sec-Fetch-*`), which no page can forge. All responses forbid
+frames, foreign contents and foreign readers.
 
-Other programs have routes of their own (`PROGRAMS`): they name no origin, and show a key instead
-(app/api/gate.py). A page of another origin may ask there only where the owner of this server named
-it, and then needs a key as well.
+Other programs have their own routes (`PROGRAMS`): they send no origin, and show a key instead
+(`Gate` in app/api/routes.py). A page of another origin may use these only if the owner of this
+server named its origin, and needs a key as well.
 """
 
 import ipaddress
@@ -20,10 +20,20 @@ from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
-from app.arguments import is_local
-from app.http.asgi import App, Headers, Message, Pairs, Receive, Send, answer
+from app.arguments import FIRST_PORT, PORTS_TRIED, is_local
 from app.http.login import LogIns
-from app.http.problems import encoded, problem
+from app.http.problems import (
+    App,
+    Headers,
+    Message,
+    Pairs,
+    Receive,
+    Send,
+    answer,
+    encoded,
+    problem,
+)
+from engine.errors import SettingError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (
@@ -33,12 +43,12 @@ POLICY = (
     "frame-src 'none'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'"
 )
-"""Nothing is loaded from elsewhere, whatever an answer or an imported conversation asks for, and
-nothing elsewhere frames the page. Gradio itself needs inline and evaluated scripts."""
+"""Nothing is loaded from other origins, whatever an answer or an imported conversation contains,
+and no other origin can frame the page. Gradio itself needs inline and evaluated scripts."""
 DATA = (b"application/json", b"text/event-stream")
 DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
-"""Of what is no page, nothing is shown and nothing loaded. It is also short: an answer on the page
-takes several of these, and their headers are longer than what they say."""
+"""The policy for responses that are no page: nothing is shown or loaded. It is short because an
+answer on the page takes several such responses, whose headers are longer than their content."""
 HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -51,7 +61,7 @@ MEGABYTE = 2**20
 MAX_UPLOAD, GUESTS_UPLOAD = 128 * MEGABYTE, 32 * MEGABYTE
 """An export of thousands of conversations is large; reading it takes several times its size."""
 MAX_REQUEST = 8 * MEGABYTE
-"""Of another program: more than any context holds."""
+"""The largest request of another program, which is more than any context holds."""
 CORS: Pairs = (
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-allow-headers", b"authorization, content-type"),
@@ -61,47 +71,46 @@ CORS: Pairs = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Paths that the page needs, or other `programs`. `wanted` is what a browser may want them for
-    (the value of Sec-Fetch-Dest; all when empty); `longest` is how many bytes may be sent there."""
+    """Paths that the page needs, or other `programs`. `destination` is the only Sec-Fetch-Dest with
+    which a browser may request them, or "" for any; `longest` is the most bytes of a body."""
 
-    methods: frozenset[str]
-    path: re.Pattern[str]
-    wanted: str = ""
+    methods: str
+    path: str
+    destination: str = ""
     longest: int = 0
     programs: bool = False
 
-
-def route(
-    methods: str, path: str, wanted: str = "", longest: int = 0, programs: bool = False
-) -> Route:
-    """A route from plain words."""
-    return Route(frozenset(methods.split()), re.compile(path), wanted, longest, programs)
+    def fits(self, method: str, path: str) -> bool:
+        return method in self.methods.split() and bool(re.fullmatch(self.path, path))
 
 
-PAGE = route("GET HEAD", "/", "document")
+PAGE = Route("GET HEAD", "/", "document")
 PROGRAMS = (
-    route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
-    route("POST", r"/v1/(?:chat/)?completions", longest=MAX_REQUEST, programs=True),
+    Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
+    Route("POST", r"/v1/(?:chat/)?completions", longest=MAX_REQUEST, programs=True),
 )
-"""What other programs ask for. Whether they may, app/api/gate.py says."""
+"""The routes for other programs. `Gate` in app/api/routes.py decides whether a program may use
+them."""
 ROUTES = (
     PAGE,
-    route("GET", r"/(?:assets|static)/[\w./-]+|/(?:gradio_api/)?theme\.css"),
-    route("GET", r"/favicon\.ico|/manifest\.json|/pwa_icon"),
-    route("GET", r"/gradio_api/(?:queue/data|app_id|heartbeat/\w+|startup-events)", "empty"),
-    route("GET", r"/(?:stream|revision|download)/[\w-]+", "empty"),
-    route("GET", r"/vendor/[\w./-]+|/chat/\w+\.js"),
-    route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
-    route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),
-    route("POST", r"/log(?:in|out)", "empty", 8192),
+    Route("GET", r"/(?:assets|static)/[\w./-]+|/(?:gradio_api/)?theme\.css"),
+    Route("GET", r"/favicon\.ico|/manifest\.json|/pwa_icon"),
+    Route("GET", r"/gradio_api/(?:queue/data|app_id|heartbeat/\w+|startup-events)", "empty"),
+    Route("GET", r"/(?:stream|revision|download)/[\w-]+", "empty"),
+    Route("GET", "/shared", "empty"),
+    Route("POST", r"/shared/[\w-]+", "empty", 8192),
+    Route("GET", r"/vendor/[\w./-]+|/(?:chat|shared)/\w+\.js"),
+    Route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
+    Route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),
+    Route("POST", r"/log(?:in|out)", "empty", 8192),
     *PROGRAMS,
 )
-"""All that exists. What changes or tells something is asked for by the page's script alone: its
-`wanted` shuts out images, forms and links that an answer or an import brings."""
+"""All routes. Only the page's script may use those that change or reveal data: their `destination`
+excludes images, forms and links that an answer or an import may contain."""
 
 
 class Refusal(Exception):
-    """Why a request is refused, as it is told to who asked."""
+    """Why a request is refused: the status and the text of the response."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -146,7 +155,6 @@ def spelled(name: str, port: int) -> list[str]:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it stands for all addresses."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
@@ -162,9 +170,47 @@ def is_address(host: str, port: int) -> bool:
         return False
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket(family_of(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def pick_port(host: str, requested: int | None) -> int:
+    """The requested port, or a free one for None and 0. Raises SettingError if there is none."""
+    if requested:
+        if not is_free(host, requested):
+            raise SettingError(
+                f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
+                "not this machine's. Choose another with --port, or leave it out."
+            )
+        return requested
+    if requested is None:
+        for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
+            if is_free(host, port):
+                return port
+    try:
+        with socket.socket(family_of(host)) as probe:
+            probe.bind((host, 0))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise SettingError(
+            f"The address {host!r} cannot be listened on ({error.strerror or error}). "
+            "Give an address of this machine with --host."
+        ) from error
+
+
 class Access:
-    """See the module's docstring. `log_ins` lets in and out where a password is asked for; pages of
-    these `origins` may ask what `routes` offer to programs."""
+    """See the module's docstring. `log_ins` handles logging in and out if there is a password.
+    Pages of these `origins` may use the `routes` for programs."""
 
     def __init__(
         self,
@@ -217,12 +263,11 @@ class Access:
 
 
 def for_programs(path: str) -> bool:
-    """Whether other programs ask for it, and read errors in a shape of their own."""
+    """Whether a path is for other programs, which read errors in OpenAI's format."""
     return path.startswith("/v1/") or path in ("/v1", "/metrics", "/health")
 
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
-    """Tell who asked."""
     if not for_programs(path):
         await answer(send, refusal.status, refusal.words)
         return
@@ -231,7 +276,7 @@ async def refuse(send: Send, path: str, refusal: Refusal) -> None:
 
 
 def opened(origin: str) -> list[tuple[bytes, bytes]]:
-    """The headers that let a page of this origin read an answer."""
+    """The headers that let a page of this origin read a response."""
     if not origin:
         return []
     named = (b"access-control-allow-origin", origin.encode("latin-1"))
@@ -246,8 +291,8 @@ def check(
     routes: Sequence[Route] = ROUTES,
     named: str = "",
 ) -> None:
-    """Raises Refusal for a request that neither our page would send nor a program. `named` is the
-    foreign origin that asks, where it may."""
+    """Raise Refusal for a request that neither our page nor a program would send. `named` is the
+    foreign origin of the request, if the owner allowed it."""
     own = hosts.origin(headers.one("host"))
     if own is None:
         raise Refusal(
@@ -257,7 +302,7 @@ def check(
             "that was given with --host, or the link of --share. The port must be "
             f"{hosts.port} on both sides of a forwarding.",
         )
-    found = next((r for r in routes if method in r.methods and r.path.fullmatch(path)), None)
+    found = next((route for route in routes if route.fits(method, path)), None)
     if found is None or ".." in path:
         raise Refusal(404, f"There is nothing at {path!r} to {method}.")
     if not named:
@@ -267,23 +312,25 @@ def check(
 
 
 def check_source(found: Route, method: str, own: str, headers: Headers) -> None:
-    """Raises Refusal where another page asks, or this one for something else. Programs that are no
-    browser say nothing of the kind; they may look, and not change anything."""
-    origin, site, wanted = (headers.one(n) for n in ("origin", "sec-fetch-site", "sec-fetch-dest"))
+    """Raise Refusal for a request of another page, or of this page for another purpose. Programs
+    other than browsers send no such headers; they may read, but not change anything."""
+    origin, site, destination = (
+        headers.one(n) for n in ("origin", "sec-fetch-site", "sec-fetch-dest")
+    )
     opens = found is PAGE and headers.one("sec-fetch-mode") == "navigate"
     if headers.has("origin") and origin != own:
         raise Refusal(403, f"Only pages of {own} may ask for this, and {origin!r} is not one.")
     if headers.has("sec-fetch-site") and site not in ("same-origin", "none") and not opens:
         raise Refusal(403, f"Only pages of {own} may ask for this.")
-    if headers.has("sec-fetch-dest") and found.wanted not in ("", wanted):
-        raise Refusal(403, f"This is not there to be shown as {wanted!r}.")
+    if headers.has("sec-fetch-dest") and found.destination not in ("", destination):
+        raise Refusal(403, f"This cannot be shown as {destination!r}.")
     names_itself = headers.has("origin") or site == "same-origin"
     if method == "POST" and not names_itself and not found.programs:
         raise Refusal(403, f"Only the page itself may send this. Open {own} in a browser.")
 
 
 def check_length(longest: int, headers: Headers) -> None:
-    """Raises Refusal for a body that is too long, or may be, before it is read."""
+    """Raise Refusal for a body that is too long, or of unknown length, before it is read."""
     length = headers.one("content-length")
     if not length.isdecimal():
         raise Refusal(411, "The length of what is sent is missing.")
@@ -292,7 +339,8 @@ def check_length(longest: int, headers: Headers) -> None:
 
 
 def kept_to_itself(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
-    """The headers of an answer: no other origin reads it, frames it or sends its cookies."""
+    """The headers of a response, so that no other origin reads it, frames it or sends its
+    cookies."""
     kept, policy = [], POLICY
     for name, value in headers:
         if name.lower() == b"content-type" and value.split(b";")[0].strip() in DATA:

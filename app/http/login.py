@@ -1,8 +1,8 @@
-"""Coming in and going out where a password is asked for.
+"""Logging in and out with a password.
 
-Guessing is slowed down, nobody is shut out: an attempt waits before it is looked at, longer after
-many, and never longer than a few seconds. So who knows the password always comes in. The wait is a
-sleep in the event loop: it holds no thread, and nobody else.
+Guessing is slowed down, but nobody is locked out: an attempt waits before it is checked, longer
+after many attempts, but never longer than a few seconds. So a user who knows the password can
+always log in. The wait is a sleep in the event loop, which holds no thread and delays nobody else.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from typing import Any
 
-from app.http.asgi import App, Headers, Message, Receive, Send, answer
+from app.http.problems import App, Headers, Message, Receive, Send, answer
 
 TOKEN = "access-token-"
-"""How the names of Gradio's log-in cookies begin."""
+"""The prefix of the names of Gradio's log-in cookies."""
 
 
 def logged_in(app: Any, cookies: Mapping[str, str]) -> bool:
-    """Whether a request to Gradio's app comes from who was let in, as Gradio's own routes ask."""
+    """Whether a request to Gradio's app is logged in, by the same check as Gradio's own routes."""
     names = (f"{TOKEN}{app.cookie_id}", f"{TOKEN}unsecure-{app.cookie_id}")
     return app.auth is None or any(cookies.get(name) in app.tokens for name in names)
 
@@ -33,7 +33,6 @@ class Gate:
         self.expected = (user.encode(), password.encode())
 
     def __call__(self, user: str, password: str) -> bool:
-        """Whether to let in."""
         name_fits = hmac.compare_digest(user.encode(), self.expected[0])
         password_fits = hmac.compare_digest(password.encode(), self.expected[1])
         return name_fits and password_fits
@@ -41,15 +40,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Slowing:
-    """How attempts are slowed: after `free` of them the wait doubles from a quarter of a second
-    up to `longest`. An attempt is forgotten every `forget` seconds."""
+    """How attempts are slowed down: after `free` of them the wait doubles from a quarter of a
+    second up to `longest` seconds. One attempt is forgotten every `forget` seconds."""
 
     free: int
     longest: float
     forget: float
 
     def wait(self, attempts: float) -> float:
-        """The seconds that the last of so many attempts waits."""
+        """The seconds that the last of `attempts` attempts waits."""
         over = attempts - self.free
         return 0.0 if over <= 0 else min(self.longest, 0.25 * 2 ** (over - 1))
 
@@ -59,7 +58,8 @@ BY_ALL = Slowing(free=30, longest=2.0, forget=2.0)
 
 
 class Attempts:
-    """Recent attempts to log in, fading with time; bounded, so that what follows a flood is too."""
+    """Recent attempts to log in, which fade with time. Their count is bounded, so that waits end
+    soon after a flood of attempts."""
 
     MARGIN = 8.0
 
@@ -75,7 +75,7 @@ class Attempts:
 
 
 class Throttle:
-    """Slows attempts down, by the address that they come from and all together."""
+    """Slows attempts down, for each source address and for all together."""
 
     SOURCES = 1024
 
@@ -98,17 +98,19 @@ class Throttle:
         return max(attempts.add(now), self.all.add(now))
 
     async def slow(self, scope: Message) -> str:
-        """Have an attempt wait; returns the address that it comes from."""
+        """Make an attempt wait; returns its source address."""
         source = str((scope.get("client") or ("",))[0])
         await self.sleep(self.wait(source))
         return source
 
 
 class LogIns(Throttle):
-    """Lets in and out. `tokens` are the sessions that Gradio knows, by what their cookies hold."""
+    """Handles logging in and out. `tokens` are Gradio's sessions, by the values of their
+    cookies."""
 
     async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
-        """Let the app look at an attempt once it has waited; success forgets its source's."""
+        """Pass an attempt to the app after its wait. A success forgets the attempts of its
+        source."""
         source = await self.slow(scope)
 
         async def noted(message: Message) -> None:
@@ -119,7 +121,7 @@ class LogIns(Throttle):
         await app(scope, receive, noted)
 
     async def leave(self, tokens: MutableMapping[str, str], headers: Headers, send: Send) -> None:
-        """End the session that asks for it, and no other."""
+        """End the session of the request, and no other."""
         cookies: SimpleCookie = SimpleCookie(headers.one("cookie"))
         own = {name: morsel for name, morsel in cookies.items() if name.startswith(TOKEN)}
         for morsel in own.values():

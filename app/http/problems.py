@@ -1,23 +1,125 @@
-"""What goes wrong with a request of another program, in the shape that OpenAI's clients read."""
+"""Basics of the server's own layers: ASGI types, a request's headers, short text responses, and
+errors in OpenAI's format (a status, a message, and the wrong parameter)."""
 
 import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
-INVALID, FORBIDDEN, MISSING = "invalid_request_error", "permission_error", "not_found_error"
-UNKNOWN_KEY, TOO_MANY, UNAVAILABLE = "authentication_error", "rate_limit_error", "unavailable_error"
-BROKEN = "server_error"
-KINDS = {401: UNKNOWN_KEY, 403: FORBIDDEN, 404: MISSING, 429: TOO_MANY, 503: UNAVAILABLE}
-"""The type of an error by its status, INVALID for others below 500."""
+from engine.errors import (
+    Busy,
+    Cancelled,
+    EngineDied,
+    ModelError,
+    PromptError,
+    SettingError,
+    StrataError,
+)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Pairs = Iterable[tuple[bytes, bytes]]
+
+
+class Headers:
+    """The headers of a request."""
+
+    def __init__(self, raw: Pairs) -> None:
+        self.raw = [(name.lower(), value.decode("latin-1").strip()) for name, value in raw]
+
+    def one(self, name: str) -> str:
+        """A header's value; "" if it is missing or given twice."""
+        found = [value for key, value in self.raw if key == name.encode()]
+        return found[0] if len(found) == 1 else ""
+
+    def has(self, name: str) -> bool:
+        return any(key == name.encode() for key, _ in self.raw)
+
+
+PLAIN = b"text/plain; charset=utf-8"
+
+
+async def answer(
+    send: Send, status: int, words: str, headers: Pairs = (), kind: bytes = PLAIN
+) -> None:
+    """Send a short text as the whole response."""
+    body = words.encode("utf-8", "replace")
+    fixed = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+    ]
+    start = {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+"""The type of an error by its status. Other statuses below 500 are the caller's fault."""
+AGAIN_SECONDS = 2
+"""After how many seconds a program should retry if the queue was full."""
+LOADED_SECONDS = 5
+"""After how many seconds a program should retry if no model was loaded."""
 
 
 def problem(
     status: int, words: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of such an answer. `param` is the parameter that was wrong."""
-    kind = KINDS.get(status, INVALID if status < 500 else BROKEN)
+    """The body of an error response. `param` is the wrong parameter."""
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": words, "type": kind, "param": param, "code": code}}
 
 
 def encoded(found: dict[str, Any]) -> bytes:
-    """The same as it is sent. Half of a surrogate pair, which a message may quote, is escaped."""
+    """JSON as bytes. A lone surrogate, which a message may quote, is escaped."""
     return json.dumps(found).encode()
+
+
+class ApiError(Exception):
+    """An error response to a request. `code` is a machine-readable reason."""
+
+    def __init__(
+        self,
+        status: int,
+        words: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(words)
+        self.status, self.words, self.param, self.code = status, words, param, code
+        self.headers = dict(headers or {})
+
+
+def refused(words: str, param: str, code: str | None = None) -> ApiError:
+    return ApiError(400, words, param, code)
+
+
+def later(status: int, words: str, seconds: int, code: str) -> ApiError:
+    """An error that says when to retry."""
+    return ApiError(status, words, None, code, {"retry-after": str(seconds)})
+
+
+def api_error(error: StrataError, prompt: str) -> ApiError:
+    """The response for an error of this program. `prompt` is the request's parameter with its
+    text."""
+    words = str(error)
+    if isinstance(error, PromptError):
+        code = "context_length_exceeded" if "token" in words else None
+        return refused(words, prompt, code)
+    if isinstance(error, SettingError):
+        return refused(words, "speculative")
+    if isinstance(error, Busy):
+        return later(429, words, AGAIN_SECONDS, "queue_full")
+    if isinstance(error, ModelError | EngineDied):
+        return later(503, words, LOADED_SECONDS, "model_not_loaded")
+    if isinstance(error, Cancelled):
+        return later(503, words, AGAIN_SECONDS, "cancelled")
+    return ApiError(500, words)

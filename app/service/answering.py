@@ -1,93 +1,336 @@
-"""From the user's last message to an answer that is stored.
+"""Answers the user's last message: decodes the answer, stores it, and updates the pages it grows
+on.
 
-The answer is stored while it grows, so a crash of this program, or of the engine's, costs a second
-at most.
+Two invariants hold. First, if the program is killed or the engine crashes, at most the last second
+of the answer is lost. New text is stored by a separate thread, because the model may take long over
+a step or over learning, and no page may be open to fetch the next update. The last step is stored
+before anyone sees it. A message is created together with its first text and its run, so that no
+empty message remains.
+
+Second, what was added never changes, so an `Update` copies nothing: the cost of adding an event
+depends on the length of the event, not of the answer. The same holds for storing, except for the
+text itself.
+
+An answer needs no page. It runs to its end on its own thread, and several pages may watch it. A
+page that knows the answer's token may watch, as tokens cannot be guessed. Watching holds no thread:
+an answer rings a bell in the event loops that wait for updates.
 """
 
+import asyncio
+import logging
+import secrets
+import sys
 import threading
-from collections.abc import Generator
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
-from app.service.chat import Chat
 from app.service.comparison import Pace
-from app.service.continuing import chosen, going_on, keeps_text_of, one_run, parts_of
-from app.service.current import Current
-from app.service.draft_models import Stacks
-from app.service.history import Answered, History
-from app.service.notices import Notices
-from app.service.preferences import Preferences
-from app.service.recorder import UPDATE_SECONDS, Recorder, Update
-from app.service.revival import Revival
-from app.service.stores import Kept, Stores
-from app.service.tasks import Task, Tasks, Wanted
-from engine.engine import (
-    Engine,
-    Event,
-    Request,
-    Started,
-    StoredContextLog,
-    StoredPastAnswers,
-    WantedContextLog,
-    WantedPastAnswers,
-    answered,
+from app.service.core import Core
+from app.service.history import (
+    Answered,
+    Begun,
+    chosen,
+    continuing,
+    keeps_text_of,
+    one_run,
+    parts_of,
+    without_end,
 )
-from engine.errors import EngineDied, StrataError
+from app.service.jobs import AnswerTarget, Task
+from app.service.preferences import Preferences
+from engine.engine import Event, Request, ServerCounted, Started
+from engine.errors import Cancelled, EngineDied, StrataError
+from engine.metrics import Metrics, tallied
 from engine.queue import Waiting
-from engine.runs import planned
+from engine.runs import Collector, planned
 from engine.streams import Stream
+from engine.types import NO_RUN, Learned, Part, Prefill, Run, Step
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+from storage.traces import Traces
+
+FLUSH_SECONDS = 0.5
+"""Half of the second that may be lost; the other half is for writing, and for a busy machine."""
+UPDATE_SECONDS = 0.12
+"""How often watchers get an update, which is how often a page draws."""
 
 
-class Growing:
-    """One answer as it grows: what it says is recorded, what it teaches is stored."""
+class Recorder:
+    """Collects an answer to a message and stores it as it grows, until it is closed.
+
+    The answer is shown, unless the message got another answer meanwhile: then it becomes another
+    version. `keep` does a write that may fail. A failed write is tried again, and writes that still
+    fail at the end are passed to `later`. `message_id` and `run_id` are empty until text is stored.
+
+    A continued answer (`begun`) stays as stored until it grows.
+    """
 
     def __init__(
         self,
-        request: Request,
-        stream: Stream[Event],
-        recorder: Recorder,
-        stores: Stores,
-        history: History,
-        kept: Kept,
-        stacks: Stacks,
+        database: Database,
+        owner: str,
+        conversation_id: str,
+        after: str | None,
+        seed: int,
+        keep: Callable[[Callable[[], Any]], Any],
+        begun: Begun | None = None,
+        later: Callable[[Callable[[], Any]], None] = lambda write: None,
     ) -> None:
-        self.request, self.stream, self.recorder = request, stream, recorder
-        self.stores, self.history, self.kept, self.stacks = stores, history, kept, stacks
-        self.started: Started | None = None
-        self.events = answered(stream, self.recall)
+        self.database, self.conversation_id, self.seed = database, conversation_id, seed
+        self.keep, self.later = keep, later
+        self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
+        self.after = after
+        self.others = self.messages.following(conversation_id, after)
+        self.begun, run = begun, begun.run if begun else NO_RUN
+        self.message_id = begun.message.id if begun else ""
+        self.run_id = begun.run_id if begun else ""
+        self.pieces: list[Piece] = list(begun.message.pieces or begun.head) if begun else []
+        self.given = len(self.pieces)
+        self.collector = Collector(run)
+        self.tally = tallied(run)
+        self.first = run.steps[-1].index + 1 if run.steps else 0
+        """The number of the first step that is added."""
+        self.part: Part | None = None
+        self.prompt: tuple[int, ...] = ()
+        self.certain_text: str | None = None
+        self.thinks = False
+        """Whether the answer begins within thinking that the chat template has begun."""
+        self.finish: str | None = None
+        self.counted: ServerCounted | None = None
+        """What the counters of a server report."""
+        self.stored = len(run.steps)
+        self.opened = begun is None
+        """Whether steps can be appended to what is stored."""
+        self.writing = threading.Lock()
+        self.closed = threading.Event()
+        self.thread: threading.Thread | None = None
 
-    def recall(
-        self, wanted: WantedPastAnswers | WantedContextLog
-    ) -> StoredPastAnswers | StoredContextLog:
-        """What the engine asks for."""
-        if isinstance(wanted, WantedPastAnswers):
-            self.kept = replace(self.kept, wiped=self.stores.past_answers.wiped[self.kept.owner])
-        return self.stores.recall(wanted, self.kept.owner, self.kept.conversation)
+    @property
+    def steps(self) -> list[Step]:
+        return self.collector.steps
+
+    @property
+    def run(self) -> Run:
+        """The answer so far as a run."""
+        return self.collector.run
+
+    @property
+    def grown(self) -> bool:
+        return len(self.pieces) > self.given
+
+    def begin(self, plan: Run, prompt: tuple[int, ...] = (), text: str | None = None) -> None:
+        """Decoding begins, as planned and from this prompt. `text` is the certain part of the text
+        of a continued answer, None where its tokens are not continued."""
+        begun = self.begun
+        self.prompt, self.certain_text = prompt, text
+        if begun is None or not begun.run_id:
+            self.collector.plan = plan
+            return
+        nothing = Prefill(0, 0)
+        self.part = Part(
+            self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
+        )
+        steps = self.collector.steps
+        steps[-1] = without_end([step for step in steps if step.index >= begun.start], text)
+        count = len(steps[-1].tokens)
+        self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
+
+    def add(self, event: Prefill | Step | Learned | ServerCounted) -> None:
+        if isinstance(event, ServerCounted):
+            self.counted = event
+        elif isinstance(event, Step):
+            self.take(replace(event, index=self.first + event.index))
+        elif isinstance(event, Prefill) and self.part is not None:
+            self.part = replace(self.part, prefill=event)
+            plan = self.collector.plan
+            self.collector.plan = replace(plan, parts=(*plan.parts, self.part))
+            self.tally.resume(event)
+        else:
+            if isinstance(event, Learned):
+                event = Learned(event.seconds + self.tally.learning_seconds)
+            self.tally.add(event)
+            self.collector.add(event)
+
+    def take(self, step: Step) -> None:
+        self.finish = step.finish
+        if not step.tokens and not self.opened:
+            return  # It was stopped before it grew.
+        self.tally.add(step)
+        self.collector.add(step)
+        self.pieces += [Piece.of(token, step.index) for token in step.tokens]
+        if self.finish:
+            self.flush()
+        elif self.thread is None:
+            self.thread = threading.Thread(target=self.keep_up, name="recorder", daemon=True)
+            self.thread.start()
+
+    def keep_up(self) -> None:
+        while not self.closed.wait(FLUSH_SECONDS):
+            self.flush()
+
+    def update(self, dropped: int) -> "Update":
+        """The answer so far."""
+        counts, metrics = (len(self.pieces), len(self.steps)), self.tally.metrics()
+        return Update(self, *counts, metrics, self.finish, dropped, self.seed, self.counted)
+
+    def flush(self, over: bool = False) -> bool:
+        """Store the new part of the answer, if it has text or the answer is over. Returns whether
+        nothing is left to store."""
+        with self.writing:
+            return not self.due(over) or bool(self.keep(lambda: self.store(over)))
+
+    def due(self, over: bool) -> bool:
+        run, opened = self.run, self.opened
+        fresh = run.steps[self.stored :]
+        text = any(token.text for step in fresh for token in step.tokens)
+        return bool(over and run.tokens and opened or fresh and (text or self.message_id))
+
+    def store(self, over: bool) -> bool:
+        """Store what is due, in one transaction. Raises StorageError."""
+        if self.due(over):
+            run = self.run
+            fresh = run.steps[self.stored :]
+            text = "".join(token.text for step in fresh for token in step.tokens)
+            with self.database.write():
+                ids = self.write(run, fresh, text)
+            self.message_id, self.run_id = ids
+            self.stored, self.opened = len(run.steps), True
+        return True
+
+    def write(self, run: Run, fresh: Sequence[Step], text: str) -> tuple[str, str]:
+        """Store these further steps; returns the ids of the message and the run."""
+        if not self.opened:
+            return self.message_id, self.write_continuation(run, fresh, text)
+        if self.message_id:
+            self.messages.extend(self.message_id, text)
+            self.traces.extend(self.run_id, fresh, run.learned)
+            return self.message_id, self.run_id
+        id, after = self.conversation_id, self.after
+        run_id = self.traces.save(run, id, prompt=self.prompt)
+        shown = self.messages.following(id, after) == self.others
+        message = self.messages.append(id, "assistant", text, run_id, None, after, shown)
+        return message.id, run_id
+
+    def write_continuation(self, run: Run, fresh: Sequence[Step], text: str) -> str:
+        """Store the first steps that continue an answer; returns the id of its run."""
+        begun = self.begun
+        assert begun is not None
+        head = "".join(piece.text for piece in begun.head)
+        if self.part is None:
+            run_id = self.traces.save(run, self.conversation_id, prompt=self.prompt)
+            self.messages.rewrite(self.message_id, f"{head}{text}", run_id, begun.head)
+            return run_id
+        prompt = self.prompt  # Another model read all of it.
+        if self.certain_text is not None:
+            prompt = () if begun.prompt else (*self.prompt, *begun.tokens)
+        run_id = self.traces.go_on(self.run_id, run.steps[self.stored - 1], self.part, prompt)
+        self.traces.extend(run_id, fresh, run.learned)
+        whole = "".join(token.text for token in run.tokens)
+        self.messages.rewrite(self.message_id, f"{head}{whole}", run_id, begun.head or None)
+        return run_id
+
+    def close(self) -> None:
+        """Store the rest, once the answer is over."""
+        self.closed.set()
+        if self.thread is not None:
+            self.thread.join()
+        if not self.flush(over=True):
+            self.later(self.end)
+        elif self.counted is not None and self.run_id:
+            self.keep(self.store_counts)
+
+    def end(self) -> None:
+        """Store the rest of an answer that is over. Raises StorageError."""
+        with self.writing, self.database.write():
+            self.store(over=True)
+            if self.counted is not None and self.run_id:
+                self.store_counts()
+
+    def store_counts(self) -> None:
+        assert self.counted is not None
+        self.traces.store_counts(self.run_id, asdict(self.counted))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An answer at one moment: its first `tokens` tokens, from its first `forwards` steps, and its
+    metrics.
+
+    Tokens are copied only when they are read. `dropped` older messages did not fit the context.
+    `counted` is what the counters of a server report, where a server answers.
+    """
+
+    recorder: Recorder
+    tokens: int
+    forwards: int
+    metrics: Metrics
+    finish: str | None
+    dropped: int
+    seed: int
+    counted: ServerCounted | None = None
+
+    def since(self, start: int, most: int | None = None) -> Sequence[Piece]:
+        """The tokens from number `start` on, at most `most` of them."""
+        end = self.tokens if most is None else min(self.tokens, start + most)
+        return self.recorder.pieces[start:end]
+
+    @property
+    def pieces(self) -> Sequence[Piece]:
+        return self.since(0)
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        return self.recorder.steps[: self.forwards]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+class Growing:
+    """Feeds the events of one answer to its recorder."""
+
+    def __init__(
+        self, core: Core, request: Request, stream: Stream[Event], recorder: Recorder
+    ) -> None:
+        self.core, self.request, self.stream, self.recorder = core, request, stream, recorder
+        self.started: Started | None = None
+        self.answered: Answered | None = None
+        """What it takes to prove the answer, once it is over."""
+
+    def take(self, event: Event) -> bool:
+        """Process an event; returns whether there is a step to show."""
+        if isinstance(event, Prefill | Step | Learned | ServerCounted):
+            self.recorder.add(event)
+            return bool(self.recorder.steps)
+        self.core.take_aside(self.request.owner, event)
+        return False
 
     def updates(self) -> Generator[Update | Waiting, None, None]:
-        """The answer at most every UPDATE_SECONDS; closing them early ends it there."""
+        """Updates, at most one per UPDATE_SECONDS. Closing the iterator early ends the answer."""
         pace = Pace(UPDATE_SECONDS)
         try:
-            for event in self.events:
+            for event in self.stream:
                 if isinstance(event, Started):
                     self.started = event
-                    self.kept = replace(self.kept, info=event.info)
                     method, generation = self.request.method, self.request.generation
-                    told = event.told if self.request.said else None
+                    text = event.text if self.request.answered else None
                     plan = planned(event.info, method, generation, event.thinks)
-                    self.recorder.begin(plan, event.prompt, told)
+                    self.recorder.begin(plan, event.prompt, text)
                     self.recorder.thinks = event.thinks
                 elif isinstance(event, Waiting):
                     yield event
-                elif not self.stores.save(event, self.kept):
-                    self.recorder.add(event)
-                    if self.recorder.steps and (self.recorder.finish or pace.due()):
-                        yield self.recorder.update(self.started.dropped if self.started else 0)
+                elif self.take(event) and (self.recorder.finish or pace.due()):
+                    yield self.recorder.update(self.started.dropped if self.started else 0)
         except GeneratorExit:
-            # Who stops looking stops the answer; what it said and taught by then is kept. Nobody
-            # waits for that: it may be any thread that notices, also one the answer needs.
+            # Closing the updates stops the answer, and keeps its text and what drafting learned so
+            # far. This thread does not wait for that, as the answer itself may need the thread.
             self.stream.stop()
-            threading.Thread(target=self.end, name="answer").start()
+            if not sys.is_finalizing():  # At exit no thread can start, and a wait would never end.
+                threading.Thread(target=self.end, name="answer").start()
             raise
         except BaseException:
             self.stream.stop()
@@ -96,22 +339,23 @@ class Growing:
         self.end()
 
     def end(self) -> None:
-        """Take in what is left, store it, and remember what it takes to prove the answer."""
+        """Process the remaining events, store them, and remember how to prove the answer."""
         with suppress(StrataError):
-            for event in self.events:
-                if not self.stores.save(event, self.kept):
-                    self.recorder.add(event)
+            for event in self.stream:
+                self.take(event)
         self.recorder.close()
         method, generation, started = self.request.method, self.request.generation, self.started
         if not self.recorder.grown or started is None:
             return
         run, begun = self.recorder.run, self.recorder.begun
-        with suppress(StrataError):
-            self.stacks.learn(self.request, run)
+        if started.info == self.core.current.info:
+            self.core.current.answered(self.recorder.tally.metrics())
+        with suppress(StrataError), self.core.database.at_once():
+            self.core.stacks.learn(self.request, run)
         if begun:
-            most = generation.max_tokens + len(begun.said)
+            most = generation.max_tokens + len(begun.tokens)
             generation = replace(generation, max_tokens=most)
-        self.history.last[self.kept.owner, self.kept.conversation] = Answered(
+        self.answered = Answered(
             started.prompt,
             started.info,
             generation,
@@ -122,42 +366,36 @@ class Growing:
             all(map(keeps_text_of, parts_of(run))),
             begun is None or begun.exact and one_run(run),
         )
+        self.core.history.last[self.request.owner, self.request.conversation] = self.answered
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """See the module's docstring."""
-
-    engine: Engine
-    tasks: Tasks
-    current: Current
-    stacks: Stacks
-    chat: Chat
-    stores: Stores
-    history: History
-    notices: Notices
-    revival: Revival
+    core: Core
+    prove: Callable[[str, str, Answered], None]
+    """Proves an answer in the background."""
 
     def answer(
         self, owner: str, conversation_id: str, preferences: Preferences
     ) -> Generator[Update | Waiting, None, None]:
         """Answer the user's last message; the last update has a `finish`.
 
-        Closing the iterator early keeps what was emitted. Raises Cancelled when it was stopped
-        before its turn had come, and Busy.
+        Closing the iterator early keeps what was emitted. Raises Cancelled if the answer was
+        stopped before its turn, and Busy.
         """
-        with self.tasks.begin(owner, conversation_id, asked=True) as task:
-            wanted = task.wanted = task.wanted or self.chat.unanswered(owner, conversation_id)
-            said = self.chat.said(owner, conversation_id, wanted)
+        chat = self.core.chat
+        with self.core.tasks.begin(owner, conversation_id, requested=True) as task:
+            target = task.target = task.target or chat.unanswered(owner, conversation_id)
+            before = chat.progress(owner, conversation_id, target)
             try:
-                yield from self.decoded(owner, conversation_id, preferences, task, wanted)
+                yield from self.decoded(owner, conversation_id, preferences, task, target)
                 return
             except EngineDied:
-                if self.chat.said(owner, conversation_id, wanted) != said:
+                if chat.progress(owner, conversation_id, target) != before:
                     raise
-            # Nothing of it was said: the next engine may do better.
-            yield from self.revival.awaited(task)
-            yield from self.decoded(owner, conversation_id, preferences, task, wanted)
+            # No text was lost, so the answer is tried once more with the next engine.
+            yield from self.core.revival.awaited(task)
+            yield from self.decoded(owner, conversation_id, preferences, task, target)
 
     def decoded(
         self,
@@ -165,34 +403,152 @@ class Answering:
         conversation_id: str,
         preferences: Preferences,
         task: Task,
-        wanted: Wanted,
+        target: AnswerTarget,
     ) -> Generator[Update | Waiting, None, None]:
-        """`answer`, as one task."""
-        yield from self.revival.loaded(task)
-        begun = self.chat.begun(owner, conversation_id, wanted)
+        yield from self.core.revival.loaded(task)
+        begun = self.core.chat.begun(owner, conversation_id, target)
         generation = chosen(begun, preferences) if begun else preferences.seeded()
         request = Request(
-            tuple(self.chat.prompt(owner, conversation_id, wanted.after)),
+            tuple(self.core.chat.prompt(owner, conversation_id, target.after)),
             (),
             generation,
             preferences.chosen(),
-            self.stacks.profile_for(generation.sampling),
+            self.core.stacks.profile_for(generation.sampling),
             owner,
             conversation_id,
         )
         if begun:
-            request = going_on(request, begun, self.engine.state.info)
+            request = continuing(request, begun, self.core.engine.state.info)
         recorder = Recorder(
-            self.stores.database,
+            self.core.database,
             owner,
             conversation_id,
-            wanted.after,
+            target.after,
             generation.sampling.seed,
-            lambda write: self.notices.keep(owner, write),
+            partial(self.core.notices.tried, owner),
             begun,
+            partial(self.core.notices.keep, owner),
         )
-        wiped = self.stores.past_answers.wiped[owner]
-        kept = Kept(owner, conversation_id, self.current.info, wiped)
-        stream = task.stop.start(lambda: self.engine.generate(request))
-        growing = Growing(request, stream, recorder, self.stores, self.history, kept, self.stacks)
+        stream = task.stop.start(lambda: self.core.engine.generate(request))
+        growing = Growing(self.core, request, stream, recorder)
         yield from growing.updates()
+        if preferences.check and growing.answered:
+            self.prove(owner, conversation_id, growing.answered)
+
+
+KEPT = 16
+"""How many finished answers to remember, for pages that have yet to see the end."""
+
+log = logging.getLogger(__name__)
+
+
+class Bell:
+    """Wakes waiters in event loops. Any thread may ring it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.listening: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    @contextmanager
+    def heard(self) -> Iterator[asyncio.Event]:
+        """An event of the running loop that every ring sets, until the block ends."""
+        event = asyncio.Event()
+        with self.lock:
+            self.listening[event] = asyncio.get_running_loop()
+        try:
+            yield event
+        finally:
+            with self.lock:
+                del self.listening[event]
+
+    def ring(self) -> None:
+        with self.lock:
+            for event, loop in self.listening.items():
+                with suppress(RuntimeError):  # The loop has ended, with its waiters.
+                    loop.call_soon_threadsafe(event.set)
+
+
+class Answer:
+    """One answer that pages can watch.
+
+    `ahead` is how many requests come before it in the queue, 0 once its turn has come; `loading`
+    says that one of them loads a model. `target` says which answer it is, None for an answer to the
+    last message. `update` is the answer so far, None before its first step. Once the answer is
+    `over` nothing changes any more, and `error` says what went wrong, "" if nothing did.
+    """
+
+    def __init__(self, owner: str, conversation: str, target: AnswerTarget | None = None) -> None:
+        self.owner, self.conversation, self.target = owner, conversation, target
+        self.token = secrets.token_urlsafe(18)
+        self.bell = Bell()
+        self.ahead, self.loading = 0, False
+        self.update: Update | None = None
+        self.error = ""
+        self.over = False
+
+    @property
+    def tokens(self) -> int:
+        return self.update.tokens if self.update else 0
+
+    @property
+    def message_id(self) -> str:
+        """The id of the answer's message, "" until it is stored."""
+        return self.update.recorder.message_id if self.update else ""
+
+    def run(self, items: Iterator[Update | Waiting]) -> None:
+        """Process the updates of the answer until it is over."""
+        try:
+            for item in items:
+                if isinstance(item, Waiting):
+                    self.ahead, self.loading = item.ahead, item.loading
+                else:
+                    self.ahead, self.update = 0, item
+                self.bell.ring()
+        except Cancelled:
+            pass  # It was stopped before its turn, so there is nothing to show.
+        except StrataError as error:
+            self.error = str(error)
+        except Exception as error:
+            log.exception("An answer broke off.")
+            self.error = f"The answer was interrupted: {error!r}. Its beginning is kept. Ask again."
+        finally:
+            self.over = True
+            self.bell.ring()
+
+
+class Generations:
+    """The answers of all owners. `answer` makes one, like `Answering.answer`; `target` says which
+    answer was requested last in a conversation."""
+
+    def __init__(
+        self,
+        answer: Callable[[str, str, Preferences], Iterator[Update | Waiting]],
+        target: Callable[[str, str], AnswerTarget | None] = lambda owner, conversation: None,
+    ) -> None:
+        self.answer, self.target = answer, target
+        self.known: dict[str, Answer] = {}
+        self.lock = threading.Lock()
+
+    def start(self, owner: str, conversation: str, preferences: Preferences) -> Answer:
+        """Start answering the last message of a conversation."""
+        begun = Answer(owner, conversation, self.target(owner, conversation))
+        with self.lock:
+            over = [answer for answer in self.known.values() if answer.over]
+            for answer in over[: max(0, len(over) - KEPT + 1)]:
+                del self.known[answer.token]
+            self.known[begun.token] = begun
+        items = self.answer(owner, conversation, preferences)
+        threading.Thread(target=begun.run, args=(items,), name="answer", daemon=True).start()
+        return begun
+
+    def find(self, owner: str, conversation: str) -> Answer | None:
+        """The unfinished answer of a conversation."""
+        with self.lock:
+            for answer in reversed(self.known.values()):
+                if (answer.owner, answer.conversation) == (owner, conversation) and not answer.over:
+                    return answer
+        return None
+
+    def get(self, token: str) -> Answer | None:
+        with self.lock:
+            return self.known.get(token)

@@ -5,35 +5,40 @@ text:
 
     Attached file: notes.md
     ```md
-    what is in the file
+    text of the file
     ```
 
-    what the user said
+    text of the user
 
-The fence has more backticks than any row of them in the file, so `split` finds the end of every
-block, and `join` and `split` undo each other. Nothing else is stored of a file: exports, copies and
-other programs keep it with the message.
+The fence is longer than any run of backticks in the file, so `split` finds the end of every block,
+and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
+copies and other programs keep it with the message.
+
+PDF files are read in the calling thread, within a time limit. The limit is checked at every drawing
+command, so even a page that never ends is stopped. pypdf itself limits what a file may unpack.
 """
 
+import io
 import re
 import secrets
 import threading
+import time
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from app.service.latest import Latest
-from app.service.pdf_text import pdf_text
-from engine.errors import PromptError
+from app.service.pages import Latest
+from engine.errors import PromptError, first_line
 
 MAX_BYTES = 20 * 2**20
 MAX_CHARACTERS = 1_000_000
-"""Of one file: about 250,000 tokens. Few models read more, and a page has to carry it."""
+"""The most characters of a file, about 250,000 tokens. Few models read more, and the page has to
+load them."""
 MAX_PENDING = 4 * MAX_CHARACTERS
-"""Characters of one owner's files that wait to be sent."""
+"""The most characters of one owner's files that wait to be sent."""
 OWNERS = 32
-"""Whose files are kept: a browser that leaves without sending says nothing."""
+"""The most owners whose files are kept, as browsers may leave without sending them."""
 MAX_NAME = 100
 LABEL = "Attached file: "
 HEAD = re.compile(rf"{LABEL}([^\n]+)\n(`{{3,}})([\w+-]*)\n")
@@ -50,7 +55,6 @@ class Attachment:
 
     @property
     def block(self) -> str:
-        """How it stands in a message."""
         rows = re.findall(r"`{3,}", self.text)
         fence = "`" * max((len(row) + 1 for row in rows), default=3)
         kind = PurePath(self.name).suffix[1:].lower()
@@ -68,12 +72,11 @@ class Pending:
 
 
 def join(files: Sequence[Attachment], text: str) -> str:
-    """A message of files and what was said with them."""
     return "\n\n".join([*(file.block for file in files), *([text] if text.strip() else [])])
 
 
 def split(content: str) -> tuple[list[Attachment], str]:
-    """The files of a message, and what was said with them."""
+    """The files of a message, and the text that was written with them."""
     files: list[Attachment] = []
     at = 0
     while head := HEAD.match(content, at):
@@ -85,14 +88,14 @@ def split(content: str) -> tuple[list[Attachment], str]:
     return files, content[at:]
 
 
-def said(content: str) -> str:
-    """What a message says beside its files, or else their names: its words in a list."""
+def without_files(content: str) -> str:
+    """The text of a message without its files, or their names if there is no text; for titles."""
     files, text = split(content)
     return text if text.strip() else ", ".join(file.name for file in files)
 
 
 def read(name: str, content: bytes) -> Attachment:
-    """The text of a file. Raises PromptError, in words, for what cannot be read."""
+    """Read the text of a file. Raises PromptError if it cannot be read."""
     name = clean_name(name)
     if len(content) > MAX_BYTES:
         raise PromptError(
@@ -113,14 +116,14 @@ def read(name: str, content: bytes) -> Attachment:
 
 
 def clean_name(name: str) -> str:
-    """A file's name as one short line, without folders and what cannot be seen."""
+    """A file's name as one short line, without folders and invisible characters."""
     last = re.split(r"[\\/]", name)[-1]
     seen = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in last)
     return " ".join(seen.split())[:MAX_NAME].strip() or "file"
 
 
 def decoded(name: str, content: bytes) -> str:
-    """Bytes as text, in the encoding that they say or show."""
+    """Bytes as text, by their byte order mark or the first encoding that fits."""
     wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
     for encoding in ("utf-16",) if wide else ("utf-8-sig", "cp1252", "latin-1"):
         try:
@@ -137,14 +140,14 @@ def decoded(name: str, content: bytes) -> str:
 
 
 class Attachments:
-    """The files that wait to be sent, in memory, by their owners."""
+    """The files that wait to be sent, in memory, by owner."""
 
     def __init__(self) -> None:
         self.waiting: Latest[str, dict[str, Pending]] = Latest(OWNERS)
         self.lock = threading.Lock()
 
     def add(self, owner: str, files: Sequence[Attachment]) -> list[Pending]:
-        """Keep files for a message to come. The oldest go where there are too many."""
+        """Keep files for a later message. If there are too many, the oldest are dropped."""
         added = [
             Pending(secrets.token_urlsafe(9), file, len(file.text.encode("utf-8", "replace")))
             for file in files
@@ -157,17 +160,17 @@ class Attachments:
         return added
 
     def message(self, owner: str, keys: Sequence[str], text: str) -> str:
-        """The message that files and a text make. Raises PromptError where a file is gone."""
+        """A message of files and a text. Raises PromptError if a file is no longer kept."""
         with self.lock:
             kept = self.waiting.get(owner, {})
             found = [kept.get(key) for key in keys]
-        there = [each.file for each in found if each]
-        if len(there) < len(found):
+        files = [each.file for each in found if each]
+        if len(files) < len(found):
             raise PromptError(
-                "An attached file is no longer there: the program was started again, or others "
-                "took its place. Remove it and attach it again."
+                "An attached file is no longer available: the program was restarted, or newer "
+                "files replaced it. Remove it and attach it again."
             )
-        return join(there, text)
+        return join(files, text)
 
     def drop(self, owner: str, keys: Sequence[str]) -> None:
         """Forget files that were sent or removed."""
@@ -178,5 +181,65 @@ class Attachments:
 
 
 def length(pending: Pending) -> int:
-    """Characters of a file that waits."""
     return len(pending.file.text)
+
+
+SECONDS = 20.0
+MAX_PAGES = 3_000
+
+
+class TooLong(Exception):
+    """Reading took longer than its time limit."""
+
+
+def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
+    """The text of all pages. Raises PromptError for a file that is encrypted, damaged, too long, or
+    holds only pictures."""
+    from pypdf import PdfReader
+    from pypdf.errors import PyPdfError
+
+    end = time.monotonic() + seconds
+
+    def in_time(*_: object) -> None:
+        if time.monotonic() > end:
+            raise TooLong
+
+    pages: list[str] = []
+    try:
+        reader = PdfReader(io.BytesIO(content))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise PromptError(
+                f"{name} is encrypted. Save it without a password, and attach that file."
+            )
+        count = len(reader.pages)
+        if count > MAX_PAGES:
+            raise PromptError(
+                f"{name} has {count:,} pages, and at most {MAX_PAGES:,} can be read. Attach a part."
+            )
+        for page in reader.pages:
+            in_time()
+            pages.append(page.extract_text(visitor_operand_before=in_time).strip())
+    except PromptError:
+        raise
+    except TooLong:
+        raise PromptError(
+            f"Reading {name} took more than {seconds:.0f} seconds: {len(pages):,} pages were read "
+            "by then. Attach a part of it, or its text."
+        ) from None
+    except Exception as error:
+        # For a damaged file pypdf may raise almost any error, even RecursionError.
+        if "cryptography" in str(error):
+            raise PromptError(
+                f"{name} is encrypted. Save it without a password, and attach that file."
+            ) from error
+        kind = "damaged" if isinstance(error, PyPdfError) else "damaged, or of an unknown kind"
+        raise PromptError(
+            f"{name} cannot be read as PDF: it is {kind} ({first_line(error)}). Open it elsewhere "
+            "and attach its text."
+        ) from error
+    if not any(pages):
+        raise PromptError(
+            f"{name} holds no text: its {len(pages):,} pages are pictures. Have the text "
+            "recognised (OCR) elsewhere, and attach that."
+        )
+    return "\n\n".join(page for page in pages if page)

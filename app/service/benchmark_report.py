@@ -1,16 +1,21 @@
-"""What the results of a benchmark say: figures per method and category, and against another run.
+"""The report of a benchmark: figures per method and category, comparisons with another run, and
+files.
 
-Only questions count that every method has answered, so that all figures of a benchmark are of the
-same questions. There is one definition of speedup (engine/compare.py). A question that was asked
-several times counts with its median time.
+Only questions that every method has answered count, so that all figures of a benchmark are about
+the same questions. There is one definition of speedup (engine/compare.py). A repeated question
+counts with its median time.
 """
 
+import csv
+import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from statistics import median, quantiles
 from typing import Any
 
+from app.service.exports import harmless
 from engine.compare import Speedup, overall
 from engine.errors import SettingError, StorageError
 from engine.methods import PLAIN, Method, method_named
@@ -20,17 +25,17 @@ from engine.types import Question
 from storage.benchmarks import Benchmark, Result
 
 DROP = 0.10
-"""So much less than in the last run is told."""
+"""A loss of more than this share since the last run is reported."""
 FEWEST = 4
-"""Questions before quartiles, or a comparison with the last run, mean something."""
+"""The fewest questions for quartiles, or for a comparison with the last run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: every question, by every method, so many times.
+    """What is measured: every question by every method, `repeats` times.
 
-    `title` names the questions. With `known` the drafters begin with what the model said to the
-    user before; else with nothing, as on the first day.
+    `title` names the questions. With `known` the drafters begin with the user's past answers, else
+    with empty databases.
     """
 
     title: str
@@ -42,11 +47,10 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """How many answers that takes."""
         return len(self.questions) * len(self.methods) * self.repeats
 
     def mapping(self) -> dict[str, Any]:
-        """How is asked, as JSON values. The questions are stored beside it."""
+        """The settings of the benchmark, as JSON values. Its questions are stored separately."""
         methods = [{"name": m.name, "drafting": asdict(m.drafting)} for m in self.methods]
         return {
             "methods": methods,
@@ -57,7 +61,7 @@ class Plan:
 
 
 def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
-    """The plan of a stored benchmark. Raises StorageError for one that is damaged."""
+    """The plan of a stored benchmark. Raises StorageError if it is damaged."""
     values = benchmark.plan
     try:
         generation = dict(values["generation"])
@@ -83,7 +87,7 @@ def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """One question by one method: the medians of its repeats. `answer` is that of the first."""
+    """One question by one method: the medians of its repeats, and the first answer."""
 
     tokens: int
     forwards: int
@@ -97,7 +101,6 @@ class Typical:
 
     @classmethod
     def of(cls, runs: Sequence[Result]) -> "Typical":
-        """The typical one of several runs."""
         first = runs[0]
         return cls(
             first.tokens,
@@ -113,16 +116,16 @@ class Typical:
 
 
 Measured = Mapping[int, Mapping[str, Typical]]
-"""Of each question that all methods have answered, by its place, what each method did."""
+"""The result of each method, by the position of each question that all methods answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one method did with some questions.
+    """The figures of one method for some questions.
 
-    `speedup` is UNKNOWN without plain decoding. `quartiles` are of the speedups of single questions
-    (lower, median, upper), None for few of them. `identical` of `compared` answers are those of
-    plain decoding; `compared` is 0 where another text is no fault, or where nothing was plain.
+    `speedup` is UNKNOWN without plain decoding. `quartiles` (lower, median, upper) are of the
+    speedups of single questions, None for few of them. Of `compared` answers `identical` equal
+    those of plain decoding; `compared` is 0 if another text is no fault, or without plain decoding.
     """
 
     method: str
@@ -142,7 +145,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark with its figures: of all questions, and by category."""
+    """A benchmark with its figures for all questions, and by category."""
 
     benchmark: Benchmark
     plan: Plan
@@ -157,7 +160,6 @@ class Report:
 
 
 def report(benchmark: Benchmark, plan: Plan, results: Sequence[Result]) -> Report:
-    """What there is to say of a benchmark by now."""
     measured = complete(plan, results)
     kinds: dict[str, list[int]] = defaultdict(list)
     for position in measured:
@@ -181,7 +183,6 @@ def report(benchmark: Benchmark, plan: Plan, results: Sequence[Result]) -> Repor
 
 
 def complete(plan: Plan, results: Sequence[Result]) -> dict[int, dict[str, Typical]]:
-    """The questions that every method has answered, at least once."""
     found: dict[int, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         if not result.problem and result.tokens:
@@ -195,14 +196,13 @@ def complete(plan: Plan, results: Sequence[Result]) -> dict[int, dict[str, Typic
 
 
 def figures_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[Figures, ...]:
-    """The figures of every method over the questions at these places."""
     if not places:
         return ()
     return tuple(figures(plan, measured, places, method) for method in plan.methods)
 
 
 def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Method) -> Figures:
-    """What one method did with the questions at these places."""
+    """The figures of one method for the questions at these positions."""
     own = [measured[at][method.name] for at in places]
     plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
     tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)
@@ -231,7 +231,6 @@ def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Metho
 
 
 def rate(count: int, over: float) -> float:
-    """So many per unit; 0 where nothing was measured."""
     return count / over if over else 0.0
 
 
@@ -250,8 +249,8 @@ def spread(plain: Sequence[Typical], own: Sequence[Typical]) -> tuple[float, flo
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A method that lost more than DROP since the last run: in its speed (tokens per second), or in
-    its speedup. `plain` is what plain decoding lost of its speed, None where that is not known."""
+    """A method that lost more than DROP since the last run, in its speed (tokens per second) or its
+    speedup. `plain` is the loss of plain decoding's speed, None if unknown."""
 
     method: str
     what: str
@@ -261,12 +260,11 @@ class Drop:
 
     @property
     def share(self) -> float:
-        """What it lost, from 0 to 1."""
         return 1 - self.now / self.before
 
 
 def differences(one: Benchmark, other: Benchmark) -> list[str]:
-    """What two benchmarks do not share, in words: then a change may come from that."""
+    """What differs between two benchmarks, and may explain a change of the figures."""
     shared = {
         "model": one.fingerprint == other.fingerprint,
         "machine": one.machine == other.machine,
@@ -278,7 +276,7 @@ def differences(one: Benchmark, other: Benchmark) -> list[str]:
 
 
 def comparable(one: Benchmark, other: Benchmark) -> bool:
-    """Whether two benchmarks asked one model the same, on one machine, with the same settings."""
+    """Whether two benchmarks have the same model, machine, questions and settings."""
     return not differences(one, other)
 
 
@@ -286,8 +284,8 @@ Sides = tuple[dict[Method, Figures], dict[Method, Figures]]
 
 
 def shared(one: Report, other: Report) -> Sides:
-    """The figures of the methods that two benchmarks of the same questions share, over those that
-    both have answered. A method is the same where it drafts with the same settings."""
+    """The figures of the methods that two benchmarks of the same questions share, over the
+    questions that both have answered. Methods are equal if their drafting settings are equal."""
     both = [place for place in one.measured if place in other.measured]
     methods = [method for method in one.plan.methods if method in other.plan.methods]
     if not both:
@@ -300,7 +298,7 @@ def shared(one: Report, other: Report) -> Sides:
 
 
 def drops(now: Report, before: Report) -> list[Drop]:
-    """What became slower by more than DROP, over the questions that both have answered."""
+    """The methods that became slower by more than DROP, over the questions that both answered."""
     new, old = shared(now, before)
     plain = None
     if PLAIN in new:
@@ -315,3 +313,99 @@ def drops(now: Report, before: Report) -> list[Drop]:
             if then and here and here < (1 - DROP) * then:
                 found.append(Drop(method.name, what, then, here, plain))
     return found
+
+
+COLUMNS = (
+    "question_id",
+    "category",
+    "method",
+    "repeat",
+    "tokens",
+    "steps",
+    "drafted",
+    "accepted",
+    "seconds",
+    "decode_seconds",
+    "first_token_seconds",
+    "tokens_per_second",
+    "tokens_per_step",
+    "same_text",
+    "disturbed",
+    "problem",
+)
+
+
+def as_csv(report: Report, results: Sequence[Result]) -> str:
+    """One row per answer. Names may come from a foreign file, so formulas in them are disarmed."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows(report, results):
+        writer.writerow({name: plain_text(value) for name, value in row.items()})
+    return text.getvalue()
+
+
+def plain_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return harmless(value)
+    return "" if value is None else value
+
+
+def rows(report: Report, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    base = {r.position: r.answer for r in reversed(results) if r.method == PLAIN.name}
+    for result in results:
+        if result.position >= len(report.plan.questions):
+            continue
+        question = report.plan.questions[result.position]
+        plain = base.get(result.position)
+        answers = result.tokens and not result.problem
+        yield {
+            "question_id": question.id,
+            "category": question.category,
+            "method": result.method,
+            "repeat": result.repeat + 1,
+            "tokens": result.tokens,
+            "steps": result.forwards,
+            "drafted": result.drafted,
+            "accepted": result.kept,
+            "seconds": result.seconds,
+            "decode_seconds": result.decode_seconds,
+            "first_token_seconds": result.first_seconds,
+            "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+            "tokens_per_step": result.tokens / result.forwards if result.forwards else None,
+            "same_text": result.answer == plain if plain is not None and answers else None,
+            "disturbed": result.disturbed,
+            "problem": result.problem,
+        }
+
+
+def as_json(report: Report, results: Sequence[Result]) -> dict[str, Any]:
+    """The whole benchmark: its conditions, its figures, and every answer."""
+    benchmark = report.benchmark
+    return {
+        "format": "strata-benchmark",
+        "version": benchmark.version,
+        "date": datetime.fromtimestamp(benchmark.created, UTC).isoformat(timespec="seconds"),
+        "questions": benchmark.title,
+        "asked": benchmark.asked,
+        "model": benchmark.model,
+        "fingerprint": benchmark.fingerprint,
+        "machine": benchmark.machine,
+        "plan": dict(benchmark.plan),
+        "runs": benchmark.runs,
+        "done": benchmark.done,
+        "disturbed": report.disturbed,
+        "questions_complete": report.complete,
+        "all": [figures_mapping(figures) for figures in report.figures],
+        "categories": {
+            name: [figures_mapping(each) for each in own] for name, own in report.categories.items()
+        },
+        "failed": [{"question_id": name, "problem": why} for name, why in report.failed],
+        "results": list(rows(report, results)),
+    }
+
+
+def figures_mapping(figures: Figures) -> dict[str, Any]:
+    values = asdict(figures)
+    speedup = values.pop("speedup")
+    return {**values, "speedup": speedup["whole"], "decode_speedup": speedup["decoding"]}

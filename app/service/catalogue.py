@@ -1,4 +1,5 @@
-"""Open models that fit together: a target with drafts of its vocabulary, and what they will need.
+"""Open models that fit together: targets with draft models of the same vocabulary, and their
+memory.
 
 The facts are in assets/catalogue.json, each with the addresses it comes from. Reading is strict: an
 unknown name, a missing one or a figure that cannot be is an error. `python -m
@@ -6,63 +7,113 @@ app.service.catalogue` prints the table of docs/models.md.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from assets import ASSETS
 from engine.errors import ModelError
 from engine.models.formats import format_of
 from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
+from storage.validation import Outside, problem_of, quoted, refusal
 
 FILE = ASSETS / "catalogue.json"
 STARTER, STARTER_FOLDER = "Qwen3 0.6B", "SmolLM2 360M"
-"""At most 1 GB to download, under a licence that allows every use."""
+"""Small models of at most 1 GB to download, under a licence that allows every use."""
 TABLE_CONTEXT = 8192
-"""Tokens for which the table tells the memory."""
+"""The context length for which the table gives the memory."""
 HALF, FULL = 2, 4
 """Bytes of a float16 and of a float32."""
-BYTES_ARE = ("published", "estimated")
 STATES = 1 + 8 + 4
-"""States that a model of such layers keeps of a text: its end, that of its last tokens, so that a
-rejected draft is undone, and where a later prompt may want to go on."""
+"""How many states of a text a hybrid model keeps: its end, its last tokens, so that a rejected
+draft can be undone, and places where a later prompt may continue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """So many layers of one shape, each with a cache of its own."""
-
-    count: int
-    key_heads: int
-    head_size: int
+def on_the_hub(source: str) -> str:
+    if hub_file(source) is None and source.count("/") != 1:
+        raise refusal(f"The source {source!r} is not a name on the hub.")
+    return source
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """One model of a family. `bytes` are those of its weight files, `context` what it can read.
+def given(value: object) -> object:
+    if value is None:
+        raise refusal("A value that may be left out is null. Leave it out.")
+    return value
 
-    `layers` are those that attend. The others of a hybrid remember a text as a state, of
-    `state_bytes` together; drafts for it are chains. `processor` is the same model in a type of
-    weights that verifies faster on a processor, where there is such a file.
+
+Text = Annotated[str, Field(pattern=r"\S", description="a text that says something")]
+Address = Annotated[str, Field(pattern="^https://", description="an https address")]
+Whole = Annotated[int, Field(ge=1, description="a whole number from 1")]
+Several = Field(strict=False)
+"""For tuples, as JSON has only lists."""
+
+
+class Listed(Outside):
+    """Base of all objects in the file; an undeclared name is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Layers(Listed):
+    """`count` layers of one shape, each with its own cache."""
+
+    count: Whole
+    key_heads: Whole
+    head_size: Whole
+
+
+class Sized(Listed):
+    """Something with a file size, which is published or estimated."""
+
+    bytes: Whole
+    bytes_are: Literal["published", "estimated"]
+
+    @property
+    def estimated(self) -> bool:
+        return self.bytes_are == "estimated"
+
+
+class File(Sized):
+    """The weights of a model: a repository on the hub, or one GGUF file of a repository."""
+
+    source: Annotated[Text, AfterValidator(on_the_hub)]
+
+
+class Model(File):
+    """One model of a family. `bytes` is the size of its weight files, `context` its longest
+    context.
+
+    `layers` are its attention layers. The other layers of a hybrid keep a text as a state, of
+    `state_bytes` in total; drafts for it are chains. `processor` is a file of the same model with
+    weights that verify faster on a processor, if there is one.
     """
 
-    name: str
-    source: str
-    parameters: int
-    bytes: int
-    estimated: bool
-    context: int
-    layers: tuple[Layers, ...]
-    state_bytes: int = 0
-    processor: "Model | None" = None
+    name: Text
+    parameters: Whole
+    context: Whole
+    layers: Annotated[tuple[Layers, ...], Several, Field(min_length=1)]
+    state_bytes: Whole = 0
+    processor: Annotated[File | None, BeforeValidator(given)] = None
 
-    def on(self, device: str) -> "Model":
-        """The file of it that is best for a device."""
-        return self.processor if self.processor and device == "cpu" else self
+    def on(self, device: str) -> Self:
+        """The model with the file that is best for a device."""
+        if self.processor is None or device != "cpu":
+            return self
+        return self.model_copy(update={**dict(self.processor), "processor": None})
 
     def need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
-        """What it takes with a cache for so many tokens, by formula, before any download.
+        """The memory with a cache for `context_length` tokens, by a formula, before any download.
 
         On a GPU that is the weights as they are in the file, and layers x 2 x key heads x head size
         numbers of 2 bytes for each token. On the processor ("cpu") the cache is in float32, as are
@@ -77,41 +128,64 @@ class Model:
         return Need(self.parameters, weights, cache)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What a target brings to guess ahead with. `bytes` are those of a file of its own, which is
-    downloaded together with the target; 0 where it is in the target's file."""
+class Head(Sized):
+    """The drafting head of a target. `bytes` is the size of its own file, which is downloaded with
+    the target, or 0 if it is part of the target's file."""
 
-    name: str
-    bytes: int = 0
-    estimated: bool = False
+    name: Text
+    bytes: Whole = 0
+    bytes_are: Literal["published", "estimated"] = "published"
+
+    @model_validator(mode="after")
+    def whole(self) -> Self:
+        """`bytes` and `bytes_are` must be given together."""
+        if len({"bytes", "bytes_are"} & self.model_fields_set) == 1:
+            raise refusal("The head has one of 'bytes' and 'bytes_are'. Give both, or none.")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Listed):
     """A family: the target, its drafts from the smallest on, and those suggested to begin with.
 
     `alone` says why it has no draft models, "" where it has some. The databases draft for any.
     """
 
-    name: str
-    maker: str
-    licence: str
-    licence_address: str
-    description: str
+    name: Text
+    maker: Text
+    licence: Text
+    licence_address: Address
+    description: Text
     target: Model
-    drafts: tuple[Model, ...]
-    stack: tuple[Model, ...]
+    drafts: Annotated[tuple[Model, ...], Several]
+    suggested: Annotated[tuple[str, ...], Several] = Field(alias="stack")
     alone: str
-    sources: tuple[str, ...]
-    head: Head | None = None
+    sources: Annotated[tuple[Address, ...], Several] = Field(
+        min_length=1, description="a list of https addresses"
+    )
+    head: Annotated[Head | None, BeforeValidator(given)] = None
 
-    def on(self, device: str) -> "Entry":
+    @model_validator(mode="after")
+    def in_order(self) -> Self:
+        """Its drafts are smaller than the target, and ordered."""
+        sizes = [each.parameters for each in (*self.drafts, self.target)]
+        if sizes != sorted(set(sizes)):
+            raise refusal("The drafts are not smaller ones in the order of their size.")
+        if tuple(draft.name for draft in self.stack) != self.suggested:
+            stack = ", ".join(self.suggested)
+            raise refusal(f"The stack ({stack}) is not some of its drafts in their order.")
+        if bool(self.alone) == bool(self.drafts):
+            raise refusal("It has to have drafts, or in 'alone' the reason why it has none.")
+        return self
+
+    @property
+    def stack(self) -> tuple[Model, ...]:
+        return tuple(draft for draft in self.drafts if draft.name in self.suggested)
+
+    def on(self, device: str) -> Self:
         """The family with the file of its target that is best for a device."""
-        return replace(self, target=self.target.on(device))
+        return self.model_copy(update={"target": self.target.on(device)})
 
     def alone_need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
-        """What the target takes, its head included."""
         need = self.target.need(context_length, device, half)
         return replace(need, weights=need.weights + (self.head.bytes if self.head else 0))
 
@@ -137,7 +211,7 @@ def entries() -> tuple[Entry, ...]:
 
 
 def starter(gguf: bool) -> Entry:
-    """The small model that is offered beside the demonstration model, which knows things; a folder
+    """The small model with general knowledge that is offered with the demonstration model; a folder
     where GGUF files cannot be read. Raises ModelError."""
     name = STARTER if gguf else STARTER_FOLDER
     found = next((each for each in entries() if each.name == name), None)
@@ -148,7 +222,9 @@ def starter(gguf: bool) -> Entry:
 
 def parse(found: object) -> tuple[Entry, ...]:
     """The entries of a parsed file. Raises ModelError, which names the entry and what is wrong."""
-    read = tuple(entry(Fields(value, "an entry")) for value in items(found, "the file"))
+    if not isinstance(found, list):
+        raise unusable(f"it is {quoted(found)}, not a list")
+    read = tuple(map(entry, found))
     names = [each.name for each in read]
     sizes = [each.target.parameters for each in read]
     if len(set(names)) < len(names):
@@ -158,157 +234,14 @@ def parse(found: object) -> tuple[Entry, ...]:
     return read
 
 
-class Fields:
-    """The named values of one object in the file; each is read once, none may be left over."""
-
-    def __init__(self, values: object, where: str) -> None:
-        if not isinstance(values, Mapping):
-            raise unusable(f"{where} is {values!r}, not an object")
-        self.values = dict(values)
-        self.where = f"{where} ({self.values['name']!r})" if "name" in self.values else where
-
-    def take(self, name: str) -> object:
-        """The value of that name, of whatever kind."""
-        if name not in self.values:
-            raise unusable(f"{self.where} has no {name!r}")
-        return self.values.pop(name)
-
-    def text(self, name: str, empty: bool = False) -> str:
-        """A text, which has to say something unless it may be `empty`."""
-        value = self.take(name)
-        if not isinstance(value, str) or not (value.strip() or empty):
-            raise unusable(f"{name!r} of {self.where} is {value!r}, not a text")
-        return value
-
-    def address(self, name: str) -> str:
-        """A text that begins with https://."""
-        value = self.text(name)
-        if not value.startswith("https://"):
-            raise unusable(f"{name!r} of {self.where} is {value!r}, not an https address")
-        return value
-
-    def given(self, name: str) -> bool:
-        """Whether there is such a value, of those that may be left out."""
-        return name in self.values
-
-    def whole(self, name: str) -> int:
-        """A whole number from 1."""
-        value = self.take(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise unusable(f"{name!r} of {self.where} is {value!r}, not a whole number from 1")
-        return value
-
-    def items(self, name: str) -> Sequence[object]:
-        """A list."""
-        return items(self.take(name), f"{name!r} of {self.where}")
-
-    def done(self) -> None:
-        """Raise ModelError if a name was not read."""
-        for name in self.values:
-            raise unusable(f"{self.where} has the unknown name {name!r}")
-
-
-def items(value: object, where: str) -> Sequence[object]:
-    """A list of the file."""
-    if not isinstance(value, list):
-        raise unusable(f"{where} is {value!r}, not a list")
-    return value
-
-
-def entry(fields: Fields) -> Entry:
-    """One family; its drafts have to be smaller than the target, and ordered."""
-    name = fields.text("name")
-    target = model(Fields(fields.take("target"), f"the target of {name!r}"))
-    drafts = [model(Fields(value, f"a draft of {name!r}")) for value in fields.items("drafts")]
-    known = {draft.name: draft for draft in drafts}
-    sizes = [each.parameters for each in (*drafts, target)]
-    if sizes != sorted(set(sizes)):
-        raise unusable(f"the drafts of {name!r} are not smaller ones in the order of their size")
-    stack = [str(value) for value in fields.items("stack")]
-    if [draft for draft in known if draft in stack] != stack:
-        raise unusable(f"the stack of {name!r} is {stack!r}, not some of its drafts in their order")
-    alone = fields.text("alone", empty=True)
-    if bool(alone) == bool(drafts):
-        raise unusable(f"{name!r} has to have drafts, or in 'alone' the reason why it has none")
-    addresses = fields.items("sources")
-    read = Entry(
-        name,
-        fields.text("maker"),
-        fields.text("licence"),
-        fields.address("licence_address"),
-        fields.text("description"),
-        target,
-        tuple(drafts),
-        tuple(known[draft] for draft in stack),
-        alone,
-        tuple(Fields({"source": value}, name).address("source") for value in addresses),
-        head(Fields(fields.take("head"), f"the head of {name!r}"))
-        if fields.given("head")
-        else None,
-    )
-    if not read.sources:
-        raise unusable(f"{name!r} names no sources")
-    fields.done()
-    return read
-
-
-def head(fields: Fields) -> Head:
-    """What a target brings to guess ahead with; one in a file of its own has a size."""
-    read = Head(fields.text("name"))
-    if fields.given("bytes"):
-        read = Head(read.name, fields.whole("bytes"), estimated(fields))
-    fields.done()
-    return read
-
-
-def model(fields: Fields) -> Model:
-    """One model; its source is a repository on the hub or one GGUF file of a repository."""
-    read = Model(
-        fields.text("name"),
-        hub_source(fields),
-        fields.whole("parameters"),
-        fields.whole("bytes"),
-        estimated(fields),
-        fields.whole("context"),
-        tuple(layers(Fields(value, fields.where)) for value in fields.items("layers")),
-        fields.whole("state_bytes") if fields.given("state_bytes") else 0,
-    )
-    if not read.layers:
-        raise unusable(f"{fields.where} has no layers")
-    if fields.given("processor"):
-        read = replace(read, processor=other_file(read, Fields(fields.take("processor"), "a file")))
-    fields.done()
-    return read
-
-
-def other_file(read: Model, fields: Fields) -> Model:
-    """The same model from another file."""
-    values = hub_source(fields), fields.whole("bytes"), estimated(fields)
-    fields.done()
-    return replace(read, source=values[0], bytes=values[1], estimated=values[2])
-
-
-def hub_source(fields: Fields) -> str:
-    """Where a model is on the hub."""
-    source = fields.text("source")
-    if hub_file(source) is None and source.count("/") != 1:
-        raise unusable(f"'source' of {fields.where} is {source!r}, not a name on the hub")
-    return source
-
-
-def estimated(fields: Fields) -> bool:
-    """Whether the bytes of a file are an estimate."""
-    kind = fields.text("bytes_are")
-    if kind not in BYTES_ARE:
-        raise unusable(f"'bytes_are' of {fields.where} is {kind!r}, not {' or '.join(BYTES_ARE)}")
-    return kind == "estimated"
-
-
-def layers(fields: Fields) -> Layers:
-    """Some layers of a model."""
-    read = Layers(fields.whole("count"), fields.whole("key_heads"), fields.whole("head_size"))
-    fields.done()
-    return read
+def entry(value: object) -> Entry:
+    """One family. Raises ModelError."""
+    try:
+        return Entry.model_validate(value)
+    except ValidationError as error:
+        name = value.get("name") if isinstance(value, dict) else value
+        text = problem_of(error, Entry).text.removesuffix(".")
+        raise unusable(f"in the entry {quoted(name)}, {text}") from error
 
 
 def unusable(problem: str) -> ModelError:
@@ -354,13 +287,11 @@ def table(found: Iterable[Entry]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def size(each: Model) -> str:
-    """The size of a model's files, with a mark where it is an estimate."""
+def size(each: File) -> str:
     return f"{'about ' if each.estimated else ''}{gigabytes(each.bytes)}"
 
 
 def gigabytes(count: int) -> str:
-    """Bytes for people."""
     return f"{count / 1e9:.1f} GB"
 
 

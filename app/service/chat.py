@@ -1,50 +1,104 @@
-"""Conversations: what the user says, says anew and takes back, and what the model reads of it.
+"""Conversations: what the user says, edits and takes back, and what the model reads of it.
 
-What the user said is stored before anything is decoded. A message that cannot be answered is
-refused, with nothing stored. What is said or answered anew stands beside what was there before, and
-what is deleted can be brought back for an hour.
+A user's message is stored before anything is decoded. A message that cannot be answered is refused,
+and nothing is stored. An edited message, or another answer, becomes a further version of the
+earlier one. A deletion can be undone for an hour, which also restores what is needed to prove the
+last answer.
 """
 
-from collections.abc import Callable
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from app.service.attachments import said
-from app.service.continuing import Begun, begun
-from app.service.history import History
+from app.service.attachments import without_files
+from app.service.history import Answered, Begun, History, begun
+from app.service.jobs import AnswerTarget, Task, Tasks
+from app.service.pages import THE_LIST, Latest, ListRevisions
 from app.service.revival import Revival
-from app.service.tasks import Tasks, Wanted
-from app.service.titles import title_of
-from app.service.trash import Trash
-from engine.engine import Engine
-from engine.errors import EngineDied, ModelError, PromptError
+from engine.engine import Engine, Measured, Request
+from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
 from engine.loaded import NO_MODEL
-from engine.types import Message
+from engine.methods import METHODS
+from engine.prompt import Size
+from engine.queue import Waiting
+from engine.settings import Generation, Sampling
+from engine.types import Message, Step
+from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.drafting import ContextStore
+from storage.imports import title_of
+
+
+class Trash:
+    """Purges deletions when they can no longer be undone.
+
+    Deletions that are left when the program ends are purged when it starts again.
+    """
+
+    def __init__(self, engine: Engine, database: Database, history: History) -> None:
+        self.engine, self.database, self.history = engine, database, history
+        self.proofs: Latest[str, tuple[tuple[str, str], Answered]] = Latest()
+        """The data for proving the last answers of deleted conversations, by undo token."""
+        self.timer: threading.Timer | None = None
+        self.lock = threading.Lock()
+
+    def remember(self, token: str, owner: str, conversation_id: str = "") -> None:
+        answered = self.history.last.pop((owner, conversation_id), None)
+        if answered is not None:
+            self.proofs[token] = (owner, conversation_id), answered
+        self.watch()
+
+    def recall(self, token: str) -> None:
+        key, answered = self.proofs.pop(token, (None, None))
+        if key is not None and answered is not None:
+            self.history.last[key] = answered
+
+    def watch(self) -> None:
+        oldest = deletions.oldest(self.database)
+        with self.lock:
+            if self.timer is not None or oldest is None:
+                return
+            seconds = max(0.0, oldest + deletions.SECONDS - time.time()) + 1.0
+            self.timer = threading.Timer(seconds, self.sweep)
+            self.timer.daemon = True
+            self.timer.start()
+
+    def sweep(self) -> None:
+        with self.lock:
+            self.timer = None
+        with suppress(StorageError):  # A closed or locked database is purged at the next start.
+            for deletion in deletions.purge(self.database, deletions.SECONDS):
+                self.proofs.pop(deletion.token, None)
+                self.history.last.pop(deletion[:2], None)
+                self.engine.forget(deletion.owner, deletion.conversation)
+            self.watch()
+
 
 UNTITLED = "New conversation"
 NOTHING_SAID = "There is no message to answer yet. Write something first."
 
 
 class Chat:
-    """See the module's docstring."""
-
     def __init__(
         self, engine: Engine, database: Database, tasks: Tasks, history: History, revival: Revival
     ) -> None:
         self.engine, self.database = engine, database
         self.tasks, self.revival = tasks, revival
         self.trash = Trash(engine, database, history)
+        self.lists = ListRevisions()
         self.deleted: Callable[[str, str], None] = lambda owner, conversation: None
-        """Told of a conversation that is being deleted."""
+        """Called with the owner and the id of a conversation that is being deleted."""
 
     def conversations(self, owner: str) -> Conversations:
-        """The owner's conversations."""
         return Conversations(self.database, owner)
 
     def delete(self, owner: str, conversation_id: str) -> str:
-        """Delete a conversation with all that was derived from it but the model tier; what `undo`
-        takes to bring it back."""
+        """Delete a conversation, with everything derived from it except the model tier. Returns the
+        token for `undo`."""
         self.tasks.end(owner, conversation_id)
         self.deleted(owner, conversation_id)
         token = self.conversations(owner).delete(conversation_id)
@@ -53,10 +107,10 @@ class Chat:
         return token
 
     def delete_message(self, owner: str, conversation_id: str, message_id: str) -> str:
-        """Delete a message with all that follows it, in whatever version; what `undo` takes. An
-        answer under way to one of these ends."""
-        store, wanted = self.conversations(owner), self.tasks.wanted(owner, conversation_id)
-        last = wanted and (wanted.going_on or wanted.after)
+        """Delete a message and all versions of what follows it; returns the token for `undo`. An
+        unfinished answer to any of these messages is stopped."""
+        store, target = self.conversations(owner), self.tasks.target(owner, conversation_id)
+        last = target and (target.continues or target.after)
         if last and store.has(conversation_id, last):
             above = store.messages(conversation_id, pieces=False, to=last)
             if message_id in [message.id for message in above]:
@@ -65,54 +119,64 @@ class Chat:
         self.trash.remember(token, owner)
         return token
 
+    def wipe_context(self, owner: str, conversation_id: str) -> None:
+        """Forget the token log of a conversation; its messages stay."""
+        ContextStore(self.database, owner).clear(conversation_id)
+        self.engine.forget(owner, conversation_id)
+
     def undo(self, owner: str, token: str) -> str:
-        """Bring back what was deleted; the id of its conversation. Raises StorageError."""
+        """Undo a deletion; returns the id of the conversation. Raises StorageError."""
         conversation_id = self.conversations(owner).undo(token)
         self.trash.recall(token)
         return conversation_id
 
     def revision(self, owner: str, conversation_id: str) -> int:
-        """Grows with every change of a conversation: titles, messages, what is shown."""
-        return self.conversations(owner).revision(conversation_id)
+        """A number that grows with every change of a conversation: its title, its messages, the
+        versions shown. For THE_LIST it grows with every change of the list of conversations."""
+        store = self.conversations(owner)
+        if conversation_id == THE_LIST:
+            return self.lists.number(owner, store.outline)
+        return store.revision(conversation_id)
 
     def branch(self, owner: str, conversation_id: str, message_id: str) -> str:
-        """A new conversation that holds what leads to a message; its id."""
+        """Copy the messages up to this one into a new conversation; returns its id."""
         return self.conversations(owner).copy(conversation_id, message_id)
 
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
-        """Store what the user said; makes a conversation if there is none. Returns its id.
+        """Store a user's message, in a new conversation if there is none. Returns the
+        conversation's id.
 
         Raises PromptError, with nothing stored, for an empty message or one that cannot fit, and
-        Busy while too much of the owner's waits for the model.
+        Busy while too many of the owner's requests wait for the model.
         """
         self.check(owner, text)
         store = self.conversations(owner)
         if conversation_id is None:
             conversation_id = store.create().id
         if store.last(conversation_id) is None and store.get(conversation_id).title == UNTITLED:
-            store.rename(conversation_id, title_of(said(text)) or UNTITLED)
+            store.rename(conversation_id, title_of(without_files(text)) or UNTITLED)
         message = store.append(conversation_id, "user", text)
-        self.tasks.ask(owner, conversation_id, Wanted(message.id))
+        self.tasks.ask(owner, conversation_id, AnswerTarget(message.id))
         return conversation_id
 
     def check(self, owner: str, text: str) -> None:
         """Raise PromptError for a message that cannot be answered, and Busy.
 
-        While no model is there and one is being loaded, nobody knows how long a message may be:
-        that is found out when it is answered.
+        While the first model is being loaded, the longest possible message is not known yet, so its
+        length is checked when it is answered.
         """
         if not text.strip():
             raise PromptError("The message is empty. Write something first.")
-        if self.engine.state.there:
-            with suppress(EngineDied):  # It comes back, and then answers what was said meanwhile.
+        if self.engine.state.is_loaded:
+            with suppress(EngineDied):  # The engine restarts, and then answers.
                 self.engine.check(text)
                 self.engine.check_turn(owner)
         elif not self.revival.coming:
             raise ModelError(NO_MODEL)
 
     def edit(self, owner: str, conversation_id: str, message_id: str, text: str) -> str:
-        """Say something else in the place of a message of the user's; the new message's id. The
-        old one stays, with what followed it, as another version."""
+        """Replace a user's message; returns the id of the new message. The old message and what
+        followed it stay as another version."""
         self.check(owner, text)
         store = self.conversations(owner)
         with self.database.write():
@@ -121,29 +185,31 @@ class Chat:
                 raise PromptError(
                     "Only what you said can be edited. Answer the message before it again instead."
                 )
-            message = store.beside(conversation_id, message_id, "user", text)
+            message = store.add_version(conversation_id, message_id, "user", text)
             store.show(conversation_id, message.id)
-        self.tasks.ask(owner, conversation_id, Wanted(message.id))
+        self.tasks.ask(owner, conversation_id, AnswerTarget(message.id))
         return message.id
 
     def again(self, owner: str, conversation_id: str, message_id: str | None = None) -> None:
-        """Have a message of the user's answered again: that one, the one before that answer, or
-        the last one. The answers that it has stay as other versions."""
+        """Request another answer to a user's message. The earlier answers stay as other versions.
+
+        `message_id` is that message, or an answer to it; None means the last one.
+        """
         with suppress(EngineDied):
             self.engine.check_turn(owner)
         store = self.conversations(owner)
         messages = store.messages(conversation_id, pieces=False, to=message_id)
-        said = [message.id for message in messages if message.role == "user"]
-        if not said:
+        questions = [message.id for message in messages if message.role == "user"]
+        if not questions:
             raise PromptError(NOTHING_SAID)
         if message_id is not None:
             store.show(conversation_id, message_id)
-        self.tasks.ask(owner, conversation_id, Wanted(said[-1]))
+        self.tasks.ask(owner, conversation_id, AnswerTarget(questions[-1]))
 
     def go_on(self, owner: str, conversation_id: str) -> None:
-        """Have the last answer go on where it stopped; a last message without one is answered.
+        """Request a continuation of the last answer, or an answer if the last message has none.
 
-        Raises PromptError for one that the model ended by itself.
+        Raises PromptError for an answer that the model ended by itself.
         """
         with suppress(EngineDied):
             self.engine.check_turn(owner)
@@ -152,42 +218,42 @@ class Chat:
             raise PromptError(NOTHING_SAID)
         last = messages[-1]
         if last.role == "user":
-            wanted = Wanted(last.id)
+            target = AnswerTarget(last.id)
         else:
             if begun(self.database, owner, last).run.finish == "eos":
                 raise PromptError(
-                    "The model ended this answer, so there is no more of it. Answer the message "
-                    "again for another one."
+                    "The model ended this answer, so it cannot be continued. Answer the message "
+                    "again to get another one."
                 )
-            wanted = Wanted(last.parent, last.id)
-        self.tasks.ask(owner, conversation_id, wanted)
+            target = AnswerTarget(last.parent, last.id)
+        self.tasks.ask(owner, conversation_id, target)
 
-    def unanswered(self, owner: str, conversation_id: str) -> Wanted:
-        """An answer to the last message. Raises PromptError where there is none."""
+    def unanswered(self, owner: str, conversation_id: str) -> AnswerTarget:
+        """The target of an answer to the last message. Raises PromptError if there is none."""
         last = self.conversations(owner).last(conversation_id)
         if last is None:
             raise PromptError(NOTHING_SAID)
-        return Wanted(last)
+        return AnswerTarget(last)
 
-    def begun(self, owner: str, conversation_id: str, wanted: Wanted) -> Begun | None:
-        """The answer that is wanted, if it is one to go on with."""
-        if not wanted.going_on:
+    def begun(self, owner: str, conversation_id: str, target: AnswerTarget) -> Begun | None:
+        if not target.continues:
             return None
         store = self.conversations(owner)
-        return begun(self.database, owner, store.messages(conversation_id, to=wanted.going_on)[-1])
+        return begun(self.database, owner, store.messages(conversation_id, to=target.continues)[-1])
 
-    def said(self, owner: str, conversation_id: str, wanted: Wanted) -> object:
-        """What there is of a wanted answer: equal until there is more of it."""
+    def progress(self, owner: str, conversation_id: str, target: AnswerTarget) -> object:
+        """A value that changes when more of the requested answer is stored."""
         store = self.conversations(owner)
-        if wanted.going_on:
-            return store.messages(conversation_id, False, wanted.going_on)[-1].content
-        return store.following(conversation_id, wanted.after)
+        if target.continues:
+            return store.messages(conversation_id, False, target.continues)[-1].content
+        return store.following(conversation_id, target.after)
 
     def prompt(self, owner: str, conversation_id: str, to: str | None) -> list[Message]:
-        """The conversation up to a message as the model reads it, None: nothing of it; messages in
-        a row by one role become one.
+        """The conversation as the model reads it: the system prompt, and the messages up to `to`
+        (None: no messages).
 
-        Chat templates expect roles to take turns, and a stopped answer may be empty.
+        Consecutive messages of one role are joined and empty ones are left out, because chat
+        templates expect roles to take turns and a stopped answer may be empty.
         """
         store = self.conversations(owner)
         system = store.get(conversation_id).system_prompt.strip()
@@ -201,3 +267,100 @@ class Chat:
             else:
                 messages.append(Message(stored.role, stored.content))
         return messages
+
+
+CHARACTERS = 4
+"""Characters per token, for an estimate where no tokenizer is available; about right for
+English."""
+NEXT = "?"
+"""Placeholder for a message that is not written yet."""
+
+
+class Gauge:
+    def __init__(self, engine: Engine, chat: Chat, tasks: Tasks) -> None:
+        self.engine, self.chat, self.tasks = engine, chat, tasks
+
+    @property
+    def free(self) -> bool:
+        return self.engine.state.is_loaded and self.tasks.idle
+
+    def size(
+        self, owner: str, conversation: str | None, system: str, text: str, editing: str | None
+    ) -> Size | None:
+        """The size of the next prompt with this text as its last message, or in place of the
+        message `editing`. None while the model is busy or not loaded."""
+        if not self.free or not self.engine.state.info.context_length:
+            return None
+        with suppress(StrataError):
+            messages = self.messages(owner, conversation, system, editing)
+            if not messages and not text.strip():
+                return self.engine.measure(())
+            return self.engine.measure((*messages, Message("user", text.strip() or NEXT)))
+        return None
+
+    def messages(
+        self, owner: str, conversation: str | None, system: str, editing: str | None
+    ) -> Sequence[Message]:
+        if conversation is None:
+            return [Message("system", system)] if system.strip() else []
+        store = self.chat.conversations(owner)
+        messages = store.messages(conversation, pieces=False, to=editing)
+        before = messages[:-1] if editing else messages
+        if before:
+            return self.chat.prompt(owner, conversation, before[-1].id)
+        return self.messages(owner, None, store.get(conversation).system_prompt, None)
+
+    def counts(self, texts: Sequence[str]) -> list[tuple[int, bool]]:
+        """The number of tokens of each text, and whether it was counted and not estimated."""
+        if self.free and self.engine.state.info.server is None:
+            with suppress(StrataError):
+                return [(count, True) for count in self.engine.counts(texts)]
+        return [(-(-len(text) // CHARACTERS), False) for text in texts]
+
+
+QUOTED = 1_000
+"""Characters of each message that the model reads to find a title."""
+TOKENS = 24
+INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
+
+
+@dataclass(frozen=True, slots=True)
+class Titles:
+    """`gate` makes a task wait while another model is swapped in."""
+
+    engine: Engine
+    tasks: Tasks
+    conversations: Callable[[str], Conversations]
+    gate: Callable[[Task], Iterator[Waiting]]
+
+    def suggest(self, owner: str, conversation_id: str) -> str:
+        """Let the model find a title for a conversation, and store it. The request waits for its
+        turn, and drafting learns nothing from it.
+
+        Raises PromptError for an empty conversation, and if the model gives no usable title.
+        """
+        store = self.conversations(owner)
+        messages = store.messages(conversation_id, pieces=False)
+        first = [message for message in messages if message.content.strip()][:2]
+        if not first:
+            raise PromptError("Nothing was said in this conversation yet. Write something first.")
+        quoted = "\n\n".join(message.content.strip()[:QUOTED] for message in first)
+        generation = Generation(Sampling(temperature=0.0), max_tokens=TOKENS)
+        request = Request(
+            (Message("user", f"{quoted}\n\n{INSTRUCTION}"),),
+            generation=generation,
+            method=METHODS["plain"],
+            owner=owner,
+            measured=Measured(),
+        )
+        with self.tasks.begin(owner, f"title of {conversation_id}") as task:
+            for _ in self.gate(task):
+                pass
+            stream = task.stop.start(lambda: self.engine.generate(request))
+            steps = [event for event in stream if isinstance(event, Step)]
+        text = "".join(token.text for step in steps for token in step.tokens)
+        title = title_of(re.sub(r"(?s)<think>.*?(</think>|$)", "", text).replace('"', ""))
+        if not title:
+            raise PromptError("The model proposed no title. Write one with Rename.")
+        store.rename(conversation_id, title)
+        return title

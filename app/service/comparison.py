@@ -1,21 +1,21 @@
-"""Two ways to answer one prompt, one after the other, and what the pairs say.
+"""Compares two ways to answer one prompt, in pairs of runs.
 
 The sides differ in their method (plain decoding is one of them), in their settings, or in their
-model. Every run starts from nothing (engine/compare.py), none may learn from another, and the order
-is swapped from pair to pair, so that a machine that warms up or slows down favours neither. Both
-are drawn in the same way while they run: a page costs both the same.
+model. Every run starts from an empty state (engine/compare.py) and no run learns from another. The
+order is swapped from pair to pair, so that a machine that warms up or slows down favours neither
+side. Both sides are drawn in the same way while they run, so a page costs both the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
-from app.service.tasks import Stop
+from app.service.jobs import Stop
 from engine.backends.base import BackendInfo
-from engine.compare import UNKNOWN, Speedup
-from engine.engine import Engine, Event, Measured, Notice, Request, Started, answered
+from engine.compare import UNKNOWN, Reruns, Speedup
+from engine.engine import Engine, Event, Measured, Notice, Request, Started
 from engine.errors import Cancelled, ModelError
 from engine.hsd.profile import Profile
 from engine.methods import PLAIN, Method
@@ -28,14 +28,14 @@ from engine.types import NO_RUN, Learned, Prefill, Run, Step
 
 UPDATE_SECONDS = 0.1
 LEFT, RIGHT = 0, 1
-"""The sides, as they stand on the page."""
+"""The sides, by their position on the page."""
 Differs = Literal["", "settings", "model"]
-"""What two sides have besides their methods that is not the same: then their texts may differ."""
+"""How two sides differ besides their methods; if they do, their texts may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: how it decodes, what it draws, and by which model: "" is the loaded one."""
+    """One side: its method, its settings, and its model, where "" is the loaded one."""
 
     method: Method
     generation: Generation
@@ -43,7 +43,6 @@ class Side:
 
 
 def differs(left: Side, right: Side) -> Differs:
-    """What of two sides is not the same, besides their methods."""
     if left.source != right.source:
         return "model"
     return "" if left.generation == right.generation else "settings"
@@ -51,29 +50,34 @@ def differs(left: Side, right: Side) -> Differs:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The last answer decoded again, plainly and with drafts: under way while `verdict` is None.
+    """The last answer decoded again, plainly and with drafts; unfinished while `verdict` is None.
 
-    `running` is the method at work, `shown` the answer itself, which the verdict is about; the
-    speedup is that of the two reruns. `same_text` is False where another text is no fault: see
-    `keeps_text`.
+    `running` is the method that runs in pair number `pair`; `shown` is the answer itself, which the
+    verdict is about. `reruns` holds the times of all reruns; `plain` and `accelerated` are the
+    median pair. `same_text` is False if another text is no fault: see `keeps_text`.
     """
 
     tokens: int
     running: str = PLAIN.name
     verdict: Verdict | None = None
-    speedup: Speedup = UNKNOWN
+    reruns: Reruns | None = None
     plain: Run | None = None
     accelerated: Run | None = None
     shown: Run | None = None
     same_text: bool = True
+    pair: int = 1
+
+    @property
+    def speedup(self) -> Speedup:
+        return self.reruns.speedup if self.reruns else UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Pairs finished so far, (left, right), and the run under way on a `side`; whether it is over.
+    """The finished pairs (left, right), the unfinished run of a `side`, and whether all is over.
 
-    `same_text` is False where another text is no fault: see `keeps_text`, and `differs`. `foreign`:
-    both sides are of another model than the loaded one.
+    `same_text` is False if another text is no fault: see `keeps_text` and `differs`. `foreign` says
+    that both sides use another model than the loaded one.
     """
 
     pairs: tuple[tuple[Run, Run], ...]
@@ -88,31 +92,29 @@ class Progress:
 
     @property
     def speedups(self) -> list[Speedup]:
-        """What each pair says."""
         return [self.worth([pair]) for pair in self.pairs]
 
     @property
     def speedup(self) -> Speedup:
-        """The median over the repeats."""
         return self.worth(self.pairs)
 
     def worth(self, pairs: Sequence[tuple[Run, Run]]) -> Speedup:
-        """How many times as fast the right side was, by the time of a token.
+        """The speedup of the right side over the left one, by the time per token.
 
-        Two runs that differ in their method alone, and accepted no draft, did the same: a ratio
-        above 1 is noise (see `gain`). Others may well differ, and a server need not tell.
+        Two runs that differ only in their method and accepted no draft did the same work, so a
+        ratio above 1 is noise (see `gain`). This does not hold for other differences, nor for a
+        server, which need not report what it accepted.
         """
         kept = sum(summarise(run).kept for pair in pairs for run in pair)
         return worth(pairs, 1 if self.differs or self.served else kept)
 
     @property
     def served(self) -> bool:
-        """Whether the runs came from a server."""
         return any(from_server(run) is not None for pair in self.pairs for run in pair)
 
     @property
     def by_character(self) -> float | None:
-        """The same by the time of a character: the tokens of two models are not equally long."""
+        """The speedup by the time per character, as tokens of two models differ in length."""
         ratios = [
             characters(right) / slow for left, right in self.pairs if (slow := characters(left))
         ]
@@ -120,7 +122,6 @@ class Progress:
 
 
 def characters(run: Run) -> float:
-    """Characters per second of a whole answer."""
     seconds = summarise(run).seconds
     return sum(len(token.text) for token in run.tokens) / seconds if seconds else 0.0
 
@@ -133,7 +134,6 @@ class Pace:
         self.next = perf_counter()
 
     def due(self) -> bool:
-        """True at most once per interval."""
         now = perf_counter()
         if now < self.next:
             return False
@@ -144,14 +144,13 @@ class Pace:
 def followed(
     stream: Stream[Event],
     request: Request,
-    reply: Callable[[Any], Any],
     report: Callable[[str], None],
     begun: Callable[[Started], None] = lambda started: None,
 ) -> Iterator[Run | Waiting]:
-    """A run as it grows; the finished one last. Closed early, it is stopped."""
+    """Yields a run as it grows, the finished one last. Closing the iterator stops the run."""
     pace, found = Pace(UPDATE_SECONDS), Collector(NO_RUN)
     try:
-        for event in answered(stream, reply):
+        for event in stream:
             if isinstance(event, Waiting):
                 yield event
             elif isinstance(event, Started):
@@ -171,47 +170,41 @@ def followed(
 class Pairs:
     """Runs of two requests, the left one and the right one, measured in pairs.
 
-    `reply` answers what the engine asks for, `report` is told what went wrong aside, `stop` ends
-    them. `measured` is what the drafters may know. `info` is the model of all runs: that of the
-    first one, where none is given.
+    `report` receives notices about other problems, and `stop` ends the runs. `measured` says what
+    the drafters may know, or determines it from the prompt of each side. `info` is the model of all
+    runs, by default that of the first run. `profile` returns the profile of the draft models that
+    are loaded when a run begins.
     """
 
     def __init__(
         self,
         engine: Engine,
         requests: tuple[Request, Request],
-        measured: Measured,
-        reply: Callable[[Any], Any],
+        measured: Measured | Callable[[Started], Measured],
         report: Callable[[str], None],
         stop: Stop,
         info: BackendInfo | None = None,
+        profile: Callable[[Sampling], Profile | None] = lambda sampling: None,
     ) -> None:
         self.engine, self.requests = engine, requests
-        self.reply, self.report, self.stop = reply, report, stop
+        self.report, self.stop, self.profile = report, stop, profile
         self.differs: Differs = ""
         self.foreign = False
         self.ready: Callable[[int], Iterator[Waiting]] = lambda side: iter(())
-        """Has the model of a side loaded."""
-        self.profile: Callable[[Sampling], Profile | None] = lambda sampling: None
-        """The profile of the draft models that there are when a run begins."""
-        self.unlearn: Callable[[Started], Measured] | None = None
-        """What the drafters may know in runs of such a prompt, where that has to be found out."""
+        """Loads the model of a side."""
         self.infos: list[BackendInfo | None] = [info, info]
-        self.known: list[Measured | None] = [measured, measured]
+        self.unlearn = None if isinstance(measured, Measured) else measured
+        known = measured if isinstance(measured, Measured) else None
+        self.known: list[Measured | None] = [known, known]
         self.cold, self.exchanged = True, False
-        """Whether the model has not been woken up yet, and whether models are exchanged between
-        runs: then each run has its model woken up."""
-
-    def unlearning(self, unlearn: Callable[[Started], Measured]) -> None:
-        """Have it found out for every side what its drafters may know."""
-        self.unlearn, self.known = unlearn, [None, None]
+        """Whether no warm-up was run yet, and whether models are swapped between runs, so that
+        every run needs a warm-up."""
 
     def run(self, side: int) -> Iterator[Run | Waiting]:
-        """One run of a side as it grows; the finished one last."""
         yield from self.ready(side)
         request = self.requests[side]
         if self.known[side] is None and request.method != PLAIN:
-            # Its drafters might know the answer; plain decoding has none, and tells the prompt.
+            # The drafters might know the answer. A plain run has no drafters and gives the prompt.
             first = replace(request.generation, max_tokens=1)
             peek = replace(request, method=PLAIN, generation=first)
             for item in self.decoded(side, peek):
@@ -220,7 +213,6 @@ class Pairs:
         yield from self.decoded(side, request)
 
     def decoded(self, side: int, request: Request) -> Iterator[Run | Waiting]:
-        """A request of a side as it is answered."""
         measured = self.known[side] or Measured()
         measured = replace(measured, warm=self.cold or self.exchanged)
         self.cold = False
@@ -235,10 +227,10 @@ class Pairs:
                     self.known[each] = found
 
         stream = self.stop.start(lambda: self.engine.generate(request))
-        yield from followed(stream, request, self.reply, self.report, begun)
+        yield from followed(stream, request, self.report, begun)
 
     def same_model(self, side: int, info: BackendInfo) -> None:
-        """Raise ModelError when it is not the model of the side's runs before."""
+        """Raise ModelError if this is not the model of the side's earlier runs."""
         for each in (side,) if self.differs == "model" else (LEFT, RIGHT):
             known = self.infos[each] = self.infos[each] or info
             if info != known:
@@ -249,16 +241,20 @@ class Pairs:
 
     @property
     def same_text(self) -> bool:
-        """Whether the two must say the same."""
         return not self.differs and all(
             keeps_text(request.method, request.generation.sampling) for request in self.requests
         )
 
-    def compare(self, repeats: int, enough: float = float("inf")) -> Iterator[Progress | Waiting]:
-        """At most `repeats` pairs; no further one is begun once they took `enough` seconds.
+    def compare(
+        self,
+        repeats: int,
+        enough: Callable[[Sequence[tuple[Run, Run]], float], bool] = lambda pairs, seconds: False,
+    ) -> Iterator[Progress | Waiting]:
+        """Run at most `repeats` pairs, or fewer once `enough(pairs, seconds)` is true for the
+        finished pairs and the seconds that they took.
 
-        Stopped, it ends with the pairs there are. Raises Cancelled where there is none and the run
-        that was next had not begun.
+        If stopped, it ends with the finished pairs. Raises Cancelled if there is none and the next
+        run has not begun.
         """
         kind, foreign = self.differs, self.foreign
         base = Progress((), 0, None, same_text=self.same_text, differs=kind, foreign=foreign)
@@ -275,7 +271,7 @@ class Pairs:
                             continue
                         done[side] = item
                         yield replace(base, running=item, side=side)
-                    # Another model that is wanted ends a run as well as its user.
+                    # A run also ends early if another model is to be loaded.
                     if self.stop.is_set() or done[side].broken_off:
                         yield replace(base, cancelled=True)
                         return
@@ -285,7 +281,7 @@ class Pairs:
                 yield replace(base, cancelled=True)
                 return
             pairs.append((done[LEFT], done[RIGHT]))
-            over = repeat == repeats - 1 or perf_counter() - first >= enough
+            over = repeat == repeats - 1 or enough(pairs, perf_counter() - first)
             yield replace(base, pairs=tuple(pairs), over=over)
             if over:
                 return

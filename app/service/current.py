@@ -1,23 +1,39 @@
-"""The model in use, or the first one that is to come: what it is called, and what its tokens say.
+"""The model in use, or the first one to be loaded: its name, the text of its tokens, its speed of
+plain decoding, the cost of its forwards, and its drafters.
 
-What is known of a model goes when it goes. So `follow` is called with every new state of the
-engine.
+All pages show one plain speed: tokens per second of plain decoding, at the machine's load when it
+was last measured. It is measured by a short run after loading, and by the plain runs of a proof or
+a comparison. Each answer in between gives an estimate as well: its tokens, divided by the time that
+plain decoding would have taken for them. The live speedup uses the same estimate
+(engine/drafting/controller.py), so the speed of an answer divided by the plain speed is its speedup
+of decoding.
+
+What is known about a model is forgotten when it is unloaded, so `follow` is called with every new
+state of the engine. Cost curves are stored. All owners share them, as they hold times and no text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from engine.backends.base import BackendInfo
-from engine.engine import Engine, State
+from engine.backends.base import BackendInfo, ServerInfo
+from engine.compare import FEWEST
+from engine.drafting.costs import LARGEST, CostCurve
+from engine.engine import CostsMeasured, Engine, Share, State
 from engine.loaded import NO_MODEL_INFO, NoModel
+from engine.metrics import Metrics
+from engine.runs import PlainSpeed
+from engine.types import Costs as CostRecord
+from storage.database import Database
+from storage.machine import CostStore
 from storage.statistics import StatisticsTable, open_table
 
 
 class Current:
-    """See the module's docstring. `plain` is how fast plain decoding was when it was last measured.
+    """`plain` is the plain speed, 0 where it is unknown.
 
-    `folders` are where statistics files lie, one per tokenizer; `coming` is what is known of the
-    first model before it is there.
+    `folders` hold the statistics files, one per tokenizer; `coming` is what is known about the
+    first model before it is loaded.
     """
 
     def __init__(
@@ -27,32 +43,161 @@ class Current:
         self.state = engine.state
         self.plain = self.state.plain
         self.table: tuple[str, StatisticsTable | None] | None = None
+        """The tokenizer and its opened statistics; None if they must be opened again."""
 
     def follow(self, state: State) -> None:
-        """Another model is there, or other draft models are."""
+        """Take over a new state of the engine: another model, or other draft models."""
         if state.plain != self.state.plain:
             self.plain = state.plain
         self.table = None
         self.state = state
 
+    def answered(self, figures: Metrics) -> None:
+        """Update the plain speed from the metrics of an answer by the loaded model."""
+        self.plain = seen_in(figures) or self.plain
+
     @property
     def info(self) -> BackendInfo:
-        """The loaded model, or the first one that is to come."""
         state = self.engine.state
-        return state.info if state.there or state.info.fingerprint else self.coming
+        return state.info if state.is_loaded or state.info.fingerprint else self.coming
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens of the loaded model."""
         return self.engine.texts([tokens])[0]
-
-    def look_again(self) -> None:
-        """There may be other statistics now."""
-        self.table = None
 
     @property
     def statistics(self) -> StatisticsTable | None:
-        """The statistics for the loaded model's tokenizer, to look into."""
+        """The statistics for the loaded model's tokenizer, if there are any."""
         tokenizer = self.info.tokenizer_fingerprint
         if self.table is None or self.table[0] != tokenizer:
             self.table = tokenizer, open_table(self.folders, tokenizer, lambda problem: None)
         return self.table[1]
+
+
+def seen_in(figures: Metrics) -> PlainSpeed | None:
+    """The plain speed that an answer measured; None if it has few tokens or measured none."""
+    speed = figures.plain_tokens_per_second
+    return PlainSpeed(speed, "by the last answer") if figures.tokens >= FEWEST and speed else None
+
+
+class Costs:
+    """The cost curve of the loaded model. `known` is the last curve from the engine, with its
+    model."""
+
+    def __init__(self, engine: Engine, database: Database) -> None:
+        self.engine, self.database = engine, database
+        self.known: tuple[BackendInfo, CostRecord] | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Whether the model needs a curve: one that decodes plainly does not."""
+        return self.engine.state.info.can_tree
+
+    @property
+    def record(self) -> CostRecord | None:
+        info = self.engine.state.info
+        if self.known is not None and self.known[0].costs_key == info.costs_key:
+            return self.known[1]
+        return None
+
+    @property
+    def curve(self) -> CostCurve | None:
+        record = self.record
+        return record and CostCurve(*record[:3], record.token, record.row)
+
+    @property
+    def measured(self) -> float:
+        """When the curve was measured, in seconds since 1970; 0 if it was not."""
+        return self.record.measured if self.record else 0.0
+
+    def store(self, info: BackendInfo) -> CostStore:
+        """The store of a curve, which is named by what runs the model and how."""
+        return CostStore(self.database, *info.costs_key)
+
+    def save(self, info: BackendInfo, costs: CostRecord) -> None:
+        self.known = info, costs
+        self.store(info).save(*costs)
+
+    def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Measure the curve once nobody uses the model, which takes about two seconds. Raises
+        ModelError if that fails; then the known curve stays."""
+        for item in self.engine.measure_costs():
+            if isinstance(item, Share) and item.share is not None:
+                progress(item.share)
+            elif isinstance(item, CostsMeasured):
+                self.save(item.info, item.costs)
+
+
+NO_HEAD = "none came with this model"
+NO_MODELS = "none loaded; the Stack tab lists those that fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One kind of drafter. `how` describes how it drafts; if it does not draft, `how` is "" and
+    `problem` says why."""
+
+    name: str
+    how: str
+    problem: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.how or self.problem
+
+
+def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ...]:
+    """The three kinds of drafters of a loaded model, or the server's own one. `models` are the
+    names of the loaded draft models."""
+    if info.server is not None:
+        return (on_server(info.server),)
+    plain = "" if info.can_tree else "not possible: this model decodes plainly"
+    head, named = info.head, ", ".join(models)
+    if plain:
+        found = ("", plain), ("", plain if head else NO_HEAD), ("", plain)
+    else:
+        deep = f"{head.name}, up to {tokens(head.depth)} ahead, where it pays" if head else ""
+        why = NO_HEAD if head is None else head.note or head.too_dear
+        built_in = ("", why) if why else (deep, "")
+        found = (shape(info), ""), built_in, (named, "" if named else NO_MODELS)
+    kinds = "databases", "built-in head", "draft models"
+    return tuple(Drafter(name, *each) for name, each in zip(kinds, found, strict=True))
+
+
+def shape(info: BackendInfo) -> str:
+    """How many guesses per token are verified together: several in a tree, one in a chain. A limit
+    of as many branches as the largest tree has nodes is no limit, so it is not shown."""
+    facts = [
+        "one guess per token" if info.leaves == 1 else "several guesses per token",
+        f"up to {info.leaves} branches" if info.leaves and 1 < info.leaves < LARGEST else "",
+        f"up to {tokens(info.depth)} ahead" if info.depth else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def tokens(count: int) -> str:
+    return f"{count} token{'s' if count != 1 else ''}"
+
+
+def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
+    """What drafts, as one line for the header."""
+    found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
+    if info.server is not None:
+        each = drafters(info)[0]
+        return f"The server drafts {each.how}." if each.how else f"The server {each.problem}."
+    return f"Guesses come from: {', '.join(found) or 'nothing, as it decodes plainly'}."
+
+
+def on_server(server: ServerInfo) -> Drafter:
+    name = "the server"
+    if server.drafting:
+        return Drafter(name, drafting_words(server))
+    if server.sources:
+        return Drafter(name, "", "does not draft now")
+    return Drafter(name, "", "does not report whether it drafts")
+
+
+def drafting_words(server: ServerInfo) -> str:
+    if not server.databases:
+        return "in a way that it does not report"
+    deep = f", up to {tokens(server.draft_tokens)} ahead" if server.draft_tokens else ""
+    return f"with its databases{deep}"

@@ -1,51 +1,204 @@
-"""The draft models of the loaded target: which there are, what memory they need, what they gain.
+"""The draft models for the loaded target: the candidates, the memory they need, and their profiles.
 
 A model that does not fit into memory is refused before it is loaded. If anything fails, the loaded
-models and profiles stay as they were. Draft models can cost speed, but never change a word of an
-answer.
+models and profiles stay as they were. Draft models can cost speed, but they never change an answer.
+
+How often a draft is accepted depends on the sampler, so each profile is measured and stored for one
+sampler. Other samplers use the nearest profile: it may lead to a slower plan, but never to another
+text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from app.service.families import Families, Family
-from app.service.tasks import Tasks
+from app.service.jobs import Tasks
 from engine.backends.base import BackendInfo
-from engine.engine import Engine, Request, Share, State
-from engine.errors import EngineDied, ModelError, SettingError, StrataError
-from engine.hsd.measure import TOKENS
-from engine.hsd.planner import PLAIN, SOURCES
-from engine.hsd.profile import Profile
+from engine.engine import Draft, Engine, Request, Share, State
+from engine.errors import EngineDied, ModelError, SettingError, StorageError, StrataError
+from engine.hsd.family import Plans
+from engine.hsd.measure import SAMPLER, TOKENS
+from engine.hsd.planner import PLAIN, SOURCES, Plan, Recursion, outcome_of, stack_of
+from engine.hsd.profile import Outcome, Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
 from engine.models.formats import format_of
 from engine.models.loaders import ModelLoaders, free_name, name_of, settled
 from engine.models.memory import Need
-from engine.queue import OWNER
-from engine.settings import Drafting, Sampling
+from engine.queue import OWNER, Waiting
+from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import Run
+from engine.types import Rule, Run, Step
 from storage.database import Database
-from storage.profiles import ProfileStore
+from storage.machine import ProfileKey, ProfileStore
+
+Sampler = Mapping[str, float]
+LATEST: Sampler = {}
+"""The key without a sampler. The latest profile of a set of models is stored under it as well, so
+that the next start finds a profile whatever its sampler is."""
+
+
+def sampler_of(sampling: Sampling) -> dict[str, float]:
+    """The settings that acceptance depends on."""
+    return {name: float(getattr(sampling, name)) for name in SAMPLER}
+
+
+def place_of(profile: Profile) -> tuple[float, ...]:
+    """The sampler of a profile, as a key."""
+    return tuple(profile.sampling[name] for name in SAMPLER)
+
+
+def sampler_words(sampler: Sampler) -> str:
+    words = [f"temperature {sampler.get('temperature', 0.0):g}"]
+    neutral = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
+    words += [
+        f"{name.replace('_', '-')} {sampler[name]:g}"
+        for name, off in neutral.items()
+        if sampler.get(name, off) != off
+    ]
+    return ", ".join(words)
+
+
+Family = Plans[State | Draft]
+"""The loaded models, as the planner knows them."""
+
+
+class Families:
+    """One set of loaded models. `bare` is the family without a profile."""
+
+    def __init__(self, state: State, store: ProfileStore) -> None:
+        self.bare: Family = Plans(state, {draft.name: draft for draft in state.drafts})
+        self.store = store
+        self.known: dict[tuple[float, ...], Family] = {}
+        self.looked_up: set[tuple[float, ...]] = set()
+        self.latest: dict[tuple[float, ...], Profile] = {}
+        """The profiles with the outcomes of later answers. Plans do not use these outcomes yet."""
+        self.read(LATEST)
+
+    def of(self, sampling: Sampling) -> Family:
+        """The family with the profile of this sampler, else of the nearest one, else with none."""
+        sampler = sampler_of(sampling)
+        exact = tuple(sampler.values())
+        if exact not in self.looked_up:
+            self.looked_up.add(exact)
+            self.read(sampler)
+        if exact in self.known:
+            return self.known[exact]
+
+        def distance(known: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(abs(one - other) for one, other in zip(known, exact, strict=True))
+
+        return self.known[min(self.known, key=distance)] if self.known else self.bare
+
+    def add(self, profile: Profile) -> None:
+        """Use and store a profile that was just measured. Raises StorageError if storing fails."""
+        self.take(profile)
+        self.save(profile)
+
+    def learn(self, sampling: Sampling, plan: Plan, rule: Rule, steps: Iterable[Step]) -> None:
+        """Correct the profile by the steps of an answer, and plan again if it was too far off.
+
+        Raises StorageError if storing fails.
+        """
+        known = self.learned(sampling)
+        outcome = outcome_of(known, plan, rule, steps) if known is not None else None
+        if known is not None and outcome is not None:
+            self.note(known.learned(stack_of(plan, rule), outcome))
+
+    def measured(self, sampling: Sampling, rule: Rule, trials: Sequence[Trial]) -> None:
+        """Correct the profile by measured trials of stacks. The first trial is plain decoding.
+
+        Raises StorageError if storing fails.
+        """
+        family, profile = self.of(sampling), self.learned(sampling)
+        if profile is None:
+            return
+        recursion, plain = Recursion(profile, rule), profile.target.seconds(0)
+        for trial in trials:
+            kind, _, spec = trial.name.partition(":")
+            if kind != "hsd" or not trial.tokens:
+                continue
+            plan = family.plan(spec, rule)
+            slow = trials[0].seconds * trial.tokens
+            expected = recursion.profiled(plan) / plain * slow
+            outcome = Outcome(trial.tokens, trial.seconds * trial.tokens, expected, slow)
+            profile = profile.learned(stack_of(plan, rule), outcome)
+        self.note(profile)
+
+    def note(self, profile: Profile) -> None:
+        """Store a profile with more outcomes, and plan with it if the used one is too far off."""
+        sampler = place_of(profile)
+        planned = self.known[sampler].profiled()
+        self.latest[sampler] = profile
+        if profile.off(planned):
+            self.take(profile)
+        self.save(profile)
+
+    def learned(self, sampling: Sampling) -> Profile | None:
+        """The profile for a sampler, with the outcomes of later answers."""
+        profile = self.of(sampling).profile
+        if profile is None:
+            return None
+        return self.latest.get(place_of(profile), profile)
+
+    def save(self, profile: Profile) -> None:
+        """Store a profile for its sampler, and as the latest one."""
+        for sampler in (profile.sampling, LATEST):
+            self.store.save(self.key(sampler), profile.mapping())
+
+    def read(self, sampler: Sampler) -> None:
+        """Use the stored profile, if it is valid and belongs to exactly these models."""
+        stored = None
+        with suppress(StorageError):
+            stored = self.store.load(self.key(sampler))
+        if stored is None:
+            return
+        with suppress(ValueError):
+            self.take(Profile.from_mapping(stored))
+
+    def take(self, profile: Profile) -> None:
+        """Plan with this profile from now on, with its models renamed to the loaded ones' names."""
+        names = [*self.bare.drafts, self.bare.target.info.name]
+        prints = [model.fingerprint for model in profile.models]
+        key = self.key(profile.sampling)
+        if prints != [*key.drafts, key.target] or set(profile.sampling) != set(SAMPLER):
+            return
+        models = tuple(
+            replace(model, name=name) for model, name in zip(profile.models, names, strict=True)
+        )
+        family = Plans(self.bare.target, self.bare.drafts, replace(profile, models=models))
+        sampler = place_of(profile)
+        self.known[sampler] = family
+        self.latest[sampler] = family.profiled()
+
+    def key(self, sampler: Sampler) -> ProfileKey:
+        """The key under which a profile of these models with that sampler is stored."""
+        info = self.bare.target.info
+        drafts = tuple(draft.info.fingerprint for draft in self.bare.drafts.values())
+        machine = f"{info.device}/{info.dtype}/{info.threads}"
+        if info.ranks > 1:
+            machine += f"/{info.ranks}"
+        return ProfileKey(info.fingerprint, drafts, sampler, machine)
+
 
 T = TypeVar("T")
 Fetch = Callable[[str], None]
 ABSENT = "Not on this machine yet. Loading it downloads it."
 
 LEVELS: dict[str, int] = {}
-"""The level in its stack of each draft model that was ever loaded, 0 for the largest: its shade."""
+"""The level of each draft model that was ever loaded in its stack, 0 for the largest. The level
+determines its shade on the page."""
 
 
 def rank(names: Sequence[str]) -> None:
-    """Give the draft models of a family, the smallest first, their levels."""
     for level, name in enumerate(reversed(names)):
         LEVELS[name] = level
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that may draft. `need` is None where that cannot be told: `problem` says why."""
+    """A model that may draft. If `need` is unknown it is None, and `problem` says why."""
 
     source: str
     name: str
@@ -53,8 +206,19 @@ class Candidate:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """What is needed to load a model again, with its draft models and the chosen plan `spec`."""
+
+    name: str
+    source: str
+    runtime: Runtime
+    drafts: tuple[str, ...]
+    spec: str
+
+
 class Stacks:
-    """See the module's docstring. `families` is None while no draft model is loaded."""
+    """`families` is None while no draft model is loaded."""
 
     def __init__(self, engine: Engine, database: Database, loaders: ModelLoaders) -> None:
         self.engine, self.loaders = engine, loaders
@@ -65,16 +229,15 @@ class Stacks:
         self.drop()
 
     def drop(self) -> None:
-        """Be without draft models."""
         self.families: Families | None = None
         self.sources: dict[str, str] = {}
         """The source of each loaded draft model by its name, the smallest first."""
         self.spec = ""
-        """The plan that was chosen for the chat, as text; "" is as planned."""
+        """The plan that was chosen for the chat, as text; "" means the planner's choice."""
         self.trials: list[Trial] = []
 
     def follow(self, state: State) -> None:
-        """Know what the engine has loaded: what was chosen for another target goes."""
+        """Take over a new state of the engine. Choices for another target are forgotten."""
         before, self.state = self.state, state
         if (before.source, before.info) != (state.source, state.info) or not state.drafts:
             self.drop()
@@ -83,26 +246,32 @@ class Stacks:
             self.sources = {draft.name: draft.source for draft in state.drafts}
             rank(list(self.sources))
 
-    # which models there are
+    def setup(self, state: State) -> ModelSetup:
+        """What is needed to load the models of a state again, with the chosen plan."""
+        drafts = tuple(draft.source for draft in state.drafts)
+        return ModelSetup(state.info.name, state.source, state.runtime, drafts, self.spec)
+
+    # candidates
 
     def offer(self, source: str) -> str:
-        """Put a model among the candidates; returns its source as it is known from now on.
+        """Add a model to the candidates; returns its source in normal form.
 
-        Raises ModelError for what is no model.
+        Raises ModelError if it is no model.
         """
         source = settled(source)
         if not source:
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
-        if self.loaders.present(source) or format_of(source).sized_on_hub:
-            self.need(source)
+        if self.loaders.present(source) or format_of(source).estimated:
+            self.engine.need(source, self.state.runtime.unsplit)
         if source not in self.offered:
             self.offered.append(source)
         return source
 
     def candidates(self) -> list[Candidate]:
-        """All models on offer, with what each needs now: folders may go or change meanwhile.
+        """All candidates, with their current needs, as folders may change or disappear.
 
-        One that is added while the others are read is among them, as a page shows what comes last.
+        The result includes a model that is added while others are read, because a page shows the
+        result that comes last.
         """
         found: dict[str, Candidate] = {}
         while left := [s for s in (*self.offered, *self.sources.values()) if s not in found]:
@@ -110,55 +279,47 @@ class Stacks:
         return list(found.values())
 
     def candidate(self, source: str) -> Candidate:
-        """A model on offer, with what it needs now."""
         need, problem = None, ABSENT
         try:
             if self.loaders.present(source):
-                need, problem = self.need(source), ""
+                need, problem = self.engine.need(source, self.state.runtime.unsplit), ""
         except StrataError as error:
             problem = str(error)
         return Candidate(source, name_of(source), need, problem)
 
-    def need(self, source: str) -> Need:
-        """What a draft model takes beside the target. Raises ModelError for what is no model."""
-        return self.engine.need(source, self.state.runtime.unsplit)
-
+    @property
     def free(self) -> int:
-        """Bytes that are free where the target is."""
-        source, device = self.state.source, self.state.info.device
-        return self.engine.free(
-            self.engine.device(source, self.state.runtime) if source else device
-        )
+        return self.engine.room(self.state.source, self.state.runtime).free
 
     # loading
 
     def load(self, sources: Sequence[str], fetch: Fetch | None = None) -> None:
-        """Have just these draft models in memory; `fetch` downloads one that is not here yet.
+        """Load exactly these draft models; `fetch` downloads a missing one.
 
-        Raises ModelError, with nothing changed, for one that does not fit, cannot be read or does
-        not speak the target's tokens, and Cancelled when `stop` ends a download.
+        Raises ModelError, with nothing changed, for a model that does not fit, cannot be read or
+        has another vocabulary than the target, and Cancelled when `stop` ends a download.
         """
-        wanted = list(dict.fromkeys(settled(source) for source in sources))
-        if not wanted:
+        requested = list(dict.fromkeys(settled(source) for source in sources))
+        if not requested:
             raise ModelError("No draft model is chosen. Tick at least one, then press Load.")
-        for source in wanted:
+        for source in requested:
             if not self.loaders.present(source):
                 (fetch or self.fetch)(source)
-        self.check_memory([s for s in wanted if s not in self.sources.values()])
+        self.check_memory([s for s in requested if s not in self.sources.values()])
         with self.tasks.begin(OWNER, "") as task:
-            for _ in task.stop.start(lambda: self.engine.load_drafts(self.named(wanted))):
+            for _ in task.stop.start(lambda: self.engine.load_drafts(self.named(requested))):
                 pass
-        self.offered += [source for source in wanted if source not in self.offered]
+        self.offered += [source for source in requested if source not in self.offered]
 
     def fetch(self, source: str) -> None:
-        """Download what is missing of a model, unseen, until it is stopped."""
+        """Download the missing files of a model without showing progress, until it is stopped."""
         with self.tasks.begin(OWNER, "") as task:
             self.loaders.download(source, lambda done, total: None, task.stop.is_set)
 
     def check_memory(self, sources: Sequence[str]) -> None:
-        """Raise ModelError unless these models fit into what is free."""
-        needs = [self.need(source) for source in sources]
-        total, free = sum(need.total for need in needs), self.free()
+        """Raise ModelError unless these models fit into the free memory."""
+        needs = [self.engine.need(source, self.state.runtime.unsplit) for source in sources]
+        total, free = sum(need.total for need in needs), self.free
         if total > free:
             each = ", ".join(
                 f"{name_of(source)} {amount(need.total)}"
@@ -171,7 +332,7 @@ class Stacks:
             )
 
     def named(self, sources: Sequence[str]) -> list[tuple[str, str]]:
-        """The sources with what plans call them, those that are loaded by the names they have."""
+        """The sources with the names that plans use. Loaded models keep their names."""
         present = {source: name for name, source in self.sources.items()}
         taken = {*SOURCES, PLAIN, self.state.info.name, *present.values()}
         found = []
@@ -182,21 +343,20 @@ class Stacks:
         return found
 
     def unload(self) -> None:
-        """Free the draft models, once no answer is under way; they are not loaded again by
-        themselves."""
+        """Unload the draft models once no answer runs. They are no longer loaded automatically."""
         for _ in self.engine.unload_drafts():
             pass
         self.store.unchoose(self.state.info.fingerprint)
 
     def restore(self, sources: Sequence[str] = (), fetch: Fetch | None = None) -> list[str]:
-        """Load the given models, else those chosen before; what went wrong, as notices. Raises
-        EngineDied."""
+        """Load the given models, or by default those chosen before. Returns notices about what went
+        wrong. Raises EngineDied."""
         try:
             chosen = self.store.chosen(self.state.info.fingerprint)
-            wanted = sources or (chosen.sources if chosen else ())
-            if not wanted:
+            requested = sources or (chosen.sources if chosen else ())
+            if not requested:
                 return []
-            self.load(wanted, fetch)
+            self.load(requested, fetch)
             if chosen and not sources:
                 self.spec = chosen.spec
         except EngineDied:
@@ -211,43 +371,42 @@ class Stacks:
             ]
         return []
 
-    # what is known of them
+    # profiles and plans
 
     @property
     def drafts(self) -> dict[str, BackendInfo]:
-        """The loaded draft models, the smallest first."""
         return {draft.name: draft.info for draft in self.state.drafts}
 
     def family_for(self, sampling: Sampling) -> Family | None:
-        """The loaded models with the profile that is nearest to a sampler; None without models."""
+        """The loaded models with the profile nearest to a sampler; None without draft models."""
         families = self.families
         return families.of(sampling) if families else None
 
     def profile_for(self, sampling: Sampling) -> Profile | None:
-        """The profile that is nearest to a sampler; None where there is none."""
+        """The profile nearest to a sampler, if there is any."""
         family = self.family_for(sampling)
         return family.profile if family else None
 
     def loaded(self, sampling: Sampling) -> Family:
-        """The same; raises SettingError without models."""
+        """Like `family_for`, but raises SettingError without draft models."""
         family = self.family_for(sampling)
         if family is None:
             raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
         return family
 
     def check(self, method: Method, sampling: Sampling) -> None:
-        """Raise SettingError for a method whose draft models are not loaded or not profiled, and
-        for one that needs a head where the model has none."""
+        """Raise SettingError for a method whose draft models are not loaded or not profiled, or
+        that needs a head if the model has none."""
         if missing := method.missing(self.state.info):
             raise SettingError(missing)
         if method.stack is not None:
             method.plan(self.family_for(sampling))
 
     def learn(self, request: Request, run: Run) -> None:
-        """Correct the profile by an answer that draft models alone drafted for.
+        """Correct the profile by an answer for which only draft models drafted.
 
-        Beside the databases they draft only where these do not, so that says less of them. Raises
-        StorageError when it cannot be kept.
+        Together with databases, draft models draft only where the databases do not, so such answers
+        say less about them. Raises StorageError if storing fails.
         """
         families, method, sampling = self.families, request.method, request.generation.sampling
         if families is None or method.stack is None or method.drafting.tiers:
@@ -260,14 +419,14 @@ class Stacks:
         families.learn(sampling, plan, rule, run.steps[begun:])
 
     def learned(self, sampling: Sampling) -> Profile | None:
-        """The profile for a sampler with all that answers took since; None where there is none."""
+        """The profile for a sampler with the outcomes of later answers, if there is any."""
         return self.families.learned(sampling) if self.families else None
 
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
         """Remember a plan and its models for the next start; returns the name of its method.
 
-        `databases` says whether they are asked before the stack. Raises SettingError for a plan
-        that the profile does not know.
+        `databases` says whether the databases draft before the stack. Raises SettingError for a
+        plan that the profile does not know.
         """
         spec = spec.strip()
         self.loaded(sampling).plan(spec, drafting.rule)
@@ -277,7 +436,7 @@ class Stacks:
         return f"{kind}:{spec}" if spec else kind
 
     def methods(self) -> list[tuple[str, str]]:
-        """Titles and names of the methods that the loaded models add to the usual ones."""
+        """Titles and names of the methods that the loaded draft models add."""
         names = [f"single:{name}" for name in self.sources]
         if self.spec:
             names += [f"hsd:{self.spec}", f"hd+hsd:{self.spec}"]
@@ -286,15 +445,15 @@ class Stacks:
     # measuring
 
     def stop(self) -> None:
-        """End the profile, the measurement or the download that waits or is under way."""
+        """Stop the waiting or running profile, measurement or download."""
         self.tasks.stop(OWNER, "")
 
     def profile(
         self, sampling: Sampling, texts: Sequence[str] = PROMPTS, tokens: int = TOKENS
     ) -> Iterator[float]:
-        """Profile the loaded models with a sampler: yields the share that is done.
+        """Profile the loaded models with a sampler; yields the share that is done.
 
-        Raises Cancelled when it is stopped; what was known before stays.
+        Raises Cancelled if it is stopped; then the earlier profile stays.
         """
         self.loaded(sampling)
         yield from self.long(lambda: self.engine.profile(sampling, texts, tokens), "profile")
@@ -307,18 +466,23 @@ class Stacks:
         texts: Sequence[str] = PROMPTS[:TRIED],
         tokens: int = TOKENS,
     ) -> Iterator[float]:
-        """Let plain decoding, every single draft model and the best stacks answer a few prompts:
-        yields the share that is done, and leaves the outcome in `trials`, by which predictions are
-        corrected. Raises Cancelled."""
+        """Answer a few prompts with plain decoding, every single draft model and the best stacks.
+
+        Yields the share that is done. The outcome goes to `trials`, and corrects predictions.
+        Raises Cancelled.
+        """
         profile = self.loaded(sampling).profiled()
-        wanted = profile, sampling, drafting, chosen.strip(), texts, tokens
-        yield from self.long(lambda: self.engine.trials(*wanted), "measurement")
+
+        def begin() -> Stream[Waiting | Share | list[Trial]]:
+            return self.engine.trials(profile, sampling, drafting, chosen.strip(), texts, tokens)
+
+        yield from self.long(begin, "measurement")
         if self.families is not None and self.trials:
             self.families.measured(sampling, drafting.rule, self.trials)
 
-    def long(self, begin: Callable[[], Stream[T]], what: str) -> Iterator[float]:
-        """The shares of a long piece of work; what comes of it is kept here. An error of the
-        libraries below becomes one that says what it ended."""
+    def long(self, begin: Callable[[], Stream[T]], title: str) -> Iterator[float]:
+        """Run a long piece of work: yields its shares and keeps its results. An unexpected error
+        becomes a ModelError that names the work by its `title`."""
         with self.tasks.begin(OWNER, "") as task, task.stop.start(begin) as stream:
             try:
                 for item in stream:
@@ -332,15 +496,14 @@ class Stacks:
             except StrataError:
                 raise
             except Exception as error:
-                # They raise many types, out of memory among them.
+                # The libraries raise many types of errors, for example for a lack of memory.
                 raise ModelError(
-                    f"The {what} failed ({error}). What was known before stays. Load fewer or "
+                    f"The {title} failed ({error}). What was known before stays. Load fewer or "
                     "smaller draft models if memory ran out."
                 ) from error
 
 
 def amount(count: float) -> str:
-    """Bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

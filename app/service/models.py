@@ -1,57 +1,55 @@
-"""The models the app can load: which there are, what memory they need, and how to switch.
+"""The models that the app can load, and how it switches from one to another.
 
-If loading fails, the app keeps the model it had. A new model that fits beside the loaded one is
-loaded first. Otherwise the loaded one is unloaded to make room, and loaded again if the new one
-fails. Everything that touches a model runs on one thread, so an answer comes from one model from
-its first word to its last.
+If loading fails, the app keeps the model it had. If both models fit into memory, the new one is
+loaded first. Otherwise the old one is unloaded to make room, and loaded again if the new one fails.
+All work with a model runs on one thread, so a single model writes each answer from start to end.
+
+Models in folders that Strata manages (the hub's cache, and `models` in the data directory) can be
+deleted from the disk; other models can only be taken off the list. A model that is in use, or that
+came with the program, cannot be removed.
 """
 
-import threading
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
-from app.service.costs import Costs
-from app.service.draft_models import Stacks, amount
-from app.service.formats import EMBEDDED_FILE, WORDS, Formats
-from app.service.tasks import Task, Tasks
-from engine.engine import CostsMeasured, Engine, Load, Notice, Share, WantedCosts, answered
+from app.service.current import Costs
+from app.service.demonstration import EMBEDDED_FILE, WORDS, Formats
+from app.service.draft_models import ModelSetup, Stacks, amount
+from app.service.jobs import Job, Progress, Slot, Stop
+from engine.engine import CostsMeasured, Engine, Load, Notice, Share
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
-from engine.loaded import Costs as CostRecord
 from engine.models.formats import format_of
-from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, kind_of, name_of, settled
-from engine.models.memory import Need
-from engine.queue import OWNER
-from engine.servers.address import is_address, parsed
+from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, name_of, settled, weight_bytes
+from engine.servers.client import is_address, parsed
 from engine.settings import Runtime
 from storage.database import Database
-from storage.sources import SourceStore
+from storage.machine import SourceStore
 
 T = TypeVar("T")
 
 
 FOLDER = "models"
 """The folder of models in the data directory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a stage of loading is: its share, None where that is not known, and its words."""
-
-    share: float | None
-    words: str
+PADDED = "tiny-chat-padded-0.5b"
+"""A file in FOLDER: the demonstration model at the cost of 0.5 B parameters
+(app/service/race.py)."""
+PADDED_TITLE = "tiny-chat, padded to 0.5 B"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model that can be loaded. `kind` is "transformers" or "llama.cpp"; `bytes` on disk are 0
-    for one that has to be downloaded, of `download` bytes where that is known; `runtime` is how it
-    ran last, if it ever did."""
+    """A model that can be loaded.
+
+    `kind` is "transformers" or "llama.cpp". `bytes` is its size on disk, 0 if it must be
+    downloaded; `download` is the size of the download, 0 if unknown. `runtime` holds its last
+    settings.
+    """
 
     source: str
     name: str
@@ -62,13 +60,57 @@ class Candidate:
     download: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing a model would do.
+
+    `deletes` says whether its files are deleted, which take `bytes`. `folder` is the folder with
+    which the model was added; all its `models` leave the list together.
+    """
+
+    source: str
+    name: str
+    bytes: int
+    deletes: bool
+    folder: str = ""
+    models: int = 0
+
+    @property
+    def question(self) -> str:
+        if self.deletes:
+            again = "download or copy it again"
+            if is_padded(self.source):
+                again = "have it made again, which takes seconds"
+            return (
+                f"Delete {self.name} from the disk? That frees {amount(self.bytes)}. To use it "
+                f"again, {again}."
+            )
+        if self.folder:
+            return (
+                f"{self.name} is in the folder {self.folder}, which was added as a whole. Take "
+                f"all {self.models} models of that folder off the list? Their files stay."
+            )
+        return f"Take {self.name} off the list? Its files stay where they are."
+
+    @property
+    def done(self) -> str:
+        if self.deletes:
+            return f"{self.name} was deleted. {amount(self.bytes)} are free again."
+        if self.folder:
+            return f"The folder {self.folder} is off the list. Its files stay."
+        return f"{self.name} is off the list. Its files stay where they are."
+
+
 Report = Callable[[Progress], None]
+Loading = Job[Progress, None]
 
 
 class Models:
-    """See the module's docstring. `guests` means that others use the app too: then no other model
-    is loaded. `notices` are what the last load left to say: files that could not be used, draft
-    models that were not loaded."""
+    """Lists, loads and removes models.
+
+    With `guests`, other people use the app too, and no other model can be loaded. `notices` are
+    messages about the last load: files that could not be used, draft models that were not loaded.
+    """
 
     def __init__(
         self,
@@ -82,56 +124,51 @@ class Models:
         self.engine, self.stacks, self.costs = engine, stacks, costs
         self.loaders, self.guests = loaders, guests
         self.store, self.formats = SourceStore(database), Formats(database)
-        self.wanted = ""
-        """The source that was asked for last."""
+        self.requested = ModelSetup(title_of(""), "", DEFAULT_RUNTIME, (), "")
+        """What was requested last."""
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
-        """What was found in each folder that was scanned."""
+        """The models in each folder that was scanned."""
         self.added: dict[str, int] = {}
-        """Models that were named and not loaded yet, with the bytes that they have."""
+        """Models that were added and not loaded yet, with their bytes to download."""
         self.keys: dict[str, str] = {}
-        """The key of each server that wants one, by its origin: in memory alone, stored nowhere."""
+        """API keys of servers by their origin. They are never stored."""
         self.kept = [database.path.parent / FOLDER] if database.path else []
-        """Folders of ours, beside the hub's cache: what lies there may be deleted."""
-        self.tasks = Tasks()
-        self.busy = threading.Lock()
-        self.over = threading.Event()
-        """Set when a load is over."""
-        self.progress = Progress(None, "")
-        """How far the load under way is, or the last one came."""
+        """Folders in which models may be deleted, in addition to the hub's cache."""
+        self.downloads: list[Loading] = []
+        """Downloads of draft models that are not part of a load."""
+        self.slot = Slot[Progress, None]()
+        """The current load."""
         self.problem = ""
         """Why the last load failed, if it did."""
 
-    # what there is
+    # the loaded model, and candidates
 
     @property
     def source(self) -> str:
-        """The source of the loaded model."""
         return self.engine.state.source
 
     @property
     def runtime(self) -> Runtime:
-        """How the loaded model runs."""
         return self.engine.state.runtime
 
     @property
-    def there(self) -> bool:
-        """Whether there is a model."""
-        return self.engine.state.there
+    def is_loaded(self) -> bool:
+        return self.engine.state.is_loaded
 
     @property
     def loading(self) -> Progress | None:
-        """How far the load under way is; None where there is none."""
-        return self.progress if self.busy.locked() else None
+        """The progress of the current load; None if there is none."""
+        return job.progress if (job := self.slot.running) is not None else None
 
     @property
     def demonstration(self) -> bool:
-        """Whether the loaded model came along with the program."""
-        return is_embedded(self.source)
+        """Whether the loaded model is part of the program, or was made from one that is."""
+        return is_embedded(self.source) or is_padded(self.source)
 
     def candidates(self) -> list[Candidate]:
-        """The embedded model, those that were loaded before, those in the folders that were
-        scanned; what vanished is left out. Raises StorageError."""
+        """The embedded model, models that were loaded before, and models in scanned folders. Models
+        that no longer exist are left out. Raises StorageError."""
         ran = {known.source: runtime_of(known.runtime) for known in self.store.models()}
         sources = [str(EMBEDDED), str(EMBEDDED_FILE), self.source, *ran]
         ours = [str(folder) for folder in self.kept if folder.is_dir()]
@@ -139,15 +176,15 @@ class Models:
             if folder not in self.found:
                 self.found[folder] = []
                 with suppress(StrataError):
-                    self.look(folder)
+                    self.read_folder(folder)
             sources += self.found[folder]
         sources += self.added
         return [
             Candidate(
                 source,
                 title_of(source),
-                kind_of(source),
-                size_of(source),
+                format_of(source).kind,
+                weight_bytes(source),
                 source == self.source,
                 ran.get(source, DEFAULT_RUNTIME),
                 self.added.get(source, 0),
@@ -157,12 +194,12 @@ class Models:
         ]
 
     def scan(self, folder: str) -> int:
-        """Put the models in a folder among the candidates; returns how many there are.
+        """Add the models in a folder to the candidates; returns how many there are.
 
-        Raises ModelError when there is none.
+        Raises ModelError if there is none.
         """
         folder = settled(folder)
-        found = self.look(folder)
+        found = self.read_folder(folder)
         if not found:
             raise ModelError(
                 f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
@@ -171,12 +208,12 @@ class Models:
         self.store.add_folder(folder)
         return len(found)
 
-    def add(self, named: str) -> str:
-        """Put a model, or those in a folder, among the candidates; returns the source to choose.
+    def add(self, name: str) -> str:
+        """Add a model, or those in a folder, to the candidates; returns the source to choose.
 
-        Raises ModelError for what is none, or is not there.
+        Raises ModelError if it does not exist or is no model.
         """
-        source = settled(named)
+        source = settled(name)
         if not source:
             raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
         if Path(source).is_dir():
@@ -189,49 +226,30 @@ class Models:
         return source
 
     def inspect(self, source: str) -> int:
-        """The bytes of a model that are to be downloaded, once it was seen to be one. Raises
-        ModelError."""
+        """The bytes of a model that have to be downloaded. Raises ModelError if it is no model."""
         size = self.loaders.check(source)
         if not self.loaders.present(source):
             return size
-        self.need(source, DEFAULT_RUNTIME)
+        self.engine.need(source, DEFAULT_RUNTIME)
         return 0
 
-    def look(self, folder: str) -> list[str]:
-        """The models in a folder, read now."""
+    def read_folder(self, folder: str) -> list[str]:
         self.found[folder] = [settled(source) for source in self.loaders.scan(folder)]
         return self.found[folder]
-
-    def need(self, source: str, runtime: Runtime) -> Need:
-        """What a model takes. Raises ModelError where that cannot be told."""
-        return self.engine.need(settled(source), runtime)
-
-    def free(self, source: str, runtime: Runtime) -> int:
-        """Bytes for a model where it would go, with those that the loaded models would give back.
-
-        Raises ModelError for a device that is not there.
-        """
-        device = self.engine.device(settled(source), runtime)
-        return self.engine.free(device) + self.held(device)
-
-    def held(self, device: str) -> int:
-        """Bytes on a device that the loaded models are sure to give back."""
-        engine, state = self.engine, self.engine.state
-        if not state.source or engine.device(state.source, state.runtime) != device:
-            return 0
-        return state.info.memory_bytes + sum(d.info.memory_bytes for d in state.drafts)
 
     # loading
 
     def stop(self) -> None:
-        """End the load under way while it downloads, or waits for the model."""
-        self.tasks.stop(OWNER, "")
+        """Stop the current load while it downloads, or waits for the model."""
+        self.slot.cancel()
+        for job in [*self.downloads]:
+            job.cancel()
 
     def load(self, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Iterator[Progress]:
-        """Let another model take the place of the loaded one: yields how far that is.
+        """Replace the loaded model: yields the progress.
 
-        Closing the iterator does not end it. Raises SettingError where others may come in,
-        Cancelled when it is stopped, and ModelError, with the old model as it was.
+        Closing the iterator does not end it. Raises SettingError if others use the app, Cancelled
+        if it is stopped, and ModelError, in which case the old model stays.
         """
         if self.guests:
             raise SettingError(
@@ -246,86 +264,77 @@ class Models:
     def start(
         self, source: str, runtime: Runtime = DEFAULT_RUNTIME, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
-        """The same for the first model of a program, whoever uses it: "" is the demonstration
-        model, in the faster of its formats that runs. `drafts` are to draft for it, else those
-        that were chosen for it before.
+        """Like `load`, but allowed with guests, for the first model of a program. "" names the
+        demonstration model, in the faster of the formats that run here. `drafts` are its draft
+        models, by default those that were chosen for it before.
 
-        What is wrong with the request is raised by the call. From then on the model is what is
-        `loading`, and whoever wants to use it while there is none waits for it. The work begins
-        with the first report.
+        Errors in the request are raised by the call itself. After the call the model is `loading`,
+        and requests for an answer wait for it.
         """
         named = settled(source)
         source = named or self.formats.first(runtime)
         if source == self.source and runtime == self.runtime:
             words = f"{self.engine.state.info.name} is already loaded with these settings."
             return iter([Progress(1.0, words)])
-        if not self.busy.acquire(blocking=False):
-            raise ModelError(
-                f"{title_of(source)} cannot be loaded now: another model is being loaded. Wait "
-                "until it is ready, or stop it."
-            )
-        task = self.tasks.ask(OWNER, "")
-        self.progress, self.problem = Progress(None, f"Loading {title_of(source)} …"), ""
-        self.over.clear()
-        self.wanted = source
 
-        def work(report: Report) -> None:
-            def note(progress: Progress) -> None:
-                self.progress = progress
-                report(progress)
+        def make() -> Loading:
+            self.problem = ""
+            self.requested = ModelSetup(title_of(source), source, runtime, tuple(drafts), "")
+            begin = Progress(None, f"Loading {title_of(source)} …")
+            return Job(work, begin, partial(not_loaded, title_of(source)))
 
+        def work(job: Loading) -> None:
             try:
-                with self.tasks.begin(OWNER, "", asked=True):
-                    try:
-                        self.bring(source, runtime, drafts, note, task)
-                    except ModelError as error:
-                        # Other settings may be what it does not run with.
-                        usual = runtime == DEFAULT_RUNTIME
-                        other = "" if named else self.formats.instead(source, usual)
-                        if not other:
-                            raise
-                        self.bring(other, runtime, drafts, note, task)
-                        self.notices.append(f"{replaced(source, other)} {error}")
+                try:
+                    self.load_all(source, runtime, drafts, job)
+                except ModelError as error:
+                    # The cause may be the other settings.
+                    usual = runtime == DEFAULT_RUNTIME
+                    other = "" if named else self.formats.instead(source, usual)
+                    if not other:
+                        raise
+                    self.load_all(other, runtime, drafts, job)
+                    self.notices.append(f"{replaced(source, other)} {error}")
             except Exception as error:
                 self.problem = str(error)
                 raise
-            finally:
-                self.busy.release()
-                self.over.set()
 
-        return reported(title_of(source), work)
+        busy = ModelError(
+            f"{title_of(source)} cannot be loaded now: another model is being loaded. Wait "
+            "until it is ready, or stop it."
+        )
+        return self.slot.take(make, busy).start("loader").watch()
 
-    def bring(
-        self, source: str, runtime: Runtime, drafts: Sequence[str], report: Report, task: Task
-    ) -> None:
-        """Everything from a source to a model in use."""
+    def load_all(self, source: str, runtime: Runtime, drafts: Sequence[str], job: Loading) -> None:
+        """Download a model if needed, load it with its draft models, and remember it."""
         name = title_of(source)
         self.notices = []
         if not self.loaders.present(source):
-            self.fetch(source, report, task)
-        beside = self.check_memory(source, runtime)
-        report(Progress(None, f"Loading {name} …"))
-        named = name if is_embedded(source) else ""
-        wanted = Load(source, runtime, named, beside, self.key_of(source))
-        self.exchange(wanted, report, task)
+            self.fetch(source, job.report, job.stop)
+        both_fit = self.check_memory(source, runtime)
+        job.report(Progress(None, f"Loading {name} …"))
+        named = name if is_embedded(source) or is_padded(source) else ""
+        request = Load(source, runtime, named, both_fit, self.key_of(source))
+        self.exchange(request, job)
         self.keep(source, runtime)
-        self.notices += self.stacks.restore(drafts, lambda draft: self.fetch(draft, report, task))
-        report(Progress(1.0, f"{name} is loaded."))
+        fetch = partial(self.fetch, report=job.report, stop=job.stop)
+        self.notices += self.stacks.restore(drafts, fetch)
+        job.report(Progress(1.0, f"{name} is loaded."))
 
     def key_of(self, source: str) -> str:
-        """The key of the server that a source names; "" where it has none, or names none."""
+        """The API key for the server that a source names; "" if there is none."""
         return self.keys.get(parsed(source).origin, "") if is_address(source) else ""
 
     def give_key(self, source: str, key: str) -> None:
-        """Open the server that a source names with this key from now on; "" leaves it as it was.
+        """Use this API key for the server that a source names; "" changes nothing.
 
-        Raises ModelError where it names none.
+        Raises ModelError if it names no server.
         """
         if key.strip():
             self.keys[parsed(source).origin] = key.strip()
 
-    def fetch(self, source: str, report: Report, task: Task) -> None:
-        """Download what is missing of a model, until the task is stopped."""
+    def fetch(self, source: str, report: Report, stop: Stop) -> None:
+        """Download the missing files of a model, until it is stopped."""
         words = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
@@ -333,99 +342,150 @@ class Models:
             report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
 
         report(Progress(None, f"{words} …"))
-        self.loaders.download(source, progress, task.stop.is_set)
+        self.loaders.download(source, progress, stop.is_set)
 
-    def fetch_alone(self, source: str, report: Report) -> None:
-        """The same as a task of its own."""
-        with self.tasks.begin(OWNER, "") as task:
-            self.fetch(source, report, task)
+    def fetch_alone(self, source: str, title: str) -> Iterator[Progress]:
+        """Download a draft model in its own job; yields the progress. Closing the iterator does not
+        end the download."""
+
+        def work(job: Loading) -> None:
+            self.fetch(source, job.report, job.stop)
+
+        begin = Progress(None, f"Downloading {title_of(source)} …")
+        job = Job(work, begin, partial(not_loaded, title))
+        self.downloads.append(job)
+        job.ended = partial(self.downloads.remove, job)
+        return job.start("loader").watch()
 
     def check_memory(self, source: str, runtime: Runtime) -> bool:
-        """Whether a model fits beside the loaded ones. Raises ModelError unless it fits at least
-        in their place."""
+        """Whether a model fits into memory together with the loaded ones. Raises ModelError if it
+        does not even fit in their place."""
         try:
-            need = self.need(source, runtime)
+            need = self.engine.need(source, runtime)
         except ModelError:
-            if format_of(source).always_sized:
+            if not format_of(source).estimated:
                 raise
-            # Some architectures do not tell it. What is no model at all is refused when it is read.
+            # For a few architectures this is unknown. If the source is no model, loading it fails.
             return True
-        device = self.engine.device(source, runtime)
-        free, held = self.engine.free(device), self.held(device)
-        if need.total > free + held:
-            also = ", the memory of the loaded models included" if held else ""
+        room = self.engine.room(source, runtime)
+        if need.total > room.total:
+            also = ", the memory of the loaded models included" if room.held else ""
             raise ModelError(
                 f"{title_of(source)} needs {amount(need.total)} ({amount(need.weights)} of weights "
-                f"and {amount(need.cache)} of cache), and {amount(free + held)} are free on "
-                f"{device}{also}. Nothing was loaded. Choose a smaller model or a shorter context, "
-                "or close other programs."
+                f"and {amount(need.cache)} of cache), and {amount(room.total)} are free on "
+                f"{room.device}{also}. Nothing was loaded. Choose a smaller model or a shorter "
+                "context, or close other programs."
             )
-        return need.total <= free
+        return need.total <= room.free
 
     def keep(self, source: str, runtime: Runtime) -> None:
-        """Remember a model that was loaded, and offer what may draft for it."""
+        """Store a model that was loaded, and offer the embedded models that can draft for it."""
         mine = [offer for offer in self.stacks.offered if not is_embedded(offer)]
-        self.stacks.offered = [*drafts_beside(source), *mine]
+        self.stacks.offered = [*embedded_drafts(source), *mine]
         self.tried(lambda: self.store.add(source, asdict(runtime)))
 
-    def exchange(self, wanted: Load, report: Report, task: Task) -> None:
-        """Have the engine load a model in the place of the one that it has."""
+    def exchange(self, request: Load, job: Loading) -> None:
         spec, drafts = self.stacks.spec, self.engine.state.drafts
-        stream = task.stop.start(lambda: self.engine.load(wanted))
-
-        def recall(asked: WantedCosts) -> CostRecord | None:
-            return self.tried(partial(self.costs.recall, asked.info))
+        stream = job.stop.start(lambda: self.engine.load(request))
 
         try:
-            for item in answered(stream, recall):
+            for item in stream:
                 if isinstance(item, Share):
-                    report(Progress(item.share, item.words))
+                    job.report(Progress(item.share, item.words))
                 elif isinstance(item, Notice):
                     self.notices.append(item.text)
                 elif isinstance(item, CostsMeasured):
                     self.tried(partial(self.costs.save, item.info, item.costs))
         except ModelError:
             if self.engine.state.drafts == drafts:
-                # They are there as before, where they made room as well: so is the plan.
+                # The draft models are loaded as before, so the plan is kept as well.
                 self.stacks.spec = spec
             raise
 
     def tried(self, store: Callable[[], T]) -> T | None:
-        """What a store says, or does; a failure becomes a notice, as loading can do without."""
+        """The result of a store's method. A failure only becomes a notice."""
         try:
             return store()
         except StorageError as error:
             self.notices.append(str(error))
             return None
 
+    # removing
+
+    def removal(self, source: str) -> Removal:
+        """What removing a listed model would do. Raises ModelError if it cannot be removed."""
+        name = title_of(source)
+        if source not in {candidate.source for candidate in self.candidates()} | self.added.keys():
+            raise ModelError(f"The model {source!r} is not on the list. Choose one from the list.")
+        if is_embedded(source):
+            raise ModelError(f"{name} comes with the program and stays.")
+        if self.loading is not None or self.downloads:
+            raise ModelError(
+                f"{name} cannot be removed while a model is being loaded. Wait until it is ready, "
+                "or stop it."
+            )
+        here = place(source)
+        if here == place(self.source):
+            raise ModelError(f"{name} is loaded. Load another model, then remove it.")
+        if any(here == place(draft.source) for draft in self.engine.state.drafts):
+            raise ModelError(
+                f"{name} is loaded as a draft model. Unload it in the Stack tab, then remove it."
+            )
+        if self.loaders.removable(source, self.kept):
+            return Removal(source, name, weight_bytes(source), True)
+        for folder, found in self.found.items():
+            if source in found:
+                return Removal(source, name, 0, False, folder, len(found))
+        return Removal(source, name, 0, False)
+
+    def remove(self, source: str) -> Removal:
+        """Remove a listed model as `removal` says; `bytes` of the result is the freed space."""
+        planned = self.removal(source)
+        if planned.folder:
+            self.store.forget_folder(planned.folder)
+            del self.found[planned.folder]
+            return planned
+        freed = self.loaders.remove(source, self.kept) if planned.deletes else 0
+        self.store.forget(source)
+        self.added.pop(source, None)
+        self.stacks.offered = [each for each in self.stacks.offered if each != source]
+        for folder, found in self.found.items():
+            self.found[folder] = [each for each in found if each != source]
+        return Removal(source, planned.name, freed, planned.deletes)
+
 
 def runtime_of(values: Mapping[str, Any]) -> Runtime:
-    """Stored settings; the usual ones where these are of another version, or damaged."""
+    """Stored settings; the default ones if they are damaged, or of another version."""
     with suppress(SettingError):
         return Runtime.from_mapping(values)
     return DEFAULT_RUNTIME
 
 
 def is_embedded(source: str) -> bool:
-    """Whether a model came along with the program."""
     return EMBEDDED.parent in Path(source).parents
 
 
+def is_padded(source: str) -> bool:
+    return Path(source).name == PADDED
+
+
 def replaced(source: str, other: str) -> str:
-    """That the demonstration model runs in its other format."""
+    """The notice that the demonstration model runs in its other format."""
     return f"{title_of(source)} does not run here as {WORDS[source]}. It runs as {WORDS[other]}."
 
 
 def title_of(source: str, name: str = "") -> str:
-    """What a model is called, `name` if there is one; the embedded target by its family's name,
-    and so what stands for it, ""."""
+    """The display name of a model, `name` if it is given. The embedded target, for which "" stands
+    as well, has the name of its family."""
     if source in ("", str(EMBEDDED), str(EMBEDDED_FILE)):
         return EMBEDDED.parent.name
+    if is_padded(source):
+        return PADDED_TITLE
     return name or name_of(source)
 
 
-def drafts_beside(source: str) -> list[str]:
-    """The embedded models that may draft for a model, of its own kind."""
+def embedded_drafts(source: str) -> list[str]:
+    """The embedded draft models for an embedded model, in the same format."""
     if not is_embedded(source):
         return []
     ending = format_of(source).ending
@@ -433,38 +493,12 @@ def drafts_beside(source: str) -> list[str]:
     return [str(path) for path in offered if path.exists() and str(path) != source]
 
 
-def size_of(source: str) -> int:
-    """Bytes of a model's weights on disk; 0 where they are not on this machine."""
-    model_format = format_of(source)
-    path = model_format.located(source)
-    with suppress(OSError):
-        files = model_format.weight_files(Path(path)) if path else ()
-        return sum(file.stat().st_size for file in files)
-    return 0
+def not_loaded(title: str, error: Exception) -> ModelError:
+    """The error for a model that fails to load in an unforeseen way."""
+    return ModelError(f"{title} was not loaded: {first_line(error)}. Choose another one.")
 
 
-def reported(title: str, work: Callable[[Report], None]) -> Iterator[Progress]:
-    """What loading the model of that title reports while it is done; raises its error.
-
-    It has a thread of its own: who waits for the reports may go away, and the work goes on.
-    """
-    reports: SimpleQueue[Progress | StrataError | None] = SimpleQueue()
-
-    def run() -> None:
-        outcome: StrataError | None = None
-        try:
-            work(reports.put)
-        except StrataError as error:
-            outcome = error
-        except Exception as error:
-            # Whatever is wrong, the app goes on, and someone has to be told.
-            problem = f"{title} was not loaded: {first_line(error)}. Choose another one."
-            outcome = ModelError(problem)
-        finally:
-            reports.put(outcome)
-
-    threading.Thread(target=run, name="loader", daemon=True).start()
-    while (report := reports.get()) is not None:
-        if isinstance(report, StrataError):
-            raise report
-        yield report
+def place(source: str) -> str:
+    """What identifies a model under any of its names: its path, links followed."""
+    path = format_of(source).located(source) if source else None
+    return os.path.realpath(Path(path)) if path else source

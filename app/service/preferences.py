@@ -1,18 +1,32 @@
-"""What the user chose for an answer, as one value that a conversation can keep."""
+"""The user's settings for answers, as one value that a conversation stores, and presets of them.
 
+New conversations begin with a preset. Some presets come with the program, and each owner has their
+own. A preset may leave settings out; for these the recommendations of the loaded model's makers are
+used, so one preset fits every model. Deletions can be undone until the program ends.
+"""
+
+import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from engine.errors import SettingError
+from pydantic import FailFast, Field, ValidationError
+
+from app.service.current import Current
+from app.service.draft_models import Stacks
+from app.service.pages import Latest
+from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
+from storage.database import Database
+from storage.presets import MAX_NAME, PresetStore, StoredPreset
+from storage.validation import Outside, Text, problem_of
 
 DEFAULT_TOKENS = 256
-"""How long an answer may be unless something else is said."""
+"""The most tokens of an answer by default."""
 SEEDS = 2**31
-"""Fresh seeds stay below this: a browser holds every such number exactly."""
+"""Fresh seeds are below this number, so that a browser represents them exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +41,7 @@ class Preferences:
     check: bool = False
 
     def chosen(self) -> Method:
-        """The method with its budget; raises SettingError for an unknown one."""
         return method_named(self.method, self.drafting)
-
-    def with_method(self, method: str) -> "Preferences":
-        """The same with another method."""
-        return replace(self, method=method)
 
     def seeded(self) -> Generation:
         """The generation settings of the next answer, with its own seed if so chosen."""
@@ -42,13 +51,12 @@ class Preferences:
         return replace(self.generation, sampling=sampling)
 
     def mapping(self) -> dict[str, Any]:
-        """As JSON values."""
         return asdict(self)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Preferences":
-        """From stored JSON values, which may come from anywhere; raises SettingError for what is
-        out of range, of another type or unknown."""
+        """Read stored JSON values, which may come from anywhere. Raises SettingError for a value
+        that is out of range, of another type or unknown."""
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
@@ -86,7 +94,7 @@ class Preferences:
 
     @classmethod
     def usable(cls, values: Mapping[str, Any]) -> tuple["Preferences", str]:
-        """The same; where they cannot be used the usual preferences, and why, for a notice."""
+        """Like `from_mapping`, or the default preferences and the reason, for a notice."""
         try:
             return cls.from_mapping(values), ""
         except SettingError as error:
@@ -101,3 +109,258 @@ def mapping_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
             f"The settings {name!r} cannot be {shortened(group)}. Give names and values."
         )
     return dict(group)
+
+
+FORMAT, VERSION = "strata-presets", 1
+LARGEST = 4 << 20
+"""The most bytes of a file with presets."""
+BUILT_IN = "built-in:"
+"""The prefix of the ids of built-in presets."""
+
+
+def built_in(name: str, system_prompt: str, **generation: Any) -> StoredPreset:
+    """A built-in preset. Settings that it leaves out follow the model's makers."""
+    settings = {"generation": generation} if generation else {}
+    return StoredPreset(f"{BUILT_IN}{name.lower()}", name, system_prompt, settings)
+
+
+PRESETS = (
+    built_in(
+        "Plain answers",
+        "Answer in the first sentence. Then explain, in short sentences and everyday words, only "
+        "as much as the question needs. If you do not know something, say so.",
+    ),
+    built_in(
+        "Patient teacher",
+        "Explain so that a curious beginner can follow: one idea after the other, with a small "
+        "example for each. End with one question that checks whether the idea has arrived.",
+        max_tokens=768,
+    ),
+    built_in(
+        "Programmer",
+        "You write code for people who will maintain it. Give working code first, in one block "
+        "that names its language, then say in two sentences how it works. Handle errors. Do not "
+        "invent functions that the library does not have.",
+        sampling={"temperature": 0.2},
+        max_tokens=1024,
+    ),
+    built_in(
+        "Proofreader",
+        "Correct the spelling, grammar and punctuation of the text you are given. Keep its meaning,"
+        " tone and formatting. Give the corrected text, then a short list of what you changed.",
+        sampling={"temperature": 0.0},
+        max_tokens=1024,
+        thinking=False,
+    ),
+    built_in(
+        "Summary",
+        "Sum up the text you are given: one sentence that says what it is about, then at most five "
+        "points in its own words and order. Add nothing that the text does not say.",
+        sampling={"temperature": 0.0},
+        thinking=False,
+    ),
+    built_in(
+        "Storyteller",
+        "Tell stories with a clear beginning, a turn and an end. Show places and people through "
+        "what they do. Use plain words, and let someone speak in every scene.",
+        sampling={"temperature": 1.0, "min_p": 0.05},
+        max_tokens=1024,
+        thinking=False,
+    ),
+    built_in(
+        "Second opinion",
+        "Look for the weakest point of the plan or argument you are given, and name it first. Then "
+        "say what would have to be true for it to hold, and what you would try instead.",
+        max_tokens=768,
+        thinking=True,
+    ),
+)
+"""The built-in presets."""
+
+
+class SharedPreset(Outside):
+    """A preset in a file. Its settings are checked by `Preferences`."""
+
+    name: Text
+    system_prompt: Text = ""
+    settings: dict[Any, Any] = {}
+
+
+class PresetFile(Outside):
+    """A file with presets, of any version."""
+
+    format: Literal["strata-presets"]
+    presets: Annotated[list[SharedPreset], FailFast()] = Field(
+        min_length=1, description="a list of presets with names, system prompts and settings"
+    )
+
+
+class Presets:
+    def __init__(self, database: Database, current: Current, stacks: Stacks) -> None:
+        self.database, self.current, self.stacks = database, current, stacks
+        self.deleted: Latest[tuple[str, str], tuple[StoredPreset, Sequence[str]]] = Latest()
+        """Deleted presets that can be restored, by owner and token."""
+
+    def store(self, owner: str) -> PresetStore:
+        return PresetStore(self.database, owner)
+
+    def list(self, owner: str) -> Sequence[StoredPreset]:
+        """The built-in presets, and the owner's."""
+        return [*PRESETS, *self.store(owner).list()]
+
+    def get(self, owner: str, id: str) -> StoredPreset:
+        """A built-in preset or one of the owner's. Raises StorageError."""
+        known = next((preset for preset in PRESETS if preset.id == id), None)
+        return known or self.store(owner).get(id)
+
+    # the settings of a preset
+
+    @property
+    def makers(self) -> Preferences:
+        """The recommendations of the loaded model's makers, and defaults for the rest."""
+        info = self.current.info
+        longest = info.context_length or DEFAULT_TOKENS
+        return Preferences(Generation(info.sampling, min(DEFAULT_TOKENS, longest)))
+
+    def preferences(self, preset: StoredPreset) -> tuple[Preferences, str]:
+        """All settings of a preset, and a notice about settings that cannot be used now, or ""."""
+        makers, problem = self.makers, ""
+        try:
+            found = Preferences.from_mapping(merged(makers.mapping(), preset.settings))
+        except SettingError as error:
+            found, problem = makers, str(error)
+        if preset.damaged:
+            problem = "Its settings are damaged in the database."
+        try:
+            self.stacks.check(found.chosen(), found.generation.sampling)
+        except StrataError as error:
+            found, problem = replace(found, method=makers.method), str(error)
+        if problem:
+            problem = f"The preset {preset.name!r} is used in part. {problem}"
+        return found, problem
+
+    # an owner's own
+
+    def save(
+        self, owner: str, name: str, system_prompt: str, preferences: Preferences
+    ) -> StoredPreset:
+        settings = preferences.mapping()
+        return self.store(owner).add(StoredPreset("", name, system_prompt, settings))
+
+    def update(
+        self, owner: str, id: str, system_prompt: str, preferences: Preferences
+    ) -> StoredPreset:
+        known = self.own(owner, id)
+        changed = replace(known, system_prompt=system_prompt, settings=preferences.mapping())
+        return self.store(owner).update(changed)
+
+    def rename(self, owner: str, id: str, name: str) -> StoredPreset:
+        return self.store(owner).update(replace(self.own(owner, id), name=name))
+
+    def duplicate(self, owner: str, id: str) -> StoredPreset:
+        """Copy a preset under another name."""
+        known = self.get(owner, id)
+        return self.store(owner).add(replace(known, id="", name=self.free(owner, known.name)))
+
+    def delete(self, owner: str, id: str) -> str:
+        """Delete a preset; returns the token for `undo`."""
+        deleted = self.store(owner).delete(self.own(owner, id).id)
+        token = secrets.token_urlsafe(9)
+        self.deleted[owner, token] = deleted
+        return token
+
+    def undo(self, owner: str, token: str) -> StoredPreset:
+        """Undo a deletion. Raises StorageError if that is no longer possible."""
+        found = self.deleted.pop((owner, token), None)
+        if found is None:
+            raise StorageError("This deletion cannot be taken back any more.")
+        preset, sources = found
+        store = self.store(owner)
+        back = store.add(replace(preset, name=self.free(owner, preset.name)))
+        for source in sources:
+            store.choose(source, back.id)
+        return back
+
+    def own(self, owner: str, id: str) -> StoredPreset:
+        """A preset that the owner may change. Raises StorageError."""
+        found = self.get(owner, id)
+        if found.id.startswith(BUILT_IN):
+            raise StorageError(
+                f"The preset {found.name!r} comes with the program and stays as it is. Duplicate "
+                "it, and change the copy."
+            )
+        return found
+
+    def free(self, owner: str, name: str) -> str:
+        """The name, with a number if it is taken."""
+        taken = {preset.name for preset in self.list(owner)}
+        if name not in taken:
+            return name
+        numbered = (f"{name[: MAX_NAME - 5]} {number}" for number in range(2, 10_000))
+        return next(each for each in numbered if each not in taken)
+
+    # the first preset of a model
+
+    def first(self, owner: str, source: str) -> StoredPreset | None:
+        """The preset with which conversations with a model begin; None for its makers' settings."""
+        id = self.store(owner).chosen(source) if source else None
+        return next((preset for preset in self.list(owner) if preset.id == id), None)
+
+    def choose(self, owner: str, source: str, id: str | None) -> None:
+        """Choose the preset with which conversations with a model begin, or its makers'
+        settings."""
+        if not source:
+            raise StorageError("No model is loaded. Load the one that the preset is meant for.")
+        self.store(owner).choose(source, self.get(owner, id).id if id is not None else None)
+
+    # files
+
+    def export(self, owner: str) -> dict[str, Any]:
+        """The owner's presets, as JSON values."""
+        listed = [
+            {"name": p.name, "system_prompt": p.system_prompt, "settings": dict(p.settings)}
+            for p in self.store(owner).list()
+        ]
+        if not listed:
+            raise StorageError("There is no preset of yours to export. Save or duplicate one.")
+        return {"format": FORMAT, "version": VERSION, "presets": listed}
+
+    def import_(self, owner: str, content: bytes) -> Sequence[StoredPreset]:
+        """Store the presets of a file, renamed if their names are taken. Raises StorageError and
+        SettingError, with nothing stored."""
+        found = list(read(content))
+        with self.database.write():
+            store = self.store(owner)
+            return [store.add(replace(p, name=self.free(owner, p.name))) for p in found]
+
+
+def read(content: bytes) -> Iterator[StoredPreset]:
+    """The presets in a file from anywhere. Raises StorageError and SettingError."""
+    if len(content) > LARGEST:
+        raise StorageError(
+            f"The file has {len(content):,} bytes, and the most for presets is {LARGEST:,}."
+        )
+    try:
+        file = PresetFile.model_validate(json.loads(content))
+    except ValidationError as error:
+        text = problem_of(error, PresetFile).text
+        raise StorageError(
+            f"The file holds no presets that can be read: {text} Nothing was imported. Give one "
+            "that was exported here."
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise StorageError("The file holds no JSON. Give one that was exported here.") from error
+    for each in file.presets:
+        Preferences.from_mapping(merged(Preferences().mapping(), each.settings))
+        yield StoredPreset("", each.name, each.system_prompt, each.settings)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping with the values of another; mappings in them are merged as well."""
+    values = dict(base)
+    for name, value in changes.items():
+        under = values.get(name)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            value = merged(under, value)
+        values[name] = value
+    return values

@@ -1,50 +1,39 @@
-"""Answers for other programs: through the same queue as the page's, and kept nowhere.
+"""Answers for other programs: they use the same queue as the page's answers, and are not stored.
 
-A program sends the whole conversation with every request. One that goes on with another shares its
-session, so the model reads only what is new; what drafting knows of the conversation lives as long
-as the session, in memory alone. Of an answer only the n-grams and what they are worth are stored,
-for the owner who asked: one for each key, and one for programs without a key. So the page and every
-key take turns, and no key drafts from what another one said.
+A program sends the whole conversation with every request. A request that continues an earlier one
+shares its session, so the model reads only the new part. What drafting knows about the conversation
+is kept in memory as long as the session. Only n-grams and their calibration are stored, for the
+owner of the request: each key is an owner, and so are all programs without a key together. So the
+page and every key take turns, and no key drafts from another key's text.
 """
 
 import secrets
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 
-from app.service.current import Current
-from app.service.draft_models import Stacks
-from app.service.stores import Kept, Stores
-from app.service.tasks import Task, Tasks
+from app.service.core import Core
+from app.service.jobs import Task
 from engine.engine import (
-    ContextLogged,
-    Engine,
-    Event,
     Request,
     Started,
-    StoredContextLog,
-    WantedContextLog,
-    WantedPastAnswers,
-    answered,
 )
 from engine.errors import Busy, ModelError, PromptError, StrataError
-from engine.loaded import NO_MODEL
 from engine.queue import Waiting
 from engine.types import Learned, Prefill, Step
 from storage.api_keys import ApiKey, ApiKeys
-from storage.database import Database
 
 MOST_EACH = 8
-"""Requests of one owner that wait or are under way at once: the page's owner finds room beside."""
-Told = Waiting | Started | Prefill | Step | Learned
-"""What a program is told of an answer."""
+"""The most requests of one owner that are read, wait or run at once, so that the queue has room for
+the page's owner."""
+ProgramEvent = Waiting | Started | Prefill | Step | Learned
+"""The events of an answer that a program gets."""
 
 
-def beginnings(left: str, right: str) -> int:
-    """How many characters two texts begin with alike, found by halving."""
+def common_prefix(left: str, right: str) -> int:
+    """The length of the common prefix of two texts, by bisection."""
     known, limit = 0, min(len(left), len(right))
     while known < limit:
         middle = (known + limit + 1) // 2
@@ -55,8 +44,8 @@ def beginnings(left: str, right: str) -> int:
     return known
 
 
-def said(request: Request) -> str:
-    """What a request says as one text: those that go on with it begin with it."""
+def text_of(request: Request) -> str:
+    """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
         turns = (turn(message.role, message.content) for message in request.messages)
         return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
@@ -64,100 +53,103 @@ def said(request: Request) -> str:
 
 
 def turn(role: str, content: str) -> str:
-    """A message within such a text."""
     return f"\0{role}\0{content}"
 
 
 class Sessions:
-    """Which requests of an owner go on with one another. `forget` frees what the engine holds of
-    one that was not used for long."""
+    """Finds which requests of an owner continue one another. `forget` frees the engine's memory of
+    a session that was not used for long.
 
-    KEPT = 32
+    A request is remembered only when it begins, as then it is known to fit the context. Before, its
+    text may have any length, and its program may disconnect before its turn.
+    """
+
+    KEPT, CHARACTERS = 32, 4_000_000
+    """The most sessions to remember, and the most text of all of them together. The last one is
+    remembered whatever its length."""
 
     def __init__(self, forget: Callable[[str, str], None]) -> None:
         self.forget = forget
         self.known: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-        """What was said last in each session, by owner and name, and how much of that was asked;
-        the last used at the end."""
+        """The last text of each session and the length of its request, by owner and name. The most
+        recently used session comes last."""
         self.lock = threading.Lock()
 
-    def enter(self, owner: str, text: str) -> str:
-        """The session that a request goes on with, or a new one.
+    def find(self, owner: str, text: str) -> str:
+        """The session that a request continues, or the name of a new one.
 
-        It must share at least half of what was asked there. So another conversation that begins
-        with the same few words does not take its place.
+        It must share at least half of the session's last request, so that another conversation with
+        the same first words does not replace the session.
         """
         with self.lock:
-            shared = {
-                name: (beginnings(before, text), asked)
-                for (who, name), (before, asked) in self.known.items()
-                if who == owner
-            }
-            fitting = [name for name, (alike, asked) in shared.items() if 2 * alike >= asked]
-            new = f"api-{secrets.token_hex(6)}"
-            name = max(fitting, key=lambda each: shared[each][0], default=new)
+            own = [(name, *known) for (user, name), known in self.known.items() if user == owner]
+        best, most = f"api-{secrets.token_hex(6)}", -1
+        for name, before, length in own:
+            shared = common_prefix(before, text)
+            if 2 * shared >= length and shared > most:
+                best, most = name, shared
+        return best
+
+    def enter(self, owner: str, name: str, text: str) -> None:
+        """Remember that a request begins in this session."""
+        with self.lock:
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
-            over = list(self.known)[: max(0, len(self.known) - self.KEPT)]
-            for key in over:
-                del self.known[key]
-        for key in over:
+            dropped = self.drop_oldest()
+        for key in dropped:
             self.forget(*key)
-        return name
+
+    def drop_oldest(self) -> list[tuple[str, str]]:
+        """Drop the oldest sessions beyond the limits; returns their owners and names."""
+        characters = sum(len(text) for text, _ in self.known.values())
+        dropped = []
+        while len(self.known) > 1 and (len(self.known) > self.KEPT or characters > self.CHARACTERS):
+            key, (text, _) = self.known.popitem(last=False)
+            characters -= len(text)
+            dropped.append(key)
+        return dropped
 
     def leave(self, owner: str, name: str) -> None:
-        """Nothing was read there: what was said is too long to be remembered."""
+        """Forget a session, because its conversation does not fit the context."""
         with self.lock:
             self.known.pop((owner, name), None)
         self.forget(owner, name)
 
     def grow(self, owner: str, name: str, text: str) -> None:
-        """This was answered there."""
+        """Add the text of an answer to a session."""
         with self.lock:
             if (owner, name) in self.known:
-                before, asked = self.known[owner, name]
-                self.known[owner, name] = before + text, asked
+                before, length = self.known[owner, name]
+                self.known[owner, name] = before + text, length
 
 
-@dataclass(slots=True)
 class Programs:
-    """See the module's docstring. `always` says that the command line asked for it; where `guests`
-    may come in, nothing else does. `gate` lets a task wait while another model stands in for the
-    loaded one."""
+    """`always` says that the command line allows programs. If guests share the app, this is the
+    only way to allow them."""
 
-    engine: Engine
-    database: Database
-    tasks: Tasks
-    current: Current
-    stacks: Stacks
-    stores: Stores
-    gate: Callable[[Task], Iterator[Waiting]]
-    guests: bool = False
-    always: bool = False
-    keys: ApiKeys = field(init=False)
-    sessions: Sessions = field(init=False)
-    asking: Counter[str] = field(default_factory=Counter)
-    """Requests of each owner that wait or are under way."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.sessions = Sessions(self.engine.forget)
-        self.keys = ApiKeys(self.database)
+    def __init__(self, core: Core) -> None:
+        self.core, self.notices = core, core.notices
+        self.always = False
+        self.keys = ApiKeys(core.database)
+        self.sessions = Sessions(core.engine.forget)
+        self.asking = Counter[str]()
+        """The number of each owner's requests that are being read, wait or run."""
+        self.lock = threading.Lock()
 
     @property
     def on(self) -> bool:
-        """Whether programs may ask."""
-        return self.always or (not self.guests and self.keys.on)
+        return self.always or (not self.core.guests and self.keys.on)
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Take a key back; what it taught is forgotten. Raises SettingError."""
+        """Revoke a key and forget what drafting learned from it. Raises SettingError."""
         key = self.keys.revoke(key_id)
-        self.engine.forget(key.owner, past=True)
+        self.core.engine.forget(key.owner, past=True)
         return key
 
     @contextmanager
-    def asked(self, owner: str) -> Generator[Task, None, None]:
-        """One request of an owner, as a task that can be stopped. Raises Busy."""
+    def place(self, owner: str) -> Generator[None, None, None]:
+        """Reserve a place for a request of an owner; held from before its body is read until its
+        end. Raises Busy."""
         with self.lock:
             if self.asking[owner] >= MOST_EACH:
                 raise Busy(
@@ -166,80 +158,76 @@ class Programs:
                 )
             self.asking[owner] += 1
         try:
-            with self.tasks.begin(owner, f"api-{secrets.token_hex(6)}") as task:
-                yield task
+            yield
         finally:
             with self.lock:
                 self.asking[owner] -= 1
                 if not self.asking[owner]:
                     del self.asking[owner]
 
+    def task_for(self, owner: str) -> AbstractContextManager[Task]:
+        """A task for a request that has a place."""
+        return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
+
+    def outlook(self) -> str:
+        """Why no model is loaded, and what can be done."""
+        return self.core.revival.outlook
+
+    def check_loaded(self) -> None:
+        """Raise ModelError with the outlook if no model is loaded."""
+        if not self.core.engine.state.is_loaded:
+            raise ModelError(self.outlook())
+
     def stop(self, task: Task) -> None:
-        """End a request, whose program is gone."""
-        self.tasks.stop(task.owner, task.about)
+        self.core.tasks.stop(task.owner, task.about)
 
-    def answer(self, owner: str, request: Request, task: Task) -> Generator[Told, None, None]:
-        """One answer, from its place in the queue to what it taught; closing the iterator ends it.
+    def answer(
+        self, owner: str, request: Request, task: Task
+    ) -> Generator[ProgramEvent, None, None]:
+        """Yields the events of one answer, from waiting in the queue to learning. Closing the
+        iterator ends the answer.
 
-        Raises Busy, PromptError where not all of the messages fit, ModelError where none is loaded,
-        EngineDied, and Cancelled when the task is stopped before its turn has come.
+        Raises Busy, PromptError if not all messages fit, ModelError if no model is loaded,
+        EngineDied, and Cancelled if the task is stopped before its turn.
         """
-        yield from self.gate(task)
-        if not self.engine.state.there:
-            raise ModelError(NO_MODEL)
-        name = self.sessions.enter(owner, said(request))
-        profile = self.stacks.profile_for(request.generation.sampling)
-        wanted = replace(request, owner=owner, conversation=name, profile=profile)
-        stream = task.stop.start(lambda: self.engine.generate(wanted))
-        learning = Learning(self.stores, Kept(owner, name, self.current.info, 0))
-        events, text = answered(stream, learning.recall), list[str]()
+        yield from self.core.model_swap.gate(task)
+        self.check_loaded()
+        text = text_of(request)
+        name = self.sessions.find(owner, text)
+        profile = self.core.stacks.profile_for(request.generation.sampling)
+        request = replace(request, owner=owner, conversation=name, profile=profile)
+        stream = task.stop.start(lambda: self.core.engine.generate(request))
+        reply = list[str]()
         try:
-            for event in events:
+            for event in stream:
                 if isinstance(event, Started):
-                    learning.kept = replace(learning.kept, info=event.info)
                     check_whole(event)
+                    self.sessions.enter(owner, name, text)
                 if isinstance(event, Step):
-                    text += [token.text for token in event.tokens]
+                    reply += [token.text for token in event.tokens]
                 if isinstance(event, Waiting | Started | Prefill | Step | Learned):
                     yield event
                 else:
-                    learning.take(event)
+                    self.core.take_aside(owner, event)
         except BaseException as error:
             stream.stop()
+            if isinstance(error, ModelError):
+                self.check_loaded()
             if isinstance(error, PromptError):
                 self.sessions.leave(owner, name)
             raise
         finally:
-            # What it said by now is learned, however it ends.
             with suppress(StrataError):
-                for event in events:
-                    learning.take(event)
-            reply = "".join(text)
-            begins = wanted.messages and not wanted.begun
-            self.sessions.grow(owner, name, turn("assistant", reply) if begins else reply)
-
-
-class Learning:
-    """What an answer needs of the stores, and teaches them."""
-
-    def __init__(self, stores: Stores, kept: Kept) -> None:
-        self.stores, self.kept = stores, kept
-
-    def recall(self, wanted: WantedPastAnswers | WantedContextLog) -> Any:
-        """What the engine asks for. No log of a conversation is stored."""
-        if isinstance(wanted, WantedContextLog):
-            return StoredContextLog()
-        self.kept = replace(self.kept, wiped=self.stores.past_answers.wiped[self.kept.owner])
-        return self.stores.recall(wanted, self.kept.owner, "")
-
-    def take(self, event: Event) -> None:
-        """Store what was learned but the log of the conversation."""
-        if not isinstance(event, ContextLogged):
-            self.stores.save(event, self.kept)
+                for event in stream:
+                    self.core.take_aside(owner, event)
+            if reply:
+                answer = "".join(reply)
+                begins = request.messages and not request.begun
+                self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
 
 
 def check_whole(started: Started) -> None:
-    """Raise PromptError where messages were left out: a program decides for itself which."""
+    """Raise PromptError if messages were left out: a program itself decides which ones to send."""
     if started.dropped:
         length = started.info.context_length
         raise PromptError(

@@ -1,131 +1,126 @@
 """Prove it: plain decoding measured against drafting. Compare: any two ways to answer.
 
 Both decode in the same pairs of runs (app/service/comparison.py).
+
+Answers can also be proved in the background, which shows a badge on each answer. This costs time,
+so it is off by default. These runs are patient: they begin only while no other request needs the
+model, and are stopped as soon as one does (engine/queue.py). A stopped proof begins again later.
+The outcome is stored with the answer's run and deleted with it. Waiting proofs are forgotten when
+the program ends, as the prompt of an answer is not stored.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import log
 from statistics import median
+from typing import Any
 
 from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Side, differs
-from app.service.current import Current
-from app.service.draft_models import Stacks
-from app.service.history import Answered, History
-from app.service.lending import Lending, Loan
-from app.service.notices import Notices
+from app.service.core import Core
+from app.service.history import Answered
+from app.service.jobs import Task
+from app.service.model_swap import Swap
 from app.service.preferences import Preferences
-from app.service.revival import Revival
-from app.service.stores import Stores
-from app.service.tasks import Task, Tasks
 from engine.backends.base import BackendInfo
+from engine.compare import UNKNOWN, Reruns, reruns
 from engine.engine import (
-    Engine,
     Measured,
     Request,
     Started,
-    StoredContextLog,
-    StoredPastAnswers,
-    WantedContextLog,
-    WantedPastAnswers,
 )
-from engine.errors import PromptError
+from engine.errors import Cancelled, EngineDied, ModelError, PromptError, StrataError
 from engine.methods import PLAIN
 from engine.metrics import summarise
 from engine.queue import Waiting
-from engine.runs import PlainSpeed, verdict, worth
-from engine.types import Message
+from engine.runs import PlainSpeed, Verdict, verdict, worth
+from engine.types import Message, Run
+from storage.conversations import Conversations
+from storage.traces import Traces
 
 ELSEWHERE = (
     "This answer came from a server, whose text cannot be proved here. The Compare tab asks it "
     "with and without drafts."
 )
-PROOFS = 3
-"""Pairs of a proof, at most: where the first ones took long enough, the others are left out."""
-ENOUGH = 4.0
-"""Seconds of pairs after which a proof has seen enough. One pair of short runs may be ten per cent
-off on a machine that does something else as well; three have a median."""
+PROOFS, FEWEST_PROOFS = 31, 5
+"""The most pairs of a proof, and the fewest before it may end because they agree."""
+ENOUGH = 8.0
+"""Seconds of pairs after which a proof ends. On a machine that does other work, a pair of short
+runs may be off by ten per cent; the median of many pairs is not."""
+NARROW = 0.03
+"""The pairs agree if the range of their median is at most this share of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """See the module's docstring."""
-
-    engine: Engine
-    tasks: Tasks
-    current: Current
-    stacks: Stacks
-    stores: Stores
-    history: History
-    notices: Notices
-    revival: Revival
-    lending: Lending
+    core: Core
 
     def prove(self, owner: str, conversation_id: str) -> Iterator[Proof | Waiting]:
         """Decode the last answer of a conversation again, plainly and with drafts, from the same
         prompt and seed.
 
-        The verdict compares what was shown with the plain run, which has the answer's own limit; an
-        answer that the user ended can only be the beginning of one. The speedup is of the reruns,
-        at one load of the machine; their drafters have not learned this answer. Raises PromptError
-        when the loaded model gave none, or when the proof was stopped.
+        The verdict compares the shown answer with the plain run, which has the same limit; an
+        answer that the user stopped can only be the beginning of the plain run. The speedup is
+        measured on the reruns, at the same load of the machine, with drafters that have not learned
+        this answer. Raises PromptError if the loaded model gave no answer, or if the proof was
+        stopped.
         """
-        with self.tasks.begin(owner, conversation_id) as task:
-            yield from self.lending.gate(task)
+        with self.core.tasks.begin(owner, conversation_id) as task:
+            yield from self.core.model_swap.gate(task)
             yield from self.proved(owner, conversation_id, task)
 
     def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
-        """`prove`, as one task."""
-        answered = self.history.provable(owner, conversation_id)
+        answered = self.core.history.provable(owner, conversation_id)
         if answered is not None and answered.info.server is not None:
             raise PromptError(ELSEWHERE)
-        if answered is None or answered.info != self.current.info:
+        if answered is None or answered.info != self.core.current.info:
             raise PromptError(
                 "There is no answer to prove since the program started. Send a message or "
                 "regenerate an answer first."
             )
         pairs = self.reruns(owner, answered, task)
         progress: Progress | None = None
-        for item in pairs.compare(PROOFS, ENOUGH):
+        for item in pairs.compare(PROOFS, agreed(answered)):
             if isinstance(item, Waiting):
                 yield item
                 continue
             progress = item
             if progress.running is not None:
-                yield Proof(len(progress.running.tokens), progress.running.method)
+                run, pair = progress.running, len(progress.pairs) + 1
+                yield Proof(len(run.tokens), run.method, pair=pair)
         if progress is None or not progress.over:
             raise PromptError("The proof was stopped. Press Prove it to try again.")
         yield self.proof_of(owner, answered, progress)
 
     def reruns(self, owner: str, answered: Answered, task: Task, patient: bool = False) -> Pairs:
-        """An answer decoded again, plainly and with drafts that have not learned it."""
+        """Pairs of runs that decode an answer again, plainly and with drafters that do not know
+        it."""
         shown, generation = answered.run, answered.generation
-        said = tuple(token.id for token in shown.tokens)
+        tokens = tuple(token.id for token in shown.tokens)
         if shown.broken_off:
-            generation = replace(generation, max_tokens=max(1, len(said)))
-        request = Request((), answered.prompt, generation, answered.method, None, owner)
-        request = replace(request, patient=patient)
-        measured = Measured((*answered.prompt, *said), len(said), answered.calibration)
-        return self.pairs(request, measured, task, answered.info)
+            generation = replace(generation, max_tokens=max(1, len(tokens)))
+        request = Request(
+            (), answered.prompt, generation, answered.method, None, owner, patient=patient
+        )
+        measured = Measured((*answered.prompt, *tokens), len(tokens), answered.calibration)
+        return self.pairs(plain_and(request), measured, task, answered.info)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
-        """What the pairs of a proof say of the answer that was shown."""
-        # The pair in the middle, so that the times that are told give the speedup that is told.
-        ranked = sorted(
-            progress.pairs, key=lambda pair: summarise(pair[0]).seconds / summarise(pair[1]).seconds
-        )
-        middle = ranked[(len(ranked) - 1) // 2]
-        shown, (plain, fast) = answered.run, middle
+        """The proof of the shown answer from its finished pairs."""
+        found = reruns_of(answered, progress.pairs)
+        shown, (plain, fast) = answered.run, progress.pairs[found.middle]
         speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
-        self.current.plain = PlainSpeed(median(speeds), "by the last proof")
-        kept = min(summarise(run).kept for run in (shown, *(quick for _, quick in progress.pairs)))
-        gained = worth([middle], kept)
+        self.core.current.plain = PlainSpeed(median(speeds), "by the last proof")
         if answered.run_id:
-            self.history.note(owner, answered.run_id, gained)
+            self.core.history.note(owner, answered.run_id, found.speedup)
         return Proof(
             len(plain.tokens),
             answered.method.name,
-            verdict(self.current.text, plain, shown),
-            gained,
+            verdict(self.core.current.text, plain, shown),
+            found,
             plain,
             fast,
             shown,
@@ -143,26 +138,29 @@ class Proofs:
     def compare_sides(
         self, owner: str, text: str, system: str, sides: tuple[Side, Side], repeats: int
     ) -> Iterator[Progress | Waiting]:
-        """Answer one prompt in two ways, in pairs, until it is stopped.
+        """Answer one prompt in two ways, in pairs, until the comparison is stopped.
 
-        Every run has a fresh context tier, and is stored with its pair. Between two runs others may
-        use the model; raises ModelError when it is another one then. Stopped while it waits for
-        them, it ends with the pairs there are. Where a side wants another model than the loaded
-        one, that is back when this ends, however it ends.
+        Every run has a fresh context tier, and is stored with its pair. Other tasks may use the
+        model between two runs; raises ModelError if it was replaced meanwhile. If the comparison is
+        stopped while it waits, it ends with the finished pairs. If a side needs another model, the
+        loaded model is loaded again in any case when the comparison ends.
         """
         messages = [Message("system", system.strip())] if system.strip() else []
         messages.append(Message("user", text))
-        with self.tasks.begin(owner, "") as task:
-            self.lending.check(sides)
-            yield from self.revival.loaded(task)
-            sides = self.lending.named(sides[LEFT]), self.lending.named(sides[RIGHT])
-            check_switch(self.engine.state.info, sides)
+        with self.core.tasks.begin(owner, "") as task:
+            self.core.model_swap.check(sides)
+            yield from self.core.revival.loaded(task)
+            sides = (
+                self.core.model_swap.named(sides[LEFT]),
+                self.core.model_swap.named(sides[RIGHT]),
+            )
+            check_switch(self.core.engine.state.info, sides)
             if not any(side.source for side in sides):
                 yield from self.compared(owner, messages, sides, repeats, task)
                 return
-            with self.lending.lend(task) as loan:
-                yield from self.compared(owner, messages, sides, repeats, task, loan)
-            yield from self.lending.awaited()
+            with self.core.model_swap.start(task) as swap:
+                yield from self.compared(owner, messages, sides, repeats, task, swap)
+            yield from self.core.model_swap.awaited()
 
     def compared(
         self,
@@ -171,30 +169,29 @@ class Proofs:
         sides: tuple[Side, Side],
         repeats: int,
         task: Task,
-        loan: Loan | None = None,
+        swap: Swap | None = None,
     ) -> Iterator[Progress | Waiting]:
-        """`compare_sides`, as one task.
+        """The pairs of a comparison, stored as they are finished.
 
-        The answer that was last given to the same prompt is not known to its drafters: who compares
-        after asking wants to see what a first answer gains.
+        The drafters do not know the last answer to the same prompt, so a comparison after a chat
+        shows what drafting gains for a first answer.
         """
 
         def unlearn(started: Started) -> Measured:
-            for (who, _), last in reversed(self.history.last.items()):
-                if (who, last.prompt, last.info) == (owner, started.prompt, started.info):
-                    said = tuple(token.id for token in last.run.tokens)
-                    return Measured((*last.prompt, *said), len(said), last.calibration)
+            for (user, _), last in reversed(self.core.history.last.items()):
+                if (user, last.prompt, last.info) == (owner, started.prompt, started.info):
+                    tokens = tuple(token.id for token in last.run.tokens)
+                    return Measured((*last.prompt, *tokens), len(tokens), last.calibration)
             return Measured()
 
         left, right = (
             Request(tuple(messages), (), side.generation, side.method, None, owner)
             for side in sides
         )
-        pairs = self.pairs_of((left, right), Measured(), task)
-        pairs.unlearning(unlearn)
+        pairs = self.pairs((left, right), unlearn, task)
         pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
-        if loan is not None:
-            pairs.ready, pairs.exchanged = lambda side: loan.use(sides[side].source), True
+        if swap is not None:
+            pairs.ready, pairs.exchanged = lambda side: swap.use(sides[side].source), True
         progress: Progress | None = None
         for item in pairs.compare(repeats):
             yield item
@@ -207,61 +204,223 @@ class Proofs:
             self.note_plain(sides, progress)
 
     def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
-        """Store the last pair. What drafts gained is known where the one side was plain."""
+        """Store the last pair, with the speedup of drafting if one side was plain."""
         left, right = progress.pairs[-1]
         if progress.differs or PLAIN not in (sides[LEFT].method, sides[RIGHT].method):
-            self.history.save_runs(owner, left, right)
-        elif sides[LEFT].method == PLAIN:
-            self.history.save_pair(owner, left, right)
-        else:
-            self.history.save_pair(owner, right, left)
+            self.core.history.save_runs(owner, left, right)
+            return
+        plain, fast = (left, right) if sides[LEFT].method == PLAIN else (right, left)
+        gained = worth([(plain, fast)])
+        self.core.history.save_runs(owner, plain, fast, gained=gained)
 
     def note_plain(self, sides: tuple[Side, Side], progress: Progress) -> None:
-        """Remember how fast the loaded model was plainly, where one side says so."""
         for at, side in enumerate(sides):
             if side.method == PLAIN and not side.source:
                 speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
-                self.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+                self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
 
     def pairs(
-        self, request: Request, measured: Measured, task: Task, info: BackendInfo | None = None
-    ) -> Pairs:
-        """Pairs of runs of a request, plainly and as it asks for, by the model of `info`, or
-        whichever is loaded; they end with `task`."""
-        return self.pairs_of((replace(request, method=PLAIN), request), measured, task, info)
-
-    def pairs_of(
         self,
         requests: tuple[Request, Request],
-        measured: Measured,
+        measured: Measured | Callable[[Started], Measured],
         task: Task,
         info: BackendInfo | None = None,
     ) -> Pairs:
-        """Pairs of runs of two requests by the model of `info`, or whichever is loaded; they end
+        """Pairs of runs of two requests, by the model of `info` or the loaded one. They are stopped
         with `task`."""
-        owner = requests[RIGHT].owner
+        report = partial(self.core.notices.report, requests[RIGHT].owner)
+        profile = self.core.stacks.profile_for
+        return Pairs(self.core.engine, requests, measured, report, task.stop, info, profile)
 
-        def reply(
-            wanted: WantedPastAnswers | WantedContextLog,
-        ) -> StoredPastAnswers | StoredContextLog:
-            return self.stores.recall(wanted, owner, "")
 
-        def report(problem: str) -> None:
-            self.notices.report(owner, problem)
+def plain_and(request: Request) -> tuple[Request, Request]:
+    """The two requests of a pair: plain decoding, and the given request."""
+    return replace(request, method=PLAIN), request
 
-        pairs = Pairs(self.engine, requests, measured, reply, report, task.stop, info)
-        pairs.profile = self.stacks.profile_for
-        return pairs
+
+def reruns_of(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
+    figures = [(summarise(plain), summarise(fast)) for plain, fast in pairs]
+    return reruns(figures, summarise(answered.run))
+
+
+def agreed(answered: Answered) -> Callable[[Sequence[tuple[Run, Run]], float], bool]:
+    """A function that says whether pairs of reruns are enough: they took long, they agree, or no
+    further pair could measure a speedup."""
+
+    def enough(pairs: Sequence[tuple[Run, Run]], seconds: float) -> bool:
+        if seconds >= ENOUGH or len(pairs) < FEWEST_PROOFS:
+            return seconds >= ENOUGH
+        found = reruns_of(answered, pairs)
+        low, high = found.range
+        return found.speedup == UNKNOWN or high - low <= NARROW * low
+
+    return enough
 
 
 def check_switch(info: BackendInfo, sides: tuple[Side, Side]) -> None:
-    """Raise PromptError for two sides that would be the same to a server, as it cannot be told to
+    """Raise PromptError for two sides that are the same to a server, because it cannot be asked to
     answer without drafts."""
     server = info.server
     methods = {side.method == PLAIN for side in sides if not side.source}
     if server is not None and not server.switches and len(methods) > 1:
         raise PromptError(
-            f"{server.host} cannot be told to answer without drafts. Start the same server without "
-            "drafting at a second address, load that once in the Models tab, and choose it as the "
-            "model of the left side."
+            f"{server.host} cannot be asked to answer without drafts. Start the same server "
+            "without drafting at a second address, load that once in the Models tab, and choose "
+            "it as the model of the left side."
         )
+
+
+MOST = 16
+"""The most answers that wait to be proved; beyond that the oldest ones are dropped."""
+TRIES = 20
+"""How often a proof may be interrupted before it is given up."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Check:
+    """An answer to be proved. Its task is not among the owner's tasks, as nobody waits for it."""
+
+    owner: str
+    conversation: str
+    answered: Answered
+    run_id: str
+    task: Task
+    tries: int = 0
+
+
+class Background:
+    """Proves answers in the background, on one thread that ends when none is left."""
+
+    def __init__(self, proofs: Proofs) -> None:
+        self.proofs, self.core = proofs, proofs.core
+        self.checks: deque[Check] = deque()
+        self.running: Check | None = None
+        self.changed = threading.Condition()
+        self.thread: threading.Thread | None = None
+
+    def add(self, owner: str, conversation: str, answered: Answered) -> None:
+        """Schedule the proof of an answer, if it is stored."""
+        if not answered.run_id:
+            return
+        task = Task(owner, conversation)
+        check = Check(owner, conversation, answered, answered.run_id, task)
+        if not answered.same_text:
+            why = "Same distribution does not keep the text of a seed."
+            self.store(check, skipped(why if answered.info.server is None else ELSEWHERE))
+            return
+        if not answered.one:
+            self.store(check, skipped("It was continued with other settings or another model."))
+            return
+        with self.changed:
+            self.checks.append(check)
+            while len(self.checks) > MOST:
+                self.checks.popleft()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.work, name="proofs", daemon=True)
+                self.thread.start()
+
+    def forget(self, owner: str, conversation: str) -> None:
+        """Drop the waiting proofs of a conversation, and stop a running one."""
+        with self.changed:
+            known = [*self.checks, *([self.running] if self.running else [])]
+            for check in known:
+                if (check.owner, check.conversation) == (owner, conversation):
+                    check.task.stop.set()
+
+    def idle(self, seconds: float) -> bool:
+        """Wait up to `seconds` until nothing is left to prove; returns whether that is so."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.thread is None, seconds)
+
+    def work(self) -> None:
+        while True:
+            with self.changed:
+                self.running = self.checks.popleft() if self.checks else None
+                if self.running is None:
+                    self.thread = None
+                    self.changed.notify_all()
+                    return
+            self.prove(self.running)
+
+    def prove(self, check: Check) -> None:
+        try:
+            found = self.outcome(check)
+        except Cancelled:
+            found = None
+        except EngineDied:
+            return
+        except ModelError:
+            found = skipped("Another model was loaded before this answer could be checked.")
+        except StrataError as error:
+            found = skipped(str(error))
+        except Exception:
+            logger.exception("A proof in the background broke off.")
+            found = skipped("The check broke off. The log says why.")
+        if check.task.stop.is_set():
+            return
+        check.tries += 1
+        if found is None and check.tries < TRIES:
+            with self.changed:
+                self.checks.appendleft(check)
+        else:
+            self.store(check, found or skipped("The model was wanted for other things."))
+
+    def outcome(self, check: Check) -> dict[str, Any] | None:
+        """The outcome of the proof; None if it was interrupted."""
+        Traces(self.core.database, check.owner).get(check.run_id)
+        if check.task.stop.is_set():
+            return None
+        for _ in self.core.revival.loaded(check.task):
+            pass
+        if self.core.current.info != check.answered.info:
+            raise ModelError("another model")
+        progress: Progress | None = None
+        pairs = self.proofs.reruns(check.owner, check.answered, check.task, patient=True)
+        for item in pairs.compare(PROOFS, agreed(check.answered)):
+            progress = item if isinstance(item, Progress) else progress
+        if progress is None or not progress.over:
+            return None
+        return stored_outcome(self.proofs.proof_of(check.owner, check.answered, progress))
+
+    def store(self, check: Check, found: dict[str, Any]) -> None:
+        database = self.core.database
+
+        def write() -> None:
+            with database.write():
+                Traces(database, check.owner).prove(check.run_id, found)
+                Conversations(database, check.owner).mark_changed(check.conversation)
+
+        self.core.notices.keep(check.owner, write)
+
+
+def skipped(why: str) -> dict[str, Any]:
+    return {"kind": "skipped", "why": why}
+
+
+def stored_outcome(proof: Proof) -> dict[str, Any]:
+    """The outcome of a proof as it is stored."""
+    found, plain, shown = proof.verdict, proof.plain, proof.shown
+    assert found is not None and plain is not None and shown is not None
+    if found.identical:
+        return {"kind": "same", "tokens": found.tokens, "speedup": proof.speedup.whole}
+    return {
+        "kind": "differs",
+        "at": found.position,
+        "plain": found.plain,
+        "said": found.accelerated,
+        "early": found.ended_early,
+        "gap": gap(found, plain, shown),
+    }
+
+
+def gap(found: Verdict, plain: Run, shown: Run) -> float | None:
+    """The distance of the two tokens' logits where two runs diverge: the logarithm of the ratio of
+    the model's own probabilities. None if one of the runs ended there."""
+    at = found.position - 1
+    runs = [run.tokens for run in (plain, shown)]
+    if any(at >= len(tokens) or tokens[at].probability <= 0 for tokens in runs):
+        return None
+    left, right = (tokens[at].probability for tokens in runs)
+    return round(abs(log(left / right)), 6)

@@ -1,71 +1,294 @@
-"""A race of plain decoding against drafting: one short prompt, decoded in both ways, on the clock.
+"""A race of plain decoding against drafting: one short prompt, decoded in both ways and timed.
 
-Each has the machine to itself, one after the other, from nothing (app/service/comparison.py). What
-is shown side by side afterwards is what was recorded, at the pace at which it came.
+Both runs start from an empty state, one after the other, so each has the machine to itself
+(app/service/comparison.py). Afterwards the recorded runs are shown side by side at their real pace.
+
+A race is meant to show a gain. If measurements on this machine say that the loaded model has none,
+the page says so before anything is recorded. The race can also be run with the padded demonstration
+model, which is loaded for it (app/service/model_swap.py).
+
+That is the demonstration model at the cost of a real one: the same weights, padded to 0.5 B
+parameters (engine/models/inflate.py). A model of 10 M parameters fits into the processor's cache,
+which real models do not, and it writes faster than anyone reads. The padded one writes the same
+text, up to rounding. It races in float32: in bfloat16 near-ties are so frequent that the texts of
+both lanes part within a few words. It is made on demand, and stays in the data directory until it
+is removed in the Models tab.
 """
 
+import shutil
+import subprocess
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
+from app.arguments import EMBEDDED
 from app.service.comparison import Progress
-from app.service.current import Current
+from app.service.core import Core
+from app.service.draft_models import amount
+from app.service.jobs import Job, Stop, Task
+from app.service.jobs import Progress as Making
+from app.service.models import PADDED, Loading, Models, not_loaded, title_of
 from app.service.preferences import Preferences
-from app.service.proofs import Proofs
+from app.service.proofs import Proofs, plain_and
 from engine.compare import Speedup
+from engine.drafting.ceiling import LIKELY, ceiling
 from engine.engine import Measured, Request
-from engine.errors import Cancelled
+from engine.errors import Cancelled, ModelError, first_line
 from engine.metrics import summarise
+from engine.models.memory import free_memory
+from engine.models.shape import SHAPES
+from engine.process import command, death, environment
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict, worth
-from engine.settings import Generation
+from engine.settings import Generation, Runtime
 from engine.types import Message, Run
 
+SIZE = "0.5b"
+"""A key of engine.models.shape.SHAPES. Such a model writes about as fast as people read."""
+PARAMETERS = SHAPES[SIZE].parameters(vocabulary=6144, head_size=64)
+BYTES = 2 * PARAMETERS
+"""Its size on the disk, in bfloat16."""
+RUNTIME = Runtime(dtype="float32")
+"""The settings with which it races."""
+MEMORY = 2 * BYTES + 500_000_000
+"""Bytes needed to race with it. The constant covers the cache and the libraries. Making the model
+takes less."""
+SPARE = 500_000_000
+"""Bytes of the disk that must stay free."""
+LOOK_SECONDS = 0.2
+"""How often progress and cancellation are checked."""
+
+
+class Padded:
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self.busy = threading.Lock()
+
+    @property
+    def path(self) -> Path | None:
+        return self.models.kept[0] / PADDED if self.models.kept else None
+
+    @property
+    def source(self) -> str:
+        return str(self.path.absolute().resolve()) if self.path else ""
+
+    @property
+    def exists(self) -> bool:
+        return self.path is not None and (self.path / "config.json").is_file()
+
+    @property
+    def offered(self) -> bool:
+        return self.path is not None and not self.models.guests
+
+    def check(self) -> None:
+        """Raise ModelError if it cannot be made or run here; the message says what is missing."""
+        if self.path is None or not self.offered:
+            raise ModelError(
+                f"{title_of(PADDED)} cannot be made here: others share this app, or it has no data "
+                "directory. Start the app for yourself to use it."
+            )
+        place = next(each for each in (self.path, *self.path.parents) if each.is_dir())
+        disk, memory = shutil.disk_usage(place).free, free_memory("cpu")
+        if not self.exists and disk < BYTES + SPARE:
+            raise ModelError(
+                f"{title_of(PADDED)} takes {amount(BYTES)} on the disk, and {amount(disk)} are "
+                f"free in {str(place)!r}. Free some, or choose another data directory."
+            )
+        if memory < MEMORY:
+            raise ModelError(
+                f"{title_of(PADDED)} takes {amount(MEMORY)} of memory, and {amount(memory)} are "
+                "free. Close other programs, then try again."
+            )
+
+    def make(self, stop: Stop) -> Iterator[Making]:
+        """Make the model unless it exists; yields the progress.
+
+        Closing the iterator does not end the work. Raises ModelError, and Cancelled once `stop` is
+        set, in which case no files are left.
+        """
+        self.check()
+        if not self.exists:
+            begin, title = Making(None, f"Making {title_of(PADDED)} …"), title_of(PADDED)
+            job = Job(self.work, begin, partial(not_loaded, title), stop)
+            yield from job.start("padded").watch()
+
+    def work(self, job: Loading) -> None:
+        """Make the model. If another page is already making it, wait for that instead."""
+        while not self.busy.acquire(timeout=LOOK_SECONDS):
+            if job.stop.is_set():
+                raise Cancelled("The race was stopped.")
+        try:
+            if not self.exists:
+                self.written(job)
+        finally:
+            self.busy.release()
+
+    def written(self, job: Loading) -> None:
+        """Write the files in a separate process, because torch would stay in this one's memory."""
+        assert self.path is not None
+        title, lines = title_of(PADDED), deque[str](maxlen=1)
+        try:
+            with subprocess.Popen(
+                command("engine.models.inflate", str(EMBEDDED), SIZE, str(self.path)),
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            ) as process:
+                assert process.stdout is not None
+                reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+                reader.start()
+                try:
+                    while process.poll() is None:
+                        if job.stop.event.wait(LOOK_SECONDS):
+                            raise Cancelled("The race was stopped.")
+                        with suppress(IndexError, ValueError):
+                            job.report(Making(float(lines[-1]), f"Making {title}"))
+                finally:
+                    process.kill()
+                    reader.join()
+            if process.returncode:
+                why = lines[-1].strip() if lines else death(process.returncode, "The process")
+                raise ModelError(f"{title} could not be made: {why}")
+        except OSError as error:
+            raise ModelError(f"{title} could not be made: {first_line(error)}.") from error
+        finally:
+            for each in self.path.parent.glob(f".{PADDED}-*"):
+                shutil.rmtree(each, ignore_errors=True)
+        self.models.read_folder(str(self.path.parent))
+
+
 ABOUT = "a race"
-"""What its task is about: no conversation has this id."""
+"""The `about` of its task; no conversation has this id."""
 PROMPT = "Tell a short story about a fox and a bird. Then tell the same story once more."
-TOKENS = 128
+TOKENS, PADDED_TOKENS = 128, 64
+"""The most tokens of an answer: of the loaded model, and of the padded one, which writes about ten
+a second."""
+GAIN = 1.05
+"""The smallest speedup that a race can show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Both runs, and what they say of each other."""
+    """Both runs, the model that made them, whether their texts agree, and the speedup."""
 
     plain: Run
     fast: Run
     verdict: Verdict
     speedup: Speedup
+    model: str = ""
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """What the whole answers took: reading the prompt and learning included."""
+        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
+
+    @property
+    def gains(self) -> bool:
+        """Whether drafting was faster."""
+        return self.speedup.whole is not None and self.speedup.whole >= GAIN
+
+
+@dataclass(frozen=True, slots=True)
+class NoGain:
+    """No race was run, because drafts gain nothing with the loaded model on this machine."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Races:
-    """See the module's docstring."""
+    """`known` is the last race of each model."""
 
     proofs: Proofs
-    current: Current
+    padded: Padded
+    known: dict[tuple[str, Runtime], Race] = field(default_factory=dict)
 
-    def run(self, owner: str) -> Iterator[Progress | Waiting | Race]:
-        """Record a race, which comes last; stopped, there is none."""
+    @property
+    def core(self) -> Core:
+        return self.proofs.core
+
+    def no_gain(self) -> str:
+        """Why the loaded model is not expected to gain anything on this machine: according to its
+        last race, else to measured answers, else to the costs of its forwards. "" if a gain is
+        expected, or nothing is known."""
+        models = self.core.models
+        last = self.known.get((models.source, models.runtime))
+        if last is not None:
+            plain, fast = last.seconds
+            if last.gains:
+                return ""
+            return f"its last race took {plain:.2f} s plainly and {fast:.2f} s with guessing"
+        measured = models.formats.speed(models.source) if models.demonstration else None
+        if measured is not None and measured.speed.plain > 0:
+            plain, fast = measured.speed
+            if fast >= GAIN * plain:
+                return ""
+            return (
+                f"answers were measured at {plain:,.0f} tokens/s plainly and {fast:,.0f} with "
+                "guessing"
+            )
+        curve = self.core.costs.curve
+        if curve is None or 0 not in curve.points or len(curve.points) < 2:
+            return ""
+        if ceiling(curve.points, LIKELY).speedup >= GAIN:
+            return ""
+        nodes = min(size for size in curve.points if size)
+        times = curve.points[nodes] / curve.points[0]
+        guesses = "one guess" if nodes == 1 else f"{nodes} guesses"
+        return (
+            f"checking {guesses} takes {times:.1f} times as long as computing a token, which good "
+            "guesses cannot make up for"
+        )
+
+    def run(
+        self, owner: str, padded: bool = False, anyway: bool = False
+    ) -> Iterator[Making | Progress | Waiting | NoGain | Race]:
+        """Record a race, which is yielded last unless it is stopped.
+
+        With `padded` the padded model runs it, and is made first if necessary. Without, the race is
+        run only if a gain is expected, or `anyway`. Raises ModelError.
+        """
         self.stop(owner)
-        with self.proofs.tasks.begin(owner, ABOUT) as task:
-            yield from self.proofs.revival.loaded(task)
-            # A seed of its own, the sampler that the model's makers want.
-            law = Preferences(Generation(self.current.info.sampling, TOKENS))
-            request = Request((Message("user", PROMPT),), (), law.seeded(), law.chosen())
-            pairs = self.proofs.pairs(replace(request, owner=owner), Measured(), task)
-            with suppress(Cancelled):
-                for item in pairs.compare(1):
-                    yield item
-                    if isinstance(item, Progress) and item.over:
-                        (pair,) = item.pairs
-                        self.proofs.history.save_pair(owner, *pair)
-                        yield Race(*pair, verdict(self.current.text, *pair), worth([pair]))
+        with self.core.tasks.begin(owner, ABOUT) as task, suppress(Cancelled):
+            if padded and self.core.models.source != self.padded.source:
+                yield from self.padded.make(task.stop)
+                yield from self.core.revival.loaded(task)
+                with self.core.model_swap.start(task) as swap:
+                    yield from swap.use(self.padded.source, RUNTIME)
+                    yield from self.recorded(owner, task)
+                return
+            yield from self.core.revival.loaded(task)
+            why = "" if padded or anyway else self.no_gain()
+            if why:
+                yield NoGain(why)
+            else:
+                yield from self.recorded(owner, task)
+
+    def recorded(self, owner: str, task: Task) -> Iterator[Progress | Waiting | Race]:
+        # With a new seed, and the sampler that the model's makers recommend.
+        padded = self.core.models.source == self.padded.source
+        tokens = PADDED_TOKENS if padded else TOKENS
+        chosen = Preferences(Generation(self.core.current.info.sampling, tokens))
+        request = Request(
+            (Message("user", PROMPT),), (), chosen.seeded(), chosen.chosen(), None, owner
+        )
+        pairs = self.proofs.pairs(plain_and(request), Measured(), task)
+        model = self.core.models.source, self.core.models.runtime
+        for item in pairs.compare(1):
+            yield item
+            if isinstance(item, Progress) and item.over:
+                (pair,) = item.pairs
+                gained = worth([pair])
+                self.core.history.save_runs(owner, *pair, gained=gained)
+                found = verdict(self.core.current.text, *pair)
+                race = Race(*pair, found, gained, self.core.current.info.name)
+                self.known[model] = race
+                yield race
 
     def stop(self, owner: str) -> None:
-        """End the owner's race, if there is one."""
-        self.proofs.tasks.stop(owner, ABOUT)
+        self.core.tasks.stop(owner, ABOUT)

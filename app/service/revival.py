@@ -1,49 +1,47 @@
 """Restarts the engine's process after a crash, and loads its model again.
 
-What crashed the process may crash the next one as well. So the model is given up if the process
-crashes while loading it again, or for the third time within five minutes. The app then goes on
-without a model, and says so.
+The cause of a crash may crash the next process as well. So the model is given up for a while if the
+process crashes while loading it again, or for the third time within five minutes. The app then runs
+without a model, says so, and tries again later. Each wait is twice as long as the one before.
 
-The demonstration model comes in two formats. Where one is given up, the other takes its place.
+The demonstration model comes in two formats. If one is given up, the other one replaces it.
 
-llama.cpp's fast path may be the cause, even if its trial once passed. So its trials are forgotten,
-and the next GGUF file is loaded with a new trial (engine/backends/fast_path.py).
+llama.cpp's fast path may be the cause of a crash, even if its trial once passed. So the results of
+trials are forgotten, and the next GGUF file is tried again (engine/backends/fast_path.py).
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
-from app.service.draft_models import Stacks
+from app.service.draft_models import ModelSetup, Stacks
+from app.service.jobs import Task, later
 from app.service.models import Models, replaced, title_of
-from app.service.tasks import Task
 from engine.backends import fast_path
 from engine.engine import Engine, State
-from engine.errors import EngineDied, StrataError
+from engine.errors import Cancelled, EngineDied, StrataError
+from engine.loaded import NO_MODEL
 from engine.models.loaders import DEFAULT_RUNTIME
-from engine.queue import Waiting, before_it_began
-from engine.settings import Runtime
+from engine.queue import Waiting
 
 DEATHS = 3
 PATIENCE = 10.0
-"""Seconds within which it is known that a process ended whose work raised EngineDied."""
-LOOK_SECONDS = 0.1
-LOAD_LOOK_SECONDS = 0.25
-"""How often those who wait for a model look whether they were stopped: until it is back, and until
-it is loaded."""
+"""Seconds after an EngineDied within which the end of the process is noticed here."""
 WINDOW = 300.0
-"""So many ends of the process within so many seconds, and its model is given up."""
+"""After DEATHS ends of the process within WINDOW seconds its model is given up for a while."""
+FIRST_WAIT, LONGEST_WAIT = 30.0, 900.0
+"""Seconds until a model that was given up is tried again. After a model ran for WINDOW seconds, the
+next wait is the first one again."""
 
 
 @runtime_checkable
 class Mortal(Protocol):
     """An engine whose process may end; `restart` starts another one, without a model.
 
-    `on_death` is told why, once for each process, when all that was under way has raised
-    EngineDied and `state` says that no model is there. It may take long.
+    `on_death` is called with the reason once per process, after all running work has raised
+    EngineDied and `state` says that no model is loaded. The call may take long.
     """
 
     on_death: Callable[[str], None]
@@ -52,24 +50,17 @@ class Mortal(Protocol):
         """Start a fresh process."""
 
     def kill(self, reason: str) -> None:
-        """End a process that does not react."""
-
-
-@dataclass(frozen=True, slots=True)
-class Last:
-    """What it takes to have a model again: its draft models and the chosen plan included."""
-
-    name: str
-    source: str
-    runtime: Runtime
-    drafts: tuple[str, ...]
-    spec: str
+        """End a process that does not respond."""
 
 
 class Revival:
-    """See the module's docstring. `last` is the model that went last, `loading` whether it is
-    being loaded again; `tell` has a notice for everyone, `gate` lets a task wait while another
-    model stands in for the loaded one."""
+    """Restarts the engine and loads the lost model again.
+
+    `last` is the model that was lost last, and `loading` says whether it is being loaded again.
+    `given_up` is the model that is tried again at the time `due`. `tell` shows a notice to
+    everyone, `say` prints one where the program was started. `gate` makes a task wait while another
+    model is swapped in. Without a `page` nobody can load another model.
+    """
 
     def __init__(
         self,
@@ -78,130 +69,204 @@ class Revival:
         models: Models,
         tell: Callable[[str], None],
         gate: Callable[[Task], Iterator[Waiting]],
+        say: Callable[[str], None] = lambda notice: None,
+        page: bool = True,
     ) -> None:
         self.engine, self.stacks, self.models, self.tell = engine, stacks, models, tell
-        self.gate = gate
-        self.last: Last | None = None
+        self.gate, self.say, self.page = gate, say, page
+        self.later = later
+        self.last: ModelSetup | None = None
         self.loading = False
+        self.has_process = True
+        """Whether there is a process; False if the system could not start one."""
+        self.given_up: ModelSetup | None = None
+        self.due = 0.0
+        self.waits = 0
+        """How often in a row a model was given up."""
+        self.since = monotonic()
+        """When the current span of time with a loaded model began."""
         self.deaths: deque[float] = deque(maxlen=DEATHS)
         self.lock = threading.Lock()
-        """Held while the model is brought back."""
+        """Held while the model is loaded again."""
         if isinstance(engine, Mortal):
             engine.on_death = self.revive
 
     def follow(self, state: State) -> None:
-        """Another model is there, or none any more; to be called before anyone forgets the plan
-        that was chosen for the one before."""
+        """Take over a new state of the engine. Call this before `Stacks.follow`, which forgets the
+        plan that was chosen for the earlier model."""
         before = self.stacks.state
-        if not before.there or not before.source or state.there:
+        if state.is_loaded:
+            # The model is in use from now on, even if draft models are still being loaded.
+            self.loading, self.given_up = False, None
+            self.since = self.since if before.is_loaded else monotonic()
+        elif before.is_loaded and monotonic() - self.since >= WINDOW:
+            self.waits = 0
+        if not before.is_loaded or not before.source or state.is_loaded:
             return
-        drafts = tuple(draft.source for draft in before.drafts)
-        last = Last(before.info.name, before.source, before.runtime, drafts, self.stacks.spec)
+        last = self.stacks.setup(before)
         known = self.last
         if known is None or (known.source, known.runtime) != (last.source, last.runtime):
             self.deaths.clear()
         self.last = last
 
     def revive(self, reason: str) -> None:
-        """The engine's process ended: start another one, and load the model again.
+        """Start another process after the engine's process ended, and load the model again.
 
-        Blocks until that is done; nothing is raised.
+        Blocks until that is done. Raises nothing.
         """
-        engine = self.engine
-        assert isinstance(engine, Mortal)
         with self.lock:
             self.deaths.append(monotonic())
             again, self.loading = self.loading, False
             fast_path.forget()
-            try:
-                engine.restart()
-            except StrataError as error:
-                self.tell(f"{reason} {error}")
+            # With no other known model, use the one that was requested but never loaded.
+            requested = self.models.requested if self.models.requested.source else None
+            last = self.last or self.given_up or requested
+            if not self.restarted(last, reason):
                 return
-            last = self.last
             if last is None:
-                if not self.replaced(self.models.wanted, reason):
-                    self.tell(f"{reason} No model is loaded now. Load one in the Models tab.")
-            elif again or self.often():
+                load_one = " Load one in the Models tab." if self.page else ""
+                self.tell(f"{reason} No model is loaded now.{load_one}")
+            elif last is self.given_up:
+                self.tell(f"{reason} {last.name} is tried again {self.when}.")
+            elif self.last is None or again or self.too_often():
                 self.give_up(last, reason, again)
             else:
                 self.tell(f"{reason} {last.name} is being loaded again.")
                 self.load(last)
 
+    def restarted(self, last: ModelSetup | None, reason: str) -> bool:
+        """Start a fresh process. If that fails, report it and try again later; returns whether it
+        succeeded."""
+        assert isinstance(self.engine, Mortal)
+        try:
+            self.engine.restart()
+        except StrataError as error:
+            self.last, self.has_process = None, False
+            if last is not None:
+                self.put_off(last)
+            self.tell(f"{reason} {error}{f' That is tried again {self.when}.' if last else ''}")
+            return False
+        self.has_process = True
+        return True
+
     @property
     def busy(self) -> bool:
-        """Whether the model is being brought back."""
         return self.lock.locked()
 
     def awaited(self, task: Task) -> Iterator[Waiting]:
-        """Wait until the model of a process that ended is back, or given up. Raises Cancelled."""
+        """After a crash, wait until the model is loaded again or given up. Raises Cancelled."""
         latest, begun = monotonic() + PATIENCE, False
-        while not self.engine.state.there:
+
+        def over() -> bool:
+            nonlocal begun
             begun = begun or self.busy
-            if not self.busy and (begun or monotonic() > latest):
-                return
-            if task.stop.is_set():
-                raise before_it_began()
-            yield Waiting(1, loading=True)
-            task.stop.event.wait(LOOK_SECONDS)
+            given_up = not self.busy and (begun or monotonic() > latest)
+            return self.engine.state.is_loaded or given_up
+
+        yield from task.wait(over, loading=True)
 
     @property
     def coming(self) -> bool:
-        """Whether a model is being loaded, or brought back."""
         return self.models.loading is not None or self.busy
 
     def loaded(self, task: Task) -> Iterator[Waiting]:
-        """Wait for the model that is being loaded, if none is there, or if it is not the usual one.
+        """Wait while another model is swapped in, and for a load in progress if no model is loaded.
         Raises Cancelled."""
         yield from self.gate(task)
-        while not self.engine.state.there and self.coming:
-            if task.stop.is_set():
-                raise before_it_began()
-            yield Waiting(1, loading=True)
-            self.models.over.wait(LOAD_LOOK_SECONDS)
+        yield from task.wait(lambda: self.engine.state.is_loaded or not self.coming, loading=True)
 
-    def often(self) -> bool:
-        """Whether the process ended too often of late."""
+    def too_often(self) -> bool:
         return len(self.deaths) == DEATHS and self.deaths[-1] - self.deaths[0] < WINDOW
 
-    def give_up(self, last: Last, reason: str, again: bool) -> None:
-        """Go on without a model."""
+    def give_up(self, last: ModelSetup, reason: str, again: bool) -> None:
+        """Continue without a model for a while."""
+        words = reason
+        if self.last is not None:
+            when = "within five minutes, for the third time"
+            if again:
+                when = f"while {last.name} was being loaded"
+            first = reason.partition(". ")[0].rstrip(".")
+            words = f"The engine ended again {when} ({first})."
         self.last = None
-        when = "within five minutes, for the third time"
-        if again:
-            when = f"while {last.name} was being loaded"
-        first = reason.partition(". ")[0].rstrip(".")
-        if self.replaced(last.source, f"The engine ended again {when} ({first})."):
-            return
-        self.tell(
-            f"The engine ended again {when} ({first}). {last.name} is not loaded again. Choose "
-            "another model or other settings in the Models tab."
+        if not self.replaced(last.source, words):
+            self.put_off(last)
+            advice = " Or choose another model or other settings in the Models tab."
+            by_hand = advice if self.page else ""
+            self.tell(f"{words} {last.name} is tried again {self.when}.{by_hand}")
+
+    def put_off(self, last: ModelSetup) -> None:
+        """Try to load a model later; each wait is longer than the last."""
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self.waits)
+        self.waits += 1
+        self.given_up, self.due = last, monotonic() + wait
+        self.later(wait, lambda: self.try_again(last))
+
+    def try_again(self, last: ModelSetup) -> None:
+        """Load a model that was given up, unless another one was loaded meanwhile."""
+        with self.lock:
+            if self.given_up is not last:
+                return
+            self.given_up = None
+            if not self.has_process and not self.restarted(last, "There is no engine."):
+                return
+            self.last = last
+            self.say(f"{last.name} is being loaded again.")
+            self.load(last)
+
+    @property
+    def when(self) -> str:
+        """When a model that was given up is tried again, in words."""
+        seconds = max(1, round(self.due - monotonic()))
+        if seconds < 120:
+            return f"in {seconds} second{'s' * (seconds != 1)}"
+        return f"in {round(seconds / 60)} minutes"
+
+    @property
+    def outlook(self) -> str:
+        """Why no model is loaded and what to do about it, for other programs."""
+        given_up = self.given_up
+        if self.coming:
+            return f"{self.models.requested.name} is being loaded. Ask again in a moment."
+        if given_up is not None:
+            return (
+                f"{given_up.name} is not loaded, as the engine ended too often. It is tried again "
+                f"{self.when}: ask again then."
+            )
+        if self.page:
+            return NO_MODEL
+        return (
+            "No model is loaded, and the terminal says why. Start the program again with --model."
         )
 
     def replaced(self, source: str, reason: str) -> bool:
-        """Whether another format of a model that crashes is loaded in its place."""
+        """Load another format of a crashing model in its place; returns whether there is one."""
         other = self.models.formats.instead(source)
         if other:
             self.tell(f"{reason} {replaced(source, other)}")
-            self.load(Last(title_of(other), other, DEFAULT_RUNTIME, (), ""))
+            self.load(ModelSetup(title_of(other), other, DEFAULT_RUNTIME, (), ""))
         return bool(other)
 
-    def load(self, last: Last) -> None:
-        """Have a model again, through the same path as any other one."""
-        with self.models.busy:
-            pass  # A load under way brings a model, or ends as well.
-        if self.engine.state.there:
+    def load(self, last: ModelSetup) -> None:
+        self.models.slot.wait()  # A load in progress may bring a model, or fail too.
+        if self.engine.state.is_loaded:
             return
         self.loading = True
         try:
             for _ in self.models.start(last.source, last.runtime, last.drafts):
                 pass
         except EngineDied:
-            # That is told to `revive` as well, which waits for this one to be over.
+            # `revive` is called for this crash too, and waits until this call is over. If the
+            # process ended before the draft models were loaded, they are loaded next time.
+            self.last = last
             return
-        except StrataError as error:
+        except Cancelled as error:
             self.tell(f"{last.name} was not loaded again. {error}")
+        except StrataError as error:
+            self.last = None
+            self.put_off(last)
+            self.tell(f"{last.name} was not loaded again. {error} It is tried again {self.when}.")
         else:
+            self.say(f"{last.name} is loaded again.")
             if self.engine.state.drafts:
                 self.stacks.spec = last.spec
             for notice in self.models.notices:
@@ -210,6 +275,6 @@ class Revival:
 
 
 def end_hung(engine: Engine) -> None:
-    """End a process that did not end an answer when it was told to."""
+    """End a process that did not stop an answer."""
     if isinstance(engine, Mortal):
         engine.kill("The engine did not stop when asked, so it was ended.")

@@ -1,21 +1,19 @@
-"""Statistics files for the loaded model's tokenizer: built from texts, taken in, copied, removed.
+"""Builds, imports, exports and removes statistics files for the loaded model's tokenizer.
 
-A build goes on when the page that began it closes, and leaves nothing behind when it is stopped. It
-has two parts. The texts become tokens in the engine, batch by batch: one in REST_SECONDS while an
-answer grows, as fast as it can otherwise. Counting them is the work of a process of its own
-(storage/statistics_worker.py) that gives way to others. The file takes the place of the one before
-in one step, and what is answered from then on drafts from it.
+A build continues if the page that began it closes, and leaves no files if it is stopped. It has two
+parts. First the engine tokenizes the texts, batch by batch: one batch in REST_SECONDS while an
+answer grows, otherwise as fast as it can. Then a separate process with low priority counts the
+tokens (storage/statistics_build.py). The new file replaces the old one atomically, and later
+answers draft from it.
 
-A file from elsewhere is opened read-only and checked before it is copied to where it is used.
+An imported file is opened read-only and checked before it is copied to its place.
 """
 
-import atexit
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +24,7 @@ import numpy as np
 import psutil
 
 from app.service.current import Current
-from app.service.models import Progress
+from app.service.jobs import Job, Progress, Slot
 from engine import process
 from engine.backends.base import BackendInfo
 from engine.engine import Engine
@@ -34,35 +32,36 @@ from engine.errors import Cancelled, SettingError, StorageError, StrataError
 from engine.types import Document
 from storage.documents import Meter, documents
 from storage.statistics import SUFFIX, StatisticsTable
-from storage.statistics_build import FEWEST, STAGES, replacing
-from storage.statistics_worker import END, FAILED, MADE, Spec
+from storage.statistics_build import END, FAILED, FEWEST, MADE, STAGES, Spec, replacing
 
-LOOK_SECONDS = 0.3
-"""How often it is told how far it is."""
 REST_SECONDS = 1.0
 GLANCE_SECONDS = 0.05
-"""How often it is looked whether the answer is over."""
+"""How often it is checked whether the answer is over."""
 BATCH = 1 << 16
-"""Characters that become tokens at once, about."""
+"""The approximate number of characters that are tokenized at once."""
 MOST_TOKENS = 50_000_000
 TOKEN_BYTES = 80
-"""What counting takes of memory for each token."""
+"""Bytes of memory per token that counting needs."""
 SPARED = 0.5
-"""The share of the free memory that counting may take."""
+"""The share of the free memory that counting may use."""
 BUDGET = 64 << 20
-"""Bytes of the file, about."""
+"""The approximate size of the file in bytes."""
 FEW = 8 << 20
-"""Of fewer bytes of text what followed once is worth keeping too."""
+"""With fewer bytes of text, tokens that followed a key only once are kept too."""
 MOST_IMPORTED = 1 << 30
-"""Bytes of a file that is taken in: the usual one has 64 MB."""
+"""The most bytes of an imported file; a usual one has 64 MB."""
 CHECK_SECONDS = 60.0
 TITLE = 80
+STOPPED = "No file was made: it was stopped. Nothing was changed."
+
+Building = Job[Progress, str]
+"""A build. Its result is a text that describes the file."""
 
 
 class StatisticsFiles:
-    """See the module's docstring. `guests` means that others use this app: then nothing is done.
+    """`guests` means that others use this app too; then no file can be changed.
 
-    `answering` tells whether an answer is under way.
+    `answering` says whether any task is running.
     """
 
     def __init__(
@@ -70,68 +69,54 @@ class StatisticsFiles:
     ) -> None:
         self.engine, self.current, self.guests = engine, current, guests
         self.answering = answering
-        self.busy = threading.Lock()
-        """Held while a file is being built."""
-        self.over, self.stopped = threading.Event(), threading.Event()
-        self.problem: StrataError | None = None
-        """Why none was made the last time, if so."""
-        self.done = ""
-        """What was made the last time, in words."""
-        self.share: float | None = None
-        self.words, self.began = "", 0.0
-        self.process: subprocess.Popen[str] | None = None
+        self.slot = Slot[Progress, str]()
 
-    # what there is
+    # the current file
 
     @property
     def info(self) -> BackendInfo:
-        """The model whose tokenizer is used. Raises SettingError for guests, StorageError where no
-        model is there."""
+        """The model whose tokenizer is used. Raises SettingError with guests, and StorageError if
+        no model is loaded."""
         if self.guests:
             raise SettingError("Others use this app too: its databases are not changed from here.")
-        if not self.engine.state.there:
+        if not self.engine.state.is_loaded:
             raise StorageError("No model is loaded, and a file is for a model. Load one first.")
         return self.engine.state.info
 
     @property
     def path(self) -> Path:
-        """Where the file of the loaded model's tokenizer is made."""
         info = self.info
         if not self.current.folders:
             raise StorageError("There is no data directory to keep a file in.")
         return self.current.folders[0] / f"{info.tokenizer_fingerprint}{SUFFIX}"
 
     def own(self) -> bool:
-        """Whether there is a file that can be removed, and not only the one that came along."""
+        """Whether there is a file that can be removed, besides the bundled one."""
         return bool(
-            self.engine.state.there
+            self.engine.state.is_loaded
             and not self.guests
             and self.current.folders
             and self.path.is_file()
         )
 
     def use(self) -> None:
-        """Draft from the file that is there now."""
-        self.current.look_again()
+        self.current.table = None
         self.engine.read_statistics()
 
-    # building one
+    # building
 
-    def start(self, files: Sequence[Path], uploaded: bool = False) -> None:
-        """Begin to build one from files. What was `uploaded` for it is deleted once it is read.
-        Raises SettingError and StorageError."""
+    def start(self, files: Sequence[Path], uploaded: bool = False) -> Building:
+        """Start building a file from texts. Files that were `uploaded` are deleted afterwards.
+
+        Raises SettingError and StorageError. The job's result describes what was made; the job
+        raises Cancelled if it was stopped, and StorageError with the reason if it failed.
+        """
         path, info = self.path, self.info
         if not files:
             raise StorageError("No file is chosen. Choose one, or name one on this machine.")
         for file in files:
             if not file.is_file():
                 raise StorageError(f"There is no file {str(file)!r}. Give the path of a file.")
-        if not self.busy.acquire(blocking=False):
-            raise StorageError("A file is being built already. Wait until that is done.")
-        self.over.clear()
-        self.stopped.clear()
-        self.problem, self.done = None, ""
-        self.share, self.words, self.began = 0.0, "Starting", monotonic()
         title = ", ".join(file.name for file in files)[:TITLE]
         few = sum(file.stat().st_size for file in files) < FEW
         spec = Spec(
@@ -142,53 +127,46 @@ class StatisticsFiles:
             BUDGET,
             1 if few else FEWEST,
         )
-        threading.Thread(
-            target=self.work, args=(files, spec, uploaded), name="statistics", daemon=True
-        ).start()
 
-    def watch(self) -> Iterator[Progress]:
-        """How far it is, again and again until it is over. Closing the iterator ends nothing.
+        def work(job: Building) -> str:
+            try:
+                return self.build(files, spec, job)
+            except (StrataError, OSError, MemoryError) as error:
+                if job.stop.is_set():
+                    raise Cancelled(STOPPED) from error
+                if isinstance(error, StrataError):
+                    raise
+                raise StorageError(
+                    f"The file was not made: {error}. Free some room first."
+                ) from error
+            finally:
+                if uploaded:
+                    delete(files)
 
-        Raises Cancelled when it was stopped, and StrataError that says why it failed.
-        """
-        while not self.over.wait(LOOK_SECONDS):
-            yield Progress(self.share, self.words)
-        if self.problem:
-            raise self.problem
+        busy = StorageError("A file is being built already. Wait until that is done.")
+        job = self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy)
+        return job.start("statistics")
 
     def stop(self) -> None:
-        """End the build; the file that was there stays."""
-        self.stopped.set()
-        if (running := self.process) is not None:
-            with suppress(OSError):
-                running.kill()
+        """Stop the build; the earlier file stays."""
+        self.slot.cancel()
 
-    def work(self, files: Sequence[Path], spec: Spec, uploaded: bool) -> None:
-        """Build it; what goes wrong is in `problem`."""
-        try:
-            Path(spec.path).parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile() as tokens:
-                count = self.read(files, spec, tokens)
-                meta = self.count(spec, tokens, count)
-            self.use()
-            numbers = (f"{int(meta[name]):,} {name}" for name in ("tokens", "documents", "keys"))
-            used = self.engine.state.info.tokenizer_fingerprint == spec.tokenizer
-            when = "and in use" if used else "to be used when its model is loaded again"
-            self.done = f"Made from {', '.join(numbers)}, {when}.{self.done}"
-        except StrataError as error:
-            self.problem = error
-        except (OSError, MemoryError) as error:
-            self.problem = StorageError(f"The file was not made: {error}. Free some room first.")
-        finally:
-            if uploaded:
-                delete(files)
-            if self.stopped.is_set() and not self.done.startswith("Made"):
-                self.problem = Cancelled("No file was made: it was stopped. Nothing was changed.")
-            self.busy.release()
-            self.over.set()
+    def build(self, files: Sequence[Path], spec: Spec, job: Building) -> str:
+        Path(spec.path).parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile() as tokens:
+            count, cut = self.read(files, spec, tokens, job)
+            meta = self.count(spec, tokens, count, job)
+        self.use()
+        numbers = (f"{int(meta[name]):,} {name}" for name in ("tokens", "documents", "keys"))
+        used = self.engine.state.info.tokenizer_fingerprint == spec.tokenizer
+        when = "and in use" if used else "to be used when its model is loaded again"
+        limit = f" Reading stopped after {count:,} tokens, the most for now." if cut else ""
+        return f"Made from {', '.join(numbers)}, {when}.{limit}"
 
-    def read(self, files: Sequence[Path], spec: Spec, tokens: IO[bytes]) -> int:
-        """Write the tokens of the files' documents; their number."""
+    def read(
+        self, files: Sequence[Path], spec: Spec, tokens: IO[bytes], job: Building
+    ) -> tuple[int, bool]:
+        """Write the tokens of all documents; returns their number, and whether reading was cut."""
         meter, whole = Meter(), sum(file.stat().st_size for file in files) or 1
         most = min(MOST_TOKENS, int(psutil.virtual_memory().available * SPARED) // TOKEN_BYTES)
         count = 0
@@ -197,39 +175,27 @@ class StatisticsFiles:
                 for document in self.engine.tokens(batch, spec.tokenizer):
                     np.array([*document, END], dtype=np.uint32).tofile(tokens)
                     count += len(document)
-                self.tell(file.name, meter.done / whole, count)
-                if self.stopped.is_set():
-                    raise Cancelled("No file was made: it was stopped.")
+                job.report(reading(file.name, meter.done / whole, count, job.seconds))
+                if job.stop.is_set():
+                    raise Cancelled(STOPPED)
                 if count >= most:
-                    self.done = f" Reading stopped after {count:,} tokens, the most for now."
-                    return count
-                self.rest()
+                    return count, True
+                self.rest(job)
         if count < 2:
             raise StorageError(f"There is no text in {spec.title!r}. Choose files with text.")
-        return count
+        return count, False
 
-    def rest(self) -> None:
-        """Leave the model to an answer that grows."""
+    def rest(self, job: Building) -> None:
+        """Pause while an answer grows, for at most REST_SECONDS."""
         until = monotonic() + REST_SECONDS
-        while self.answering() and not self.stopped.is_set() and monotonic() < until:
-            self.stopped.wait(GLANCE_SECONDS)
+        while self.answering() and not job.stop.is_set() and monotonic() < until:
+            job.stop.event.wait(GLANCE_SECONDS)
 
-    def tell(self, name: str, share: float, count: int) -> None:
-        """How far the reading is: the rate, and about how long it will take."""
-        spent = max(monotonic() - self.began, 1e-3)
-        self.share = min(1.0, share)
-        left = spent * (1 - self.share) / self.share if self.share else 0.0
-        minutes, seconds = divmod(round(left), 60)
-        self.words = (
-            f"Reading {name} · {count:,} tokens · {count / spent:,.0f} tokens/s · about "
-            f"{minutes}:{seconds:02} left"
-        )
-
-    def count(self, spec: Spec, tokens: IO[bytes], count: int) -> dict[str, str]:
-        """Have the tokens counted, in another process; the file's meta data."""
-        self.share, self.words = None, f"Counting {count:,} tokens"
+    def count(self, spec: Spec, tokens: IO[bytes], count: int, job: Building) -> dict[str, str]:
+        """Count the tokens in another process; returns the file's metadata."""
+        job.report(Progress(None, f"Counting {count:,} tokens"))
         tokens.seek(0)
-        command = process.command("storage.statistics_worker", spec.command())
+        command = process.command("storage.statistics_build", spec.command())
         with subprocess.Popen(
             command,
             env=process.environment(),
@@ -238,23 +204,19 @@ class StatisticsFiles:
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
         ) as running:
-            self.process = running
-            atexit.register(self.stop)
             try:
-                if self.stopped.is_set():
-                    running.kill()
-                return self.followed(running, count)
+                with job.ending(running.kill):
+                    return self.followed(running, count, job)
             finally:
-                atexit.unregister(self.stop)
-                self.process = None
                 running.kill()
                 running.wait()
-                # Where it was ended it could not clean up after itself.
+                # A process that was killed could not clean up.
                 final = Path(spec.path)
                 final.with_name(f"{final.name}.{running.pid}.partial").unlink(missing_ok=True)
 
-    def followed(self, running: "subprocess.Popen[str]", count: int) -> dict[str, str]:
-        """What the process makes."""
+    def followed(
+        self, running: "subprocess.Popen[str]", count: int, job: Building
+    ) -> dict[str, str]:
         assert running.stdout is not None
         for line in running.stdout:
             kind, _, rest = line.rstrip("\n").partition(" ")
@@ -263,20 +225,18 @@ class StatisticsFiles:
             if kind == FAILED:
                 raise StorageError(rest)
             if kind in STAGES:
-                self.share = (STAGES.index(kind) + float(rest)) / len(STAGES)
-                self.words = f"Counting {count:,} tokens: {kind}"
-        if self.stopped.is_set():
-            raise Cancelled("No file was made: it was stopped.")
+                share = (STAGES.index(kind) + float(rest)) / len(STAGES)
+                job.report(Progress(share, f"Counting {count:,} tokens: {kind}"))
         raise StorageError(
             f"Counting ended with {process.ending(running.wait())}, likely for want of memory: "
             f"{count:,} tokens take about {count * TOKEN_BYTES >> 20:,} MiB. Choose fewer files."
         )
 
-    # files as they are
+    # importing, copying and removing
 
     def take_in(self, source: Path) -> None:
-        """Use a file from elsewhere in place of the one that there is. Raises StorageError for one
-        that cannot be used with the loaded model."""
+        """Import a file in place of the current one. Raises StorageError if it cannot be used with
+        the loaded model."""
         path, info = self.path, self.info
         try:
             size = source.stat().st_size
@@ -308,8 +268,8 @@ class StatisticsFiles:
         self.use()
 
     def copy_to(self, target: Path) -> Path:
-        """Copy the file in use; where it lies then. Raises StorageError, also for a file that is
-        there already."""
+        """Copy the file in use; returns the path of the copy. Raises StorageError, also if the
+        target exists already."""
         table = self.current.statistics
         assert self.info
         if table is None:
@@ -321,14 +281,14 @@ class StatisticsFiles:
                 shutil.copyfileobj(file, copy)
         except OSError as error:
             raise StorageError(
-                f"{str(target)!r} cannot be written: {error.strerror}. Name a new file in a folder "
-                "that is there."
+                f"{str(target)!r} cannot be written: {error.strerror}. Name a new file in a "
+                "folder that exists."
             ) from error
         return target
 
     def remove(self) -> None:
-        """Delete the file of the loaded model's tokenizer. One that came along stays, and is used
-        from then on."""
+        """Delete the file for the loaded model's tokenizer. A bundled file stays, and is used from
+        then on."""
         try:
             os.unlink(self.path)
         except OSError as error:
@@ -336,8 +296,20 @@ class StatisticsFiles:
         self.use()
 
 
+def reading(name: str, share: float, count: int, seconds: float) -> Progress:
+    """The progress of reading after `seconds`, with the rate and the estimated time left."""
+    share, spent = min(1.0, share), max(seconds, 1e-3)
+    left = spent * (1 - share) / share if share else 0.0
+    minutes, rest = divmod(round(left), 60)
+    return Progress(
+        share,
+        f"Reading {name} · {count:,} tokens · {count / spent:,.0f} tokens/s · about "
+        f"{minutes}:{rest:02} left",
+    )
+
+
 def batches(found: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups that are worth a question to the engine."""
+    """Documents in groups of about BATCH characters."""
     batch, size = list[Document](), 0
     for document in found:
         batch.append(document)
@@ -352,7 +324,6 @@ def batches(found: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def delete(files: Sequence[Path]) -> None:
-    """Delete what was sent for a build."""
     for file in files:
         with suppress(OSError):
             file.unlink()

@@ -1,104 +1,289 @@
-"""Why an answer was fast: what was guessed at each step of it, and where that came from.
+"""Why an answer was fast: in one sentence, and step by step with the origin of each guess.
 
-Everything is told from what is stored, for the owner alone. Token numbers are told as text by the
-loaded model, where it is the one that gave the answer; else by what the answer itself says of them.
-What is told is data, and text of a model or a user is never anything but text in it.
+Everything comes from stored data of the owner. The loaded model turns token ids into text if it is
+the model that gave the answer; otherwise only the texts in the answer itself are known. All results
+are plain data, and text of a model or a user is never treated as anything but text.
+
+Guessed tokens are accepted drafts. The time saved is the time of plain decoding at the same load
+minus the time of the answer, as for the live speedup (engine/compare.py). It is left out where it
+means little: for a few tokens, and below what a clock can measure. If guessing cost more than it
+saved, the sentence says so. For an answer from a server only the server's counters are known. They
+count the whole server, so they include requests of other users at the same time.
+
+The context tier counts what followed the last tokens; it stores no positions. So the place that a
+guess was copied from is searched when a user asks for it: the last place before the step with the
+same tokens. In answers of the same model tokens are compared, which is exact. User messages are
+stored as text only, so there the same text is searched, whole words first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.service.current import Current
-from app.service.origins import Spoken, Wanted, origin
+from engine.compare import FEWEST
+from engine.engine import ServerCounted
 from engine.errors import StorageError, StrataError
+from engine.metrics import Metrics
+from engine.prompt import CUT
 from engine.recorded import Node, nodes, percent
-from engine.text import CUT
-from engine.types import CONTEXT, MODEL, STATISTICS, Step
+from engine.runs import from_server
+from engine.types import CONTEXT, MODEL, STATISTICS, UNKNOWN, Run, Step
 from storage.conversations import Conversations, StoredMessage
 from storage.database import Database
 from storage.ngrams import ModelNgrams
-from storage.steps import Said
-from storage.traces import Trace, Traces
+from storage.steps import RunToken
+from storage.traces import Trace, Traces, Worth
+
+SLIGHT = 0.02
+"""The share of an answer's time below which a gain or a loss is not noticeable."""
+
+
+def worth_of(figures: Metrics, proof: dict[str, object] | None = None) -> Worth:
+    """What drafting gained in a run, from its figures."""
+    plain = figures.plain_seconds
+    if plain is not None:
+        prompt = figures.plain_prefill_seconds
+        plain += figures.prefill_seconds if prompt is None else prompt
+    known = UNKNOWN not in figures.share
+    return Worth(figures.tokens, figures.kept, figures.seconds, plain, proof or {}, known=known)
+
+
+def sentence(worth: Worth) -> str:
+    """A sentence about an answer; "" if it has no tokens."""
+    if worth.tokens <= 0:
+        return ""
+    if not worth.known:
+        return "The server does not report which tokens were guessed."
+    count = f"{guessed(worth)} guessed"
+    if worth.plain_seconds is None or worth.tokens < FEWEST:
+        return f"{count}."
+    saved = worth.plain_seconds - worth.seconds
+    if abs(saved) <= SLIGHT * max(worth.seconds, worth.plain_seconds):
+        # Without an accepted guess nothing could be saved.
+        return f"{count}, which saved no time to speak of." if worth.guessed else f"{count}."
+    if saved < 0:
+        return f"{count}. Looking for guesses cost about {about(-saved)} more than it saved."
+    # A run that accepted no draft cannot be faster: an apparent gain is noise.
+    return f"{count}, which saved about {about(saved)}." if worth.guessed else f"{count}."
+
+
+def guessed(worth: Worth) -> str:
+    tokens = "1 token" if worth.tokens == 1 else f"{worth.tokens:,} tokens"
+    count = f"{worth.guessed:,}" if worth.guessed else "None"
+    return f"{count} of {tokens} {'was' if 1 in (worth.guessed, worth.tokens) else 'were'}"
+
+
+def about(seconds: float) -> str:
+    if seconds < 0.095:
+        return f"{max(1, round(1e3 * seconds))} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.0f} minutes"
+
+
+def counted_words(counted: ServerCounted) -> str:
+    if not counted.drafted:
+        return "The server as a whole drafted nothing while it answered."
+    share = 100 * counted.accepted / counted.drafted
+    words = (
+        f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
+        f"tokens ({share:.0f} %) while it answered."
+    )
+    return (
+        words if counted.own is None else f"{words} {counted.own:,} were drafted for this answer."
+    )
+
+
+def server_words(run: Run, counted: ServerCounted | None = None) -> str | None:
+    """A sentence about a server's run, from the current counters or the stored ones. None for a run
+    on this machine, "" if the server has no counters."""
+    server = from_server(run)
+    if server is None:
+        return None
+    found = counted or stored(server.get("counted"))
+    return "" if found is None else counted_words(found)
+
+
+def stored(value: Any) -> ServerCounted | None:
+    if not isinstance(value, Mapping):
+        return None
+    drafted, accepted, own = (value.get(name) for name in ("drafted", "accepted", "own"))
+    if not isinstance(drafted, int) or not isinstance(accepted, int):
+        return None
+    return ServerCounted(drafted, accepted, own if isinstance(own, int) else None)
+
+
+AROUND = 60
+"""How many characters of the surrounding text are shown on each side."""
+
+
+class Spoken(NamedTuple):
+    """One message: its text, and its tokens if it is an answer of the same model. `ends[i]` is the
+    end of the text of token i."""
+
+    key: str
+    text: str
+    ids: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+class Guess(NamedTuple):
+    """A guess: the matched tokens before it within its own answer, its own token, and the text of
+    all of them. `whole` says that the match does not begin before the answer."""
+
+    match: tuple[int, ...]
+    token: int
+    text: str
+    whole: bool = True
+
+
+class Place(NamedTuple):
+    """A place in a message: characters `start` to `end` of the message `key`, its tokens `first` to
+    `last` (-1 if they are unknown), and the text before, in, and after the place."""
+
+    key: str
+    start: int
+    end: int
+    first: int
+    last: int
+    before: str
+    copied: str
+    after: str
+
+
+def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Place | None:
+    """The last place of a guess before token `until` of the last message, which is the answer. None
+    if it is not found."""
+    *earlier, answer = spoken
+    found = by_tokens(answer, guess, until) if guess.whole else None
+    if found is not None:
+        return found
+    for message in reversed(earlier):
+        if message.ids:
+            found = by_tokens(message, guess, len(message.ids))
+        elif guess.whole:
+            found = by_text(message, guess.text)
+        if found is not None:
+            return found
+    return None
+
+
+def by_tokens(message: Spoken, guess: Guess, until: int) -> Place | None:
+    """The last place of the guess's tokens before token `until`. A guess whose match begins before
+    its answer can only stand at the beginning of another answer."""
+    ids, size = message.ids, len(guess.match)
+    places = range(min(until, len(ids)) - 1, size - 1, -1) if guess.whole else (size,)
+    for at in places:
+        first = at - size
+        if at < min(until, len(ids)) and ids[first : at + 1] == (*guess.match, guess.token):
+            start = message.ends[first - 1] if first else 0
+            return placed(message, start, message.ends[at], first, at)
+    return None
+
+
+def by_text(message: Spoken, text: str) -> Place | None:
+    """The last place of a text as whole words, or else anywhere."""
+    if not text.strip():
+        return None
+    content, any_place = message.text, -1
+    at = content.rfind(text)
+    while at >= 0:
+        end = at + len(text)
+        if end == len(content) or not (content[end].isalnum() and text[-1].isalnum()):
+            return placed(message, at, end)
+        any_place = at if any_place < 0 else any_place
+        at = content.rfind(text, 0, end - 1)
+    if any_place >= 0:
+        return placed(message, any_place, any_place + len(text))
+    # At the beginning of a message a word has no leading space.
+    begins = text.lstrip()
+    return placed(message, 0, len(begins)) if content.startswith(begins) else None
+
+
+def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -1) -> Place:
+    """A place with the text around it, cut at spaces if there are any; "…" marks a cut."""
+    text = message.text
+    before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
+    if start > AROUND:
+        before = f"… {before.partition(' ')[2] or before}"
+    if end + AROUND < len(text):
+        after = f"{after.rpartition(' ')[0] or after} …"
+    return Place(message.key, start, end, first, last, before, text[start:end], after)
+
 
 Data = dict[str, Any]
-"""What JSON can hold."""
+"""A JSON object."""
 PAGE = 64
-"""Steps of a replay that are told at once."""
+"""Steps of a replay that are sent at once."""
 LEAD = 4_000
-"""Characters before them."""
+"""Characters of the text before them that are sent."""
 ROOT = -1
-"""In the place of a token that is not known: the last one of a prompt."""
+"""Stands for an unknown token: the last one of a prompt."""
 MESSAGES = 64
-"""Messages before an answer among which a guess's origin is looked for."""
+"""How many messages before an answer are searched for the origin of a guess."""
 
 
 class Words:
     """The texts of tokens, as far as they are known."""
 
-    def __init__(self, current: Current, fingerprint: str, said: Iterable[Said]) -> None:
-        info, there = current.info, current.state.there
-        self.engine = current.engine if there and info.fingerprint == fingerprint else None
+    def __init__(self, current: Current, fingerprint: str, answer: Iterable[RunToken]) -> None:
+        info, loaded = current.info, current.state.is_loaded
+        self.engine = current.engine if loaded and info.fingerprint == fingerprint else None
         self.size = info.vocabulary_size
         self.known = {
-            token.id: token.text for token in said if token.text and CUT not in token.text
+            token.id: token.text for token in answer if token.text and CUT not in token.text
         }
-        self.asked: dict[tuple[int, int], str] = {}
+        self.looked_up: dict[tuple[int, int], str] = {}
+        """The texts from the model, by the token before and the token."""
 
-    def ask(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Have the model say what tokens say behind the token before them, all in one question."""
+    def look_up(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Get the texts of tokens, each after the token before it, from the model in one call."""
         # A damaged file may name tokens that the model does not have.
-        fresh = [pair for pair in {*pairs} - self.asked.keys() if max(pair) < self.size]
+        fresh = [pair for pair in {*pairs} - self.looked_up.keys() if max(pair) < self.size]
         if self.engine is None or not fresh:
             return
         try:
-            asked = [(() if a == ROOT else (a,), b) for a, b in fresh]
-            texts = self.engine.texts([t for a, b in asked for t in (a, (*a, b), (b,))])
+            split = [(() if a == ROOT else (a,), b) for a, b in fresh]
+            texts = self.engine.texts([t for a, b in split for t in (a, (*a, b), (b,))])
         except StrataError:
             self.engine = None
             return
         for pair, before, both, alone in zip(
             fresh, texts[::3], texts[1::3], texts[2::3], strict=True
         ):
-            self.asked[pair] = both[len(before) :] if both.startswith(before) else alone
+            self.looked_up[pair] = both[len(before) :] if both.startswith(before) else alone
 
     def text(self, before: int, token: int) -> str | None:
-        """What a token says behind another one; None where nobody knows."""
-        said = self.asked.get((before, token))
-        return self.known.get(token) if said is None else said
+        text = self.looked_up.get((before, token))
+        return self.known.get(token) if text is None else text
 
 
-class Looked:
-    """Where the guesses in the place of one token came from: the token number `token` of an answer,
-    whose step began with number `first`."""
+@dataclass
+class Origins:
+    """Finds the origins of the guesses for one token: token number `token` of an answer, whose step
+    began with token number `first`."""
 
-    def __init__(
-        self,
-        database: Database,
-        owner: str,
-        current: Current,
-        trace: Trace,
-        speaker: str,
-        said: Sequence[Said],
-        first: int,
-        token: int,
-    ) -> None:
-        self.database, self.owner, self.current = database, owner, current
-        self.trace, self.speaker, self.said = trace, speaker, said
-        self.first, self.token = first, token
-        self.ids = [each.id for each in said]
+    database: Database
+    owner: str
+    current: Current
+    trace: Trace
+    speaker: str
+    answer: Sequence[RunToken]
+    first: int
+    token: int
 
     def origin(self, node: Node, text: str | None) -> Data:
-        """A place in the conversation, or how often it was seen; nothing where neither is known."""
+        """A place in the conversation or how often the guess was seen; empty if unknown."""
         size = min(node.match_length, self.token)
         whole = size == node.match_length
-        match = tuple(self.ids[self.token - size : self.token])
+        before = self.answer[self.token - size : self.token]
+        match = tuple(each.id for each in before)
         if node.source == CONTEXT and node.match_length:
-            said = self.said[self.token - size : self.token]
-            copied = "" if text is None else "".join(each.text for each in said) + text
-            found = origin(self.spoken, Wanted(match, node.token, copied, whole), self.first)
+            copied = "" if text is None else "".join(each.text for each in before) + text
+            found = origin(self.spoken, Guess(match, node.token, copied, whole), self.first)
             return {"place": None if found is None else found._asdict()}
         if not whole or not size:
             return {}
@@ -115,60 +300,65 @@ class Looked:
 
     @cached_property
     def spoken(self) -> list[Spoken]:
-        """The conversation up to the answer, which comes last."""
+        """The messages of the conversation up to the answer, which comes last."""
         traces, key, found = Traces(self.database, self.owner), "", list[Spoken]()
         if self.trace.conversation_id is not None:
             store = Conversations(self.database, self.owner)
             messages = store.messages(self.trace.conversation_id, pieces=False)
             runs = [message.run_id for message in messages]
-            # Where another version of the answer is shown, nothing shown is known to be before it.
+            # If another version of the answer is shown, the messages before this one are unknown.
             at = runs.index(self.trace.id) if self.trace.id in runs else 0
             key = messages[at].id if self.trace.id in runs else ""
             found = [self.read(traces, m) for m in messages[max(0, at - MESSAGES) : at]]
-        return [*found, spoken_of(key, self.said)]
+        return [*found, spoken_of(key, self.answer)]
 
     def read(self, traces: Traces, message: StoredMessage) -> Spoken:
-        """A message: by its tokens, where the same model said it and they are whole."""
+        """A message, with its tokens if it is an undamaged answer of the same model."""
         if message.run_id:
             with suppress(StorageError):
                 if self.speaker and traces.speaker(message.run_id) == self.speaker:
-                    return spoken_of(message.id, traces.said(message.run_id))
+                    return spoken_of(message.id, traces.tokens(message.run_id))
         return Spoken(message.id, message.content)
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """See the module's docstring."""
-
     database: Database
     current: Current
 
     def explain(self, owner: str, run_id: str, step: int, token: int) -> Data:
-        """What was guessed in the place of a token of an answer, and where that came from.
+        """What was guessed for a token of an answer, and where the guesses came from.
 
         Raises StorageError for a run that this owner does not have.
         """
         traces = Traces(self.database, owner)
-        trace, said = traces.get(run_id), traces.said(run_id)
-        found = traces.steps(run_id, step, 1)
-        told: Data = {"run": run_id, "step": step, "token": token, "recorded": False}
-        guesses = guesses_of(found[0]) if found else None
-        if guesses is None or not (0 <= token < len(said) and said[token].step == step):
-            return told
-        first = next(at for at, each in enumerate(said) if each.step == step)
+        trace, answer = traces.get(run_id), traces.tokens(run_id)
+        steps = traces.steps(run_id, step, 1)
+        found: Data = {"run": run_id, "step": step, "token": token, "recorded": False}
+        guesses = guesses_of(steps[0]) if steps else None
+        if guesses is None or not (0 <= token < len(answer) and answer[token].step == step):
+            return found
+        first = next(at for at, each in enumerate(answer) if each.step == step)
         path = [0, *(row for row, node in enumerate(guesses, 1) if node.accepted)]
         at = token - first
         here = [node for node in guesses if at < len(path) and node.parent == path[at]]
         speaker = traces.speaker(run_id)
-        words = Words(self.current, speaker, said)
-        before = said[token - 1].id if token else ROOT
-        words.ask((before, node.token) for node in here)
-        looked = Looked(self.database, owner, self.current, trace, speaker, said, first, token)
+        words = Words(self.current, speaker, answer)
+        before = answer[token - 1].id if token else ROOT
+        words.look_up((before, node.token) for node in here)
+        origins = Origins(self.database, owner, self.current, trace, speaker, answer, first, token)
         for node in here:
-            text = said[token].text if node.accepted else words.text(before, node.token)
-            guess = guess_of(node, text) | looked.origin(node, text)
-            told.setdefault("accepted" if node.accepted else "rejected", []).append(guess)
-        return told | {"recorded": True, "unseen": sum(not node.reached for node in guesses)}
+            text = answer[token].text if node.accepted else words.text(before, node.token)
+            guess = {
+                "text": text,
+                "id": node.token,
+                "source": node.source,
+                "match": node.match_length,
+                "percent": node.percent,
+                **origins.origin(node, text),
+            }
+            found.setdefault("accepted" if node.accepted else "rejected", []).append(guess)
+        return found | {"recorded": True, "unseen": sum(not node.reached for node in guesses)}
 
     def page(self, owner: str, run_id: str, first: int) -> Data:
         """Some steps of a run from number `first` on, for the replay.
@@ -176,27 +366,27 @@ class Why:
         Raises StorageError for a run that this owner does not have.
         """
         traces = Traces(self.database, owner)
-        trace, said = traces.get(run_id), traces.said(run_id)
+        trace, answer = traces.get(run_id), traces.tokens(run_id)
         first = max(0, first)
         steps = traces.steps(run_id, first, PAGE)
-        words = Words(self.current, traces.speaker(run_id), said)
+        words = Words(self.current, traces.speaker(run_id), answer)
         before: dict[int, int] = {}
         last = ROOT
-        for each in said:
+        for each in answer:
             before.setdefault(each.step, last)
             last = each.id
         trees = {step.index: guesses_of(step) for step in steps}
-        words.ask(
+        words.look_up(
             (parent_token(tree, node, before.get(index, ROOT)), node.token)
             for index, tree in trees.items()
             for node in tree or ()
         )
-        lead = "".join(each.text for each in said if each.step < first)
+        lead = "".join(each.text for each in answer if each.step < first)
         return {
             "run": run_id,
             "model": trace.model,
             "method": trace.method,
-            "total": max((each.step for each in said), default=-1) + 1,
+            "total": max((each.step for each in answer), default=-1) + 1,
             "first": first,
             "lead": lead[-LEAD:],
             "cut": len(lead) > LEAD,
@@ -209,43 +399,30 @@ class Why:
 
 
 def guesses_of(step: Step) -> tuple[Node, ...] | None:
-    """The guesses of a step; None where they were not recorded, or are damaged."""
+    """The guesses of a step; None if they were not recorded or are damaged."""
     try:
         return nodes(step)
     except (IndexError, ValueError):
         return None
 
 
-def spoken_of(key: str, said: Sequence[Said]) -> Spoken:
-    """An answer by its tokens."""
+def spoken_of(key: str, tokens: Sequence[RunToken]) -> Spoken:
     ends, text = [], ""
-    for each in said:
+    for each in tokens:
         text += each.text
         ends.append(len(text))
-    return Spoken(key, text, tuple(each.id for each in said), tuple(ends))
+    return Spoken(key, text, tuple(each.id for each in tokens), tuple(ends))
 
 
 def parent_token(tree: Sequence[Node] | None, node: Node, root: int) -> int:
-    """The token before a guess."""
     return tree[node.parent - 1].token if tree and node.parent else root
 
 
-def guess_of(node: Node, text: str | None) -> Data:
-    """A guess as data."""
-    return {
-        "text": text,
-        "id": node.token,
-        "source": node.source,
-        "match": node.match_length,
-        "percent": node.percent,
-    }
-
-
 def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) -> Data:
-    """A step of a replay: what was guessed, what was kept, and how long it took, in microseconds.
+    """A step of a replay: its guesses, its emitted tokens, and its times in microseconds.
 
-    A guess is [text, row before it, source, match length, percent, accepted, reached]; its text is
-    the number of the token where nobody knows it.
+    A guess is [text, parent row, source, match length, percent, accepted, reached]. If its text is
+    unknown, the id of the token stands instead.
     """
     guesses: list[list[object]] = []
     for node in tree or ():

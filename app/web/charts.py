@@ -1,9 +1,9 @@
-"""Charts of runs: pure functions from sums to figures, in the one palette.
+"""Charts of runs and benchmarks: pure functions from summed figures to charts, in one palette.
 
-Grounds are transparent and the ink is a mid-grey, so a figure fits light and dark alike. What is
-drawn is bounded (storage/digests.py): a figure travels whole to the browser. A title says what was
-found. The points of some charts can be opened: `customdata` then begins with what they are, "run"
-or "step", and which one (assets/picks.js).
+Backgrounds are transparent and text is mid-grey, so that a figure fits light and dark mode. The
+number of points is bounded (storage/steps.py), because a figure travels to the browser as a whole.
+A title states the finding. In some charts a click on a point opens a run or a step: the point's
+`customdata` then begins with "run" or "step" and its id or number (assets/picks.js).
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,34 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from app.web.colors import GRID, INK, INKS, PLAIN, STAGES, ink, others
+from app.service.benchmark_report import Report
+from app.web.colors import DRAFT_SHADES, GRID, INK, INKS, PLAIN, SERIES, STAGES, ink, others
+from app.web.run_html import title_of
+from engine import methods
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
-from engine.types import HEAD, NO_RUN, TARGET, UNKNOWN, Run
-from storage.digests import NOTHING, Digest, digest
+from engine.types import HEAD, NO_RUN, TARGET, TIERS, UNKNOWN, Run
+from storage.steps import NOTHING, Digest, digest
 from storage.traces import Mark
 
 HEIGHT = 290
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+LEGEND_LINE = 20
+"""The height of a line in a legend with one entry per line."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "pentagon")
+MODELS = len(SYMBOLS)
+OTHERS = "other models"
+"""The most models that a chart shows separately, and the name of all others together."""
+SPEEDS, SPEEDUPS = "Median speed by model (hollow: plain)", "Median speedup by model"
 WORDS = "#7c8aa5"
-"""Plotly's own ink: readable on both grounds."""
+"""The colour of Plotly's own text, readable in light and dark mode."""
 
 AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
 
 
 def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
-    """An empty figure with the house's frame; a legend stands below the title. All of it is given
-    at once: plotly takes ten times as long to change a figure as to make it."""
+    """An empty figure in the style of all charts, with an optional legend below the title. The
+    whole layout is given at once, because Plotly takes ten times as long to change a figure."""
     return go.Figure(
         layout={
             "template": "none",
@@ -65,7 +75,7 @@ def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
 
 
 def name_of(source: str) -> str:
-    """A source's title as plain text: the charting library reads markup in what it is given."""
+    """The title of a source, escaped because the charting library reads it as markup."""
     return escape(ink(source).title, quote=False)
 
 
@@ -75,12 +85,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
-    """The five charts that tell one run, with the plain run beside it where there is one."""
+    """The five charts of a run, compared with the plain run if it is known."""
     return of_digest(digest(accelerated), digest(plain))
 
 
 def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
-    """The same of a run of which the sums are known."""
+    """The same charts, from the digest of a run."""
     return [
         tokens_over_time(run, plain),
         accepted_lengths(run),
@@ -91,7 +101,8 @@ def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
 
 
 def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
-    """Tokens emitted against decoding time; each accelerated step in its main source's colour."""
+    """Emitted tokens over decoding time. Each step with drafts has the colour of its main
+    source."""
     seconds = f" in {run.line[-1].seconds:.2f} s" if run.line else ""
     title = counted(run.tokens, "token") + seconds if run.line else "Tokens over time"
     figure = framed(title, "seconds of decoding", "tokens", True)
@@ -113,7 +124,7 @@ def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
 
 
 def accepted_lengths(run: Digest) -> go.Figure:
-    """How many tokens came from each step."""
+    """How many steps gave how many tokens."""
     title = f"{run.tokens / run.steps:.2f} tokens per step" if run.steps else "Tokens per step"
     figure = framed(title, "tokens from one step", "steps")
     lengths = dict(run.lengths)
@@ -132,7 +143,7 @@ def accepted_lengths(run: Digest) -> go.Figure:
 
 
 def share_by_tier(run: Digest) -> go.Figure:
-    """Which source gave how much of the output."""
+    """The share of the output that came from each source."""
     share = {source: count / run.tokens for source, count in run.share}
     guessed = 1 - share.get(TARGET, 0.0)
     title = f"{100 * guessed:.0f} % of the tokens were guessed"
@@ -152,7 +163,7 @@ def share_by_tier(run: Digest) -> go.Figure:
 
 
 def rate_by_depth(run: Digest) -> go.Figure:
-    """Share of the drafted tokens accepted at each depth of the tree."""
+    """The share of drafted tokens that were accepted, by depth in the tree."""
     rows = [(depth, *pair) for depth, pair in enumerate(run.by_depth, start=1) if pair[0]]
     first = f"{100 * rows[0][2] / rows[0][1]:.0f} % of the first guesses were right" if rows else ""
     title = first if rows and rows[0][0] == 1 else "Accepted drafts by position"
@@ -178,10 +189,10 @@ def tier_rates(run: Digest) -> go.Figure:
     sources = [source for source in INKS if source != TARGET] + others(proposed)
     titles = [name_of(source) for source in sources]
     colours = [ink(source).colour for source in sources]
-    for name, of in (("drafted", proposed), ("accepted", accepted)):
+    for name, counts in (("drafted", proposed), ("accepted", accepted)):
         figure.add_bar(
             x=titles,
-            y=[of.get(source, 0) for source in sources],
+            y=[counts.get(source, 0) for source in sources],
             name=name,
             marker={"color": colours, "opacity": 0.35 if name == "drafted" else 1.0},
             hovertemplate="%{x}: %{y} " + name + "<extra></extra>",
@@ -191,10 +202,10 @@ def tier_rates(run: Digest) -> go.Figure:
 
 
 def step_times(run: Digest) -> go.Figure:
-    """What the steps of a run took, split into their stages."""
+    """The time of each step of a run, split into its stages."""
     totals = {name: sum(getattr(point, name) for point in run.line) for name in STAGES}
     whole = sum(totals.values())
-    verify = totals["verify"]  # Of a server's steps the stages are not known.
+    verify = totals["verify"]  # 0 for a server, whose stages are not known.
     title = f"Verifying takes {100 * verify / whole:.0f} % of a step" if verify else ""
     figure = framed(title or "What a step takes", "step", "ms per step", True)
     for name, colour in STAGES.items():
@@ -215,73 +226,120 @@ def step_times(run: Digest) -> go.Figure:
 
 
 def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
-    """Decode speed of past runs, oldest first; a point can be opened."""
+    """The decoding speed of past runs by model, oldest first. A click on a point opens its run."""
+    models = by_model(marks)
     fast = [mark.speed for mark in marks if not mark.plain]
-    title = f"With drafts: {median(fast):,.0f} tokens/s (median)" if fast else "Speed of past runs"
+    title = "Speed of past runs"
+    if fast:
+        middle = f"{median(fast):,.0f} tokens/s (median)"
+        title = f"With drafts: {middle}" if len(models) == 1 else SPEEDS
     figure = framed(title, "run", "tokens per second", True)
     if not marks:
         return without_axes(figure, "No run yet. Ask something in the Chat tab.")
-    for kind, plain in (("with drafts", False), ("plain", True)):
-        points = [mark for mark in marks if mark.plain == plain]
-        figure.add_scatter(
-            x=[mark.number + 1 for mark in points],
-            y=[round(mark.speed, 3) for mark in points],
-            name=kind,
-            mode="markers",
-            marker={
-                "color": PLAIN if plain else INK,
-                "size": 7,
-                "symbol": "x-thin-open" if plain else "circle",
-            },
-            customdata=[["run", mark.id, among(mark)] for mark in points],
-            hovertemplate="%{y:.0f} tokens/s%{customdata[2]}<extra></extra>",
-        )
+    for number, (label, own) in enumerate(models.items()):
+        for plain in (False, True):
+            points = [mark for mark in own if mark.plain == plain]
+            if not points:
+                continue
+            speed = f"{median(mark.speed for mark in points):,.0f} tokens/s"
+            kind = "plain" if plain else "with drafts"
+            figure.add_scatter(
+                x=[mark.number + 1 for mark in points],
+                y=[round(mark.speed, 3) for mark in points],
+                name=kind if len(models) == 1 else f"{escaped(label)}: {speed}",
+                showlegend=len(models) == 1 or not plain or all(mark.plain for mark in own),
+                mode="markers",
+                marker=look_of_runs(number, plain, len(models) == 1),
+                customdata=[["run", mark.id, mean_of(mark)] for mark in points],
+                hovertemplate="%{y:.0f} tokens/s%{customdata[2]}"
+                f"<extra>{'' if len(models) == 1 else escaped(label)}</extra>",
+            )
     figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
-    return figure
+    return with_room(figure, len(models))
 
 
 def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
-    """What past runs gained, as far as it was measured; a point can be opened."""
+    """The measured speedup of past runs, by model. A click on a point opens its run."""
     known = [mark for mark in marks if mark.speedup is not None]
-    middle = median([mark.speedup or 0.0 for mark in known]) if known else 0.0
-    title = f"Measured speedup: {middle:.2f}× (median)" if known else "No speedup is known yet"
-    figure = framed(title, "run", "times as fast as plain")
+    models = by_model(known)
+    title = "No speedup is known yet"
+    if known:
+        middle = f"{median(mark.speedup or 0.0 for mark in known):.2f}× (median)"
+        title = f"Measured speedup: {middle}" if len(models) == 1 else SPEEDUPS
+    figure = framed(title, "run", "times as fast as plain", len(models) > 1)
     if not known:
         return without_axes(figure, "Press Prove it below an answer, or Compare.")
-    figure.add_scatter(
-        x=[mark.number + 1 for mark in known],
-        y=[round(mark.speedup or 0.0, 3) for mark in known],
-        mode="markers",
-        marker={"color": INK, "size": 7},
-        customdata=[["run", mark.id, among(mark)] for mark in known],
-        hovertemplate="%{y:.2f}×%{customdata[2]}<extra></extra>",
-    )
+    for number, (label, own) in enumerate(models.items()):
+        middle = f"{median(mark.speedup or 0.0 for mark in own):.2f}×"
+        figure.add_scatter(
+            x=[mark.number + 1 for mark in own],
+            y=[round(mark.speedup or 0.0, 3) for mark in own],
+            name=f"{escaped(label)}: {middle}",
+            mode="markers",
+            marker=look_of_runs(number, plain=False, alone=len(models) == 1),
+            customdata=[["run", mark.id, mean_of(mark)] for mark in own],
+            hovertemplate="%{y:.2f}×%{customdata[2]}"
+            f"<extra>{'' if len(models) == 1 else escaped(label)}</extra>",
+        )
     figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
     figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
+    return with_room(figure, len(models))
+
+
+def by_model(marks: Sequence[Mark]) -> dict[str, list[Mark]]:
+    """The points of each model, by its label. Models beyond MODELS are put together."""
+    labels = dict.fromkeys(mark.label for mark in marks)
+    separate = list(labels) if len(labels) <= MODELS else list(labels)[: MODELS - 1]
+    found: dict[str, list[Mark]] = {}
+    for mark in marks:
+        found.setdefault(mark.label if mark.label in separate else OTHERS, []).append(mark)
+    return found
+
+
+def escaped(label: str) -> str:
+    """A label, escaped because the charting library reads it as markup."""
+    return escape(label, quote=False)
+
+
+def look_of_runs(number: int, plain: bool, alone: bool) -> dict[str, str | int]:
+    """The marker of a model's runs. If there are several models, plain runs are hollow."""
+    if alone:
+        symbol = "x-thin-open" if plain else "circle"
+        return {"color": PLAIN if plain else INK, "size": 7, "symbol": symbol}
+    symbol = SYMBOLS[number] + ("-open" if plain else "")
+    return {"color": SERIES[number], "size": 8, "symbol": symbol}
+
+
+def with_room(figure: go.Figure, models: int) -> go.Figure:
+    if models > 1:
+        lines = models * LEGEND_LINE
+        figure.update_layout(
+            height=HEIGHT + lines,
+            margin={"t": 44 + lines},
+            legend={"orientation": "v"},
+        )
     return figure
 
 
 def without_axes(figure: go.Figure, words: str) -> go.Figure:
-    """A chart that has nothing to show yet says what to do."""
     figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
     figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 
-def among(mark: Mark) -> str:
-    """What to add where a point stands for several runs."""
+def mean_of(mark: Mark) -> str:
     return f" (mean of {mark.runs:,} runs)" if mark.runs > 1 else ""
 
 
 def speedups(values: Sequence[float | None], whole: float | None = None) -> go.Figure:
-    """Speedup of each repeat, None where it is not known, and a line at that of all of them; 1 is
-    plain decoding."""
+    """The speedup of each repeat (None if it is not known), with a line at `whole`, the speedup of
+    all repeats. Plain decoding is 1."""
     figure = framed("Speedup over plain decoding", "repeat", "times as fast")
-    told = {str(i): value for i, value in enumerate(values, 1) if value is not None}
-    if told:
+    known = {str(i): value for i, value in enumerate(values, 1) if value is not None}
+    if known:
         figure.add_bar(
-            x=list(told),
-            y=[round(value, 4) for value in told.values()],
+            x=list(known),
+            y=[round(value, 4) for value in known.values()],
             marker={"color": INK},
             texttemplate="%{y:.2f}×",
             textposition="outside",
@@ -296,7 +354,8 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
 
 
 def cost_curve(curve: CostCurve | None, run: Digest = NOTHING) -> go.Figure:
-    """Time of a step by the tokens it verifies, and behind it how many a run really drafted."""
+    """The time of a step by the number of tokens that it verifies, and how many tokens the steps of
+    a run drafted."""
     figure = framed("What a step costs, and how much was drafted", "drafted tokens", "steps", True)
     figure.update_layout(
         yaxis={"side": "right", "showgrid": False},
@@ -341,16 +400,16 @@ def cost_curve(curve: CostCurve | None, run: Digest = NOTHING) -> go.Figure:
 def worth_of_evidence(calibration: Calibration) -> go.Figure:
     """The learned trust in each database, by the number of tokens that matched.
 
-    A point is the mean over all strengths of such a match, weighted by how often each was met.
-    Beside a head, matches are judged apart: what was met more often counts. A head itself matches
-    no tokens.
+    A point is the mean over all strengths of such a match, weighted by how often each occurred.
+    Matches that compete with a head have their own calibration; of the two, the one with more
+    occurrences is shown. The head itself matches no tokens.
     """
     figure = framed("How much a match is trusted", "tokens matched", "% trusted", True)
-    beside = calibration.headed or calibration
+    with_head = calibration.headed or calibration
     for tier, own in calibration.weights.items():
         if tier == HEAD:
             continue
-        pairs = zip(own, beside.weights[tier], strict=True)
+        pairs = zip(own, with_head.weights[tier], strict=True)
         lengths = [max(pair, key=lambda t: sum(t.reached)) for pair in pairs]
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
@@ -370,4 +429,73 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
         )
     figure.update_xaxes(dtick=1)
     figure.update_yaxes(range=[0, 100])
+    return figure
+
+
+ALL = "all questions"
+LONGEST_NAME = 24
+COLOURS = {
+    methods.PLAIN.name: PLAIN,
+    "hd": INK,
+    "hd-published": STAGES["verify"],
+    "lookup": STAGES["draft"],
+    "rest": STAGES["sample"],
+    **{tier: INKS[tier].colour for tier in TIERS},
+}
+"""The colours of methods. A method that drafts from one database has its colour."""
+CATEGORIES = {
+    "math": "mathematics",
+    "math_reasoning": "word problems",
+    "qa": "question answering",
+    "rag": "answers from documents",
+    "roleplay": "role play",
+    "stem": "science",
+    "summarization": "summaries",
+}
+"""Readable names of some categories of Spec-Bench."""
+
+
+def category_name(category: str) -> str:
+    """The readable name of a category of questions; its own name if there is none."""
+    return CATEGORIES.get(category, category)
+
+
+def by_category(report: Report | None) -> go.Figure:
+    """A bar for each method and category: the speedup over plain decoding, or the speed if plain
+    decoding was not measured. Plain decoding and unknown values have no bar."""
+    plain = report is not None and any(one.method == methods.PLAIN.name for one in report.figures)
+    title = "Speedup over plain decoding" if plain else "Speed"
+    figure = framed(f"{title}, by category", "", "times as fast" if plain else "tokens/s", True)
+    # The legend has a line per method where the window is narrow.
+    lines = 20 * max(0, len(report.plan.methods) - 2) if report else 0
+    figure.update_layout(
+        showlegend=True, barmode="group", margin={"t": 70 + lines}, height=HEIGHT + 50 + lines
+    )
+    if report is None or not report.figures:
+        return figure
+    groups = {ALL: report.figures, **report.categories}
+    for number, method in enumerate(report.plan.methods):
+        own = {
+            name: next(one for one in figures if one.method == method.name)
+            for name, figures in groups.items()
+        }
+        values = {
+            name: figures.speedup.whole if plain else figures.tokens_per_second
+            for name, figures in own.items()
+        }
+        known = {name: value for name, value in values.items() if value is not None}
+        if plain and method == methods.PLAIN:
+            continue
+        figure.add_bar(
+            x=[escape(category_name(name)[:LONGEST_NAME], quote=False) for name in known],
+            y=[round(value, 4) for value in known.values()],
+            name=escape(title_of(method.name), quote=False),
+            marker={"color": COLOURS.get(method.name) or DRAFT_SHADES[number % len(DRAFT_SHADES)]},
+            customdata=[own[name].questions for name in known],
+            hovertemplate="%{y:.2f}"
+            + ("×" if plain else " tokens/s")
+            + ", %{customdata} questions",
+        )
+    if plain:
+        figure.add_hline(y=1, line={"color": PLAIN, "width": 1.5, "dash": "dot"})
     return figure

@@ -1,8 +1,8 @@
-"""One name, one colour and one underline per token source, for tokens, legends and charts alike.
+"""One name, one colour and one underline for each token source, in tokens, legends and charts.
 
-People read the names here; the papers' names for the same sources stand in the tooltips. The
-colours are mid-tones that work on white and on near-black, so dark and light share them. The
-underline repeats what the colour says, for those who cannot tell the colours apart.
+The page shows the names defined here; tooltips add the names that the papers use. The colours are
+mid-tones that work on white and on near-black, so light and dark mode share them. The underline
+repeats the information of the colour, for people who cannot distinguish the colours.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from engine.types import CONTEXT, DRAFT, HEAD, MODEL, STATISTICS, TARGET, UNKNOW
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """How a source looks: `underline` is a CSS text-decoration-style, "" for none; `meaning` is
-    for tooltips."""
+    """The look of a source. `underline` is a CSS text-decoration-style, "" for none; `meaning` is
+    the text of tooltips."""
 
     title: str
     colour: str
@@ -25,25 +25,35 @@ class Ink:
 
 INKS = {
     CONTEXT: Ink(
-        "This chat", "#12a5a5", "solid", "copied from this conversation (the context tier)"
+        "This chat",
+        "#12a5a5",
+        "solid",
+        "copied from this conversation (the context database)",
     ),
-    MODEL: Ink("Past answers", "#7f6df2", "dashed", "copied from past answers (the model tier)"),
+    MODEL: Ink(
+        "Past answers", "#7f6df2", "dashed", "copied from past answers (the model database)"
+    ),
     STATISTICS: Ink(
-        "General text", "#e0982a", "dotted", "common in large texts (the statistics tier)"
+        "General text",
+        "#e0982a",
+        "dotted",
+        "common in large texts (the statistics database)",
     ),
     HEAD: Ink(
         "Built-in head",
         "#4f9331",
         "double",
-        "guessed by a small network that the model brings with it (its head)",
+        "guessed by a small network that comes with the model (its head)",
     ),
-    TARGET: Ink("The model itself", "#8792a6", "", "not drafted (the target)"),
+    TARGET: Ink("The model itself", "#8792a6", "", "its own choice, not guessed (the target)"),
 }
 DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
-"""One hue for draft models, a shade per level of the stack: the largest model is the darkest."""
+"""Shades of one hue for draft models, one per level of the stack. The largest model is darkest."""
 PLAIN = INKS[TARGET].colour
 INK = "#64708a"
 GRID = "rgba(128, 140, 160, 0.22)"
+SERIES = (INK, "#b0774a", "#4f6bb5", "#7d8f3a", "#a35d83")
+"""The colours of models in a chart that compares them. No token source has one of these."""
 STAGES = {
     "verify": "#4f6bb5",
     "draft": "#5fb0d9",
@@ -54,11 +64,12 @@ STAGES = {
 
 
 def ink(source: str) -> Ink:
-    """The look of a source. A draft model that was never loaded has a shade by its name."""
+    """The look of a source. The shade of a draft model that was never loaded depends on its
+    name."""
     if source in INKS:
         return INKS[source]
     if source == UNKNOWN:
-        return Ink("Not known", INK, "", "the server does not tell where this token came from")
+        return Ink("Not known", INK, "", "the server does not report where this token came from")
     if not source.startswith(DRAFT):
         return Ink("Unknown", INK, "", "a source that this version does not know")
     name = source.removeprefix(DRAFT)
@@ -72,7 +83,7 @@ def ink(source: str) -> Ink:
 
 
 def others(sources: Iterable[str]) -> list[str]:
-    """The sources among these that are drafted by models of their own, the small ones first."""
+    """The sources outside the palette, such as draft models, the smaller models first."""
     found = {source for source in sources if source not in INKS}
     return sorted(found, key=lambda s: (-LEVELS.get(s.removeprefix(DRAFT), 0), s))
 

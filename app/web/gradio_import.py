@@ -1,9 +1,9 @@
-"""Gradio imported without writing stub files, which is half of the time that its import takes.
+"""Prevents Gradio from writing stub files, which takes half of the time of its import.
 
-Whenever Gradio is imported it parses the source of each of its components, to see whether the .pyi
-file beside it is still right: 0.7 of 1.4 s. Only editors read those files. There is no way to ask
-for less, so the function that does it is replaced once its module was loaded, before the components
-are. Of another version that does not have it nothing is replaced.
+On import, Gradio parses the source of each of its components to see whether the .pyi file next to
+it is up to date. That takes 0.7 of 1.4 s, and only editors read these files. No option prevents it,
+so the function that does it is replaced after its module was loaded and before the components are.
+If a version of Gradio does not have that function, nothing is replaced.
 """
 
 import sys
@@ -17,24 +17,22 @@ MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
 
 
 class Quiet(Loader):
-    """Loads a module as its own loader does, then silences the function."""
+    """Loads a module with its own loader, then replaces the function by one that does nothing."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """The module, still empty."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill it."""
         self.loader.exec_module(module)
         if hasattr(module, WRITER):
             setattr(module, WRITER, lambda *_: None)
 
 
 class Finder(MetaPathFinder):
-    """Finds the one module, once."""
+    """An import hook that finds the one module, once."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -50,6 +48,6 @@ class Finder(MetaPathFinder):
 
 
 def skip_stubs() -> None:
-    """Have Gradio write no stub files; to be called before it is imported."""
+    """Prevent Gradio from writing stub files. Call this before Gradio is imported."""
     if MODULE not in sys.modules:
         sys.meta_path.insert(0, Finder())

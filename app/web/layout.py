@@ -1,49 +1,40 @@
-"""The interface, assembled: what stands where, and what happens when a page opens."""
+"""Assembles the interface from its tabs, and wires what happens when a page opens."""
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from html import escape
 
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service.drafters import line
 from app.service.session import Session
-from app.web import colors, guide
-from app.web.gradio_app import without_apps
-from app.web.gradio_status import KEEP_NO_STATUS
-from app.web.gradio_timers import STOP_CLOCKS
-from app.web.stack_html import millions
+from app.web import colors
+from app.web.gradio_workarounds import KEEP_NO_STATUS, STOP_CLOCKS, without_apps
+from app.web.header import brand, guide, header, picker, switches
+from app.web.kit import AFTER, AT_ONCE, Event, Memory, Updates, watched
 from app.web.tabs import (
     api,
     benchmark,
     catalogue,
     chat,
-    chat_view,
     compare,
     composer,
     conversations,
     databases,
     diagnostics,
     models,
-    presets,
-    race,
-    replay,
     settings,
     stack,
+    welcome,
     why,
 )
-from app.web.tabs.loading import UPDATE_SECONDS
-from app.web.wiring import AFTER, AT_ONCE, Event, Memory, Updates
-from assets import ASSETS
+from assets import read
 from engine.settings import Sampling
 
 UPLOADS_KEPT = (600, 3600)
-"""Every ten minutes uploads go that are an hour old: what is read is deleted at once, but a page
-may send a file and then never have it read."""
+"""Every ten minutes, uploads that are an hour old are deleted. An upload that was read is deleted
+at once, but a page may upload a file that is never read."""
 Shown = tuple[str, Sampling]
-"""What names the model that a page shows, "" while there is none, and its makers' sampler."""
+"""The name of the model that a page shows ("" without one), and its recommended sampler."""
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
@@ -59,10 +50,7 @@ STYLES = (
     "guide",
     "small",
 )
-"""The style sheets, in the order in which they are read: a later one has the last word."""
-
-DIAGNOSTICS = "diagnostics"
-"""The id of that tab, which replays answers."""
+"""The style sheets. A later one overrides an earlier one."""
 
 SWITCH_THEME = """() => {
   const dark = document.body.classList.toggle("dark");
@@ -73,7 +61,8 @@ RESTORE_THEME = """() => {
   if (chosen) document.body.classList.toggle("dark", chosen === "dark");
 }"""
 OPENED = """() => { document.documentElement.dataset.opened = ""; }"""
-"""The page shows all that it opens with. Who drives a page waits for this, and not for a time."""
+"""Marks the page as fully opened. Programs that drive a page, such as the browser tests, wait for
+this mark."""
 LOG_OUT = """async () => {
   await fetch("/logout", { method: "POST" });
   location.reload();
@@ -81,7 +70,7 @@ LOG_OUT = """async () => {
 
 
 def theme() -> gr.themes.Base:
-    """Quiet greys, one accent, fonts that every system has: nothing is fetched."""
+    """Quiet greys and one accent, with fonts of the system, so that nothing is fetched."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.slate,
         secondary_hue=gr.themes.colors.slate,
@@ -129,64 +118,13 @@ def theme() -> gr.themes.Base:
 
 
 def css() -> str:
-    """The palette's rules, then the style sheets."""
-    files = (ASSETS / "styles" / f"{name}.css" for name in STYLES)
-    return colors.variables() + "\n".join(file.read_text(encoding="utf-8") for file in files)
-
-
-def header(session: Session, notices: Sequence[str]) -> str:
-    """Logo, name, model, and what the user should know about it; all of it escaped."""
-    info, models = session.current.info, session.models
-    facts = facts_of(session) if models.there else []
-    loading = models.loading
-    if loading:
-        share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
-        facts.append(loading.words + share)
-    drafted = line(info, list(session.stacks.drafts)) if models.there else ""
-    notes = [info.note] if info.note and (models.there or not loading) else []
-    if models.demonstration:
-        where = "" if session.guests else " Load your own in the Models tab."
-        notes.append(
-            "This small demonstration model writes fluent English but knows almost nothing." + where
-        )
-    lines = f'<p class="note drafted">{escape(drafted)}</p>' if drafted else ""
-    lines += "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-    said = [*notices, *models.notices]
-    if models.problem and not models.there:
-        said.append(models.problem)
-    lines += "".join(f'<p class="notice">{escape(notice)}</p>' for notice in said)
-    return brand(info.name if models.there or loading else "", facts) + lines
-
-
-def brand(model: str, facts: Sequence[str] = ()) -> str:
-    """Logo, name, and the model's name with its facts."""
-    logo = (ASSETS / "logo.svg").read_text(encoding="utf-8")
-    return (
-        f'<div class="brand">{logo}<h1>Strata</h1><span class="model">{escape(model)}</span>'
-        f'<span class="facts">{escape(" · ".join(facts))}</span></div>'
-    )
-
-
-def facts_of(session: Session) -> list[str]:
-    """What the header says of the loaded model."""
-    info = session.current.info
-    if info.server is not None:
-        length = f"{info.context_length:,}" if info.context_length else "not told"
-        return [f"on the server {info.server.host}", f"context {length}"]
-    facts = [millions(info.parameters)] if info.parameters else []
-    facts += [info.device, info.dtype, f"context {info.context_length:,}"]
-    facts.append("compiled core" if session.current.state.compiled else "core in Python")
-    plain = session.current.plain
-    if plain.tokens_per_second:
-        speed = f"{plain.tokens_per_second:,.0f} tokens/s"
-        facts.append(f"plain decoding {speed}, measured {plain.when}")
-    return facts
+    """The rules of the palette, then the style sheets."""
+    return colors.variables() + read(*(f"styles/{name}.css" for name in STYLES))
 
 
 def invitation(session: Session) -> str:
-    """What the empty composer says."""
     name = session.current.info.name
-    if session.models.there:
+    if session.models.is_loaded:
         return composer.invitation(name)
     if session.models.loading:
         return f"{name} is loading. Write now; it answers as soon as it is ready."
@@ -194,8 +132,8 @@ def invitation(session: Session) -> str:
 
 
 def build(session: Session, notices: Sequence[str] = (), password: bool = False) -> gr.Blocks:
-    """All tabs, wired. Guests get no models, no stack, no databases and no API tab, so that the
-    events of these do not exist for them. Where a `password` let them in, they can log out."""
+    """Build and wire all tabs. Guests have no Benchmark, Stack, Models, Databases and API tabs, so
+    the events of these tabs do not exist for them. With a `password`, users can log out."""
     blocks: gr.Blocks
     with (
         without_apps(),
@@ -205,62 +143,64 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
     ):
         memory = gr.BrowserState({}, storage_key="strata", secret="strata")
         current = gr.State(None)
-        # Pages that open later begin with this too, so it says nothing that passes.
+        # Pages that open later begin with this text too, so it holds nothing that changes.
         name = brand(session.current.info.name)
         with gr.Row(elem_id="top"):
-            head = gr.HTML(name, elem_id="header", apply_default_css=False)
-            theme_switch, leave = guide.switches(password)
+            head = picker(name)
+            theme_switch, leave = switches(password)
         drafts, choice, access, starters = None, None, None, list[catalogue.Card]()
-        with gr.Tabs(elem_id="tabs") as tabs:
+        with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
-                shelf = conversations.build()
-                talk = chat.build(session)
-                told = why.build()
+                shelf = conversations.ConversationList(session, memory, current)
+                talk = chat.Chat(session, memory, current)
+                explained = why.Why(session, memory)
             with gr.Tab("Compare") as comparing:
-                pair = compare.build(session)
-            with gr.Tab("Diagnostics", id=DIAGNOSTICS) as tab:
-                runs = diagnostics.build(tab, session)
+                pair = compare.Compare(session, memory)
+            with gr.Tab("Diagnostics") as tab:
+                runs = diagnostics.Diagnostics(session, memory, tab)
             if not session.guests:
                 with talk.empty:
                     starters = catalogue.build_starter("starter", session)
                 with gr.Tab("Benchmark") as tab:
-                    measured = benchmark.build(tab, session)
+                    measured = benchmark.BenchmarkTab(session, memory, tab)
                 with gr.Tab("Stack") as tab:
-                    drafts = stack.build(tab, session)
+                    drafts = stack.StackTab(session, memory, tab)
                 with gr.Tab("Models") as tab:
-                    choice = models.build(tab, session, starters)
+                    choice = models.ModelsTab(session, memory, tab, starters)
                 with gr.Tab("Databases") as tab:
-                    tiers = databases.build(tab)
+                    tiers = databases.Databases(session, memory, tab)
                 with gr.Tab("API") as tab:
-                    access = api.build(tab, session)
+                    access = api.Programs(session, memory, tab)
             with gr.Tab("Settings"):
-                saved = presets.build()
-                controls = settings.build(session)
-        guide.guide()
-        listing, opening = conversations.wire(session, shelf, talk, controls, current, memory)
-        chat.wire(session, talk, controls, current, memory, listing)
-        compare.wire(session, pair, controls, memory, comparing)
-        diagnostics.wire(session, runs, memory)
-        race.wire(session, talk.race, memory)
-        why.wire(session, talk.tokens, told, memory)
-        replay.wire_chat(session, runs.replay, talk.tokens, tabs, DIAGNOSTICS, runs.shown, memory)
-        keep = settings.wire(session, controls, current, memory)
+                saved = settings.Presets(session, memory, shelf.start_from)
+                controls = settings.Settings(session, memory, {"temperature": talk.temperature})
+        guide()
+        opening = shelf.wire(talk, controls)
+        talk.wire(controls, shelf)
+        compared = pair.wire(controls, comparing)
+        compared.then(lambda: header(session, notices), None, head, **AFTER)
+        replayed = why.Replay(session, memory)
+        runs.wire()
+        talk.race.wire()
+        explained.wire(talk.tokens.explain)
+        replayed.wire(talk.tokens.replay, runs.replay, runs.shown)
+        keep = controls.wire(current)
         boxes = [card.box for card in starters if card.box is not None]
         shown = talk, pair, runs, controls, drafts
         follow = following(session, head, notices, *shown, current, boxes)
         waited, coming = gr.State(0), gr.State(False)
-        shelved = shelf.new, shelf.start_from
-        begin = presets.wire(session, saved, shelved, controls, current, memory, keep)
+        begin = saved.wire(shelf.new_button, controls, current, keep)
         loaded = waited.change(*follow, **AT_ONCE).then(*begin, **AFTER)
         if drafts is not None and choice is not None and access is not None:
-            for event in stack.wire(session, drafts, controls, pair.method, keep):
+            for event in drafts.wire(controls, pair.method, keep):
                 event.then(lambda: header(session, notices), None, head, **AFTER)
-            loaded.then(*models.wire(session, choice, (follow, begin)), **AFTER)
-            databases.wire(session, tiers, current, memory)
-            api.wire(session, access)
-            benchmark.wire(session, measured, controls, memory)
-        wait = waiting(session, head, notices, talk.box, waited, coming)
-        steps = follow, begin, listing.refresh, opening, wait
+            shown_head = Event(lambda: header(session, notices), None, head)
+            loaded.then(*choice.wire((follow, begin), shown_head), **AFTER)
+            tiers.wire(current)
+            access.wire()
+            measured.wire(controls)
+        wait = waiting(session, head, notices, talk.composer.box, waited, coming)
+        steps = follow, begin, shelf.refresh, opening, wait
         wire_page(session, blocks, memory, current, coming, steps)
         for once in (RESTORE_THEME, KEEP_NO_STATUS, STOP_CLOCKS):
             blocks.load(None, js=once, **AT_ONCE)
@@ -273,19 +213,19 @@ def following(
     session: Session,
     head: gr.HTML,
     notices: Sequence[str],
-    talk: chat_view.Parts,
-    pair: compare.Parts,
-    runs: diagnostics.Parts,
-    controls: settings.Controls,
-    drafts: stack.Parts | None,
+    talk: chat.Chat,
+    pair: compare.Compare,
+    runs: diagnostics.Diagnostics,
+    controls: settings.Settings,
+    drafts: stack.StackTab | None,
     current: gr.State,
     starters: Sequence[gr.Column] = (),
 ) -> Event:
-    """The event by which a page shows the model that is loaded now, if it shows another one.
-    `starters` are there while that is the demonstration model.
+    """The event that updates a page which does not show the model that is loaded now. `starters`
+    are visible while the demonstration model is loaded.
 
-    The sampler on the page stays where the model's makers want the one that it had, and where a
-    conversation with settings of its own was open before there was a model.
+    The sampler on the page stays in two cases: the new model has the same recommended sampler as
+    the previous one, or a conversation with its own settings was open before a model was loaded.
     """
     shown = gr.State(())
 
@@ -296,32 +236,37 @@ def following(
         compared: str,
         conversation: str | None,
     ) -> Updates:
-        models, wanted = session.models, session.current.info.sampling
-        now = (repr((models.source, models.runtime)) if models.there else "", wanted)
+        models, sampling = session.models, session.current.info.sampling
+        now = (repr((models.source, models.runtime)) if models.is_loaded else "", sampling)
         if now == before:
             return {shown: gr.skip()}
-        had, before_wanted = before or ("", None)
-        sampler = before_wanted != wanted and not (before and not had and conversation)
-        offered = compare.choices(session)
+        had, before_sampling = before or ("", None)
+        sampler = before_sampling != sampling and not (before and not had and conversation)
+        offered = settings.methods(session)
         other = compared if settings.usable(session, compared) else settings.USUAL_METHOD
         return {
             shown: now,
             head: header(session, notices),
-            talk.box: gr.update(placeholder=invitation(session)),
+            talk.composer.box: gr.update(placeholder=invitation(session)),
+            **welcome.suggest(models, talk.examples),
             pair.method: gr.update(choices=offered, value=other),
             pair.verdict: gr.skip() if had else compare.idle(session),
-            **controls.follow(session, method, length, sampler),
-            **({runs.again: gr.update(visible=session.costs.wanted)} if runs.again else {}),
+            **controls.follow(method, length, sampler),
+            **(
+                {runs.again_button: gr.update(visible=session.costs.needed)}
+                if runs.again_button
+                else {}
+            ),
             **{box: gr.update(visible=models.demonstration) for box in starters},
-            **(stack.follow(session, drafts) if drafts else {}),
+            **(drafts.follow() if drafts else {}),
         }
 
     parts = controls.parts
     inputs = [shown, parts["method"], parts["max_tokens"], pair.method, current]
-    outputs: list[Block] = [shown, head, talk.box, pair.method, pair.verdict]
-    outputs += [*controls.followers, *starters]
-    outputs += [runs.again] if runs.again else []
-    return Event(follow, inputs, [*outputs, *(stack.followers(drafts) if drafts else ())])
+    outputs: list[Block] = [shown, head, talk.composer.box, pair.method, pair.verdict]
+    outputs += [*talk.examples, *controls.followers, *starters]
+    outputs += [runs.again_button] if runs.again_button else []
+    return Event(follow, inputs, [*outputs, *(drafts.followers if drafts else ())])
 
 
 def waiting(
@@ -332,23 +277,23 @@ def waiting(
     waited: gr.State,
     coming: gr.State,
 ) -> Event:
-    """The event by which a page that opens while a model is being loaded says how far that is. It
-    ends with the load, and changes `waited` if there was one: now, or when the page began to open,
-    which `coming` knows."""
+    """The event that shows the progress of a load on a page that opens meanwhile. It ends with the
+    load. It changes `waited` if a model was being loaded, either now or when the page began to open
+    (`coming`)."""
 
-    def said() -> Updates:
+    def shown() -> Updates:
         placeholder = gr.update(placeholder=invitation(session))
         return {head: header(session, notices), box: placeholder}
 
     async def wait(coming: bool) -> AsyncIterator[Updates]:
         before = None
-        while (now := session.models.loading) is not None:
-            if now != before:
-                yield said()
-            before = now
-            await asyncio.sleep(UPDATE_SECONDS)
-        # Of an event that changes nothing Gradio empties what it could have changed.
-        yield {**said(), waited: 1} if coming or before is not None else {waited: gr.skip()}
+        while (job := session.models.slot.running) is not None:
+            async for now in watched(job):
+                if now != before:
+                    yield shown()
+                before = now
+        # If an event changes nothing, Gradio empties the components that it could have changed.
+        yield {**shown(), waited: 1} if coming or before is not None else {waited: gr.skip()}
 
     return Event(wait, coming, [head, box, waited])
 
@@ -361,9 +306,9 @@ def wire_page(
     coming: gr.State,
     steps: Sequence[Event],
 ) -> None:
-    """A page that opens takes these steps, one after the other, to show the loaded model and what
-    its browser had open; `coming` is whether a model was being loaded then. One that closes is
-    forgotten."""
+    """Run the `steps` one after the other when a page opens, so that it shows the loaded model and
+    the conversation that was open in its browser. `coming` becomes whether a model was being loaded
+    then. When a page closes, the session forgets it."""
 
     def arrive(memory: Memory) -> tuple[Memory, str | None, bool]:
         remembered = dict(memory or {})

@@ -1,130 +1,75 @@
-"""The live figures beside the chat: values for a fixed template.
+"""The live figures of the chat, as values for a fixed template.
 
-Numbers and names travel as data, and assets/panel.js puts each into its place as text: nothing here
-becomes markup. One update is small, as it is sent twice a second while an answer grows:
+Numbers and names travel as data. assets/panel.js writes each into its place as text, so that
+nothing here becomes markup. An update is kept small, because it is sent twice a second while an
+answer grows, and more often while the answer is short. Its keys are:
 
-    k   microseconds until the model had the first token; tells one run from another
-    h   tokens per second, speedup, tokens per step, speedup of decoding alone
-    n   what the speedup is of
+    k   microseconds until the model had the first token; distinguishes runs
+    h   tokens per second, speedup, tokens per step, speedup of decoding alone; if the speedup is an
+        estimate, also the tokens per second of plain decoding on which it is based
+    n   the basis of the speedup, in words
     s   a row per source, those of the palette first, then those of `d`: % of the output, accepted,
-        drafted, and if it was asked the microseconds that this took per step
-    d   title and colour of every draft model, and of what is not known with a class
-    l   a row per draft model: place in `d`, its steps, accepted, drafted for it
+        drafted, and, if it was searched, the microseconds per step
+    d   title and colour of every draft model; for an unknown source also a CSS class
+    l   a row per draft model: index in `d`, its steps, accepted, drafted for it
     g   microseconds of each stage of a step
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
-        a capital begins a step
-    e   how the answer goes or went
-    v   what the server that answers drafted and accepted, in a sentence; left out without one
-    w   what guessing came to, in a sentence, once the answer is over
+        a capital letter begins a step
+    e   the state of the answer, or how it ended
+    v   what the server that answers drafted and accepted, in a sentence; left out without a server
+    w   what guessing gained, in a sentence, once the answer is over
+    p   the speed of plain decoding in words, for the page's header, while an answer grows or after
+        it was proved
 
-Where nothing is known, the key is left out and the page shows a dash.
+The key of an unknown value is left out, and the page shows a dash.
 """
 
 from collections.abc import Sequence
-from functools import cache
-from html import escape
 from typing import Any
 
 import gradio as gr
 
-from app.service.sentence import sentence, worth_of
-from app.web import render
+from app.service.why import sentence, worth_of
+from app.web import markup, render
 from app.web.colors import INKS, STAGES, Ink, ink, others
-from assets import ASSETS
+from app.web.markup import DASH, times
+from assets import read
 from engine.compare import Speedup, live
 from engine.metrics import Metrics
+from engine.runs import PlainSpeed
 from engine.types import TARGET, UNKNOWN, Step
 
 NO_GAIN = "no draft was accepted, so there is no gain"
-"""Why a speedup that was measured is not told (engine/compare.py)."""
-MEASURE_THERE = "Compare measures it"
+"""Why a measured speedup is not shown (engine/compare.py)."""
+NO_DIFFERENCE = "no measurable difference"
+MEASURE_ELSEWHERE = "Compare measures it"
 RIBBON = 64
-"""The latest steps, which the ribbon shows."""
+"""How many of the latest steps the ribbon shows."""
 EXPLAINED = {
     "share": "share of the answer's tokens",
     "accepted": "accepted tokens / drafted tokens",
-    "look-up": "time per step to look for drafts",
-    "steps": "forwards of this draft model",
+    "search": "time per step to search for drafts",
+    "steps": "passes of this draft model",
 }
-"""Tooltips of the tables' titles."""
+"""Tooltips of the column titles."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-DASH = "–"
 
 
 def panel(**more: Any) -> gr.HTML:
-    """The component. Its template is fixed text: values reach it as data only. `more` are arguments
-    of Gradio's component."""
+    """The component. Its template is fixed, and values reach it as data only. `more` are further
+    arguments of Gradio's component."""
     return gr.HTML(
         value=panel_values(None),
         html_template=template(),
-        js_on_load=script(),
+        js_on_load=read("panel.js"),
         apply_default_css=False,
         **more,
     )
 
 
-@cache
-def script() -> str:
-    """The panel's script."""
-    return (ASSETS / "panel.js").read_text(encoding="utf-8")
-
-
 def template() -> str:
-    """The empty panel: slots that hold a dash, in our own words."""
-    figures = (
-        figure("speed", "Speed", "tokens per second")
-        + figure("speedup", "Speedup", "", " lead")
-        + figure("acceptance", "Tokens per step", "plain decoding: 1.00")
-        + figure("first", "First token", "")
-    )
-    shares = "".join(f'<i style="--k:var(--s-{source})"></i>' for source in INKS)
-    times = "".join(f'<i style="--k:var(--t-{name})"></i>' for name in STAGES)
-    words = "".join(
-        f'<span><i style="--k:var(--t-{name})"></i>{name} <b>{DASH}</b></span>' for name in STAGES
-    )
-    return (
-        f'<div class="panel"><div class="figures">{figures}</div>'
-        "<section><h4>Where the tokens came from</h4>"
-        f'<div class="bar shares" aria-hidden="true">{shares}</div>'
-        + table("sources", ("source", "share", "accepted", "look-up"), rows())
-        + "</section><section hidden><h4>Draft models</h4>"
-        + table("levels", ("model", "steps", "accepted"), "")
-        + '</section><section><h4>Time per step</h4><div class="bar times" aria-hidden="true">'
-        f'{times}</div><div class="stages">{words}</div></section>'
-        '<section><h4>Latest steps</h4><div class="ribbon" role="img" aria-label="One column per '
-        'step, one cell per token, in the colour of its source."></div></section>'
-        '<p class="served" hidden> </p><p class="saved" hidden> </p>'
-        '<p class="ended" hidden> </p></div>'
-    )
-
-
-def figure(slot: str, title: str, note: str, kind: str = "") -> str:
-    """One of the figures that matter most."""
-    return (
-        f'<div class="figure{kind}" data-slot="{slot}"><span>{title}</span>'
-        f"<b>{DASH}</b><small>{note or ' '}</small></div>"
-    )
-
-
-def table(kind: str, titles: Sequence[str], body: str) -> str:
-    """A table with a line of titles."""
-    head = "".join(
-        f'<th scope="col" title="{EXPLAINED.get(title, "")}">{title}</th>' for title in titles
-    )
-    return (
-        f'<table class="tiers {kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
-
-
-def rows() -> str:
-    """A line per source of the palette."""
-    return "".join(
-        f'<tr><td><span class="tok k-{source}" title="{escape(look.meaning)}">'
-        f"{escape(look.title)}</span></td>"
-        f"<td><span>{DASH}</span></td><td><span>{DASH}</span><em> </em></td>"
-        f"<td><span>{DASH}</span></td></tr>"
-        for source, look in INKS.items()
-    )
+    """The markup of the empty panel, whose slots hold a dash."""
+    return markup.template("panel.html", inks=INKS, stages=STAGES, explained=EXPLAINED)
 
 
 def panel_values(
@@ -134,22 +79,21 @@ def panel_values(
     ended: str = "",
     server: str | None = None,
 ) -> render.Data:
-    """What the panel shows of a run: see the module's docstring.
+    """The panel's values for a run; the module's docstring explains them.
 
-    `server` is what the counters of the server say that it came from, None for one of this machine.
-
-    `steps` are those for the ribbon: all of a run, or those that came since the last update of a
-    page that was told of the others. `speedup` is the one that was measured against a plain run of
-    the same prompt; until there is one the run tells its own.
+    `steps` are the steps for the ribbon: all steps of a run, or those since the page's last update.
+    `speedup` was measured against a plain run of the same prompt; without it, the run's own
+    estimate is shown. `ended` says how the answer ended. `server` describes what the counters of a
+    server report about the run; it is None for a run on this machine.
     """
     if figures is None:
         return {}
     over = bool(steps) and steps[-1].finish is not None
     gained = live(figures) if speedup is None else speedup
-    told = note(figures, gained, over) if server is None else MEASURE_THERE
-    values: render.Data = {"h": headline(figures, gained), "n": told}
-    said = {token.source for step in steps for token in step.tokens}
-    drafts = others({*figures.share, *figures.proposed, *figures.levels, *said})
+    basis = note(figures, gained, over) if server is None else MEASURE_ELSEWHERE
+    values: render.Data = {"h": headline(figures, gained), "n": basis}
+    seen = {token.source for step in steps for token in step.tokens}
+    drafts = others({*figures.share, *figures.proposed, *figures.levels, *seen})
     if figures.forwards:
         sources = [*INKS, *drafts]
         values["k"] = micro(figures.ttft_seconds)
@@ -158,7 +102,7 @@ def panel_values(
             values["g"] = stages(figures)
         values["r"] = ribbon(steps, sources)
     if drafts:
-        values["d"] = [drafted(ink(source)) for source in drafts]
+        values["d"] = [draft_look(ink(source)) for source in drafts]
     if found := levels(figures, drafts):
         values["l"] = found
     if over and (words := sentence(worth_of(figures))):
@@ -170,55 +114,64 @@ def panel_values(
     return values
 
 
-def drafted(look: Ink) -> list[str]:
-    """Title and colour of a source beside the palette; without an underline its class as well."""
+def draft_look(look: Ink) -> list[str]:
+    """Title and colour of a source outside the palette, and its class if it has no underline."""
     return [look.title, look.colour, *([] if look.underline else ["k-target"])]
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:
-    """The figures that matter most."""
+    """The most important figures."""
     speed = figures.tokens_per_second
-    return [
+    found = [
         f"{speed:,.0f}" if speed else DASH,
         times(speedup.whole),
         f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH,
         times(speedup.decoding),
     ]
+    estimated = speedup.plain_steps is not None and speedup.decoding is not None
+    return [*found, f"{figures.plain_tokens_per_second:,.0f}"] if estimated else found
+
+
+def pace(plain: PlainSpeed | None) -> str:
+    """The speed of plain decoding in words, "" if it is not known."""
+    if plain is None or not plain.tokens_per_second:
+        return ""
+    return f"plain decoding {plain.tokens_per_second:,.0f} tokens/s ({plain.when})"
+
+
+def with_pace(values: render.Data, plain: PlainSpeed | None) -> render.Data:
+    """The panel's values, with the speed of plain decoding for the header if it is known."""
+    return {**values, "p": pace(plain)} if pace(plain) else values
 
 
 def steps_known(figures: Metrics) -> bool:
-    """Whether it is known which tokens came from one forward: a server need not tell."""
+    """Whether it is known which tokens came from one forward. A server need not report it."""
     return bool(figures.forwards) and UNKNOWN not in figures.share
 
 
 def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
-    """What the speedup is of, and how to get one. `over`: no more tokens come."""
+    """The basis of the speedup, or how to measure one. `over` means that no more tokens come."""
     if speedup.plain_steps is None:
+        between = f" ({range_of(speedup)})" if speedup.low != speedup.high else ""
         if speedup.whole is None:
-            return NO_GAIN
-        return f"of the whole answer; decoding alone {times(speedup.decoding)}"
+            return NO_DIFFERENCE + between if between else NO_GAIN
+        return f"of the whole answer{between}; decoding alone {times(speedup.decoding)}"
     if speedup.whole is None:
-        coming = not figures.forwards or figures.plain_seconds is not None
-        return "measuring" if coming and not over else "press Prove it to measure"
+        measuring = not figures.forwards or figures.plain_seconds is not None
+        return "measuring" if measuring and not over else "press Prove it to measure"
     count = speedup.plain_steps
+    if not count:
+        return "estimated from the measured cost of a plain step"
     return f"estimated from {count:,} plain {'step' if count == 1 else 'steps'}"
 
 
-def times(ratio: float | None) -> str:
-    """A speedup."""
-    return DASH if ratio is None else f"{ratio:.2f}×"
-
-
-def milliseconds(seconds: float) -> str:
-    """A duration at a sensible precision."""
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+def range_of(speedup: Speedup) -> str:
+    """The range in which a speedup lies, in words."""
+    return f"{times(speedup.low)} to {times(speedup.high)}"
 
 
 def row(figures: Metrics, source: str) -> list[int]:
-    """One source in numbers."""
-    share = round(100 * figures.share.get(source, 0.0))
+    share = int(100 * figures.share.get(source, 0.0) + 0.5)  # The page's legend rounds like this.
     if source == TARGET:
         return [share]
     found = [share, figures.accepted.get(source, 0), figures.proposed.get(source, 0)]
@@ -227,7 +180,7 @@ def row(figures: Metrics, source: str) -> list[int]:
 
 
 def levels(figures: Metrics, drafts: Sequence[str]) -> list[list[int]]:
-    """What each draft model of a stack did."""
+    """The figures of each draft model of a stack."""
     found = ((source, figures.levels[source]) for source in others(figures.levels))
     return [
         [drafts.index(source), forwards, accepted, drafted]
@@ -236,17 +189,15 @@ def levels(figures: Metrics, drafts: Sequence[str]) -> list[list[int]]:
 
 
 def stages(figures: Metrics) -> list[int]:
-    """Mean time of a step, split into its stages."""
     return [micro(getattr(figures, f"{name}_seconds") / figures.forwards) for name in STAGES]
 
 
 def micro(seconds: float) -> int:
-    """Whole microseconds."""
     return round(1e6 * seconds)
 
 
 def ribbon(steps: Sequence[Step], sources: Sequence[str]) -> list[int | str]:
-    """The latest of the steps, a letter per token."""
+    """The latest steps for the ribbon: the index of the first, and a letter per token."""
     latest = [step for step in steps if step.tokens][-RIBBON:]
     letter = dict(zip(sources, LETTERS + LETTERS[-1] * len(sources), strict=False))
     columns = ("".join(letter[t.source] for t in step.tokens) for step in latest)

@@ -1,43 +1,54 @@
-"""The texts of the Models tab, as HTML; all names are escaped."""
+"""The texts of the Models tab as HTML. All names are escaped."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
+from app.service.current import NO_HEAD, drafters
 from app.service.draft_models import amount
-from app.service.drafters import NO_HEAD, drafters
-from app.service.models import Candidate, Progress
-from app.web.stack_html import Facts, facts, fine, line, millions
+from app.service.models import Candidate, is_padded
+from app.web.markup import Facts, facts, finding, fine_print, millions
 from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
-from engine.models.memory import Need
-from engine.models.outlook import Outlook
+from engine.models.memory import Need, Outlook
+from engine.servers.client import is_address
 
 FLOAT32, GGUF = "float32", "llama.cpp"
-TOLD = 3, 7, 15
-"""Drafted tokens by which costs are told."""
+DRAFT_SIZES = 3, 7, 15
+"""The numbers of drafted tokens whose verification cost is shown."""
 QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
-"""How types of few bits are called, and which of them verify fast on processors: measured in
+"""The prefixes of quantized types, and the types that verify fast on processors, as measured in
 docs/benchmarks.md."""
+PADDED = (
+    "This is no real model. It is the demonstration model, padded to the cost of 0.5\u00a0B "
+    "parameters: it says the same, at the pace of a real model. All parameters but 10 M are "
+    "padding."
+)
 LITTLE = 1.5
-"""A speedup below this is worth the hint."""
+"""Below this speedup, the page suggests files that verify faster."""
 THINNEST = 0.6
-"""Per cent of a bar that the smallest part of a need takes, so that it is seen."""
+"""The smallest visible part of a bar, in per cent."""
 
 
 # models on this machine
 
 
 def loaded(
-    info: BackendInfo, source: str, formats: str = "", drafts: Sequence[str] = (), costs: str = ""
+    info: BackendInfo,
+    source: str,
+    formats: str = "",
+    drafts: Sequence[str] = (),
+    costs: str = "",
+    plain: str = "",
 ) -> str:
-    """The facts of the loaded model; `source` is "" where none is. `formats` says which of its
-    formats is faster here, `drafts` names its draft models, `costs` says what verifying takes."""
+    """The facts of the loaded model. `source` is "" if none is loaded. `formats` says which of its
+    formats is faster here, `drafts` names its draft models, `costs` says how long verifying takes,
+    and `plain` gives its speed of plain decoding."""
     if not source:
-        return "<h3>Loaded</h3>" + fine("No model. Choose one and press Load.")
+        return "<h3>Loaded</h3>" + fine_print("No model. Choose one and press Load.")
     if info.server is not None:
         return served(info, source)
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
@@ -51,38 +62,45 @@ def loaded(
         ("device", f"{info.device}{threads}"),
         ("from", where(source)),
     ]
-    told = [(each.name, each.words) for each in drafters(info, drafts)]
-    words = "".join(map(fine, (info.note, costs, precision(info), formats)))
-    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{facts(told)}{words}"
+    if plain:
+        listed.append(("speed", plain))
+    padded = PADDED if is_padded(source) else ""
+    return loaded_card(info, listed, drafts, padded, info.note, costs, precision(info), formats)
 
 
 def served(info: BackendInfo, source: str) -> str:
-    """The facts of a model that a server runs."""
     length = f"{info.context_length:,} tokens" if info.context_length else "not told"
     listed = [("model", info.name), ("context", length), ("from", source)]
-    told = [(each.name, each.words) for each in drafters(info)]
-    return (
-        f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{facts(told)}{fine(info.note)}"
-    )
+    return loaded_card(info, listed, (), info.note)
 
 
-def still(info: BackendInfo, source: str) -> str:
-    """Which model there is after another one failed; nothing if there is none."""
-    return fine(f"{info.name} is loaded, as before.") if source else ""
+def loaded_card(info: BackendInfo, listed: Facts, drafts: Sequence[str], *notes: str) -> str:
+    """The card of a loaded model: its facts, what drafts for it, and notes."""
+    drafting = facts((each.name, each.words) for each in drafters(info, drafts))
+    words = "".join(map(fine_print, notes))
+    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{drafting}{words}"
 
 
-def verifying(info: BackendInfo, points: Mapping[int, float]) -> str:
-    """What verifying drafts takes, by the measured seconds of forwards over so many nodes, and what
-    that allows; nothing where it was not measured, or nothing is drafted."""
+def still_loaded(info: BackendInfo, source: str) -> str:
+    """The model that is still loaded after another one failed to load; nothing without one."""
+    return fine_print(f"{info.name} is loaded, as before.") if source else ""
+
+
+def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool = True) -> str:
+    """The time that verifying drafts takes, and the speedup that this allows; nothing if it was not
+    measured or the model cannot verify drafts.
+
+    `points` holds the measured seconds of a forward by its number of nodes. `other_files` says that
+    there may be files of the same model with other weights."""
     found = {n: s for n, s in points.items() if n <= (info.depth or n)}
-    told = [n for n in TOLD if n in found]
-    if not info.can_tree or not told:
+    sizes = [n for n in DRAFT_SIZES if n in found]
+    if not info.can_tree or not sizes:
         return ""
-    # More rows take no less time, whatever a busy machine measured.
+    # A forward over fewer rows cannot take longer; a busy machine may have measured it so.
     found[0] = min(found.values())
     nodes, times = (
         listing(f"{each:{form}}" for each in values)
-        for values, form in ((told, "d"), ([found[n] / found[0] for n in told], ".1f"))
+        for values, form in ((sizes, "d"), ([found[n] / found[0] for n in sizes], ".1f"))
     )
     best = ceiling(found, LIKELY)
     gain = f"at most {best.speedup:.1f} times as fast" if best.nodes else "no faster"
@@ -91,7 +109,7 @@ def verifying(info: BackendInfo, points: Mapping[int, float]) -> str:
         f"So drafts of which {100 * LIKELY:.0f} % are accepted make it {gain}."
     )
     quantized = info.kind == GGUF and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP
-    if quantized and info.device == "cpu" and best.speedup < LITTLE:
+    if other_files and quantized and info.device == "cpu" and best.speedup < LITTLE:
         words += (
             f" On a processor {' and '.join(CHEAP)} files of the same model verify faster than "
             f"{info.dtype}, so drafts gain more with them."
@@ -100,35 +118,35 @@ def verifying(info: BackendInfo, points: Mapping[int, float]) -> str:
 
 
 def listing(words: Iterable[str]) -> str:
-    """1, 2 or 3."""
+    """A list in words, such as "1, 2 or 3"."""
     *first, last = words
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def precision(info: BackendInfo) -> str:
-    """What coarser numbers than float32 mean, for a model that could have those as well."""
+    """The effect of reduced precision, for a model that could also compute in float32."""
     if info.kind != "transformers" or info.dtype == FLOAT32:
         return ""
     return (
         f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "
-        "are tied to within its rounding, a draft may tip the choice, so a text may part from "
-        "plain decoding's there. In float32 they are the same."
+        "are almost equally likely, this rounding may decide between them, so a text may differ "
+        "from plain decoding. In float32 the two are the same."
     )
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    """A candidate's label and value."""
+    """The label and value of a candidate."""
     size = amount(candidate.bytes) if candidate.bytes else "to be downloaded"
     if candidate.download and not candidate.bytes:
         size = f"{amount(candidate.download)} to download"
-    if format_of(candidate.source).elsewhere:
+    if is_address(candidate.source):
         size = where(candidate.source)
     words = [candidate.name, candidate.kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(words), candidate.source
 
 
 def where(source: str) -> str:
-    """A path as short as it can be: below this program, or below the home folder."""
+    """The shortest form of a path: relative to this program or to the home folder if possible."""
     path = Path(source)
     for root, name in ((ASSETS.parent, Path()), (Path.home(), Path("~"))):
         if path.is_absolute() and path.is_relative_to(root):
@@ -137,7 +155,7 @@ def where(source: str) -> str:
 
 
 def need(source: str, found: Need, free: int, device: str) -> str:
-    """What a model will take, against what is free for it."""
+    """The memory that a model needs, compared with the free memory."""
     listed = [
         ("model", where(source)),
         ("parameters", billions(found.parameters)),
@@ -146,27 +164,35 @@ def need(source: str, found: Need, free: int, device: str) -> str:
         ("total", f"{amount(found.total)} of {amount(free)} free on {device}"),
     ]
     markup = facts(listed) + bar((found.weights, found.cache), free) + outlook(found.outlook)
+    markup += fine_print(PADDED if is_padded(source) else "")
     if found.total > free:
         missing = amount(found.total - free)
         words = f"{missing} are missing. Choose a shorter context or a smaller model."
-        return markup + line("differs", "It does not fit", words)
-    return markup + fine("Memory of the loaded models counts as free: they are unloaded if needed.")
+        return markup + finding("differs", "It does not fit", words)
+    return markup + fine_print(
+        "Memory of the loaded models counts as free: they are unloaded if needed."
+    )
+
+
+def guesses_per_token(chains: bool) -> str:
+    return "one guess per token" if chains else "several guesses per token"
 
 
 def outlook(found: Outlook | None) -> str:
-    """What will draft for a model that is not loaded, as far as its files tell; nothing where they
-    do not."""
+    """What will draft for a model that is not loaded, judging by its files; nothing if they do not
+    show it."""
     if found is None:
         return ""
-    told = [
-        ("databases", "chains" if found.chains else "trees"),
-        ("head", found.head or found.problem or NO_HEAD),
+    drafting = [
+        ("databases", guesses_per_token(found.chains)),
+        ("built-in head", found.head or found.problem or NO_HEAD),
     ]
-    return f"<h4>What will draft for it, by its files</h4>{facts(told)}"
+    return f"<h4>What will draft for it, judging by its files</h4>{facts(drafting)}"
 
 
 def bar(parts: Sequence[float], free: float) -> str:
-    """Parts of a need as a share of what is free; red, with a mark at its end, if they are more."""
+    """The parts of a need as shares of the free memory. If they exceed it, the bar is red and a
+    mark shows where the free memory ends."""
     whole = max(1.0, sum(parts), free)
     widths = [max(THINNEST, 100 * part / whole) for part in parts if part]
     filled = "".join(f'<i style="width:{width:.2f}%"></i>' for width in widths)
@@ -177,38 +203,25 @@ def bar(parts: Sequence[float], free: float) -> str:
 
 
 def unknown(source: str, problem: str) -> str:
-    """Why the memory that a model needs is not known."""
-    return facts([("model", where(source))]) + line(
+    """Why the memory that a model needs cannot be determined."""
+    return facts([("model", where(source))]) + finding(
         "differs", "It cannot be loaded like this", problem
     )
 
 
 def elsewhere(source: str) -> str:
-    """A model that a server runs."""
+    """The card of a model that a server runs."""
     words = (
-        "Loading it asks the server which model it has and what drafts there. It takes no memory "
+        "Loading it asks the server which model it runs and how it drafts. It needs no memory "
         "here. What you write is sent to that server."
     )
-    return facts([("server", source)]) + fine(words)
+    return facts([("server", source)]) + fine_print(words)
 
 
 def absent(source: str) -> str:
-    """A model that is not on this machine."""
-    words = "Loading it downloads it. The memory it needs is known after that."
-    return facts([("model", where(source))]) + fine(words)
-
-
-def progress(report: Progress) -> str:
-    """A bar that fills, or that moves where nobody knows how far it is."""
-    if report.share is None:
-        return (
-            '<div class="progress"><div class="bar empty"><i class="moving"></i></div>'
-            f"<small>{escape(report.words)}</small></div>"
-        )
-    return (
-        f'<div class="progress"><div class="bar empty"><i style="width:{100 * report.share:.1f}%">'
-        f"</i></div><small>{escape(report.words)} · {100 * report.share:.0f} %</small></div>"
-    )
+    """The card of a model that is not on this machine."""
+    words = "It is downloaded first. The memory it needs is known after that."
+    return facts([("model", where(source))]) + fine_print(words)
 
 
 # the catalogue
@@ -222,15 +235,15 @@ CATALOGUE = (
 
 def broken(problem: str) -> str:
     """Why a part of the catalogue cannot be shown."""
-    return line("differs", "Unknown", problem)
+    return finding("differs", "Unknown", problem)
 
 
 def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "") -> str:
-    """What a family is. `here` holds the sources of what is on this machine, `needs` what the
-    family takes there; `tail` is markup."""
-    link = f'<a href="{escape(entry.licence_address)}" target="_blank" rel="noopener noreferrer">'
+    """The card of a family. `here` holds the sources that are on this machine, `needs` the memory
+    that the family takes; `tail` is markup."""
+    licence = link(entry.licence_address, entry.licence)
     head = (
-        f"<h4>{escape(entry.name)}</h4><p>{escape(entry.maker)} · {link}{escape(entry.licence)}</a>"
+        f"<h4>{escape(entry.name)}</h4><p>{escape(entry.maker)} · {licence}"
         f"</p><p>{escape(entry.description)}</p>"
     )
     drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
@@ -238,8 +251,8 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
         ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
         ("files", size(entry.target, here, " to download")),
         ("weights", weights_of(entry.target)),
-        ("databases", "draft chains" if entry.target.state_bytes else "draft trees"),
-        ("head", head_of(entry.head)),
+        ("databases", guesses_per_token(bool(entry.target.state_bytes))),
+        ("built-in head", head_of(entry.head)),
         ("draft models", "; ".join(drafts) or f"none: {entry.alone}"),
     ]
     if entry.stack:
@@ -248,54 +261,59 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
 
 
 def weights_of(model: Model) -> str:
-    """The type of a model's weights, by the name of its file."""
     ending = format_of(model.source).ending
     return model.source.removesuffix(ending).rpartition("-")[2] if ending else "as published"
 
 
 def head_of(head: Head | None) -> str:
-    """What a target brings to guess ahead with, and where it is."""
+    """The built-in head of a target, and which file holds it."""
     if head is None:
         return "none"
     about = "about " if head.estimated else ""
-    where = f"in a file of {about}{amount(head.bytes)} beside it" if head.bytes else "in its file"
+    where = f"in a separate file of {about}{amount(head.bytes)}" if head.bytes else "in its file"
     return f"{head.name}, {where}"
 
 
+def link(address: str, words: str) -> str:
+    """A link that opens in another tab of the browser."""
+    return (
+        f'<a href="{escape(address)}" target="_blank" rel="noopener noreferrer">{escape(words)}</a>'
+    )
+
+
 def starter(entry: Entry, device: str = "cpu") -> str:
-    """What is offered beside the demonstration model, in a few lines."""
+    """The offer of a real model while the demonstration model is loaded."""
     target = entry.target
     need = target.need(TABLE_CONTEXT, device)
-    link = f'<a href="{escape(entry.licence_address)}" target="_blank" rel="noopener noreferrer">'
-    source = f"https://huggingface.co/{format_of(target.source).repository(target.source)}"
-    home = f'<a href="{escape(source)}" target="_blank" rel="noopener noreferrer">'
+    licence = link(entry.licence_address, entry.licence)
+    home = link(f"https://huggingface.co/{target.source.partition(':')[0]}", "on Hugging Face")
     return (
         f"<h3>A real model, one click away: {escape(entry.name)}</h3>"
         f"<p>{escape(entry.description)}</p>"
-        f'<p class="fine">{amount(target.bytes)} to download · {link}{escape(entry.licence)}</a> · '
+        f'<p class="fine">{amount(target.bytes)} to download · {licence} · '
         f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · by "
-        f"{escape(entry.maker)}, {home}on Hugging Face</a></p>"
+        f"{escape(entry.maker)}, {home}</p>"
     )
 
 
 def size(model: Model, here: Collection[str], otherwise: str = "") -> str:
-    """How large the files of a model are, then that they are here, or else `otherwise`."""
+    """The size of a model's files, followed by whether they are on this machine. `otherwise`
+    follows if they are not."""
     words = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
     return f"{words}, on this machine" if model.source in here else words + otherwise
 
 
 def billions(parameters: int) -> str:
-    """A number of parameters, without the word."""
     return millions(parameters).removesuffix(" parameters")
 
 
 def family_needs(entry: Entry, length: int, device: str, free: int, half: bool = False) -> Facts:
-    """What a family takes, alone and with the suggested drafts, and whether so much is free. `half`
-    as for `Model.need`."""
+    """The memory that a family takes, alone and with the suggested draft models, and whether it
+    fits. `half` is as for `Model.need`."""
 
-    def told(need: Need) -> str:
+    def with_fit(need: Need) -> str:
         return f"{amount(need.total)}, {'fits' if need.total <= free else 'does not fit'}"
 
-    yield "memory", told(entry.alone_need(length, device, half))
+    yield "memory", with_fit(entry.alone_need(length, device, half))
     if entry.stack:
-        yield "with drafts", told(entry.need(length, device, half))
+        yield "with drafts", with_fit(entry.need(length, device, half))

@@ -1,7 +1,7 @@
-"""A conversation as a page of its own that needs nothing else: text, the colours of its tokens, and
-what they mean. It has no script, so that it can be sent to anyone and opened anywhere.
+"""A conversation as a self-contained HTML page, with the colours of its tokens and a legend. It has
+no script, so it can be sent to anyone and opened anywhere.
 
-Every text is escaped, and the page forbids itself to load or run anything.
+Every text is escaped, and the page's content security policy forbids loading or running anything.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from html import escape
 from itertools import groupby
 
-from app.service.markdown_export import SPEAKERS
+from app.service.exports import SPEAKERS
 from app.web.colors import INKS, Ink, ink, others
 from storage.conversations import Conversation, Piece, StoredMessage
 
@@ -35,14 +35,14 @@ span[class] { text-decoration: underline var(--k) 2px; text-underline-offset: 4p
 
 
 def page(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
-    """The page."""
+    """The HTML of the page."""
     pieces = [piece for message in messages for piece in message.pieces or ()]
     names = {source: f"s{n}" for n, source in enumerate(sources(pieces))}
     title, when = escape(conversation.title), datetime.fromtimestamp(conversation.created, UTC)
-    said = [section("system", escape(conversation.system_prompt))] if (
+    sections = [section("system", escape(conversation.system_prompt))] if (
         conversation.system_prompt.strip()
     ) else []  # fmt: skip
-    said += [section(m.role, contents(m, names)) for m in messages]
+    sections += [section(m.role, contents(m, names)) for m in messages]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -50,19 +50,18 @@ def page(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
         f"<title>{title}</title><style>{STYLE}{rules(names)}</style></head><body>\n"
         f'<h1>{title}</h1><p class="about">{when:%Y-%m-%d}, written with Strata. '
         "A colour says what guessed a word before the model chose it.</p>"
-        f"{legend(pieces, names)}\n{''.join(said)}</body></html>\n"
+        f"{legend(pieces, names)}\n{''.join(sections)}</body></html>\n"
     )
 
 
 def sources(pieces: Iterable[Piece]) -> list[str]:
-    """The sources that guessed something: tiers first, then draft models."""
+    """The sources that guessed tokens: the palette's first, then draft models."""
     found = {piece.source for piece in pieces}
     coloured = [*(name for name in INKS if name in found), *others(found)]
     return [source for source in coloured if ink(source).underline]
 
 
 def rules(names: dict[str, str]) -> str:
-    """How each source looks."""
     looks = {name: ink(source) for source, name in names.items()}
     return "".join(
         f"span.{name}{{--k:{look.colour};text-decoration-style:{look.underline}}}\n"
@@ -71,7 +70,7 @@ def rules(names: dict[str, str]) -> str:
 
 
 def legend(pieces: Sequence[Piece], names: dict[str, str]) -> str:
-    """What the colours mean, and which share of the tokens has each."""
+    """The meaning of the colours, and the share of the tokens that has each."""
     if not names:
         return ""
     counts, every = Counter(piece.source for piece in pieces), len(pieces)
@@ -82,19 +81,17 @@ def legend(pieces: Sequence[Piece], names: dict[str, str]) -> str:
 
 
 def entry(look: Ink, share: float, name: str = "") -> str:
-    """One source of the legend."""
     coloured = f' class="{name}"' if name else ""
     return f"<li><span{coloured}>{escape(look.title)}</span> {share:.0%}</li>"
 
 
 def section(role: str, content: str) -> str:
-    """A message under the name of who said it; `content` is markup already."""
+    """A message under the name of its author. `content` is markup already."""
     kind = role if role in SPEAKERS else "user"
     return f'<h2>{SPEAKERS[kind]}</h2><div class="{kind}">{content}</div>\n'
 
 
 def contents(message: StoredMessage, names: dict[str, str]) -> str:
-    """The text of a message, with the colours of its tokens where they are known."""
     if not message.pieces:
         return escape(message.content)
     runs = groupby(message.pieces, key=lambda piece: names.get(piece.source, ""))

@@ -1,32 +1,39 @@
-"""Messages and tokens as data for the browser. Text travels as data and becomes text nodes there.
+"""Messages and tokens as data for the browser.
 
-Nothing here builds markup from what a user or a model wrote: the scripts in assets/chat create
-text nodes, also where they format an answer as Markdown.
+Nothing here builds markup from the text of a user or a model. The scripts in assets/chat create
+text nodes from it, even when they format an answer as Markdown. Remarks stand below an answer: a
+sentence, and the badge of its proof.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from app.service import attachments
+from app.service.why import sentence
 from app.web.colors import INKS, ink, others
+from app.web.markup import times
+from engine.errors import StorageError
 from storage.conversations import Piece, StoredMessage
+from storage.database import Database
+from storage.traces import Traces, Worth
 
 Data = dict[str, object]
-"""What the browser is sent: all that JSON can hold."""
+"""Data for the browser, which must be valid JSON."""
 LONGEST = 20_000
-"""Characters of a file that the page shows of it; the model has read all."""
+"""The most characters of a file that the page shows. The model has read the whole file."""
 Group = list[object]
-Said = Mapping[str, dict[str, object]]
-"""What there is to say of runs, beside what they said."""
-NOTHING_SAID: Said = {}
+Remarks = Mapping[str, dict[str, object]]
+"""Remarks on answers, by run id; see `remarks`."""
+NO_REMARKS: Remarks = {}
 
 
 def groups(pieces: Iterable[Piece], sources: dict[str, int], step: int = 0) -> list[Group]:
-    """Tokens for the browser, in groups of one step, source and match length:
+    """Tokens for the browser, in groups with the same step, source and match length:
 
-    [number of the source, match length, steps since the group before, texts, probabilities in %]
+    [number of the source, match length, steps since the previous group, texts, probabilities in %]
 
-    `sources` numbers the sources, and grows with them; `step` is that of the token before. What is
-    missing follows from the order: a token's position is how many come before it.
+    `sources` maps sources to their numbers; new sources are added to it. `step` is the step of the
+    previous token. Positions are not sent: they follow from the order of the tokens.
     """
     found: list[Group] = []
     texts, chances = list[str](), list[int]()
@@ -48,50 +55,50 @@ def percent(probability: float) -> int:
     return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
 
 
-def about(message: StoredMessage, goes_on: bool = False, said: Said = NOTHING_SAID) -> Data:
-    """What stands below a message: its versions, its run, and whether it may be continued. Beside
-    these there may be a `note`, a plain sentence, a `badge` of `text`, `kind` and `title`, and
-    `thinking` where it begins within that: `said` holds them for each run (app/web/remarks.py)."""
-    told: Data = {"key": message.id, "role": message.role}
+def about(message: StoredMessage, continuable: bool = False, notes: Remarks = NO_REMARKS) -> Data:
+    """The data below a message: its versions, its run, and whether it can be continued. `notes`
+    holds further data for some runs: a `note` (a sentence), a `badge` with `text`, `kind` and
+    `title`, and `thinking` if the answer begins inside thinking; see `remarks`."""
+    data: Data = {"key": message.id, "role": message.role}
     if len(message.versions) > 1:
-        told["versions"] = [*message.versions]
+        data["versions"] = [*message.versions]
     if message.run_id:
-        told["run"] = message.run_id
-        told.update(said.get(message.run_id, {}))
-    return {**told, "on": True} if goes_on else told
+        data["run"] = message.run_id
+        data.update(notes.get(message.run_id, {}))
+    return {**data, "on": True} if continuable else data
 
 
 def turn(
     message: StoredMessage,
     sources: dict[str, int],
-    goes_on: bool = False,
-    said: Said = NOTHING_SAID,
+    continuable: bool = False,
+    notes: Remarks = NO_REMARKS,
 ) -> Data:
-    """One message; without pieces (the user's, an imported answer) it is uncoloured text."""
-    told = about(message, goes_on, said)
+    """One message. Without pieces (the user's messages, imported answers) it is plain text."""
+    data = about(message, continuable, notes)
     if message.pieces:
-        return {**told, "groups": groups(message.pieces, sources)}
+        return {**data, "groups": groups(message.pieces, sources)}
     if message.role != "user":
-        return {**told, "text": message.content}
+        return {**data, "text": message.content}
     files, text = attachments.split(message.content)
     if not files:
-        return {**told, "text": text}
+        return {**data, "text": text}
     shown = [{"name": f.name, "size": len(f.text), "text": f.text[:LONGEST]} for f in files]
-    return {**told, "text": text, "files": shown}
+    return {**data, "text": text, "files": shown}
 
 
 def transcript(
     messages: Sequence[StoredMessage],
     kept: int = 0,
-    goes_on: bool = False,
-    said: Said = NOTHING_SAID,
+    continuable: bool = False,
+    notes: Remarks = NO_REMARKS,
 ) -> Data:
-    """A stored conversation for the token view, which has drawn the first `kept` messages. Whether
-    its last answer may be continued is told with it."""
+    """A stored conversation for a token view that has already drawn the first `kept` messages.
+    `continuable` says whether the last answer can be continued."""
     sources: dict[str, int] = {}
     last = len(messages) - 1
     turns = [
-        turn(message, sources, goes_on and at == last, said)
+        turn(message, sources, continuable and at == last, notes)
         for at, message in enumerate(messages)
         if at >= kept
     ]
@@ -100,7 +107,7 @@ def transcript(
 
 
 def legend(sources: Iterable[str]) -> Data:
-    """The sources in the order of their numbers, and how those look that are no tier."""
+    """The sources in the order of their numbers, and the look of those outside the palette."""
     return {"sources": [*sources], "names": drafts(sources)}
 
 
@@ -112,7 +119,7 @@ def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:
 
 
 def names() -> dict[str, dict[str, str]]:
-    """What the legend and the hover text call each source, and the class that colours it."""
+    """The title and meaning of each source of the palette, and the CSS class with its colour."""
     return {
         source: {"title": look.title, "meaning": look.meaning, "kind": f"k-{source}"}
         for source, look in ((name, ink(name)) for name in INKS)
@@ -120,7 +127,7 @@ def names() -> dict[str, dict[str, str]]:
 
 
 def drafts(sources: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The same for the draft models among sources, each with its own colour."""
+    """The same for the sources outside the palette, each with its own colour."""
     return {
         source: {
             "title": look.title,
@@ -131,3 +138,65 @@ def drafts(sources: Iterable[str]) -> dict[str, dict[str, str]]:
         for source in others(sources)
         for look in (ink(source),)
     }
+
+
+LONGEST_TOKEN = 40
+"""The most characters of a token's text in the tooltip of a badge."""
+
+
+def remarks(database: Database, owner: str, conversation: str | None) -> Remarks:
+    """Remarks on the answers of a conversation, by run id."""
+    if not conversation:
+        return {}
+    try:
+        worths = Traces(database, owner).worths(conversation)
+    except StorageError:
+        return {}  # The conversation itself reports what is wrong with the file.
+    return {run_id: remark(worth) for run_id, worth in worths.items()}
+
+
+def remark(worth: Worth) -> dict[str, object]:
+    shown: dict[str, object] = {}
+    if words := sentence(worth):
+        shown["note"] = words
+    if found := badge(worth.proof):
+        shown["badge"] = found
+    if worth.thinks:
+        shown["thinking"] = True
+    return shown
+
+
+def badge(proof: Mapping[str, Any]) -> dict[str, str]:
+    """The badge of a proof that was made in the background; {} if there is none. The stored proof
+    may come from a damaged file, so its values can have any type."""
+    kind = proof.get("kind")
+    if kind == "same":
+        speed = proof.get("speedup")
+        known = isinstance(speed, int | float) and not isinstance(speed, bool)
+        gain = f", {times(float(speed))}" if known else ""  # type: ignore[arg-type]
+        return {
+            "text": f"proved: same text{gain}",
+            "kind": "good",
+            "title": "Decoded again in the background, plainly and with drafts, each from "
+            "scratch. Plain decoding gives this text, token for token.",
+        }
+    if kind == "differs":
+        return {
+            "text": f"differs at token {proof.get('at')}",
+            "kind": "bad",
+            "title": difference_title(proof),
+        }
+    if kind == "skipped":
+        return {"text": "not proved", "kind": "", "title": str(proof.get("why", ""))}
+    return {}
+
+
+def difference_title(proof: Mapping[str, Any]) -> str:
+    plain, answer = (str(proof.get(name, ""))[:LONGEST_TOKEN] for name in ("plain", "said"))
+    if proof.get("early"):
+        return f"The answer ended there. Plain decoding continues with {plain!r}."
+    words = f"Plain decoding has {plain!r} there, and this answer has {answer!r}."
+    gap = proof.get("gap")
+    if isinstance(gap, int | float):
+        words += f" Their logits are {gap:.4f} apart."
+    return words + " In reduced precision, rounding can decide between two tokens so close."

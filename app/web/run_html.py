@@ -1,44 +1,183 @@
-"""What Diagnostics says of a run and of one of its steps, as HTML; every text is escaped.
+"""Describes runs as HTML: the verdict on two runs, and a run with its steps for Diagnostics. Every
+text is escaped.
 
-A step's card is made of SECTIONS, a function each from the step to markup, in their order: what is
-to be shown of a step besides is one more of them.
+The card of a step consists of SECTIONS, which are functions from a step to markup. To show more of
+a step, add a function.
 """
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from html import escape
+from typing import NamedTuple
 
-from app.service.served import server_words
+from app.service.comparison import Progress, Proof
+from app.service.why import server_words
 from app.web.colors import INKS, STAGES, ink, others
-from app.web.metrics_panel import milliseconds, times
-from app.web.verdicts import title_of
-from engine.runs import from_server
+from app.web.markup import DASH, fine_print, milliseconds, source_tag, table, times
+from app.web.metrics_panel import NO_DIFFERENCE, NO_GAIN, range_of
+from engine.compare import Speedup
+from engine.errors import SettingError
+from engine.methods import PLAIN, method_named
+from engine.queue import Waiting
+from engine.runs import Verdict, from_server
+from engine.servers.client import GUARANTEE
 from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step, Token
-from storage.traces import Asked, Trace
+from storage.traces import StoredPrompt, Trace
+
+
+class SideWords(NamedTuple):
+    """The names of one side of a comparison. They are used as markup."""
+
+    name: str
+    answer: str
+    goes_on: str
+
+
+Sides = tuple[SideWords, SideWords]
+PLAIN_AND_DRAFTS = (
+    SideWords("plain", "the plain answer", "Plain decoding continues with"),
+    SideWords("with drafts", "the answer with drafts", "The answer with drafts continues with"),
+)
+LEFT_AND_RIGHT = (
+    SideWords("left", "the left answer", "The left one continues with"),
+    SideWords("right", "the right answer", "The right one continues with"),
+)
+
+
+def gained(speedup: Speedup, of: str = "speedup") -> str:
+    """A speedup in words, for whole answers and for decoding alone. Returns markup."""
+    between = f" ({range_of(speedup)})" if speedup.low != speedup.high else ""
+    if speedup.whole is None:
+        return f"{NO_DIFFERENCE}{between}" if between else NO_GAIN
+    decoding = f"decoding alone {times(speedup.decoding)}"
+    return f"{of} <b>{times(speedup.whole)}</b>{between}, {decoding}"
+
+
+def difference(found: Verdict, place: str = "", sides: Sides = PLAIN_AND_DRAFTS) -> str:
+    """Where two runs differ first, and the token of each there. `sides` name them, in markup."""
+    first, second = sides
+    if found.ended_early:
+        return (
+            f'<div class="verdict differs"><b>Ended early</b>{place}: {second.answer} ended '
+            f"at token {found.position:,}. {first.goes_on} "
+            f"<code>{escape(repr(found.plain))}</code>.</div>"
+        )
+    return (
+        f'<div class="verdict differs"><b>First difference</b>{place} at token '
+        f"{found.position:,}: {first.name} <code>{escape(repr(found.plain))}</code>, {second.name} "
+        f"<code>{escape(repr(found.accelerated))}</code>. {apart(found.gap)}In reduced precision, "
+        "rounding can decide between two tokens that are almost equally likely.</div>"
+    )
+
+
+def apart(gap: float | None) -> str:
+    if gap is None:
+        return ""
+    return f"Their scores are {gap:.2g} apart (logit gap). "
+
+
+def another_text(found: Verdict, speed: str) -> str:
+    """The verdict on two texts drawn from the same distribution, whose difference proves nothing.
+    `speed` is markup."""
+    return (
+        f'<div class="verdict"><b>Different text</b> from token {found.position:,} on. This is '
+        f"expected, as Same distribution does not keep the text of a seed ({speed}, by time per "
+        "token). To compare texts, choose Same text in Settings, under Advanced.</div>"
+    )
+
+
+def on_server(progress: Progress, other: Verdict | None, speed: str) -> str:
+    """The verdict on pairs of runs of a server. `other` is the verdict on a pair that differs, if
+    one does. `speed` is markup."""
+    count = len(progress.pairs)
+    kind, words = "verdict same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
+    if other is not None:
+        kind, words = "verdict", f"<b>Different text</b> from token {other.position:,} on"
+    return f'<div class="{kind}">{words} ({speed}). {GUARANTEE}</div>'
+
+
+def two_servers(progress: Progress) -> bool:
+    """Whether both sides are the same model on servers."""
+    left, right = progress.pairs[-1]
+    return left.model == right.model and None not in (from_server(left), from_server(right))
+
+
+def same_texts(progress: Progress) -> str:
+    """Whether two servers gave the same text. Texts are compared, as servers need not send
+    tokens."""
+    same = all(text_of(left) == text_of(right) for left, right in progress.pairs)
+    return "Two servers, the same text" if same else "Two servers, different texts"
+
+
+def text_of(run: Run) -> str:
+    return "".join(token.text for token in run.tokens)
+
+
+def title_of(name: str) -> str:
+    """The title of a method; its name if this version does not know the method."""
+    try:
+        return method_named(name).title
+    except SettingError:
+        return name
+
+
+def waiting_line(waiting: Waiting) -> str:
+    """Why an answer has not begun: other requests come first, or the model is still loading."""
+    if waiting.loading:
+        return '<div class="verdict running">Waiting for the model to load …</div>'
+    others = "1 request comes" if waiting.ahead == 1 else f"{waiting.ahead} requests come"
+    return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
+
+
+def proof_line(proof: Proof) -> str:
+    """The progress of the reruns of an answer, then their outcome."""
+    found, reruns = proof.verdict, proof.reruns
+    if found is None or reruns is None:
+        how = "plainly" if proof.running == PLAIN.name else "with drafts"
+        return (
+            f'<div class="verdict running">Decoding {how}, pair {proof.pair} … '
+            f"{proof.tokens:,} tokens</div>"
+        )
+    if not found.identical:
+        if proof.same_text:
+            return difference(found)
+        return another_text(found, gained(proof.speedup, "speedup of the whole answer"))
+    assert proof.shown is not None
+    whole = f"all {found.tokens:,} tokens"
+    if proof.shown.broken_off:
+        whole += " up to where it was stopped"
+    often = f"{reruns.pairs} times each way, in turn" if reruns.pairs > 1 else "each way"
+    return (
+        f'<div class="verdict same"><b>Identical</b>: {whole}. Decoded again {often}: '
+        f"plain {milliseconds(reruns.plain_seconds)}, with drafts {milliseconds(reruns.seconds)}; "
+        f"{gained(proof.speedup, 'speedup of the whole answer')}.</div>"
+    )
+
 
 MOST_CHARS = 20_000
-"""Of what a run answered the end is shown: the page need not carry a whole book."""
+"""Only this many characters at the end of a prompt are shown, so that a long one stays off the
+page."""
 NO_RUN_YET = '<div class="verdict">No run yet. Ask something in the Chat tab.</div>'
 UNKNOWN_PROMPT = (
-    '<p class="fine">What this run answered is not stored: it was a comparison, or its message '
-    "was deleted.</p>"
+    '<p class="fine">The prompt of this run is not stored: it was part of a comparison, or its '
+    "message was deleted.</p>"
 )
 NOT_KEPT = (
-    " The tokens of the prompt are kept for your 200 newest answers, and are text again while "
-    "their model is loaded. Of this one it is not known what the chat template added, and what did "
-    "not fit the context."
+    " The exact prompt is kept for your 200 newest answers, and shown while their model is "
+    "loaded. For this answer it is not known what the chat template added, and what did not fit "
+    "the context."
 )
 KINDS = {"chat": "Chat", "compare": "Compare"}
 
 
-def line(run: Trace) -> list[str]:
+def run_row(run: Trace) -> list[str]:
     """One row of the table of runs."""
     speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
     return [
         f"{datetime.fromtimestamp(run.created):%d %b %H:%M:%S}",
         KINDS.get(run.kind, run.kind),
         title_of(run.method),
-        run.model,
+        run.label,
         f"{run.emitted_tokens:,}",
         f"{speed:,.0f}",
         f"{run.emitted_tokens / run.forwards:.2f}" if run.forwards else "–",
@@ -47,51 +186,50 @@ def line(run: Trace) -> list[str]:
 
 
 def heading(trace: Trace, run: Run) -> str:
-    """What the chosen run is, in numbers and our own words."""
+    """A summary of the open run."""
     prompt = run.prefill or Prefill(0, 0)
     when = f"{datetime.fromtimestamp(trace.created):%d %b %H:%M:%S}"
     return (
-        f'<div class="verdict"><b>{escape(title_of(trace.method))}</b> on {escape(trace.model)}, '
+        f'<div class="verdict"><b>{escape(title_of(trace.method))}</b> on {escape(trace.label)}, '
         f"{when}: {trace.emitted_tokens:,} tokens in {trace.forwards:,} steps. The prompt had "
-        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{gone_on(run)}"
+        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{continued(run)}"
         f"{served(run)}</div>"
     )
 
 
 def served(run: Run) -> str:
-    """What is known of the server that a run came from; nothing for one of this machine."""
+    """The server that a run came from; nothing for a run on this machine."""
     server, words = from_server(run), server_words(run)
     if server is None:
         return ""
     return escape(
-        f" It came from the server {server.get('host', '')}; its times are those of arrival here. "
-        f"{words or ''}"
+        f" It came from the server {server.get('host', '')}; its times are measured as the tokens "
+        f"arrive. {words or ''}"
     )
 
 
-def gone_on(run: Run) -> str:
-    """How often the answer was gone on with."""
-    times_ = len(run.parts)
-    return f" It was continued {'once' if times_ == 1 else f'{times_} times'}." if times_ else ""
+def continued(run: Run) -> str:
+    count = len(run.parts)
+    return f" It was continued {'once' if count == 1 else f'{count} times'}." if count else ""
 
 
-def prompt(asked: Asked | None, exact: str | None = None) -> str:
-    """What a run answered, as far as it is stored, and what of it is not known. `exact` is the text
-    of the prompt's tokens, None where these are not kept or belong to another model."""
+def prompt(stored: StoredPrompt | None, exact: str | None = None) -> str:
+    """The prompt of a run as far as it is stored, and which part of it is not known. `exact` is the
+    text of the prompt's tokens, None if these are not kept or belong to another model."""
     whole = exact_prompt(exact) if exact is not None else ""
-    if asked is None:
+    if stored is None:
         return whole or UNKNOWN_PROMPT
-    told = [("system", asked.system_prompt)] if asked.system_prompt.strip() else []
-    told += asked.messages
+    parts = [("system", stored.system_prompt)] if stored.system_prompt.strip() else []
+    parts += stored.messages
     room, shown = MOST_CHARS, list[str]()
-    for role, text in reversed(told):
+    for role, text in reversed(parts):
         if room <= 0:
             break
         shown.append(message(role, text[-room:]))
         room -= len(text)
     left = "" if room >= 0 else f" Only the last {MOST_CHARS:,} characters are shown."
     return (
-        f'<h4>{escape(asked.title)}</h4><div class="asked" tabindex="0" role="region" '
+        f'<h4>{escape(stored.title)}</h4><div class="asked" tabindex="0" role="region" '
         f'aria-label="What it read">{"".join(reversed(shown))}</div>'
         '<p class="fine">These are the messages before the answer, and the system prompt that the '
         f"conversation has now.{left}{'' if whole else NOT_KEPT}</p>{whole}"
@@ -99,22 +237,22 @@ def prompt(asked: Asked | None, exact: str | None = None) -> str:
 
 
 def exact_prompt(text: str) -> str:
-    """What the model really read; of a long prompt the end."""
+    """The prompt exactly as the model read it; only the end of a long one."""
     cut = f"The last {MOST_CHARS:,} of {len(text):,} characters. " if len(text) > MOST_CHARS else ""
     return (
-        "<details class='exact'><summary>The exact prompt</summary><p class='fine'>"
-        f"{cut}All that the model read, with what the chat template added and without what did not "
-        f"fit the context.</p><pre tabindex='0'>{escape(text[-MOST_CHARS:])}</pre></details>"
+        "<details class='exact'><summary>The exact prompt</summary><p "
+        f"class='fine'>{cut}Everything the model read, with what the chat template added and "
+        "without what did not fit the context.</p><pre "
+        f"tabindex='0'>{escape(text[-MOST_CHARS:])}</pre></details>"
     )
 
 
 def message(role: str, text: str) -> str:
-    """One message of a prompt."""
     return f"<div><b>{escape(role)}</b><pre>{escape(text)}</pre></div>"
 
 
 def step_card(step: Step, count: int) -> str:
-    """One step of a run of so many."""
+    """One step of a run that has `count` steps."""
     emitted = len(step.tokens)
     words = f"{emitted} token{'' if emitted == 1 else 's'} in {milliseconds(step.seconds)}"
     if step.finish:
@@ -123,15 +261,13 @@ def step_card(step: Step, count: int) -> str:
     return f'<div class="step">{head}{"".join(section(step) for section in SECTIONS)}</div>'
 
 
-def said(step: Step) -> str:
-    """The tokens of a step in the colours of their sources."""
+def emitted_tokens(step: Step) -> str:
     if not step.tokens:
-        return '<p class="fine">It was cancelled, and gave no token.</p>'
+        return fine_print("It was cancelled and gave no token.")
     return f'<div class="emitted">{"".join(map(chip, step.tokens))}</div>'
 
 
 def chip(token: Token) -> str:
-    """One token."""
     look, text = ink(token.source), token.text or "·"
     known = token.source in INKS
     kind = f"k-{token.source}" if known else "k-draft" if token.source.startswith(DRAFT) else ""
@@ -146,44 +282,37 @@ def chip(token: Token) -> str:
 
 
 def sources(step: Step) -> str:
-    """What each source drafted for a step, and what was accepted of it."""
+    """How many tokens each source drafted for a step, and how many of them were accepted."""
     found = {**step.proposed, **step.accepted, **step.look_ups}
     names = [name for name in INKS if name in found and name != TARGET] + others(found)
     if not names:
-        return '<p class="fine">Nothing was drafted: this is a plain step.</p>'
-    rows = "".join(source_row(step, name) for name in names)
+        return fine_print("Nothing was drafted: this is a plain step.")
+    rows = [
+        [
+            source_tag(name, explained=False),
+            f"{step.proposed.get(name, 0):,}",
+            f"{step.accepted.get(name, 0):,}",
+            milliseconds(step.look_ups[name]) if name in step.look_ups else DASH,
+        ]
+        for name in names
+    ]
     depths = ", ".join(f"{kept} of {drafted}" for drafted, kept in step.by_depth)
-    depth = f"<p class='fine'>Accepted by position in the draft: {depths}.</p>" if depths else ""
-    return (
-        '<table class="tiers"><thead><tr><th scope="col">source</th><th scope="col">drafted</th>'
-        '<th scope="col">accepted</th><th scope="col">look-up</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>{depth}{levels(step)}"
-    )
-
-
-def source_row(step: Step, name: str) -> str:
-    """What one source did for a step."""
-    look, seconds = ink(name), step.look_ups.get(name)
-    kind = f"k-{name}" if name in INKS else "k-draft"
-    return (
-        f'<tr><td><span class="tok {kind}" style="--k:{look.colour}">{escape(look.title)}</span>'
-        f"</td><td>{step.proposed.get(name, 0):,}</td><td>{step.accepted.get(name, 0):,}</td>"
-        f"<td>{'–' if seconds is None else milliseconds(seconds)}</td></tr>"
-    )
+    depth = fine_print(f"Accepted by position in the draft: {depths}.") if depths else ""
+    return table(("source", "drafted", "accepted", "search"), rows) + depth + levels(step)
 
 
 def levels(step: Step) -> str:
-    """What the head and the draft models of a stack did for a step."""
+    """The passes and the kept guesses of the head and the draft models in a step."""
     words = [
         f"{ink(name).title}: {forwards} passes"
-        + ("" if name == HEAD else f", kept {kept} of {drafted} guesses from below")
+        + ("" if name == HEAD else f", kept {kept} of {drafted} guesses of the model below it")
         for name, (forwards, drafted, kept) in step.levels.items()
     ]
-    return f"<p class='fine'>{escape('. '.join(words))}.</p>" if words else ""
+    return fine_print(". ".join(words) + ".") if words else ""
 
 
 def stages(step: Step) -> str:
-    """What a step took, by stage, and what plain decoding would have taken."""
+    """The time of each stage of a step, and the time that plain decoding would have taken."""
     parts = {name: float(getattr(step, f"{name}_seconds")) for name in STAGES}
     whole = sum(parts.values()) or 1.0
     bar = "".join(
@@ -206,10 +335,10 @@ def stages(step: Step) -> str:
     )
 
 
-SECTIONS: tuple[Callable[[Step], str], ...] = (said, sources, stages)
+SECTIONS: tuple[Callable[[Step], str], ...] = (emitted_tokens, sources, stages)
 
 
-def step_line(step: Step) -> list[str]:
+def step_row(step: Step) -> list[str]:
     """One row of the table of steps."""
     drafted, kept = sum(step.proposed.values()), sum(step.accepted.values())
     given = dict.fromkeys(ink(token.source).title for token in step.tokens)
@@ -223,8 +352,8 @@ def step_line(step: Step) -> list[str]:
     ]
 
 
-def range_of(start: int, rows: Sequence[object], count: int) -> str:
-    """Which rows of a table are shown."""
+def rows_shown(start: int, rows: Sequence[object], count: int) -> str:
+    """The range of runs on this page of the list."""
     if not rows:
-        return '<p class="fine">No run matches. Change the filters above.</p>'
-    return f'<p class="fine">{start + 1:,} to {start + len(rows):,} of {count:,} runs</p>'
+        return fine_print("No run matches. Change the filters above.")
+    return fine_print(f"{start + 1:,} to {start + len(rows):,} of {count:,} runs")

@@ -1,4 +1,4 @@
-"""Serving the interface: a free port, every request checked first, no surprises."""
+"""Serves the interface, and checks every request first."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,29 +7,30 @@ import gradio as gr
 from gradio.routes import App, ORJSONResponse
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.arguments import Options
-from app.http.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts
+from app.http.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts, pick_port
 from app.http.login import Gate, LogIns
-from app.http.ports import pick_port
-from app.web import layout
-from app.web.gradio_queue import EventQueue
+from app.web import layout, shared
+from app.web.gradio_workarounds import EventQueue, keep_keys
 from assets import ASSETS
 from engine.queue import MOST_WAITING
 
 __all__ = ["Server", "launch", "pick_port"]
 THREADS = MOST_WAITING + 40
-"""Every waiting run keeps one until its turn comes; 40 are for everything else."""
+"""The size of Gradio's thread pool. Every waiting run holds a thread; 40 are for everything
+else."""
 EVENTS_AT_ONCE = 4
-"""Of an event that says nothing else."""
+"""How often an event without a limit of its own may run at the same time."""
 PAGE_LEVEL = 4
-"""How hard the page is compressed: to a ninth in 4 ms. Twice the work saves another 7 %."""
+"""The compression level of the page. It shrinks to a ninth in 4 ms; twice the time saves another
+7 %."""
 
 
 class Server(App):
-    """Gradio's app behind `Access`, which sees every request before all else, and beside routes of
-    our own."""
+    """Gradio's app with further routes. `access` wraps the whole app, so it sees every request
+    first."""
 
     def __init__(
         self, access: Callable[[ASGIApp], ASGIApp], routes: Sequence[BaseRoute] = ()
@@ -38,13 +39,47 @@ class Server(App):
         super().__init__(default_response_class=ORJSONResponse, routes=[*routes])
 
     def build_middleware_stack(self) -> ASGIApp:
-        """All layers, ours outermost."""
-        return self.access(with_small_page(super().build_middleware_stack()))
+        return self.access(with_small_page(with_shared_streams(super().build_middleware_stack())))
+
+
+def with_shared_streams(app: ASGIApp) -> ASGIApp:
+    """The app, with the script for shared streams at the beginning of its page. Gradio opens its
+    first stream before it runs any script that it was given."""
+    head = b"<head>"
+    script = head + f'<script src="{shared.address()}"></script>'.encode()
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message = {}
+
+        async def extended(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            body = message.get("body", b"")
+            longer = body.replace(head, script, 1)
+            if start:
+                more = len(longer) - len(body)
+                await send({**start, "headers": lengthened(start["headers"], more)})
+                start.clear()
+            await send({**message, "body": longer})
+
+        page = scope["type"] == "http" and scope["path"] == "/"
+        await app(scope, receive, extended if page else send)
+
+    return serve
+
+
+def lengthened(headers: Sequence[tuple[bytes, bytes]], more: int) -> list[tuple[bytes, bytes]]:
+    """The headers of a body that has `more` additional bytes."""
+    return [
+        (name, str(int(value) + more).encode() if name.lower() == b"content-length" else value)
+        for name, value in headers
+    ]
 
 
 def with_small_page(app: ASGIApp) -> ASGIApp:
-    """The app with its page compressed, which is 0.7 MB of JSON for the most part. Gradio
-    compresses files alone. Nothing else of ours is that large, and streams must not wait."""
+    """The app with its page compressed, which is mostly 0.7 MB of JSON. Gradio compresses only
+    files. Other responses are small, and streams must not be delayed."""
     compressed = GZipMiddleware(app, compresslevel=PAGE_LEVEL)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,11 +90,13 @@ def with_small_page(app: ASGIApp) -> ASGIApp:
 
 
 def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[BaseRoute] = ()) -> str:
-    """Start serving in the background, `routes` beside Gradio's; returns the address to open."""
+    """Start serving in the background, with `routes` in addition to Gradio's. Returns the
+    address."""
     gate = Gate(options.user, options.password) if options.user and options.password else None
     hosts = Hosts(options.host, port)
-    # Gradio offers no choice of the queue; its own method would also make an app that nobody uses.
+    # Gradio offers no way to choose the queue, and its own method would make another app.
     blocks.api_open = False
+    keep_keys()
     blocks._queue = EventQueue(True, THREADS, 1, None, blocks, EVENTS_AT_ONCE)
     _, local, public = blocks.launch(
         server_name=options.host,
@@ -79,7 +116,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
         mcp_server=False,
         num_workers=0,
         pwa=False,
-        _frontend=False,  # Else a start ends where the page takes more than 3 s: a busy machine.
+        _frontend=False,  # Otherwise a start fails if the page takes more than 3 s.
         favicon_path=ASSETS / "logo.svg",
         theme=layout.theme(),
         css=layout.css(),

@@ -1,7 +1,8 @@
-"""Charts of a family of models: which drafts well for which, what that costs, which plan is best.
+"""Charts of a family of models: which model drafts well for which, at what cost, and which plan is
+best.
 
-Pure functions from a profile to figures. Model names come from folder names. They are escaped, as
-the charting library reads markup in names.
+All are pure functions from a profile to figures. Model names come from folder names; they are
+escaped, because the charting library reads names as markup.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,17 @@ from engine.hsd.profile import Profile
 from engine.types import DRAFT, Rule
 
 PALE, DARK = "#f8e4ed", "#2a1220"
-"""The least of the heat map, and what is written on it: legible on both grounds."""
+"""The palest colour of the heat map, and the text on it, legible in light and dark mode."""
 FAINT = "rgba(128, 140, 160, 0.55)"
 LONGEST_NAME = 28
 TALL = 340
 CURVE = 16
-"""Straight pieces of which an edge of the graph is drawn."""
+"""How many straight pieces form an edge of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One plan of the last chart: seconds per token, where they are known."""
+    """A plan in the chart of plans, with its seconds per token where they are known."""
 
     title: str
     colour: str
@@ -37,42 +38,39 @@ class Bar:
 
 
 def plain_text(name: str) -> str:
-    """A name from outside as text of a chart."""
     short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
     return escape(short, quote=False)
 
 
 def names(profile: Profile) -> list[str]:
-    """The models' names as text, the target last."""
     return [plain_text(model.name) for model in profile.models]
 
 
 def colours(profile: Profile) -> list[str]:
-    """A shade per draft model, the target in its own grey."""
     return [*(ink(DRAFT + model.name).colour for model in profile.models[:-1]), PLAIN]
 
 
 def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
-    """How often each model accepts a single draft of each smaller one, as a heat map."""
+    """A heat map of how often each model accepts a single draft of each smaller one."""
     figure = framed("How often a draft is accepted", "checked by", "drafted by")
     figure.update_yaxes(rangemode="normal")
     if profile is None:
         return figure
-    called = names(profile)
+    labels = names(profile)
     shares = [
         [
             round(100 * profile.pairs[i, j].acceptance, 1) if i < j else None
-            for j in range(1, len(called))
+            for j in range(1, len(labels))
         ]
-        for i in range(len(called) - 1)
+        for i in range(len(labels) - 1)
     ]
     details = [
-        [told(profile, i, j, rule) if i < j else "" for j in range(1, len(called))]
-        for i in range(len(called) - 1)
+        [pair_details(profile, i, j, rule) if i < j else "" for j in range(1, len(labels))]
+        for i in range(len(labels) - 1)
     ]
     figure.add_heatmap(
-        x=called[1:],
-        y=called[:-1],
+        x=labels[1:],
+        y=labels[:-1],
         z=shares,
         customdata=details,
         colorscale=[[0, PALE], [1, DRAFT_SHADES[1]]],
@@ -92,8 +90,7 @@ def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
     return figure
 
 
-def told(profile: Profile, below: int, above: int, rule: Rule) -> str:
-    """One pair in numbers."""
+def pair_details(profile: Profile, below: int, above: int, rule: Rule) -> str:
     pair = profile.pairs[below, above]
     return (
         f"same distribution {100 * pair.acceptance:.1f} %; "
@@ -103,7 +100,7 @@ def told(profile: Profile, below: int, above: int, rule: Rule) -> str:
 
 
 def cost_curves(profile: Profile | None) -> go.Figure:
-    """The time of a step of each model, by the tokens that it verifies."""
+    """The time of a step of each model, by the number of drafted tokens that it verifies."""
     figure = framed("Time to check drafts", "drafted tokens", "ms (logarithmic)", True)
     figure.update_yaxes(type="log", rangemode="normal", dtick="D2")
     if profile is None:
@@ -147,16 +144,19 @@ def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figu
 
 
 def sources_of(profile: Profile) -> list[str]:
-    """What was measured that is no model: the databases, heads, both in one tree."""
-    has = {name: [m for m in profile.models if m.rounds(*who)] for name, who in SOURCES.items()}
-    return [name for name, models in has.items() if models]
+    """The measured sources that are not models: the databases, heads, or both in one tree."""
+    return [
+        name
+        for name, parts in SOURCES.items()
+        if any(model.rounds(*parts) for model in profile.models)
+    ]
 
 
 Steps = Mapping[tuple[int | str, int], tuple[Edge, float]]
 
 
 def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
-    """The edges of a plan with the seconds per token behind each, in path form."""
+    """The edges of a plan, each with the seconds per token up to its end, along the path."""
     if plan is None:
         return {}
     last = len(profile.models) - 1
@@ -174,7 +174,7 @@ def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
 
 
 def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen: bool) -> None:
-    """An arc, higher the more vertices it passes, with its batch at the top."""
+    """Draw an arc with its batch at the top. It is higher the more vertices it passes."""
     end, distance = edge.above, edge.above - start
     height = 0.1 if distance == 1 else 0.26 * distance
     shares = [at / CURVE for at in range(CURVE + 1)]
@@ -207,20 +207,20 @@ def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen:
 def draw_vertices(
     figure: go.Figure, profile: Profile, paths: Mapping[int, float], plan: Plan | None
 ) -> None:
-    """The models with their times per token, alone and in the best way; the databases first."""
-    called, shades = names(profile), colours(profile)
+    """Draw the models with their times per token, alone and at best. The databases come first."""
+    titles, shades = names(profile), colours(profile)
     labels = [
         f"<b>{name}</b><br>{1e3 * alone:.3g} ms alone<br>{1e3 * paths[at]:.3g} ms at best"
-        for at, name in enumerate(called)
+        for at, name in enumerate(titles)
         for alone in (profile.models[at].seconds(0),)
     ]
-    places = list(range(len(called)))
+    places = list(range(len(titles)))
     if found := sources_of(profile):
         places, shades = [-1, *places], [INK, *shades]
         labels = [f"<b>{'<br>'.join(found)}</b>", *labels]
     used = {level.model for level in plan.levels} if plan else set()
     on_path = [
-        place == len(called) - 1
+        place == len(titles) - 1
         or (place < 0 and plan is not None and plan.source != "")
         or (place >= 0 and profile.models[place].name in used)
         for place in places
@@ -230,9 +230,9 @@ def draw_vertices(
         y=[0] * len(places),
         mode="markers+text",
         marker={
-            "size": [24 if there else 17 for there in on_path],
+            "size": [24 if chosen else 17 for chosen in on_path],
             "color": shades,
-            "line": {"color": INK, "width": [3 if there else 0 for there in on_path]},
+            "line": {"color": INK, "width": [3 if chosen else 0 for chosen in on_path]},
             "opacity": 1,
         },
         text=labels,
@@ -246,7 +246,7 @@ def draw_vertices(
 
 
 def plans(bars: Sequence[Bar]) -> go.Figure:
-    """Milliseconds per token of every plan: predicted from the profile, and as it was measured."""
+    """Milliseconds per token of every plan, as predicted from the profile and as measured."""
     figure = framed("Predicted and measured time", "ms per token", "", True)
     titles = [plain_text(bar.title) for bar in bars]
     for name in ("measured", "predicted"):

@@ -1,13 +1,18 @@
-"""An answer as it grows, as server-sent events: what is new, and nothing twice.
+"""Streams a growing answer to the page as server-sent events. Nothing is sent twice.
 
-`GET /stream/<token>?from=N` goes on behind the first N tokens, or where `Last-Event-ID` says that
-the connection was lost: `id` is how many tokens were sent. So a lost connection, a reload and a
-second page cost nothing but the tokens that they have not seen. A connection that waits holds no
-thread.
+`GET /stream/<token>?from=N` continues after the first N tokens. After a lost connection the browser
+sends `Last-Event-ID` instead: each event's `id` is the number of tokens sent so far. So a lost
+connection, a reload or a second page costs only the tokens that the page has not seen. A waiting
+connection holds no thread.
 
-Events, all with JSON: `sources` (what the numbers of sources mean; the first event of all, by which
-the page knows that it is connected), tokens (without a name; see `app.web.render.groups`),
-`figures`, `waiting` (a line that says how many come first), `end`.
+The events carry JSON:
+
+- `sources` says what the numbers of the sources mean. It is the first event, and shows the page
+  that it is connected.
+- An event without a name carries tokens; see `app.web.render.groups`.
+- `figures` carries the values of the panel with the live figures.
+- `waiting` is a line that says how many requests come first.
+- `end` says that the answer is complete.
 """
 
 import asyncio
@@ -21,21 +26,24 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.http.login import logged_in
-from app.service.generation import Answer, Generations
-from app.service.recorder import UPDATE_SECONDS, Update
-from app.service.served import server_words
+from app.service.answering import UPDATE_SECONDS, Answer, Generations, Update
+from app.service.current import seen_in
+from app.service.why import server_words
 from app.web import render
-from app.web.metrics_panel import panel_values
-from app.web.verdicts import waiting_line
+from app.web.metrics_panel import panel_values, with_pace
+from app.web.run_html import waiting_line
 from engine.queue import Waiting
 
 FIGURES_SECONDS = 0.5
+FRESH_SHARE = 8
+"""Figures are sent early when they miss more than one in this many tokens of the answer. A fast
+model writes several lines in the first half second."""
 QUIET_SECONDS = 15.0
-"""After so long without an event a comment says that the connection lives."""
+"""After this long without an event, a comment keeps the connection alive."""
 MOST = 64
-"""Tokens of one event: so that a bad connection, too, gets further each time."""
+"""Most tokens in one event. Short events let a page get further even on a bad connection."""
 HELLO = b": open\nretry: 500\n\n"
-ALIVE = b":\n\n"
+KEEP_ALIVE = b":\n\n"
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
@@ -43,8 +51,8 @@ HEADERS = {
 }
 
 
-class News(NamedTuple):
-    """One event. `tokens` were told by now, this one included."""
+class StreamEvent(NamedTuple):
+    """One event. `tokens` is the number of tokens sent so far, including this event."""
 
     kind: str
     data: object
@@ -52,36 +60,39 @@ class News(NamedTuple):
 
 
 TOKENS = ""
-"""The kind of event that tokens come by."""
+"""The kind of an event that carries tokens."""
 
 
-class Teller:
-    """Tells one page what is new of an answer, behind its first `sent` tokens."""
+class AnswerEvents:
+    """The events of an answer that one page has not received. It has the first `sent` tokens."""
 
     def __init__(self, answer: Answer, sent: int) -> None:
         self.answer, self.sent, self.ahead = answer, sent, 0
         self.sources: dict[str, int] = {}
         self.steps = 0
+        self.tokens_in_figures = 0
+        """How many tokens the last figures covered."""
         self.figures_due = 0.0
 
-    def news(self, now: float) -> list[News]:
-        """What is new, in the order in which it is told; `now` is a clock's seconds."""
-        over, update, found = self.answer.over, self.answer.update, list[News]()
+    def pending(self, now: float) -> list[StreamEvent]:
+        """The new events, in order. `now` is the time in seconds on any monotonic clock."""
+        over, update, found = self.answer.over, self.answer.update, list[StreamEvent]()
         if self.answer.ahead != self.ahead:
             self.ahead = self.answer.ahead
             waiting = Waiting(self.ahead, self.answer.loading)
             line = waiting_line(waiting) if self.ahead else ""
-            found.append(News("waiting", line, self.sent))
+            found.append(StreamEvent("waiting", line, self.sent))
         if update is not None:
             found += self.tokens(update)
-            if over or now >= self.figures_due:
+            missing = update.tokens - self.tokens_in_figures
+            if over or now >= self.figures_due or missing * FRESH_SHARE > update.tokens:
                 self.figures_due = now + FIGURES_SECONDS
-                found.append(News("figures", self.figures(update), self.sent))
-        return [*found, News("end", self.sent, self.sent)] if over else found
+                found.append(StreamEvent("figures", self.figures(update), self.sent))
+        return [*found, StreamEvent("end", self.sent, self.sent)] if over else found
 
-    def tokens(self, update: Update) -> list[News]:
-        """The tokens that are new, each event behind the sources that are."""
-        found: list[News] = []
+    def tokens(self, update: Update) -> list[StreamEvent]:
+        """The new tokens. New sources are announced before them."""
+        found: list[StreamEvent] = []
         while fresh := update.since(self.sent, MOST):
             known = len(self.sources)
             step = update.recorder.pieces[self.sent - 1].step if self.sent else 0
@@ -89,82 +100,86 @@ class Teller:
             if len(self.sources) > known:
                 found.append(self.legend())
             self.sent += len(fresh)
-            found.append(News(TOKENS, groups, self.sent))
+            found.append(StreamEvent(TOKENS, groups, self.sent))
         return found
 
     def figures(self, update: Update) -> render.Data:
-        """What the panel beside the answer shows: the figures, and the steps that are new."""
+        """The values of the panel, with the new steps."""
         fresh = update.recorder.steps[self.steps : update.forwards]
-        self.steps = update.forwards
+        self.steps, self.tokens_in_figures = update.forwards, update.tokens
         served = server_words(update.recorder.collector.plan, update.counted)
-        return panel_values(update.metrics, fresh, server=served)
+        values = panel_values(update.metrics, fresh, server=served)
+        return with_pace(values, seen_in(update.metrics))
 
-    def legend(self) -> News:
-        """What the sources' numbers mean; whether the answer begins within thinking."""
-        update, said = self.answer.update, render.legend(self.sources)
+    def legend(self) -> StreamEvent:
+        """What the numbers of the sources mean, and whether the answer begins inside thinking."""
+        update, known = self.answer.update, render.legend(self.sources)
         thinks = {"thinking": True} if update is not None and update.recorder.thinks else {}
-        return News("sources", {**said, **thinks}, self.sent)
+        return StreamEvent("sources", {**known, **thinks}, self.sent)
 
 
-async def tell(answer: Answer, start: int) -> AsyncGenerator[list[News], None]:
-    """What is new of an answer, again and again until it is over: one list at most every
-    UPDATE_SECONDS, an empty one after QUIET_SECONDS without any news."""
-    teller, clock = Teller(answer, start), asyncio.get_running_loop().time
-    yield [teller.legend()]
+async def events(answer: Answer, start: int) -> AsyncGenerator[list[StreamEvent], None]:
+    """Lists of new events, until the answer is over. The first tokens come at once, further ones at
+    most every UPDATE_SECONDS. After QUIET_SECONDS without an event, the list is empty."""
+    unsent, clock = AnswerEvents(answer, start), asyncio.get_running_loop().time
+    yield [unsent.legend()]
+    due = 0.0
     with answer.bell.heard() as bell:
         while True:
             bell.clear()
-            told = clock()
-            if news := teller.news(told):
-                yield news
-            if news and news[-1].kind == "end":
-                return
+            before, now = unsent.sent, clock()
+            if pending := unsent.pending(now):
+                yield pending
+                if pending[-1].kind == "end":
+                    return
+            if unsent.sent > before:
+                due = now + UPDATE_SECONDS
             try:
                 await asyncio.wait_for(bell.wait(), QUIET_SECONDS)
             except TimeoutError:
                 yield []
-            await asyncio.sleep(max(0.0, told + UPDATE_SECONDS - clock()))
+            await asyncio.sleep(max(0.0, due - clock()))
 
 
-def encoded(news: list[News]) -> bytes:
-    """Events as they are sent; the id is told where tokens are."""
-    if not news:
-        return ALIVE
+def encoded(pending: list[StreamEvent]) -> bytes:
+    """Events as bytes. Only events that carry tokens have an id."""
+    if not pending:
+        return KEEP_ALIVE
     lines = []
-    for kind, data, tokens in news:
+    for kind, data, tokens in pending:
         name = f"event:{kind}" if kind else f"id:{tokens}"
         lines.append(f"{name}\ndata:{compact(data)}\n\n")
     return "".join(lines).encode("utf-8", "replace")
 
 
 def compact(data: object) -> str:
-    """JSON without a space too many."""
+    """JSON without spaces."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def begins(request: Request) -> int:
-    """How many tokens the page has already."""
-    for said in (request.headers.get("last-event-id", ""), request.query_params.get("from", "")):
-        if said.isascii() and said.isdecimal() and len(said) < 10:
-            return int(said)
+def first_token(request: Request) -> int:
+    """How many tokens the page already has, which is the index of the first one to send."""
+    for given in (request.headers.get("last-event-id", ""), request.query_params.get("from", "")):
+        if given.isascii() and given.isdecimal() and len(given) < 10:
+            return int(given)
     return 0
 
 
 def routes(generations: Generations) -> list[Route]:
-    """The route by which answers are watched."""
+    """The route that streams answers."""
 
     async def stream(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):
             return PlainTextResponse("Log in first.", 401)
         answer = generations.get(request.path_params["token"])
         if answer is None:
-            return PlainTextResponse("There is no such answer. It may be over.", 404)
+            return PlainTextResponse("There is no such answer. It may have ended.", 404)
 
         async def body() -> AsyncIterator[bytes]:
             yield HELLO
-            async with aclosing(tell(answer, begins(request))) as told:
-                async for news in told:
-                    yield encoded(news)
+            async with aclosing(events(answer, first_token(request))) as stream_events:
+                async for pending in stream_events:
+                    yield encoded(pending)
 
         return StreamingResponse(body(), headers=HEADERS)
 

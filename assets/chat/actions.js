@@ -1,6 +1,6 @@
-// What can be done with a message, below it: buttons that appear under the pointer and with the
-// focus, arrows between its versions, what was counted, and what others have to say of an answer: a
-// plain sentence (`note`) and a mark (`badge`).
+// The row below a message: buttons, which show their names under the pointer and with the focus;
+// arrows between versions; counts; and remarks on an answer, a sentence (`note`) and a mark
+// (`badge`).
 const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   copy: "M9 9h11v11H9z M5 15H4V4h11v1",
@@ -28,7 +28,7 @@ const MEANINGS = {
   prove: "Prove it: decode it again, plainly and with drafts",
   replay: "Replay: what was guessed, step by step",
 };
-const WRITTEN = new Set(["prove"]); // no picture would say it
+const PICTURES = new Set(["show", "copy-code"]); // buttons without room for their names
 const COPIED_MS = 1500;
 
 function button(act, label, icon = act) {
@@ -45,7 +45,7 @@ function button(act, label, icon = act) {
   path.setAttribute("d", ICONS[icon]);
   drawing.append(path);
   node.append(drawing);
-  if (WRITTEN.has(act)) node.append(label);
+  if (!PICTURES.has(act)) node.append(label);
   return node;
 }
 
@@ -112,7 +112,7 @@ function drawVersions(box, turn) {
   );
 }
 
-// What an answer says, without its thinking.
+// The text of an answer without its thinking.
 function answerOf(turn) {
   const text = turn.box.raw();
   const found = turn.role === "user" ? null : thoughtOf(text, turn.about.thinking);
@@ -123,7 +123,7 @@ async function copy(text, from) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Pages that came without encryption have no clipboard of that kind.
+    // Browsers offer this clipboard only to pages that were loaded with encryption.
     const box = document.createElement("textarea");
     box.value = text;
     document.body.append(box);
@@ -134,10 +134,14 @@ async function copy(text, from) {
   }
   const label = from.getAttribute("aria-label");
   if (label === "Copied") return;
-  from.setAttribute("aria-label", "Copied");
+  const name = (words) => {
+    from.setAttribute("aria-label", words);
+    if (from.lastChild.nodeType === Node.TEXT_NODE) from.lastChild.data = words;
+  };
+  name("Copied");
   from.classList.add("done");
   setTimeout(() => {
-    from.setAttribute("aria-label", label);
+    name(label);
     from.classList.remove("done");
   }, COPIED_MS);
 }
@@ -151,7 +155,7 @@ list.addEventListener("click", (event) => {
   else if (act === "copy") copy(answerOf(turn), node);
   else if (act === "prove") trigger("prove", {});
   else if (act === "replay") trigger("replay", { run: turn.about.run, step: 0 });
-  else if (act === "edit") trigger("rewrite", { message: turn.key });
+  else if (act === "edit") edit(turn);
   else trigger("act", { act, message: node.dataset.message || turn.key });
 });
 

@@ -1,11 +1,11 @@
-// What the user said: its files as lines that open, then its words.
+// A message of the user: its files as lines that unfold, then its text.
 function drawSaid({ box, said, about }) {
   const files = about.files || [];
   if (!files.length) {
     write(box, said);
     return;
   }
-  if (box.childElementCount) return; // A message never changes: an edit is another one.
+  if (box.childElementCount) return; // A message never changes; an edit makes another one.
   box.replaceChildren(...files.map((file) => {
     const line = document.createElement("details");
     const name = document.createElement("summary");

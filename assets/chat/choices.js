@@ -1,5 +1,5 @@
-// How answers are shown: as Markdown or as the tokens of the raw text, and with or without the
-// colours of their sources. The browser keeps both choices.
+// How answers are shown: as Markdown or as raw tokens, with or without the colours of their
+// sources. The browser remembers both choices.
 const CHOICES = "strata-view";
 const switches = element.querySelector(".views");
 const choices = { view: "formatted", colours: true, ...kept() };
@@ -9,7 +9,7 @@ function kept() {
     const { view, colours } = JSON.parse(localStorage.getItem(CHOICES)) || {};
     return { view: view === "tokens" ? view : "formatted", colours: colours !== false };
   } catch {
-    return {}; // Nothing is kept, or something that we did not write.
+    return {}; // Nothing is stored, or something that this page did not write.
   }
 }
 
@@ -32,7 +32,7 @@ switches.addEventListener("click", (event) => {
   drawChoices();
   if (!view || raw === (view === "tokens")) return;
   raw = view === "tokens";
-  pinned = true;
+  pin(true);
   redraw(true);
 });
 

@@ -1,6 +1,7 @@
-// Blocks of code: their language, a button that copies them, and colours of the syntax under those
-// of the sources. What is highlighted is read from highlight.js as text and class names.
+// Blocks of code: the language, a button that copies the code, and syntax colours beneath those of
+// the sources. From the output of highlight.js, only text and class names are used.
 const LONGEST_CODE = 20000; // characters that are highlighted
+const PIECE = /[^]{0,999}\n|[^]{1,1000}/; // whole lines where they are shorter
 const LANGUAGE = /^[\w+#.-]{1,30}/;
 const SYNTAX = /^(?:hljs-[\w-]+|[a-z]+_)$/;
 
@@ -22,14 +23,31 @@ function codePlan(run, token, base) {
   return make("div", [head, make("pre", [code], "", { tabindex: 0 })], "code");
 }
 
-// The parts of a code as [{ text, at }, class names].
+// The name of a language that highlights another one piece by piece. The regular expressions of
+// many languages take time quadratic in the length of the text, and nothing can interrupt them;
+// between two pieces the time is checked. What a piece leaves open, such as a comment, continues in
+// the next.
+function inPieces(highlight, language) {
+  const wanted = highlight.getLanguage(language);
+  const name = highlight.listLanguages().find((each) => highlight.getLanguage(each) === wanted);
+  const pieced = name + " in pieces";
+  if (!highlight.getLanguage(pieced)) {
+    const piece = { begin: PIECE, subLanguage: name, "on:begin": () => spend() };
+    highlight.registerLanguage(pieced, () => ({ contains: [piece] }));
+  }
+  return pieced;
+}
+
+// The parts of a piece of code as [{ text, at }, class names].
 function syntaxOf(code, language) {
   const plain = [[{ text: code, at: 0 }, ""]];
   if (!language || code.length > LONGEST_CODE) return plain;
   const highlight = library("highlight");
   if (!highlight || !highlight.getLanguage(language)) return plain;
   const box = document.createElement("template");
-  box.innerHTML = highlight.highlight(code, { language, ignoreIllegals: true }).value;
+  const pieced = inPieces(highlight, language);
+  box.innerHTML = highlight.highlight(code, { language: pieced, ignoreIllegals: true }).value;
+  spend(); // highlight.js swallows errors that are thrown within it.
   const found = [];
   let at = 0;
   const walk = (node, kinds) => {

@@ -1,23 +1,37 @@
 // A turn as Markdown, drawn while it grows. A top-level block is final once another one begins in a
-// line that is complete: such blocks are kept, and only what follows them is parsed and drawn again.
-// In the end all is parsed once more, so that a finished answer never depends on how it came.
+// complete line. Final blocks are kept, and only the text after them is parsed and drawn again. At
+// the end all of it is parsed once more, so a finished answer does not depend on how it arrived.
 //
-// Turns that were stored are formatted the newest first, and for a few milliseconds at a time.
+// Stored turns are formatted from the newest to the oldest, a few milliseconds at a time.
 const SLICE_MS = 12;
 const LONGEST_TEXT = 200000; // characters; a longer turn is shown as it is written
 const later = new Set();
 let raw = false;
 
-// Draw a part of a text into `page.box`. `page` remembers what of it is final.
+// Draw a part of a text into `page.box`. `page` remembers which blocks are final, and whether
+// formatting takes too long; if so, it is not tried again while the text grows.
 function drawPart(run, page, text, from, to, over) {
   const begins = !page.fresh || page.from !== from || over;
-  if (begins) Object.assign(page, { from, at: from, last: null, fresh: true });
+  const before = page.written;
+  if (begins) Object.assign(page, { from, at: from, last: null, fresh: true, written: false });
+  if (!markdown()) patch(page.box, asWritten(run, text.slice(from, to), from, false));
+  else {
+    page.written ||= to - from > LONGEST_TEXT
+      || !limited(() => drawBlocks(run, page, text, to, over));
+    if (page.written) {
+      if (!before) page.box.replaceChildren(); // Part of it may already be drawn.
+      patch(page.box, asWritten(run, text.slice(from, to), from));
+    }
+  }
+  if (over) page.fresh = false;
+}
+
+function drawBlocks(run, page, text, to, over) {
   const blocks = blocksOf(run, text.slice(page.at, to), page.at);
   if (!blocks) return false;
   const plan = blocks.flatMap((block) => block.kids);
   patch(page.box, plan, page.last ? page.last.nextSibling : page.box.firstChild);
-  if (over) page.fresh = false;
-  else settle(page, blocks, text.lastIndexOf("\n", to - 1));
+  if (!over) settle(page, blocks, text.lastIndexOf("\n", to - 1));
   return true;
 }
 
@@ -48,10 +62,7 @@ function drawFormatted(turn) {
     turn.thought.box.remove();
     turn.thought = null;
   }
-  const from = found ? found.answer : 0;
-  const known = text.length <= LONGEST_TEXT;
-  if (known && drawPart(run, turn.page, text, from, text.length, !turn.growing)) return;
-  patch(turn.page.box, asWritten(run, text.slice(from), from).kids);
+  drawPart(run, turn.page, text, found ? found.answer : 0, text.length, !turn.growing);
 }
 
 function drawBody(turn) {
@@ -65,7 +76,7 @@ function drawBody(turn) {
 }
 
 function drawLater() {
-  // Without the parser they would be drawn twice. `redraw` comes with it.
+  // Without the parser the turns would be drawn twice. When it arrives, `redraw` draws them.
   if (!library("markdown") && !failed.has("markdown")) return later.clear();
   const until = performance.now() + SLICE_MS;
   for (const turn of [...later].reverse()) {
@@ -83,7 +94,7 @@ function clearBody(turn) {
   if (standing && turn.box.contains(standing.span)) stand(null);
 }
 
-// Draw everything anew: another view was chosen, or a library has come.
+// Draw everything again, because another view was chosen or a library was loaded.
 function redraw(empty = false) {
   for (const turn of drawn) {
     if (turn.role === "user") continue;

@@ -1,41 +1,110 @@
-// The line that tells what is known of one token: the one under the pointer, or the one that the
-// arrow keys stand on. What there is to say beyond that, `explain` knows where it is part of the page.
+// Details of one token: the one under the pointer, the one that was tapped, or the one at the arrow
+// keys' position. The line below the messages describes it. If the page has `explain`, a box at the
+// word adds the reason why the token was fast. A tap shows the description in the box too, because
+// on a phone the line is far away or hidden.
 const DWELL_MS = 250;
-const EXPLAINED = 400; // characters of an explanation
+const GAP = 6; // pixels between a word and its box
+const wordBox = document.createElement("div");
+wordBox.className = "word-box";
+wordBox.setAttribute("role", "status");
+wordBox.hidden = true;
+list.after(wordBox);
 let inspected = null;
 
-function inspect(span, token) {
-  if (inspected && inspected.span === span && inspected.token === token) return;
-  inspected = span && { span, token };
+function inspect(span, token, tapped = false) {
+  const same = inspected && inspected.span === span && inspected.token === token;
+  if (same && inspected.tapped === tapped) return;
+  inspected = span && { span, token, tapped };
+  wordBox.replaceChildren();
+  wordBox.hidden = true;
   if (!span) {
     inspector.textContent = idle;
     return;
   }
-  span.title = describe(span.run, token);
-  inspector.textContent = span.title;
+  const words = describe(span.run, token);
+  inspector.textContent = words;
   const mine = inspected;
+  if (tapped) showAtWord(Object.assign(document.createElement("p"), { textContent: words }));
+  else span.title = words;
   if (typeof explain === "function" && span.run.id) {
-    setTimeout(() => { if (inspected === mine) tellMore(mine); }, DWELL_MS);
+    setTimeout(() => { if (inspected === mine) tellMore(mine); }, tapped ? 0 : DWELL_MS);
   }
 }
 
 async function tellMore(mine) {
   const { run } = mine.span;
   const said = await explain(run.id, run.steps[mine.token], mine.token);
-  if (!said || inspected !== mine) return;
-  if (said instanceof Node) inspector.append(" ", said);
-  else inspector.append("  ·  " + String(said).slice(0, EXPLAINED));
+  if (said && inspected === mine) showAtWord(said);
 }
 
-list.addEventListener("mousemove", (event) => {
+function showAtWord(node) {
+  wordBox.append(node);
+  wordBox.classList.toggle("tapped", inspected.tapped);
+  wordBox.hidden = false;
+  placeAtWord();
+}
+
+// The box stands below its word, or above it if there is no room, and never leaves the messages.
+function placeAtWord() {
+  if (wordBox.hidden) return;
+  const word = placeOf(inspected);
+  const frame = list.getBoundingClientRect();
+  const outside = !word || word.bottom < frame.top || word.top > frame.bottom;
+  wordBox.style.visibility = outside ? "hidden" : "visible";
+  if (outside) return;
+  const below = frame.bottom - word.bottom - GAP;
+  const above = word.top - frame.top - GAP;
+  wordBox.style.maxWidth = frame.width + "px";
+  wordBox.style.maxHeight = Math.max(below, above) + "px";
+  const { width, height } = wordBox.getBoundingClientRect();
+  const under = height <= below || below >= above;
+  wordBox.style.top = (under ? word.bottom + GAP : word.top - GAP - height) + "px";
+  wordBox.style.left = Math.max(frame.left, Math.min(word.left, frame.right - width)) + "px";
+}
+
+// The place of a token's first line on the screen.
+function placeOf({ span, token }) {
+  const { texts } = span.run;
+  const text = span.firstChild;
+  const before = texts.slice(span.first, token).join("").length - span.skip;
+  if (!text || text.nodeType !== Node.TEXT_NODE) return span.getClientRects()[0];
+  const part = document.createRange();
+  part.setStart(text, Math.min(Math.max(0, before), text.length));
+  part.setEnd(text, Math.min(Math.max(0, before + texts[token].length), text.length));
+  return [...part.getClientRects()].find(({ width }) => width) || span.getClientRects()[0];
+}
+
+document.addEventListener("scroll", placeAtWord, { capture: true, passive: true });
+window.addEventListener("resize", placeAtWord);
+
+list.addEventListener("pointermove", (event) => {
+  if (event.pointerType === "touch") return;
   const span = event.target.closest(".tok");
   if (span && span.run) inspect(span, pointed(span, event.clientX, event.clientY));
   else if (!standing) inspect(null);
 });
-list.addEventListener("mouseleave", () => { if (!standing) inspect(null); });
+list.addEventListener("pointerleave", (event) => {
+  if (event.pointerType !== "touch" && !standing) inspect(null);
+});
 
-// The keyboard: within an answer that has the focus, the left and right arrows go from token to
-// token, Home and End to the first and the last.
+// A finger does not hover, so the box of a tapped word stays until another place is tapped.
+let touching = false;
+document.addEventListener("pointerdown", (event) => {
+  touching = event.pointerType === "touch";
+  if (inspected && inspected.tapped && !list.contains(event.target)) inspect(null);
+}, true);
+list.addEventListener("click", (event) => {
+  if (!touching) return;
+  const span = event.target.closest(".tok");
+  if (!span || !span.run || event.target.closest("a, button, summary")) return inspect(null);
+  const token = pointed(span, event.clientX, event.clientY);
+  const again = inspected && inspected.span === span && inspected.token === token;
+  if (again && inspected.tapped) inspect(null);
+  else inspect(span, token, true);
+});
+
+// The keyboard: in a focused answer, the left and right arrows move from token to token, and Home
+// and End to the first and the last token.
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 let standing = null;
 
@@ -46,7 +115,7 @@ function stand(span, token) {
   inspect(span, token);
 }
 
-// The next place in that direction: a token of this span, or of the one beside it.
+// The next token in that direction, in this span or in its neighbour.
 function beside(spans, { span, token }, by) {
   const next = token + by;
   if (next >= span.first && next < span.first + span.count) return { span, token: next };

@@ -1,4 +1,7 @@
-// The legend: what each source is called, its share of what is shown, and a filter.
+// The legend: the sources of the shown tokens, each with its share, and a filter. Sources without
+// tokens are left out.
+const whole = legend.querySelector(".whole");
+
 function dim(node) {
   node.classList.toggle("dim", only !== "" && node.source !== only);
 }
@@ -18,18 +21,20 @@ function drawLegend() {
       total += count;
     }
   }
-  [...legend.children].forEach((chip, at) => {
+  if (whole) whole.hidden = !total;
+  for (const chip of legend.querySelectorAll(".chip")) {
     const count = counts.get(chip.source) || 0;
-    chip.hidden = at >= fixed && !count;
+    chip.hidden = !count;
     if (chip.hidden && only === chip.source) choose(only);
     chip.lastChild.textContent = total ? Math.round((100 * count) / total) + " %" : "";
     chip.setAttribute("aria-pressed", String(only === chip.source));
-  });
+  }
 }
 
 function addChip(source, name) {
   const chip = document.createElement("button");
   chip.className = "chip";
+  chip.hidden = true;
   chip.type = "button";
   chip.source = source;
   chip.dataset.source = source;

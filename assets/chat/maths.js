@@ -1,21 +1,31 @@
 // Maths in Markdown: $...$ and \(...\) in a line, $$...$$ and \[...\] as a block or in a line. A
-// dollar opens maths only where no space follows it and no word character stands before it, and
-// closes it only where no space stands before it and no digit follows: $5 and $10 are prices.
+// dollar opens maths only if no space follows it and no word character precedes it. It closes maths
+// only if no space precedes it and no digit follows it, because $5 and $10 are prices.
 const LONGEST_LINE = 1500; // characters of maths in a line
 const LONGEST_MATHS = 8000;
+// KaTeX's output for a formula is nested several times as deep as the formula, and Chromium stops
+// at a few hundred levels. The output for a large formula takes long to lay out.
+const DEEPEST_MATHS = 50;
+const LARGEST_MATHS = 4000; // parts of the parsed formula
+// A formula that defines commands can become much longer when these are expanded.
+const LONGEST_DEFINING = 500;
+const DEFINES = /\\(?:[egx]?def|(?:re)?newcommand|providecommand|let|futurelet)(?![a-zA-Z])/;
 const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}]/u;
 const PROSE = /^\d[\d.,]*\s+\p{L}{2,}/u; // "5 apples and ..."
 const BLOCKS = { $$: "$$", "\\[": "\\]" };
 const LINES = { $$: "$$", "\\[": "\\]", "\\(": "\\)" };
 
+// The parser tries this rule at every block and at every line of a paragraph.
 function mathsBlock(state, from, to, silent) {
+  spend();
   if (state.sCount[from] - state.blkIndent >= 4) return false;
   const begin = state.bMarks[from] + state.tShift[from];
   const close = BLOCKS[state.src.slice(begin, begin + 2)];
   if (!close) return false;
   for (let line = from; line < to && (line === from || !state.isEmpty(line)); line += 1) {
     if (line > from && state.sCount[line] < state.blkIndent) return false;
+    spend();
     const first = line === from ? begin + 2 : state.bMarks[line] + state.tShift[line];
     const end = state.src.slice(first, state.eMarks[line]).trimEnd();
     const at = end.indexOf(close);
@@ -75,20 +85,56 @@ function dollars(state) {
   return null;
 }
 
-// Draw a formula into a box; its source, where that is no maths or what draws maths is not there yet.
-function drawMaths(box, tex, display) {
-  const katex = tex.length <= LONGEST_MATHS ? library("katex") : null;
-  if (katex) {
-    try {
-      katex.render(tex, box, {
-        displayMode: display, throwOnError: true, trust: false, strict: "ignore", maxSize: 40,
-        maxExpand: 300,
+// Why a formula is not given to KaTeX; "" if it is.
+function refusal(tex) {
+  if (tex.length > LONGEST_MATHS) return `it has more than ${LONGEST_MATHS} characters`;
+  if (tex.length > LONGEST_DEFINING && DEFINES.test(tex)) {
+    return `it defines commands and has more than ${LONGEST_DEFINING} characters`;
+  }
+  return "";
+}
+
+// Why a parsed formula is not drawn; "" if it is. Every part counts as a level, except for a group
+// that is the argument of another part.
+function tooLarge(tree) {
+  const open = [{ part: tree, depth: 0, grouped: false }];
+  for (let parts = 0; open.length; parts += 1) {
+    const { part, depth, grouped } = open.pop();
+    if (depth > DEEPEST_MATHS) return `it is nested more than ${DEEPEST_MATHS} deep`;
+    if (parts > LARGEST_MATHS) return `it has more than ${LARGEST_MATHS} parts`;
+    const group = part.type === "ordgroup";
+    const counts = part.type !== undefined && (!group || grouped);
+    for (const [name, inside] of Object.entries(part)) {
+      if (name === "loc" || inside === null || typeof inside !== "object") continue;
+      open.push({
+        part: inside, depth: depth + (counts ? 1 : 0), grouped: part.type === undefined ? grouped : group,
       });
-      return;
-    } catch (error) {
-      box.title = "This formula cannot be drawn: " + String(error.message || error).slice(0, 200);
     }
   }
+  return "";
+}
+
+// Draw a formula into a box. Its source is shown if it is invalid, too large, or KaTeX is not
+// loaded.
+function drawMaths(box, tex, display) {
+  let why = refusal(tex);
+  const katex = why ? null : library("katex");
+  if (katex) {
+    const options = {
+      displayMode: display, throwOnError: true, trust: false, strict: "ignore", maxSize: 40,
+      maxExpand: 300,
+    };
+    try {
+      why = tooLarge(katex.__parse(tex, options));
+      if (!why) {
+        katex.render(tex, box, options);
+        return;
+      }
+    } catch (error) {
+      why = String(error.message || error).slice(0, 200);
+    }
+  }
+  if (why) box.title = "This formula cannot be drawn: " + why;
   const code = document.createElement("code");
   code.textContent = tex;
   box.replaceChildren(code);

@@ -1,42 +1,47 @@
-// Pages that show one conversation show the same. Each knows its `revision`, which grows with every
-// change. A page that changed something tells the other pages of its browser; those of other
-// browsers ask now and then, while somebody looks. A page that is behind looks again.
+// Several pages can show the same conversation or list of conversations, and all stay up to date.
+// Each page knows the `revision`, which grows with every change. A page that changed something
+// notifies the other pages of its browser. Pages of other browsers ask the server every few seconds
+// while they are visible. An outdated page loads the changes as soon as it is `free`.
 const ASK_MS = 4000;
-const channel = "BroadcastChannel" in window ? new BroadcastChannel("strata") : null;
-let watched = null; // { token, revision }
-let asking = 0;
 
-function watchPages(seen) {
-  const news = seen && (!watched || watched.token !== seen.token || watched.revision < seen.revision);
-  watched = seen || null;
-  if (news && channel) channel.postMessage(watched);
-  clearTimeout(asking);
-  if (watched) asking = setTimeout(askAgain, ASK_MS);
-}
+// Returns a function to call with each { token, revision } that the page receives, or with nothing.
+function watchPages(look, free = () => true) {
+  const channel = "BroadcastChannel" in window ? new BroadcastChannel("strata") : null;
+  let watched = null;
+  let timer = 0;
 
-function behind(token, revision) {
-  if (!watched || token !== watched.token || revision <= watched.revision) return;
-  watched.revision = revision; // Asked for once.
-  if (!live || live.over) trigger("look", {});
-}
+  function behind(token, revision) {
+    if (!watched || token !== watched.token || revision <= watched.revision) return;
+    watched.revision = revision; // So each revision is requested once.
+    if (free()) look();
+  }
 
-async function askAgain() {
-  const { token } = watched;
-  if (!document.hidden && (!live || live.over)) {
-    try {
-      const answer = await fetch("/revision/" + token);
-      if (answer.ok) behind(token, Number(await answer.text()));
-    } catch {
-      // The server is away; Gradio says so.
+  async function askAgain() {
+    const { token } = watched;
+    if (!document.hidden && free()) {
+      try {
+        const answer = await fetch("/revision/" + token);
+        if (answer.ok) behind(token, Number(await answer.text()));
+      } catch {
+        // The server cannot be reached; Gradio shows that.
+      }
+    }
+    if (watched && watched.token === token) {
+      clearTimeout(timer);
+      timer = setTimeout(askAgain, ASK_MS);
     }
   }
-  if (watched && watched.token === token) {
-    clearTimeout(asking);
-    asking = setTimeout(askAgain, ASK_MS);
-  }
-}
 
-if (channel) channel.onmessage = ({ data }) => behind(data.token, data.revision);
-document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && watched) askAgain();
-});
+  if (channel) channel.onmessage = ({ data }) => behind(data.token, data.revision);
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden && watched) askAgain();
+  });
+  return (seen) => {
+    const news = seen
+      && (!watched || watched.token !== seen.token || watched.revision < seen.revision);
+    watched = seen ? { ...seen } : null;
+    if (news && channel) channel.postMessage(watched);
+    clearTimeout(timer);
+    if (watched) timer = setTimeout(askAgain, ASK_MS);
+  };
+}

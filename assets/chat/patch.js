@@ -1,9 +1,10 @@
-// Makes the children of a box follow a plan. What is the same stays as it is, with its selection and
-// its place; so an answer that grows changes where it grows, and nowhere else.
+// Makes the children of a box match a plan. Unchanged nodes stay, with the selection and the scroll
+// position, so a growing answer changes only where it grows.
 function patch(box, plan, first = box.firstChild) {
   let node = first;
   for (const kid of plan) {
     const next = node && node.nextSibling;
+    spend(1);
     if (node && node.plan && alike(node.plan, kid)) update(node, kid);
     else {
       const fresh = built(kid);
@@ -41,7 +42,10 @@ function update(node, kid) {
     else text.data = kid.text;
   }
   if (kid.run) node.count = kid.count;
-  if (kid.tex !== undefined) kid.ready = node.plan.ready;
+  if (kid.tex !== undefined) {
+    Object.assign(kid, { ready: node.plan.ready, nodes: node.plan.nodes });
+    spend(kid.nodes);
+  }
   node.plan = kid;
 }
 
@@ -63,13 +67,15 @@ function built(kid) {
   return node;
 }
 
-// A formula is one thing: the line under it has the colours of its tokens, each as long as its part.
+// A formula is one node. The line under it shows the colours of its tokens, in proportion.
 function builtFormula(kid) {
   const box = document.createElement(kid.display ? "div" : "span");
   const inner = document.createElement("span");
   box.className = kid.display ? "maths display" : "maths";
   kid.ready = Boolean(window.katex);
   drawMaths(inner, kid.tex, kid.display);
+  kid.nodes = inner.getElementsByTagName("*").length;
+  spend(kid.nodes);
   const [first] = kid.kids;
   if (first && first.run) {
     const last = kid.kids[kid.kids.length - 1];

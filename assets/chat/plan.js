@@ -1,9 +1,10 @@
-// From Markdown to a plan of what is drawn: elements { tag, kind, set, kids }, texts in one span
-// { text, run, first, skip, count }, and formulas { tex, display }. A plan is plain data; patch.js
-// makes the page follow it.
+// Turns Markdown into a plan of the nodes to draw: elements { tag, kind, set, kids }, texts in one
+// span { text, run, first, skip, count }, and formulas { tex, display }. A plan is plain data;
+// patch.js makes the page match it.
 const SAFE_LINK = /^(?:https?:\/\/|mailto:)/i;
 const LEVELS = 2; // the page has headings of its own above those of an answer
-const DEEPEST = 40; // what is nested deeper is shown as it is written
+const DEEPEST = 40; // text that is nested deeper is shown unformatted
+const UNFORMATTED = "Shown as it is written: formatting it would hold up the page.";
 let parser = null;
 
 function markdown() {
@@ -26,11 +27,9 @@ function markdown() {
   return parser;
 }
 
-// A text as its blocks: [{ from: the offset of its first line, kids }]. `base` is where the text
-// begins in that of the run. `null` while the parser is not there.
+// The blocks of a text: [{ from: the offset of its first line, kids }], or `null` if it is nested
+// too deeply. `base` is the offset of the text in the run's text.
 function blocksOf(run, text, base) {
-  const md = markdown();
-  if (!md) return null;
   const lines = lineStarts(text);
   const found = [];
   const open = [];
@@ -40,9 +39,10 @@ function blocksOf(run, text, base) {
     found.push({ from: base + lines[token.map[0]], kids: [] });
     kids = found[found.length - 1].kids;
   };
-  const tokens = md.parse(text, {});
-  if (tokens.some((token) => token.level >= DEEPEST - 1)) return [asWritten(run, text, base)];
+  const tokens = markdown().parse(text, {});
+  if (tokens.some((token) => token.level >= DEEPEST - 1)) return null;
   for (const token of tokens) {
+    spend();
     if (token.nesting >= 0 && token.map) place(token);
     if (token.nesting > 0) {
       const made = token.hidden ? { kids } : elementOf(token);
@@ -56,8 +56,10 @@ function blocksOf(run, text, base) {
   return found;
 }
 
-function asWritten(run, text, base) {
-  return { from: base, kids: [make("p", spansOf(run, text, base), "unformatted")] };
+// An unformatted text, with a note unless the parser is still being loaded.
+function asWritten(run, text, base, note = true) {
+  const written = make("p", spansOf(run, text, base), "unformatted");
+  return note ? [make("p", [{ text: UNFORMATTED }], "as-written"), written] : [written];
 }
 
 function lineStarts(text) {
@@ -80,7 +82,7 @@ function elementOf(token) {
   const align = (token.attrGet("style") || "").replace("text-align:", "");
   if (align) made.kind = align;
   if (tag === "th") made.set = { scope: "col" };
-  // A wide table is moved within itself.
+  // A wide table scrolls on its own.
   if (tag === "table") made.outer = make("div", [made], "wide", { tabindex: 0 });
   return made;
 }
@@ -94,7 +96,7 @@ function leafOf(run, token, text, base) {
   return codePlan(run, token, base);
 }
 
-// The content of a paragraph, a heading or a cell. `spans` say where it stands in the source.
+// The content of a paragraph, a heading or a cell. `spans` map it to the source.
 function inlinePlan(run, tokens, { spans }, base) {
   const open = [];
   let kids = [];
@@ -104,6 +106,7 @@ function inlinePlan(run, tokens, { spans }, base) {
   const put = (part, at, whole = false) => kids.push(...spansOf(run, part, base + at, whole));
   const where = (offset) => pieces(spans, " ", offset)[0][1];
   for (const token of tokens || []) {
+    spend();
     if (token.nesting > 0) {
       const deep = open.length >= DEEPEST;
       const made = token.tag === "a" ? anchor(token.attrGet("href")) : make(token.tag);
@@ -152,8 +155,8 @@ function formula(run, tex, display, from, to) {
   return { tex, display, kids };
 }
 
-// A text that stands at an offset of the run's as the spans of its tokens. A `whole` one stands for
-// one place: what is drawn is not what is written (an entity).
+// A text at an offset of the run's text, as the spans of its tokens. A `whole` text, such as an
+// entity, is drawn differently from its source and has a single position.
 function spansOf(run, text, from, whole = false) {
   if (!run.texts.length) return [{ text }];
   const found = [];

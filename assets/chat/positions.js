@@ -1,12 +1,12 @@
-// Where Markdown's text stands in its source. A block's content is a list of lines without their
-// indents and markers; `spans` of it are pairs [offset in the content, offset in the source], one
-// for each part that stands in one piece. Both are recorded where markdown-it cuts the content out,
-// so nothing has to be searched for. They travel in `token.meta`.
+// Maps the text of Markdown to its source. The content of a block is a list of lines without
+// indents and markers. Its `spans` are pairs [offset in the content, offset in the source], one for
+// each contiguous part. They are recorded where markdown-it extracts the content, so nothing has to
+// be searched for, and stored in `token.meta`.
 const LINE_BREAKS = /^[ \t\n]*/;
 
 function blockState(State) {
   return class extends State {
-    // As the original, line by line: what it returns ends where the line ends.
+    // Call the original for each line, so that each result ends where its line ends.
     getLines(from, to, indent, last) {
       this.spans = from < to ? [] : [[0, 0]];
       let text = "";
@@ -27,7 +27,7 @@ function blockState(State) {
     push(type, tag, nesting) {
       const token = super.push(type, tag, nesting);
       const before = this.tokens[this.tokens.length - 2];
-      // Code is cut out after its token is made, all else before.
+      // The content of code is extracted after its token is made, all other content before.
       if (type === "fence" || type === "code_block") this.cutting = token;
       if (type === "inline" && before.type === "heading_open" && before.markup[0] === "#") {
         const line = this.line - 1;
@@ -44,7 +44,7 @@ function blockState(State) {
       return token;
     }
 
-    // The cells of a row of a table. A pipe that is escaped stands there without its backslash.
+    // The cells of a row of a table, in which an escaped pipe has lost its backslash.
     row(at) {
       const line = this.tokens[at].map[0];
       const begin = this.bMarks[line] + this.tShift[line];
@@ -88,13 +88,19 @@ function shifted(spans, by) {
   return [[0, spans[first][1] + by - spans[first][0]], ...rest];
 }
 
+// The index of the last span that begins at or before an offset; 0 before the first.
 function spanOf(spans, offset) {
-  let at = spans.length - 1;
-  while (at && spans[at][0] > offset) at -= 1;
-  return at;
+  let low = 0;
+  let high = spans.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (spans[middle][0] > offset) high = middle - 1;
+    else low = middle;
+  }
+  return low;
 }
 
-// A text of the content as the fewest parts [text, offset in the source].
+// A text of the content as parts [text, offset in the source], as few as possible.
 function pieces(spans, text, offset) {
   const found = [];
   let at = spanOf(spans, offset);
@@ -111,7 +117,7 @@ function pieces(spans, text, offset) {
   return found;
 }
 
-// Within a content: `meta.at` is where the text of a token begins in it.
+// Within a content, `meta.at` is the offset at which the text of a token begins.
 function inlineState(State) {
   return class extends State {
     pushPending() {
@@ -128,15 +134,16 @@ function inlineState(State) {
   };
 }
 
-// The first rule of all. It never holds; by it a state knows where each step begins.
+// The first rule. It never matches; it records where each step of the state begins.
 function beginsHere(state, silent) {
+  spend();
   if (silent) return false;
   state.began = state.pos;
   if (!state.pending) state.pendingAt = state.pos;
   return false;
 }
 
-// Before marks of emphasis are paired, and emptied: where each piece of text begins.
+// Record where each piece of text begins, before emphasis marks are paired and emptied.
 function placed(state) {
   let began = -1;
   let offset = 0;
@@ -151,7 +158,7 @@ function placed(state) {
   }
 }
 
-// How many characters stand before what a token shows.
+// How many characters of the source precede the text that a token shows.
 function lead(token, src) {
   const { type, markup, content, meta } = token;
   if (type === "text_special") return token.info === "escape" && content !== markup ? 1 : 0;

@@ -1,5 +1,5 @@
-// An answer's tokens, as columns. `text` is what they say together, without carriage returns: the
-// Markdown view and the positions in it count its characters. `ends[i]` is where token i ends in it.
+// The tokens of an answer, as columns. `text` is their joined text without carriage returns; the
+// Markdown view counts positions in its characters. `ends[i]` is the offset at which token i ends.
 function newRun() {
   return {
     texts: [], sources: [], matches: [], steps: [], percents: [], ends: [], text: "",
@@ -7,7 +7,8 @@ function newRun() {
   };
 }
 
-// Take in groups that begin with token `from`; those that are known are skipped. False for a gap.
+// Add groups that begin with token `from`. Known tokens are skipped. Returns false if there is a
+// gap.
 function take(run, groups, from, sources) {
   if (from > run.texts.length) return false;
   let at = from;
@@ -34,7 +35,7 @@ function startOf(run, token) {
   return token ? run.ends[token - 1] : 0;
 }
 
-// The token that holds the character at an offset of the text; a token without text holds none.
+// The token that contains the character at an offset of the text. Empty tokens contain none.
 function tokenAt(run, offset) {
   let low = 0;
   let high = run.ends.length - 1;

@@ -1,8 +1,8 @@
-// Spans of tokens, and every token of the raw text in them. A span holds tokens of one source: of
-// one step, or a few of the model's own, as a node for each token would be slow. `first` is its
-// first token, `skip` how many characters of that one stand before the span, `count` its tokens.
+// Spans of tokens, for the raw text and the Markdown view. A span holds tokens of one source: those
+// of one step, or a few of the model's own, because a node for each token would be slow. `first` is
+// its first token, `skip` how many characters of that token precede the span, `count` its tokens.
 
-// Whether a token goes into a span of `count` tokens that ends with the token before it.
+// Whether a token can be added to a span of `count` tokens that ends right before it.
 function joins(run, at, count) {
   const source = run.sources[at];
   if (run.sources[at - 1] !== source) return false;
@@ -19,7 +19,7 @@ function newSpan(run, first, skip = 0) {
   return node;
 }
 
-// Draw the tokens of a turn that are not drawn yet.
+// Draw the new tokens of a turn.
 function putTokens(turn) {
   const { run, box } = turn;
   const fresh = document.createDocumentFragment();

@@ -1,4 +1,4 @@
-// What happens when the value changes, and at first. `extra` is what only the chat does with it.
+// Draws the value, at first and when it changes. Only the chat sets `extra`.
 let extra = () => {};
 
 function draw() {

@@ -1,13 +1,14 @@
-// The answer under way. What is new is drawn once a frame, a few times a second, and nothing of the
-// layout is read for it. Where drawing takes long, it is done less often: it may take a tenth of
-// the time.
+// The growing answer. New tokens are drawn a few times a second, without reading sizes or
+// positions. If drawing takes long, it is done less often, so that it takes at most a tenth of the
+// time.
 //
-// `trigger` asks the server: "over" for what an answer left behind, "fallback" where the stream
-// does not come through: events then come by the queue, in `value.events`.
+// `trigger` sends requests to the server: "over" for the final state of an answer, and "fallback"
+// if the stream does not arrive; its events then come through Gradio's queue, in `value.events`.
 const SHOWN_MS = 120;
 const HIDDEN_MS = 500;
 const LEGEND_MS = 500;
 const PATIENCE_MS = 3000;
+const AGAIN_MS = 500;
 const SHARE = 10;
 let waiting = false;
 let drawnAt = -HIDDEN_MS;
@@ -20,8 +21,8 @@ function follow(stream) {
   if (!stream) return;
   if (!live) {
     live = {
-      token: stream.token, run: newRun(), turn: null, source: null, sources: [], next: 0,
-      over: false, late: 0, seen: false,
+      token: stream.token, run: newRun(), turn: null, reading: null, sources: [], next: 0,
+      over: false, late: 0, queued: false, seen: false,
     };
     connect(live);
   }
@@ -30,44 +31,89 @@ function follow(stream) {
 }
 
 function leave() {
-  clearTimeout(live.late);
-  if (live.source) live.source.close();
+  letGo(live);
   live = null;
 }
 
-function connect(mine) {
-  const source = new EventSource("/stream/" + mine.token + "?from=" + mine.run.texts.length);
-  const told = (kind) => (event) => {
-    clearTimeout(mine.late);
-    hear(mine, kind, JSON.parse(event.data), Number(event.lastEventId));
-  };
-  mine.source = source;
-  for (const kind of ["sources", "figures", "waiting", "end"]) {
-    source.addEventListener(kind, told(kind));
-  }
-  source.onmessage = told("");
-  source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) giveUp(mine);
-    else expectNews(mine);
-  };
+function letGo(mine) {
+  clearTimeout(mine.late);
+  mine.late = 0;
+  if (mine.reading) mine.reading.abort();
+  mine.reading = null;
+}
+
+// A hidden tab closes the stream, and fetches the rest when it is visible again. If messages wait
+// for the end of the answer, the tab keeps the stream, because it must then send the next message.
+function rests() {
+  return document.hidden && !document.querySelector(".waits > *");
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!live || live.over) return;
+  if (rests()) letGo(live);
+  else if (!live.reading && !live.queued) connect(live);
+});
+
+// After a lost connection, the stream continues after the tokens that have arrived.
+async function connect(mine) {
+  if (rests()) return;
+  const reading = mine.reading = new AbortController();
+  const { signal } = reading;
   expectNews(mine);
+  const address = "/stream/" + mine.token + "?from=" + mine.run.texts.length;
+  const answer = await fetch(address, { signal }).catch(() => null);
+  if (answer && !answer.ok) return giveUp(mine);
+  if (answer) {
+    await read(answer.body, (kind, data, at) => {
+      if (mine.reading !== reading) return;
+      clearTimeout(mine.late);
+      mine.late = 0;
+      hear(mine, kind, data, at);
+    });
+  }
+  if (mine !== live || mine.over || signal.aborted) return;
+  expectNews(mine);
+  setTimeout(() => mine === live && mine.reading === reading && connect(mine), AGAIN_MS);
+}
+
+// Reads server-sent events until the stream ends or breaks off, and passes on the name and data of
+// each, with the last id.
+async function read(body, hearEvent) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  let id = 0;
+  for (;;) {
+    const { value, done } = await reader.read().catch(() => ({ done: true }));
+    if (done) return;
+    const events = (text + value).split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const found = { event: "", data: null };
+      for (const line of event.split("\n")) {
+        const at = line.indexOf(":");
+        found[line.slice(0, at)] = line.slice(at + 1);
+      }
+      if (found.id) id = Number(found.id);
+      if (found.data !== null) hearEvent(found.event, JSON.parse(found.data), id);
+    }
+  }
 }
 
 function expectNews(mine) {
-  clearTimeout(mine.late);
-  mine.late = setTimeout(() => giveUp(mine), PATIENCE_MS);
+  if (!mine.late) mine.late = setTimeout(() => giveUp(mine), PATIENCE_MS);
 }
 
-// The stream does not come through: the queue does, if anything does.
+// The stream does not arrive. Request its events through Gradio's queue.
 function giveUp(mine) {
   if (mine !== live || mine.over) return;
-  clearTimeout(mine.late);
-  mine.source.close();
+  letGo(mine);
+  mine.queued = true;
   mine.next = 0;
   trigger("fallback", { token: mine.token, drawn: mine.run.texts.length });
 }
 
-// One event, whichever way it came; behind it `at` tokens have been told.
+// Handle an event of the stream or the queue. `at` is the number of tokens sent, this event
+// included.
 function hear(mine, kind, data, at) {
   if (mine !== live || mine.over) return;
   if (kind === "") {
@@ -85,7 +131,7 @@ function hear(mine, kind, data, at) {
     trigger("waiting", {});
   } else if (kind === "end") {
     mine.over = true;
-    mine.source.close();
+    letGo(mine);
     frame();
     drawLegend();
     trigger("over", { token: mine.token, drawn: mine.run.texts.length });
@@ -97,13 +143,15 @@ function schedule() {
   waiting = true;
   const every = Math.max(document.hidden ? HIDDEN_MS : SHOWN_MS, SHARE * tookMs);
   const next = () => (document.hidden ? frame() : requestAnimationFrame(frame));
-  setTimeout(next, Math.max(0, drawnAt + every - performance.now()));
+  const early = drawnAt + every - performance.now();
+  if (early > 0) setTimeout(next, early);
+  else next();
 }
 
 function frame() {
   waiting = false;
-  drawnAt = performance.now();
   if (!live || !live.run.texts.length) return;
+  drawnAt = performance.now();
   if (!live.turn) {
     live.turn = begin("live:" + live.token, "assistant", live.run);
     grows(live.turn, true);
@@ -123,7 +171,8 @@ function frame() {
   }
 }
 
-// From the click that sent the message to the frame behind the one that drew its first token.
+// Report the time from the click that sent the message to the frame after its first token was
+// drawn.
 function tellFirst() {
   if (sentAt === null) return;
   const seconds = (performance.now() - sentAt) / 1000;
@@ -131,7 +180,7 @@ function tellFirst() {
   document.dispatchEvent(new CustomEvent("strata:first", { detail: { seconds } }));
 }
 
-// What a page's own events read: the line that says who comes first.
+// Values that events of the page read: the line that says how many requests come first.
 const page = { line: "" };
 window.strata = page;
 const sends = "[data-act=again], [data-act=on]";
@@ -144,7 +193,7 @@ document.addEventListener("keydown", (event) => {
   if (event.target.closest(sends)) sentAt = performance.now();
 }, true);
 
-// Events that came by the queue: each of them in one update at least.
+// Handle events from the queue. Each event is in at least one update, and may be in several.
 function hearAll({ token, events }) {
   if (!live || live.token !== token) return;
   for (const [number, kind, data, at] of JSON.parse(events)) {

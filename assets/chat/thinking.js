@@ -1,10 +1,10 @@
-// What a model thought before it answered: between <think> and </think> at the beginning of what it
-// said. A template may have opened the thinking already, so that only its end is written.
+// The thinking of a model, between <think> and </think> at the beginning of its text. If the chat
+// template has already opened the thinking, the model writes only the end mark.
 const OPENED = /^\s*<think(?:ing)?>/;
 const CLOSED = /<\/think(?:ing)?>/;
-const CLOSED_ALONE = /(?:^|\n)\s*<\/think(?:ing)?>[ \t]*(?:\n|$)/;
+const CLOSED_ALONE = /(?:^|\n)[ \t]*<\/think(?:ing)?>[ \t]*(?:\n|$)/;
 
-// Where the thinking and the answer stand: { from, to, answer, over }; null where nothing was thought.
+// The positions of the thinking and the answer: { from, to, answer, over }; null without thinking.
 function thoughtOf(text, opened = false) {
   const begun = OPENED.exec(text);
   const from = begun ? begun[0].length : 0;
@@ -31,7 +31,7 @@ function seconds(ms) {
   return ms < 10000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms / 1000) + " s";
 }
 
-// The folded box of a turn's thoughts; what is folded is drawn when it is opened.
+// The folded box with the thinking of a turn. Its content is drawn when it is opened.
 function thoughtBox(turn) {
   if (turn.thought) return turn.thought;
   const box = document.createElement("details");

@@ -1,6 +1,6 @@
-// The turns of a conversation: what was said and answered, each in a box of its own. How a box is
-// filled, and what stands below it, are `body` and `foot`: the chat gives others (formatted.js,
-// actions.js) than the plain list of tokens here.
+// The turns of a conversation: messages and answers, each in its own box. `body` fills a box, and
+// `foot` draws the row below it. This file draws plain tokens; the chat replaces both
+// (formatted.js, actions.js).
 let body = {
   draw: (turn) => (turn.run.texts.length ? putTokens(turn) : write(turn.box, turn.said)),
   clear: () => {},
@@ -21,6 +21,7 @@ function begin(key, role, run) {
   if (!mine) box.tabIndex = 0;
   frame.append(box);
   list.insertBefore(frame, sentinel);
+  sizes.observe(frame);
   const turn = { key, role, frame, box, run, said: "", about: {}, drawn: 0, last: null };
   box.raw = () => (run.texts.length ? run.texts.join("") : turn.said);
   drawn.push(turn);
@@ -39,25 +40,27 @@ function drop(from) {
 
 function remove(turn) {
   body.clear(turn);
+  if (turn.editor && opened === turn) tellEdit(null);
+  sizes.unobserve(turn.frame);
   turn.frame.remove();
 }
 
-// An answer that is gone on with stays as it was until its stream has brought it again.
+// A continued answer stays as it was until its stream has sent it again.
 let former = [];
 
 function dropFormer() {
   former.splice(0).forEach(remove);
 }
 
-// Draw what is new of a turn.
+// Draw the new part of a turn.
 function show(turn) {
   body.draw(turn);
   foot(turn);
 }
 
-// The stored turns, of which the first `kept` are drawn here already, up to the one `after`. Another
-// conversation or another turn is looked at from its end. `adopt` is the answer that was drawn while
-// it grew, as it is stored now.
+// Draw the stored turns. The first `kept` are already drawn here, up to and including `after`. If
+// another conversation or turn appears, the list scrolls to the end. `adopt` describes the stored
+// form of the answer that was drawn while it grew.
 function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null, stream = null }) {
   dropFormer();
   if (adopt && live && live.turn && live.turn === drawn[drawn.length - 1]) {
@@ -72,7 +75,7 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null,
     return false;
   }
   const anew = turns.some((turn, i) => !drawn[kept + i] || drawn[kept + i].key !== turn.key);
-  if (anew || kept + turns.length < drawn.length) pinned = true;
+  if (anew || kept + turns.length < drawn.length) pin(true);
   turns.forEach((turn, i) => {
     let there = drawn[kept + i];
     if (!there || there.key !== turn.key) {
@@ -91,7 +94,8 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null,
   return true;
 }
 
-// What is known of a turn. That its template has begun its thinking is known while it grows.
+// Set the details of a turn. Only its stream says that the template has begun the thinking, so that
+// is kept.
 function tell(turn, about) {
   turn.about = { thinking: turn.about.thinking, ...about };
   turn.run.id = about.run || "";

@@ -1,4 +1,4 @@
-// What was deleted can be had back: a notice with Undo stays for some seconds.
+// After a deletion, a notice with an Undo button stays for some seconds.
 const OFFERED_MS = 12000;
 const offers = element.querySelector(".offers");
 let offered = 0;
@@ -21,11 +21,12 @@ function offer(undo) {
   offered = setTimeout(() => offers.replaceChildren(), OFFERED_MS);
 }
 
+const watchTurns = watchPages(() => trigger("look", {}), () => !live || live.over);
 extra = (value) => {
   follow(value.stream);
-  watchPages(value.watch);
+  watchTurns(value.watch);
   if ("undo" in value) offer(value.undo);
 };
-// The parser is there before the first answer is: it comes once the page has nothing else to do.
+// Load the parser when the page is idle, so that it is ready before the first answer.
 const spare = window.requestIdleCallback || ((call) => setTimeout(call, 1000));
 spare(() => { if (!raw) markdown(); });

@@ -1,6 +1,6 @@
-// Libraries that are fetched once an answer needs them, from this server alone: `props.vendor` is
-// where. `library(name)` is the loaded one, or null while it is on its way; what is drawn without
-// it is drawn again when it is there, or cannot be had.
+// Libraries are fetched when an answer needs them, from this server only, below `props.vendor`.
+// `library(name)` returns the library, or null while it is being loaded. Turns that were drawn
+// without it are drawn again once it is loaded or has failed to load.
 const LIBRARIES = {
   markdown: { files: ["markdown-it/markdown-it.umd.min.js"], there: () => window.markdownit },
   highlight: { files: ["highlight/highlight.min.js"], there: () => window.hljs },

@@ -1,7 +1,7 @@
-// Why a token was fast: what else was guessed in its place, and where it was copied from. The
-// server is asked once for each token (app/web/tabs/why.py) and answers with "strata:why". What it
-// says is text: it becomes text nodes. The place a token was copied from is highlighted for as long
-// as what is said of it stands in the inspector.
+// Why a token was fast: what else was guessed in its place, and where it was copied from. The page
+// requests this once for each token (app/web/tabs/why.py), and the reply is a "strata:why" event.
+// Its text becomes text nodes. The place from which a token was copied is highlighted for as long
+// as the explanation is shown.
 const ASKED_MS = 5000;
 const ASKED = 200; // tokens whose answers are remembered
 const LISTED = 4; // rejected guesses that are named
@@ -10,8 +10,8 @@ const whys = new Map();
 const marks = window.CSS && CSS.highlights && window.Highlight ? CSS.highlights : null;
 let marked = null;
 
-// What is known of a token of the stored run, as a node for the inspector; null where that is
-// nothing. `token` is its number in the answer, `step` that of the step that emitted it.
+// The explanation of a token of the stored run, as a node for the box at the word; null if there is
+// none. `token` is its index in the answer, `step` the index of the step that emitted it.
 function explain(run, step, token) {
   const key = JSON.stringify([run, step, token]);
   if (!whys.has(key)) {
@@ -49,16 +49,13 @@ function explanation(told) {
   } else if (kept) {
     node.append(evidence(kept));
   } else if (!told.rejected) {
-    node.append("Nobody guessed a word here. ");
+    node.append("Nothing was guessed here. ");
   }
   if (told.rejected) node.append(...rejections(told.rejected));
   if (told.unseen) {
     node.append(told.unseen === 1 ? "1 more guess" : told.unseen + " more guesses",
-      " of this step followed a wrong one, and the model did not look further there. ");
+      " of this step followed a wrong one, so the model did not check further there. ");
   }
-  const place = inspected && inspected.span.getBoundingClientRect();
-  const frame = list.getBoundingClientRect();
-  node.classList.toggle("above", !!place && place.top > frame.top + frame.height / 2);
   return node;
 }
 
@@ -76,7 +73,7 @@ function copiedFrom(place, run) {
 function evidence(kept) {
   if (kept.times) {
     return "It followed these words " + kept.times + " times out of " + kept.of
-      + " in answers until now. ";
+      + " in answers so far. ";
   }
   if (kept.share) {
     const percent = Math.max(1, Math.round(100 * kept.share));
@@ -106,12 +103,12 @@ function oneLine(text) {
   return text.replace(/\s+/g, " ");
 }
 
-// Text whose spaces are to be seen.
+// A text with visible spaces.
 function visible(text) {
   return text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ $/, "␣") || "∅";
 }
 
-// Highlight a place of the conversation where it is drawn, until `node` is gone.
+// Highlight a place of the conversation, if it is drawn, until `node` is removed.
 function highlight(place, node) {
   if (!marks) return;
   const turn = drawn.find(({ key }) => key === place.key);
@@ -122,17 +119,17 @@ function highlight(place, node) {
 }
 
 new MutationObserver(() => {
-  if (!marked || inspector.contains(marked)) return;
-  // It is put into the inspector right after this.
+  if (!marked || wordBox.contains(marked)) return;
+  // The caller puts the node into the box right after this.
   const mine = marked;
   requestAnimationFrame(() => {
-    if (marked !== mine || inspector.contains(mine)) return;
+    if (marked !== mine || wordBox.contains(mine)) return;
     marked = null;
     marks.delete(COPIED);
   });
-}).observe(inspector, { childList: true });
+}).observe(wordBox, { childList: true });
 
-// The characters of some tokens, in each of the spans that hold some of them.
+// The characters of some tokens, by the spans that contain them.
 function tokenRanges(turn, first, last) {
   const { run, box } = turn;
   const begin = startOf(run, first);
@@ -149,7 +146,7 @@ function tokenRanges(turn, first, last) {
   return ranges;
 }
 
-// The characters of a text, which the server counts by code points.
+// The length of a text in code points, as the server counts it.
 function textRanges(box, place) {
   const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
   const nodes = [];

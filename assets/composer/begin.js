@@ -1,33 +1,25 @@
-// What is connected once all parts are there.
+// Connects everything once all components of the composer are on the page.
 const opening = new MutationObserver(begin);
 let begun = false;
 
-// The server says which conversation is open, and which message of it is edited.
-function place({ conversation, editing, text, files: theirs }) {
-  const moved = conversation !== here.conversation;
-  const edits = editing !== here.editing;
+// The server says which conversation is open.
+function place({ conversation }) {
   const first = !begun;
+  const moved = first || conversation !== here.conversation;
   const made = moved && born;
   here.conversation = conversation;
   document.documentElement.dataset.conversation = conversation || "";
-  here.editing = editing;
   if (made) {
     saveDraft(null, "");
     saveWaits(null, []);
     changedWaits();
-    if (!editing) keep();
+    keep();
   } else if (moved) {
     waits = savedWaits(conversation);
     held = !busy();
   }
   if (moved) born = false;
-  part("editing").hidden = !editing;
-  if (editing && edits) {
-    files = theirs || [];
-    write(text || "");
-    drawFiles();
-    focusBox();
-  } else if (edits || (moved && !made)) {
+  if (moved && !made) {
     const typed = first && area() && area().value;
     if (typed) keep();
     else showDraft();
@@ -68,8 +60,12 @@ document.addEventListener("click", (event) => {
   else if (on("#stop")) held = true;
   else if (on(".examples button")) {
     if (!busy() && !sending) say({ text: on("button").textContent.trim(), files: [] }, false);
-  } else if (on(".editing .cancel")) trigger("cancel", {});
+  }
 }, true);
 listen("place", place);
+document.addEventListener("strata:editing", ({ detail }) => {
+  edited = detail;
+  ask();
+});
 opening.observe(document.documentElement, { attributes: true, childList: true, subtree: true });
 begin();

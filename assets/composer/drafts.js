@@ -1,5 +1,5 @@
-// What was written and not sent, by conversation. It survives a reload, and a look at another
-// conversation. Messages that wait belong to this page alone, so that no two pages send one.
+// Unsent text, by conversation. It survives a reload and a switch to another conversation. Waiting
+// messages belong to this page only, so that no two pages send the same one.
 const DRAFTS = "strata-drafts";
 const WAITS = "strata-waits";
 const LONGEST = 100000; // characters of a draft
@@ -10,7 +10,7 @@ function read(store, name) {
   try {
     return JSON.parse(store.getItem(name)) || {};
   } catch {
-    return {}; // Something that we did not write.
+    return {}; // Another program wrote this entry.
   }
 }
 
@@ -18,7 +18,7 @@ function store(where, name, value) {
   try {
     where.setItem(name, JSON.stringify(value));
   } catch {
-    // The browser keeps no more, or nothing at all.
+    // The browser's storage is full or disabled.
   }
 }
 
@@ -37,7 +37,7 @@ function saveDraft(conversation, text) {
 }
 
 function keep() {
-  if (!here.editing && area()) saveDraft(here.conversation, area().value);
+  if (area()) saveDraft(here.conversation, area().value);
 }
 
 function showDraft() {

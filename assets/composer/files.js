@@ -1,5 +1,5 @@
-// Files that go with the message: chosen, dropped or pasted. The server reads them. What it cannot
-// read stays in the list with the reason until it is removed.
+// Files that are sent with the message: chosen, dropped or pasted. The server reads them. A file
+// that it cannot read stays in the list with the reason, until the user removes it.
 const input = part("choose");
 const reading = new Map();
 let attached = 0;
@@ -47,30 +47,36 @@ function replace(file, by) {
   if (hurried) send();
 }
 
+// The server has read a file, or says why it could not.
+async function readFile(file) {
+  const { name } = file;
+  const refused = (error) => ({ name, error });
+  if (file.size > props.most) {
+    return refused(
+      `${name} has ${sized(file.size)}, and at most ${sized(props.most)} can be attached.`,
+    );
+  }
+  try {
+    const { path } = await upload(file);
+    attached += 1;
+    const answer = new Promise((then) => { reading.set(attached, then); });
+    trigger("attach", { number: attached, name, path });
+    const found = await answer;
+    return found.error ? refused(found.error) : found.file;
+  } catch {
+    return refused(`${name} did not arrive. Attach it again.`);
+  }
+}
+
 async function attach(chosen) {
   const added = [...chosen].map((file) => ({ name: file.name, reading: true, file }));
   files = [...files, ...added];
   drawFiles();
-  for (const each of added) {
-    const { file, name } = each;
-    const refused = (error) => replace(each, { name, error });
-    if (file.size > props.most) {
-      refused(`${name} has ${sized(file.size)}, and at most ${sized(props.most)} can be attached.`);
-      continue;
-    }
-    try {
-      const { path } = await upload(file);
-      attached += 1;
-      const read_ = new Promise((then) => { reading.set(attached, then); });
-      trigger("attach", { number: attached, name, path });
-      const found = await read_;
-      if (found.error) refused(found.error);
-      else replace(each, found.file);
-    } catch {
-      refused(`${name} did not arrive. Attach it again.`);
-    }
-  }
+  for (const each of added) replace(each, await readFile(each.file));
 }
+
+// A message that is edited in place accepts files too (assets/chat/editing.js).
+listen("read-file", ({ file, then }) => { readFile(file).then(then); });
 
 listen("attached", (found) => {
   const then = reading.get(found.number);

@@ -1,5 +1,5 @@
-// How full the context is. The server is asked when someone stops typing, one question at a time, and
-// never while an answer grows: then the last figures stay.
+// How full the context is. The page asks the server when the user stops typing, with one request at
+// a time, and never while an answer grows; the last figures then stay.
 const PAUSE_MS = 400;
 const PER_MS = 500; // characters that make the pause a millisecond longer
 const gauge = part("gauge");
@@ -18,9 +18,9 @@ function measure() {
     stale = true;
     return;
   }
-  if (busy() || sending || !area()) return; // It is asked for when the answer has ended.
-  const message = written();
-  const nothing = !here.conversation && !message.text.trim() && !message.files.length;
+  if (busy() || sending || !area()) return; // It is requested when the answer has ended.
+  const { text, files: attached } = written();
+  const nothing = !here.conversation && !text.trim() && !attached.length;
   if (nothing) {
     drawGauge({ tokens: 0, room: 0 });
     return;
@@ -28,8 +28,8 @@ function measure() {
   number += 1;
   asking = number;
   trigger("measure", {
-    number, text: message.text, files: message.files.map((file) => file.key),
-    conversation: here.conversation, editing: here.editing,
+    number, conversation: here.conversation,
+    ...(edited || { text, files: attached.map((file) => file.key) }),
   });
 }
 

@@ -1,4 +1,4 @@
-// The keyboard. Enter while an input method composes a word is that method's.
+// The keyboard. While an input method composes a word, Enter belongs to that method.
 const FIELDS = "input, textarea, select, [contenteditable=true]";
 
 function showChat() {
@@ -31,9 +31,8 @@ function newChat() {
 
 function escape(event) {
   if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
-  if (here.editing) trigger("cancel", {});
-  else if (busy()) pressed("#stop");
-  else return;
+  if (!busy()) return;
+  pressed("#stop");
   event.preventDefault();
 }
 
@@ -46,11 +45,11 @@ function inBox(event) {
   const plain = !event.shiftKey && !event.altKey && !event.ctrlKey && !event.metaKey;
   const composes = event.isComposing || event.keyCode === 229;
   if (event.key === "Enter") {
-    event.stopPropagation(); // Gradio's own box would act as well.
+    event.stopPropagation(); // Otherwise Gradio's own box would react too.
     if (!plain || composes) return;
     event.preventDefault();
     send();
-  } else if (event.key === "ArrowUp" && plain && !area().value && !files.length && !here.editing) {
+  } else if (event.key === "ArrowUp" && plain && !area().value && !files.length) {
     event.preventDefault();
     editLast();
   }

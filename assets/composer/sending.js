@@ -1,12 +1,12 @@
-// Sending. One message is on its way at a time. What is sent while an answer grows waits in a list
-// that everybody sees, and goes when that answer has ended by itself. After a stop it waits for a
-// click.
+// Sending. The page sends one message at a time. A message that is written while an answer grows
+// waits in a visible list, and is sent when the answer has ended by itself. After Stop it waits for
+// a click.
 const LATE_MS = 20000;
 let number = 0;
 let sending = null; // { number, message, waited }
 let waits = []; // { text, files }
-let held = true; // waiting messages are sent by a click alone
-let born = false; // the message that is on its way makes a conversation
+let held = true; // waiting messages are sent only by a click
+let born = false; // the message that is being sent begins a conversation
 let answering = false;
 let hurried = false; // to be sent as soon as its files are read
 
@@ -18,7 +18,7 @@ function send() {
   const message = written();
   hurried = files.some((file) => file.reading);
   if (hurried) {
-    drawFiles(); // It goes when they are read, and says so.
+    drawFiles(); // The message is sent when they are read; the list shows this.
     return;
   }
   if (!busy() && !sending) {
@@ -26,11 +26,6 @@ function send() {
     return;
   }
   if (!message.text.trim() && !message.files.length) return;
-  if (here.editing) {
-    // An edit cannot wait, as what it changes goes on changing. The server says so.
-    if (!sending) say(message, false);
-    return;
-  }
   held = false;
   waits.push(message);
   files = [];
@@ -55,21 +50,26 @@ function say(message, waited) {
   drawWaits();
 }
 
-// The message was taken, or refused: then it stays where it was written.
-function answered({ number: which, ok }) {
+// The message was accepted; or refused, and its text stays; or another page has begun an answer,
+// and the message waits here for the end of that answer.
+function answered({ number: which, ok, waits: toWait }) {
   if (!sending || sending.number !== which) return;
   const { message, waited } = sending;
   sending = null;
-  if (!ok) {
+  if (toWait) {
+    if (!waited) waits.push(message);
+    setTimeout(sendNext, 300); // The answer may have ended before the page knew of it.
+  } else if (!ok) {
     held = true;
     born = false;
   } else if (waited) {
     waits = waits.filter((other) => other !== message);
-  } else {
+  }
+  if ((ok || toWait) && !waited) {
     const sent = new Set(message.files.map((file) => file.key));
     files = files.filter((file) => !sent.has(file.key));
     if (area().value === message.text) write("");
-    if (!here.editing) keep();
+    keep();
     drawFiles();
   }
   changedWaits();
@@ -80,7 +80,7 @@ function follow() {
   const now = busy();
   if (answering && !now) {
     ask();
-    // The page may have left the conversation: then that is told first.
+    // The page may have left the conversation, and the event that says so comes first.
     setTimeout(sendNext, 300);
   }
   answering = now;

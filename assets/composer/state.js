@@ -1,16 +1,16 @@
-// Where messages are written. The page owns what is being written: the text, its files, the messages
-// that wait. The server is asked for what only it knows. All files of this folder are one scope, in
-// the order that app/web/tabs/composer.py names.
+// The composer. The page owns the unsent message: its text, its files, and the messages that wait.
+// All files of this folder share one scope, in the order that app/web/tabs/composer.py names.
 //
-// `trigger` asks the server: "say" for a message, "attach" for the text of a file, "drop" to forget
-// files, "measure" for how full the context is, "cancel" to leave the edit mode. Its replies are values
-// of hidden components, which arrive as events of the document ("strata:sent", ...). Of such values
-// the last one counts, and none is needed that came before.
+// `trigger` sends requests to the server: "say" sends a message, "attach" reads a file, "drop"
+// forgets files, "measure" asks how full the context is. Replies are values of hidden components,
+// which arrive as events of the document ("strata:sent", ...). Only the last value counts, and
+// earlier ones are not needed.
 const part = (name) => element.querySelector("." + name);
 const area = () => document.querySelector("#box textarea");
-const here = { conversation: null, editing: null };
-let files = []; // of the message that is written: { key, name, size, tokens, exact } or { error }
-let ours = false; // we write into the box, and nobody types
+const here = { conversation: null };
+let edited = null; // the message that is edited in its place (assets/chat/editing.js)
+let files = []; // files of the unsent message: { key, name, size, tokens, exact } or { error }
+let ours = false; // whether the script, not the user, writes into the box
 
 function listen(name, act) {
   document.addEventListener("strata:" + name, (event) => {
@@ -18,7 +18,7 @@ function listen(name, act) {
   });
 }
 
-// Whether an answer grows in the conversation that is shown: then there is a Stop.
+// Whether an answer grows in the shown conversation, so that there is a Stop button.
 function busy() {
   const stop = document.querySelector("#stop");
   return Boolean(stop) && !stop.matches(".hide, .hidden");

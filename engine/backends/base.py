@@ -1,14 +1,12 @@
-"""The seam between the decode loop and whatever runs the target model."""
+"""The interface between the decode loop and the code that runs the target model."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from engine.backends.chat_template import Fill, TemplateStopped, switched
-from engine.errors import PromptError
 from engine.heads.base import Head, HeadInfo
-from engine.sampling import Floats
+from engine.sampling import Choice, Floats, distribution, ranked, select
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Message
@@ -16,12 +14,12 @@ from engine.types import Message
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server told of itself that runs a model elsewhere.
+    """A server that runs a model elsewhere, and its abilities.
 
-    `host` names it, `maker` is whose program it is. It is `drafting` as far as it tells, from these
-    `databases`, chains of at most `draft_tokens` (0: not told). `sources`: it says where tokens
-    came from; `counts`: it has counters of drafts; `switches`: it answers without drafts when asked
-    to; `goes_on`: it goes on with an answer that has begun.
+    `host` names it, `maker` is the program that it runs. With `drafting` it reports that it drafts,
+    from these `databases`, chains of at most `draft_tokens` (0: unknown). `sources`: it reports the
+    sources of tokens. `counts`: it has counters of drafts. `switches`: its drafting can be switched
+    off for a request. `continues`: it can continue an answer that has begun.
     """
 
     host: str
@@ -32,33 +30,44 @@ class ServerInfo:
     sources: bool = False
     counts: bool = False
     switches: bool = False
-    goes_on: bool = False
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class BackendInfo:
-    """What the rest of the program may know of a loaded model.
+class TokenizerInfo:
+    """A tokenizer, also without a model.
 
-    `fingerprint` names the weights and `tokenizer_fingerprint` the vocabulary: n-grams of one
-    tokenizer mean nothing to another. `note` says why a model decodes plainly, when it does, and
-    what else its user should know.
-    `threads` compute on the host, 0 where that does not matter. `tokenizer_type` is how the
-    vocabulary splits text ("BPE", "Unigram", ...). `leaves` is how many branches a tree may have,
-    None for any number; 1 means that only chains are verified. `depth` is how many tokens deep one
-    may be, where the model's memory bounds that. `sampling` is what the model's
-    makers recommend, where they do. `begin` is the token that a text begins with, as text, "" where
-    the model wants none. `can_think` says whether its chat template can have it think before it
-    answers, or not. `head` is what the model brings to guess its own next tokens with, if anything.
-    `ranks` is how many processes compute it together; `memory_bytes` are those of the first then.
-    `server` is what runs it elsewhere: None for a model on this machine.
+    `tokenizer_fingerprint` identifies the vocabulary: n-grams of one tokenizer mean nothing to
+    another.
     """
 
     name: str
-    kind: str
-    fingerprint: str
     tokenizer_fingerprint: str
     vocabulary_size: int
     eos_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendInfo(TokenizerInfo):
+    """What the rest of the program may know of a loaded model.
+
+    `fingerprint` identifies the weights. `note` gives the reason if a model decodes plainly, and
+    anything else that its user should know. `threads` is the number of threads on the host, 0 if it
+    does not matter. `tokenizer_type` is the way the vocabulary splits text ("BPE", "Unigram", ...).
+
+    A draft tree may have `leaves` branches, any number for None; 1 means that only chains are
+    verified. It may be `depth` tokens deep if the model's memory bounds that. `sampling` is what
+    the makers of the model recommend, the default settings if they recommend none. `begin` is the
+    text of the token that every text begins with, "" if the model uses none. `can_think` is true if
+    its chat template can switch thinking on and off. `head` describes the model's own head for
+    guessing tokens, if any.
+
+    `ranks` processes compute the model together; `memory_bytes` are then those of the first one.
+    `server` is the server that runs it, None for a model on this machine.
+    """
+
+    kind: str
+    fingerprint: str
     context_length: int
     can_tree: bool
     leaves: int | None = None
@@ -77,18 +86,27 @@ class BackendInfo:
     ranks: int = 1
     server: ServerInfo | None = None
 
+    @property
+    def weights(self) -> str:
+        """What runs the model and the type of its weights, as people read it: "llama.cpp, Q8_0". It
+        distinguishes a folder from a GGUF file of the same name."""
+        return ", ".join(filter(None, (self.kind, self.server.host if self.server else self.dtype)))
 
-class TokenizerInfo(Protocol):
-    """What a tokenizer tells of itself; `BackendInfo` does, too."""
+    @property
+    def computes_alone(self) -> bool:
+        """Whether the thread that calls for a forward also computes all of it."""
+        return self.device == "cpu" and self.threads == self.ranks == 1 and self.server is None
 
     @property
-    def name(self) -> str: ...
+    def costs_key(self) -> tuple[str, str, str, str, int]:
+        """Everything that the costs of its forwards depend on."""
+        device = self.device if self.ranks == 1 else f"{self.device} x {self.ranks}"
+        return self.fingerprint, self.kind, device, self.dtype, self.threads
+
     @property
-    def tokenizer_fingerprint(self) -> str: ...
-    @property
-    def vocabulary_size(self) -> int: ...
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
+    def label(self) -> str:
+        """The name with what distinguishes its formats: "tiny-chat (llama.cpp, Q8_0)"."""
+        return f"{self.name} ({self.weights})"
 
 
 class Tokenizer(Protocol):
@@ -107,21 +125,11 @@ class Tokenizer(Protocol):
         """The conversation in the model's chat template."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A `TokenizerInfo` where no model is loaded."""
-
-    name: str
-    tokenizer_fingerprint: str
-    vocabulary_size: int
-    eos_ids: frozenset[int]
-
-
 class Filled(NamedTuple):
-    """What came of a prefill: how many tokens were in the cache already, and whether all are now.
+    """The result of a prefill: how many tokens were in the cache already, and whether all are now.
 
-    `limit` is the longest text that can be decided with this cache, its root counted: once more
-    tokens are decided, the cache has to be filled again. None where that never happens.
+    `limit` is the longest text, including its root, that can be decided with this cache: once more
+    tokens are decided, the cache has to be filled again. None if that never happens.
     """
 
     reused: int
@@ -136,27 +144,73 @@ class Scores(Protocol):
         """The target's own next token after `row`."""
 
     def distribution(self, row: int) -> Floats:
-        """The law that `choose` samples from, sampler settings applied: shape (vocabulary,)."""
+        """The distribution that `choose` samples from, sampler settings applied: shape
+        (vocabulary,)."""
 
     def probability(self, row: int, token: int) -> float:
         """The target's unwarped probability of `token` after `row`."""
 
     def known(self, row: int, token: int) -> float:
-        """The same where telling it takes as good as nothing; 0 where it would take a reading."""
+        """The same if it costs nearly nothing; 0 if the row would have to be read."""
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
         """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
+
+
+class LogitScores:
+    """Scores from `read(row)`, the logits of one tree row: float32, shape (vocabulary,).
+
+    `positions` are those of the tokens that follow each row. A row is read once, when it is first
+    needed; its choice and its normaliser are computed together.
+    """
+
+    def __init__(
+        self, read: Callable[[int], Floats], positions: Sequence[int], sampling: Sampling
+    ) -> None:
+        self.read, self.positions, self.sampling = read, positions, sampling
+        self.rows: dict[int, Floats] = {}
+        self.choices: dict[int, Choice] = {}
+
+    def row(self, row: int) -> Floats:
+        if row not in self.rows:
+            self.rows[row] = self.read(row)
+        return self.rows[row]
+
+    def selected(self, row: int) -> Choice:
+        if row not in self.choices:
+            self.choices[row] = select(self.row(row), self.sampling, self.positions[row])
+        return self.choices[row]
+
+    def choose(self, row: int) -> int:
+        return self.selected(row).token
+
+    def distribution(self, row: int) -> Floats:
+        return distribution(self.row(row), self.sampling)
+
+    def probability(self, row: int, token: int) -> float:
+        return self.selected(row).probability(float(self.row(row)[token]))
+
+    def known(self, row: int, token: int) -> float:
+        return self.probability(row, token) if row in self.rows else 0.0
+
+    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        if count < 1:
+            return []
+        logits, choice = self.row(row), self.selected(row)
+        best = ranked(logits, count)
+        chances = [choice.probability(logit) for logit in logits[best].tolist()]
+        return list(zip(best.tolist(), chances, strict=True))
 
 
 class Backend(Protocol):
     """A sequence of a causal language model: its cache can verify a tree and roll back.
 
     Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
-    decided tokens but the last, which is the root of the next tree. After a forward that was not
-    accepted the next call is `prefill`: it begins again where it has to. After one that failed the
+    decided tokens but the last, which is the root of the next tree. If a forward was not accepted,
+    the next call is `prefill`, which reads again what is missing. After a forward that failed, the
     cache is empty.
 
-    `open` gives more sequences of the same weights. Between `accept` and the next call, any of
+    `open` creates further sequences of the same weights. Between `accept` and the next call, any of
     them may be used; calls never overlap, so nothing is locked.
     """
 
@@ -168,21 +222,19 @@ class Backend(Protocol):
 
     @property
     def bytes(self) -> int:
-        """About what the cache takes in memory, beside the weights: 0 when nothing was read yet.
-
-        The cache of its head is counted.
-        """
+        """About the memory that the cache takes, including that of the head but not the weights;
+        0 if nothing was read yet."""
 
     @property
     def unread(self) -> int:
-        """How many of the decided tokens the next forward reads again before its root, as the cache
-        could not be taken back to just behind them: 0 for most models."""
+        """How many of the decided tokens the next forward reads again before its root, because the
+        cache could not be rolled back to the place after them; 0 for most models."""
 
     def open(self) -> "Backend":
-        """Another sequence, which is empty: the same weights and the same `info`."""
+        """Create an empty sequence with the same weights and the same `info`."""
 
     def close(self) -> None:
-        """Free what the cache takes. Whoever goes on begins from nothing."""
+        """Free the memory of the cache. The sequence is then empty, and stays usable."""
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of plain text, with no special tokens added."""
@@ -196,35 +248,36 @@ class Backend(Protocol):
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins.
 
-        `thinking` says whether the model is to think first, where it can be told; None leaves that
-        to its template.
+        `thinking` switches thinking before the answer on or off, if the template supports this;
+        None leaves it to the template.
         """
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
 
-        Stops early, leaving a valid shorter cache, once `cancelled()` is true: nothing may then be
-        decided with it, which the answer says.
+        Stops early once `cancelled()` is true. The cache is then valid but shorter, the result is
+        not `complete`, and nothing may be decided with it.
         """
 
     def depth_limit(self, length: int) -> int | None:
         """How many levels a tree may have below its root, the last of `length` tokens.
 
-        None for any number. Where a model computes a longer text in another way, one forward stays
-        on one side of that length.
+        None for any number. If a model computes texts beyond some length in another way, a forward
+        must not reach across that length.
         """
 
     def score(self, tree: Tree, sampling: Sampling) -> Scores:
         """One forward over root and nodes. The root's position is the length of the cache."""
 
     def accept(self, rows: Sequence[int]) -> None:
-        """Keep the root and the accepted rows in the cache, drop every other row of the tree."""
+        """Keep the root and the accepted rows in the cache; drop every other row of the tree."""
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """The length of the longest common prefix of two lists of tokens.
 
-    By halving: comparing slices of lists takes nanoseconds a token, a loop fifty times that.
+    It is found by bisection, because comparing slices takes nanoseconds per token, and a loop fifty
+    times that.
     """
     known, limit = 0, min(len(left), len(right))
     while known < limit:
@@ -236,41 +289,8 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return known
 
 
-def conversation(
-    messages: Sequence[Message],
-    fill: Fill | None,
-    begin: str,
-    name: str,
-    thinking: bool | None = None,
-) -> str:
-    """The prompt text of a conversation: what `fill`, the chat template of model `name`, makes of
-    its turns; without one, lines of text after `begin`. Raises PromptError.
-    """
-    if fill is None:
-        lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
-        return f"{begin}{lines}Assistant:"
-    try:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        return fill(turns, switched(thinking))
-    except TemplateStopped as stopped:
-        raise PromptError(
-            f"The chat template of {name} was stopped: {stopped}. Choose another model, or another "
-            "file of this one."
-        ) from stopped
-    except Exception as error:
-        # A template may raise anything, most often because it has no place for a system prompt.
-        if messages and messages[0].role == "system" and len(messages) > 1:
-            head = f"{messages[0].content}\n\n{messages[1].content}"
-            joined = [Message(messages[1].role, head), *messages[2:]]
-            return conversation(joined, fill, begin, name, thinking)
-        raise PromptError(
-            f"The chat template of {name} refuses this conversation: {error}. "
-            "Check the order of the messages and the system prompt."
-        ) from error
-
-
 def fingerprint(tokenizer_type: str, vocabulary: Sequence[str]) -> str:
-    """Names a vocabulary: n-grams of token ids mean the same wherever it is the same."""
+    """Identifies a vocabulary: n-grams of token ids mean the same wherever it is equal."""
     return digest([tokenizer_type, *vocabulary])
 
 

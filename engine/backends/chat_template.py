@@ -1,31 +1,50 @@
-"""Fills chat templates in a process of its own, which ends when a template does not.
+"""Chat templates: conversations as prompts, filled in a separate process.
 
-A template comes with a model, from anybody, and is a program: it may loop for hours, or ask for a
-number of billions of digits, and a thread that does so cannot be stopped. So all templates, of all
-models, are filled by one helper process (engine/backends/template_process.py). It ends itself when
-one takes too long, and the next text starts a new one. It is started with the first model, and ends
-with the application: when nobody is there to ask it any more, there is nothing left to read.
+    python -m engine.backends.chat_template LIBRARY
+
+A template comes with a model, from anybody, and is a program: it may loop for hours, or compute a
+number with billions of digits, and a thread that does so cannot be stopped. The templates of all
+models are therefore filled by one helper process, with the libraries' own code and in their
+sandbox. It is started with the first model, and ends with the application, when its input is
+closed.
+
+A request is a line of JSON on its standard input, and the reply a line on its standard output: a
+text, or the error that the template raised. A template that takes too long ends the process, and
+the next text starts a new one: the timer is a native thread that does not need Python's lock, so it
+can also stop a single operation that never ends. If the system supports it, the memory of the
+process is limited too.
 """
 
 import atexit
+import faulthandler
 import json
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from time import monotonic
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from engine.errors import PromptError
 from engine.process import command, ending, environment
+from engine.types import Message
 
 SECONDS = 5.0
-"""A template takes a few ms when it is read first, and well below one from then on."""
+"""The most seconds for a template. Usually it takes a few ms at first, and less than one later."""
+MEMORY = 1 << 30
+"""The most bytes of memory for templates."""
+LONGEST = 1 << 24
+"""The most characters of a text; far more than fit into the context of any model."""
 
 Library = Literal["llama_cpp", "transformers"]
-"""Whose way of filling templates is meant."""
+"""The library whose way of filling templates is used."""
 Fill = Callable[[Sequence[Mapping[str, str]], Mapping[str, bool]], str]
-"""Fills one template: what it makes of turns, with values for the variables that it may know."""
+"""Fills one template with turns and with values for variables that it may use."""
 SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the variable that has a model think before it answers, or not."""
+"""The names of the template variable that switches thinking on or off."""
 
 
 class TemplateError(Exception):
@@ -33,7 +52,7 @@ class TemplateError(Exception):
 
 
 class TemplateStopped(Exception):
-    """A template did not come to its end; the text says why."""
+    """A template did not finish; the text is the reason."""
 
 
 class Filler:
@@ -49,11 +68,11 @@ class Filler:
             self.running(library)
 
     def running(self, library: Library) -> subprocess.Popen[bytes]:
-        """The process, a new one if there is none; that one begins by importing `library`."""
+        """The process; a new one, which begins by importing `library`, if none is running."""
         if self.process is None or self.process.poll() is not None:
             self.stop()
             self.process = subprocess.Popen(
-                command("engine.backends.template_process", library),
+                command("engine.backends.chat_template", library),
                 env=environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -69,19 +88,20 @@ class Filler:
         turns: Sequence[Mapping[str, str]] | None,
         variables: Mapping[str, bool] | None = None,
     ) -> str:
-        """What a template makes of turns; with None it is only read, and "" is returned.
+        """Fill a template with turns; with None it is only parsed, and "" is returned.
 
-        `tokens` are the special tokens that it may name ("bos_token"), `variables` what else it
-        may ask for. Raises TemplateError and TemplateStopped.
+        `tokens` are the special tokens that it may use ("bos_token"), `variables` its other
+        variables. Raises TemplateError and TemplateStopped.
         """
         request = {"library": library, "template": template, "tokens": tokens, "turns": turns}
-        answer = self.ask(library, {**request, "variables": variables or {}, "seconds": SECONDS})
+        answer = self.send(library, {**request, "variables": variables or {}, "seconds": SECONDS})
         if "error" in answer:
             raise TemplateError(answer["error"])
         return str(answer["text"])
 
-    def ask(self, library: Library, request: dict[str, Any]) -> dict[str, str]:
-        """The answer of the process. Raises TemplateStopped when it ends instead."""
+    def send(self, library: Library, request: dict[str, Any]) -> dict[str, str]:
+        """Send a request and return the reply. Raises TemplateStopped if the process ends
+        instead."""
         line = json.dumps(request).encode() + b"\n"
         with self.lock:
             process = self.running(library)
@@ -94,7 +114,7 @@ class Filler:
             except OSError:
                 found = b""
             except BaseException:
-                # An answer that nobody waits for would be taken for that to the next request.
+                # A late reply would be mistaken for the reply to the next request.
                 self.stop()
                 raise
             if found.endswith(b"\n"):
@@ -106,7 +126,7 @@ class Filler:
         raise TemplateStopped(f"the process that fills it in ended ({ending(status)})")
 
     def stop(self) -> int:
-        """End the process, if there is one; its status, 0 where there is none."""
+        """End the process, if there is one. Returns its exit status, 0 without a process."""
         process, self.process = self.process, None
         if process is None:
             return 0
@@ -115,15 +135,21 @@ class Filler:
             return process.wait()
 
 
+FILLER = Filler()
+"""The helper process of all models."""
+atexit.register(FILLER.stop)
+
+
 def switched(thinking: bool | None) -> dict[str, bool]:
-    """The variables that switch thinking on or off; none where the template is to decide."""
+    """The variables that switch thinking on or off; none if the template decides."""
     return {} if thinking is None else dict.fromkeys(SWITCHES, thinking)
 
 
 def can_think(template: str, fill: Fill) -> bool:
-    """Whether thinking can be switched: a template then makes two different texts of a question.
+    """Whether a template can switch thinking.
 
-    That is tried, as one may name the variable and not heed it.
+    This is tested by filling it with both values, because a template may name the variable and
+    ignore it.
     """
     if not any(name in template for name in SWITCHES):
         return False
@@ -134,6 +160,128 @@ def can_think(template: str, fill: Fill) -> bool:
         return False
 
 
-FILLER = Filler()
-"""One for all models."""
-atexit.register(FILLER.stop)
+def conversation(
+    messages: Sequence[Message],
+    fill: Fill | None,
+    begin: str,
+    name: str,
+    thinking: bool | None = None,
+) -> str:
+    """The prompt text of a conversation by `fill`, the chat template of model `name`. Without a
+    template, the text consists of plain lines after `begin`. Raises PromptError.
+    """
+    if fill is None:
+        lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
+        return f"{begin}{lines}Assistant:"
+    try:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        return fill(turns, switched(thinking))
+    except TemplateStopped as stopped:
+        raise PromptError(
+            f"The chat template of {name} was stopped: {stopped}. Choose another model, or another "
+            "file of this one."
+        ) from stopped
+    except Exception as error:
+        # A template may raise anything, most often because it has no place for a system prompt.
+        if messages and messages[0].role == "system" and len(messages) > 1:
+            head = f"{messages[0].content}\n\n{messages[1].content}"
+            joined = [Message(messages[1].role, head), *messages[2:]]
+            return conversation(joined, fill, begin, name, thinking)
+        raise PromptError(
+            f"The chat template of {name} refuses this conversation: {error}. "
+            "Check the order of the messages and the system prompt."
+        ) from error
+
+
+# the helper process
+
+Filling = Callable[[list[dict[str, str]], dict[str, Any]], str]
+
+
+@lru_cache(maxsize=16)
+def llama_cpp(template: str, *tokens: tuple[str, str]) -> Filling:
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    names: dict[str, Any] = dict(tokens)
+    formatter = Jinja2ChatFormatter(template, **names)
+
+    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
+        messages: Any = turns
+        return str(formatter(messages=messages, **variables).prompt)
+
+    return fill
+
+
+def transformers(template: str, *tokens: tuple[str, str]) -> Filling:
+    """A template as the transformers library fills it; the library itself caches parsed
+    templates."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    names: dict[str, Any] = dict(tokens)
+
+    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
+        texts: Any = render_jinja_template(
+            [turns], chat_template=template, add_generation_prompt=True, **names, **variables
+        )
+        return str(texts[0][0])
+
+    return fill
+
+
+LIBRARIES: dict[str, tuple[str, Callable[..., Filling]]] = {
+    "llama_cpp": ("llama_cpp.llama_chat_format", llama_cpp),
+    "transformers": ("transformers.utils.chat_template_utils", transformers),
+}
+"""The module that each library imports, which takes a fraction of a second, and its constructor of
+fillers."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    try:
+        tokens = request["tokens"].items()
+        fill = LIBRARIES[request["library"]][1](request["template"], *tokens)
+        turns = request["turns"]
+        text = "" if turns is None else fill(turns, request["variables"])
+    except MemoryError:
+        return {"error": f"it needs more than {MEMORY >> 20:,} MiB of memory"}
+    except Exception as error:
+        # Jinja raises several types, and a template may raise any.
+        return {"error": str(error).strip() or type(error).__name__}
+    if len(text) > LONGEST:
+        return {"error": f"it makes a text of {len(text):,} characters"}
+    return {"text": text}
+
+
+def limit_memory() -> None:
+    """Limit the memory of this process to MEMORY more than now, if the system supports this."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        import psutil
+
+        most = psutil.Process().memory_info().vms + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def serve(requests: IO[bytes], answers: IO[bytes], nowhere: IO[str]) -> None:
+    for line in requests:
+        request = json.loads(line)
+        __import__(LIBRARIES[request["library"]][0])
+        faulthandler.dump_traceback_later(request["seconds"], exit=True, file=nowhere)
+        found = json.dumps(answer(request)).encode() + b"\n"
+        faulthandler.cancel_dump_traceback_later()
+        answers.write(found)
+        answers.flush()
+
+
+def main(library: str) -> None:
+    __import__(LIBRARIES[library][0])
+    limit_memory()
+    # The output of libraries must not mix with the replies.
+    with os.fdopen(os.dup(1), "wb") as answers, open(os.devnull, "w") as nowhere:
+        os.dup2(2, 1)
+        serve(sys.stdin.buffer, answers, nowhere)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,9 +1,9 @@
-"""Whether a loaded model computes trees as it computes plain text: measured, not assumed.
+"""Tests whether a loaded model computes trees as it computes plain text.
 
-A model that gets branches wrong may still verify chains; one that gets those wrong, or does not
-find back from a rejected one, decodes plainly. One that even plain decoding with its cache gets
-wrong is refused. A few tokens show most faults. Those of layers that see no more than so many
-tokens need as many: they are tried where that takes little time.
+A model that computes branches wrongly may still verify chains. If it computes chains wrongly, or
+cannot undo a rejected one, it decodes plainly. If even plain decoding with its cache is wrong, the
+model is refused. A few tokens show most faults. Layers that see a limited number of tokens need a
+test of as many tokens, which is made if it takes little time.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend, BackendInfo
-from engine.backends.scores import LogitScores
+from engine.backends.base import Backend, BackendInfo, LogitScores
 from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.sampling import Floats
@@ -22,22 +21,22 @@ from engine.tree import Tree, graft
 
 TREE = ((3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8))
 TAKEN = 3, 5
-"""Two branches that share a first node, another beside them; and the rows that are accepted."""
+"""A tree of two branches that share a first node and another branch, and the accepted rows."""
 CHAIN = ((3,), (3, 5), (3, 5, 9))
 KEPT = 1, 2
 FEW = 7
 """Tokens before the checked tree."""
 LONG = 9
-"""Nodes of a chain that tell enough of longer ones."""
+"""Nodes of the longest checked chain: longer ones show no further faults."""
 STOPPED = 3
-"""How often a prompt asks whether it was stopped, until it is."""
+"""The number of cancellation checks of a prompt before it is stopped."""
 LITTLE = {"cpu": 1e10}
 ACCELERATED = 1e12
-"""The most parameters times tokens that are worth a longer check, on the processor and elsewhere:
-it reads them about ten times."""
+"""The most parameters times tokens for which a longer check is made, on the processor and
+elsewhere: it computes them about ten times."""
 PARTS = 4, 70
-"""Tokens up to which a text is read at first, and then: the second part is longer than what layers
-that keep a state compute in one piece."""
+"""Lengths up to which a text is read first and then second. The second part is longer than the
+pieces in which layers that keep a state compute."""
 
 
 class Checkable(Backend, Protocol):
@@ -50,8 +49,8 @@ class Checkable(Backend, Protocol):
 
 
 class Resuming(Checkable, Protocol):
-    """One whose layers may keep a state; `resumes` says whether they go on from it with several
-    tokens at a time."""
+    """A backend whose layers may keep a state; with `resumes` they can continue from it with
+    several tokens at a time."""
 
     resumes: bool
 
@@ -63,16 +62,17 @@ def check(
     reach: int = 0,
     back: bool = True,
 ) -> BackendInfo:
-    """What the model can do, with the reason where it decodes plainly; leaves its cache empty.
+    """The model's info with the abilities that it was found to have, and a note on what it lacks.
+    Leaves the cache empty.
 
-    `alone(tokens)` are the logits after some tokens by other means, shape (vocabulary,); `allowed`
-    is the largest difference that rounding explains. `reach` is how many tokens those of its layers
-    see that do not see all, 0 where there are none. `back` says whether the way back from chains is
-    tried as well, for which texts grow. Raises ModelError.
+    `alone(tokens)` computes the logits after some tokens in an independent way, shape
+    (vocabulary,); `allowed` is the largest difference that rounding explains. `reach` is the number
+    of tokens that layers with a limited view see, 0 without such layers. With `back` undoing chains
+    is tested as well, for which texts grow. Raises ModelError.
     """
     info, sizes = backend.info, [FEW]
     if reach - 1 > FEW and worth(info, reach):
-        # The tree lies across what its layers still see.
+        # The tree then lies across the limit of what such layers see.
         sizes.append(reach - 1)
 
     def gap(paths: Sequence[tuple[int, ...]], taken: Sequence[int]) -> float:
@@ -112,10 +112,10 @@ def worth(info: BackendInfo, tokens: int) -> bool:
 
 
 def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed: float) -> bool:
-    """Whether several tokens at a time go on from a state as one at a time does.
+    """Whether a model continues from a state with several tokens at a time as it does with one.
 
-    Some layers begin them from an empty one. Where the weights are small that makes a small
-    difference, so it is compared with the one that rounding makes without it.
+    Some layers begin with an empty state instead. With small weights this makes only a small
+    difference, so the difference is compared with that of rounding alone.
     """
     backend.resumes = False
     rounding = plain_gap(backend, alone)
@@ -128,8 +128,8 @@ def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed
 def check_apart(
     backend: Checkable, alone: Callable[[Sequence[int]], Floats], allowed: float
 ) -> None:
-    """Whether two sequences of a model know nothing of each other: some models remember in their
-    layers what they read, not in the cache that they are given. Raises ModelError."""
+    """Raise ModelError unless two sequences of a model are independent: some models store what they
+    read in their layers instead of in the cache that is passed to them."""
     problem = problem_of(lambda: mixed_gap(backend, alone), allowed, backend)
     if problem:
         raise ModelError(
@@ -140,7 +140,7 @@ def check_apart(
 
 
 def mixed_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
-    """The largest logit difference where another sequence reads a text before the next token."""
+    """The largest logit difference if another sequence reads a text before the next token."""
     size, other = backend.info.vocabulary_size, backend.open()
     text = [7 * i % size for i in range(1, FEW + 1)]
     backend.prefill(text, never)
@@ -152,11 +152,11 @@ def mixed_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> f
 
 
 def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> str:
-    """What is wrong with a forward, "" if nothing is."""
+    """The problem of a forward, "" for none."""
     try:
         found = gap()
     except Exception as error:
-        # Whatever a model does with masks or positions that it does not expect.
+        # A model may raise any exception for masks or positions that it does not expect.
         return f"fails ({first_line(error).rstrip('.')})"
     finally:
         backend.reset()
@@ -166,8 +166,8 @@ def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> 
 
 
 def difference(one: Floats, other: Floats) -> float:
-    """The largest difference of two rows of logits, nan where either holds one; tokens that a model
-    never says may be -inf in both."""
+    """The largest difference of two rows of logits, nan if either contains one. Tokens that a model
+    never emits may be -inf in both."""
     with np.errstate(invalid="ignore"):
         return float(np.where(one == other, 0.0, abs(one - other)).max())
 
@@ -191,9 +191,9 @@ def plain_gap(
 
 
 def undone_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:
-    """The largest logit difference behind forwards that were undone, against the same texts alone:
-    chains rejected twice in a row, one longer than the model is told to verify, one that nothing
-    was decided of, a prompt that was stopped, and texts that begin alike and go on otherwise."""
+    """The largest logit difference after undone forwards, compared with the same texts alone:
+    chains rejected twice in a row, a chain longer than the model will verify, a chain without a
+    decision, a stopped prompt, and texts with the same beginning that continue differently."""
     size = backend.info.vocabulary_size
     text = [7 * i % size for i in range(1, FEW + 1)]
     limit = min(backend.depth_limit(FEW) or LONG, LONG)
@@ -214,13 +214,13 @@ def undone_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> 
     for length, taken in ((2, 0), (2, 0), (limit + 1, 1), (0, 0)):
         decided(length, taken)
     scored(2)
-    asked = iter(range(STOPPED))
-    backend.prefill([*text, *text], lambda: next(asked, None) is None)
+    checks = iter(range(STOPPED))
+    backend.prefill([*text, *text], lambda: next(checks, None) is None)
     for other in ([*text, 2 % size, 1], [*text[: FEW - 1], 4 % size]):
         text = other
         backend.prefill(text, never)
         decided(0, 0)
-    # The first two tell nothing that the third does not.
+    # The first two rows show nothing that the third does not.
     return float(np.max([difference(row, alone(before)) for before, row in found[2:]]))
 
 
@@ -231,7 +231,7 @@ def tree_gap(
     taken: Sequence[int],
     before: int = FEW,
 ) -> float:
-    """The largest logit difference between a tree forward behind `before` tokens, its root counted,
+    """The largest logit difference between a tree forward after `before` tokens, its root counted,
     and the same rows run as chains."""
     size = backend.info.vocabulary_size
     prompt = [7 * i % size for i in range(1, before + 1)]

@@ -1,10 +1,11 @@
-"""The scores of logits that lie on a device: what a choice needs comes in one small copy per step.
+"""The scores of logits on a device: one small copy per step transfers what a choice needs to the
+host.
 
-The device finds per row the largest logit, the normaliser, and a few tokens among which the choice
-must be: those with the largest sums of logit and noise or, where top-k or top-p cut, the largest
-logits. The host then chooses among these as it would in the whole row, by the same float32 numbers.
-The device's own sums are not exact and decide nothing: where the tokens that did not come might
-matter, which ties can bring about, the whole row is read.
+For each row the device finds the largest logit, the normaliser, and a few tokens among which the
+choice must be: those with the largest sums of logit and noise or, if top-k or top-p cut, the
+largest logits. The host then chooses among these as it would in the whole row, from the same
+float32 numbers. The device's own sums are inexact and decide nothing: if the other tokens might
+matter, as they can in ties, the whole row is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.backends.scores import LogitScores
+from engine.backends.base import LogitScores
 from engine.sampling import (
     BITS,
     COLDEST,
@@ -30,18 +31,17 @@ from engine.sampling import (
 from engine.settings import Sampling
 
 NEAR, KEPT = 16, 1024
-"""How many tokens of a row come: of the largest sums, of the largest logits."""
+"""How many tokens of a row are transferred: those of the largest sums, or of the largest logits."""
 SLACK = 1e-4, 1e-6
-"""How far a sum of the device may be off, and what share of itself."""
+"""The error of a sum on the device: an absolute part, and a share of the sum."""
 
 
 def signed(word: int) -> int:
-    """64 bits as torch takes them: its integers have a sign, and wrap as words do."""
+    """A word of 64 bits as a signed integer of torch, which wraps as words do."""
     return word - 2**64 if word >= 2**63 else word
 
 
 def shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Words shifted to the right, with zeros coming in."""
     moved: torch.Tensor = (words >> bits) & (2 ** (64 - bits) - 1)
     return moved
 
@@ -57,7 +57,7 @@ def draws_on(seed: int, positions: Sequence[int], size: int, device: torch.devic
 
 
 def noise_on(draws: torch.Tensor) -> torch.Tensor:
-    """About the noise that draws stand for, in single precision."""
+    """The approximate noise of some draws, in single precision."""
     low = draws < 2 ** (BITS - 1)
     # Either number has 24 bits: nothing is rounded away where the logarithm would show it.
     near = torch.where(low, draws, 2**BITS - 1 - draws).float().add_(0.5).mul_(2.0**-BITS)
@@ -81,7 +81,7 @@ class DeviceScores(LogitScores):
 
     def selected(self, row: int) -> Choice:
         if row not in self.choices:
-            choice = self.brought(row)
+            choice = self.from_survey(row)
             self.choices[row] = super().selected(row) if choice is None else choice
         return self.choices[row]
 
@@ -93,8 +93,9 @@ class DeviceScores(LogitScores):
 
     @torch.inference_mode()
     def survey(self) -> NDArray[np.float32]:
-        """What comes of all rows: per row the largest logit, both masses, the lowest sum or logit
-        that came, the logits that came, and their tokens, as the bits of integers."""
+        """Transfer the values of all rows: per row the largest logit, both masses, the lowest
+        transferred sum or logit, the transferred logits, and their tokens, as the bits of
+        integers."""
         logits = self.logits.float()
         top = logits.amax(dim=1, keepdim=True)
         mass = (logits - top).exp_().sum(dim=1, keepdim=True)
@@ -103,7 +104,7 @@ class DeviceScores(LogitScores):
             places = torch.arange(logits.shape[1], device=logits.device)
             tokens = torch.where(logits == top, places, logits.shape[1]).amin(dim=1, keepdim=True)
         else:
-            # By a number on the host, a device multiplies with its inverse, which is not the same.
+            # Dividing by a number on the host, a device multiplies by its inverse, which differs.
             warped = logits / torch.full_like(top, self.sampling.temperature)
             peak = warped.amax(dim=1, keepdim=True)
             warped_mass = (warped - peak).exp_().sum(dim=1, keepdim=True)
@@ -113,9 +114,9 @@ class DeviceScores(LogitScores):
                 rest, tokens = self.sums(warped, peak).topk(NEAR, dim=1)
             rest, tokens = rest[:, -1:], tokens.sort(dim=1).values
         parts = [top, mass, warped_mass, rest, logits.gather(1, tokens)]
-        brought: NDArray[np.float32]
-        brought = torch.cat([*parts, tokens.int().view(torch.float32)], dim=1).cpu().numpy()
-        return brought
+        values: NDArray[np.float32]
+        values = torch.cat([*parts, tokens.int().view(torch.float32)], dim=1).cpu().numpy()
+        return values
 
     @property
     def cuts(self) -> bool:
@@ -123,8 +124,8 @@ class DeviceScores(LogitScores):
         return self.sampling.top_k > 0 or self.sampling.top_p < 1.0
 
     def sums(self, warped: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-        """About the sums of warped logit and noise; the largest logit, by which min-p measures,
-        comes first."""
+        """The approximate sums of warped logit and noise. The largest logit, which min-p refers to,
+        gets the largest sum."""
         positions = sorted(set(self.positions))
         device = warped.device
         noise = noise_on(draws_on(self.sampling.seed, positions, warped.shape[1], device))
@@ -136,8 +137,8 @@ class DeviceScores(LogitScores):
             sums = torch.where(warped < least, -inf, sums)
         return sums.scatter_(1, warped.argmax(dim=1, keepdim=True), inf)
 
-    def brought(self, row: int) -> Choice | None:
-        """What comes of one row by what was brought; None where that does not say."""
+    def from_survey(self, row: int) -> Choice | None:
+        """The choice for a row from the transferred values, None if they do not suffice."""
         if self.logits.shape[1] <= KEPT or row in self.rows:
             return None
         if self.found is None:
@@ -158,7 +159,7 @@ class DeviceScores(LogitScores):
         return Choice(token, float(top), float(mass))
 
     def token(self, part: Part, row: int, rest: float) -> int | None:
-        """The token chosen from what was brought, None where it may be another."""
+        """The token chosen among the transferred values, None if it may be another one."""
         found = part.select(self.sampling, self.positions[row])
         if found is None:
             return None

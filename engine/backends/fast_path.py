@@ -1,25 +1,37 @@
-"""Whether llama.cpp's fast path works on this machine: tried once, in a process of its own.
+"""Tests once, in a separate process, whether llama.cpp's fast path works on this machine.
+
+    python -m engine.backends.fast_path FOLDER TYPE [TYPE ...]
 
 llama.cpp rearranges weights for the processor that it runs on (tiles of Intel's AMX, AVX-512, ...)
-and has kernels that read them so. On some machines such a kernel ends the process at the first
-prompt, and nothing inside that process can prevent it. So before the first file with certain types
-of weights is loaded, a process of its own reads a prompt with a tiny model of the same types
-(engine/backends/fast_path_trial.py). Where it crashes, files of these types run without rearranged
-weights: slower, but safely.
+and has kernels that read them in that form. On some machines such a kernel crashes the process at
+the first prompt, and nothing inside that process can prevent it. Before the first file with certain
+types of weights is loaded, a separate process therefore reads a prompt with a tiny model of the
+same types. It ends with status 0 unless the library crashes. If it crashes, files of these types
+run without rearranged weights: slower, but safely.
 
-What was found is remembered as long as the library, the processor and the system stay the same. A
-trial takes 0.2 s, so no machine and no type is left out.
+The model has one layer per type. Its sizes are multiples of everything that the kernels require: 32
+rows, 256 columns of K-quants, 2,048 columns for the tiles of older versions. The prompt is longer
+than the few tokens that are still multiplied row by row. All weights are zero, which is a valid
+value of every type, so the file needs no disk space.
+
+The result is remembered as long as the library, the processor and the system stay the same. A trial
+takes 0.2 s, so it is made on every machine and for every type.
 """
 
+import ctypes
 import json
 import os
 import platform
+import signal
+import struct
 import subprocess
+import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -28,23 +40,51 @@ from engine.process import RAISED, ending, run
 
 SECONDS = 60.0
 FAULT = "STRATA_FAULT"
-"""The environment variable that makes up faults, for tests: "extra_bufts" has every trial over
+"""The environment variable that simulates faults in tests: "extra_bufts" makes every trial with
 quantized weights crash, as the fast path does on some processors with AMX."""
 PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")
-"""What Linux says of a processor that does not change from one moment to the next."""
+"""The constant properties of a processor in CPUINFO."""
 CPUINFO = Path("/proc/cpuinfo")
 FILE = user_cache_path("strata", appauthor=False) / "fast_path.json"
 
+WIDTH, INNER, HEADS, TOKENS = 256, 2048, 4, 32
+PROMPT, CONTEXT = 128, 256
+EXACT = {"f32", "f16", "bf16"}
+ALIGNMENT = 32
+F32 = 0
+"""The number of this type of weights in a file."""
+VALUES: dict[str, str | int | float] = {
+    "general.architecture": "llama",
+    "llama.context_length": CONTEXT,
+    "llama.embedding_length": WIDTH,
+    "llama.feed_forward_length": INNER,
+    "llama.attention.head_count": HEADS,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.dimension_count": WIDTH // HEADS,
+    "llama.vocab_size": TOKENS,
+    "tokenizer.ggml.model": "no_vocab",
+}
+MATRICES = {
+    "attn_q": (WIDTH, WIDTH),
+    "attn_k": (WIDTH, WIDTH),
+    "attn_v": (WIDTH, WIDTH),
+    "attn_output": (WIDTH, WIDTH),
+    "ffn_gate": (WIDTH, INNER),
+    "ffn_up": (WIDTH, INNER),
+    "ffn_down": (INNER, WIDTH),
+}
+"""The matrices of a layer: columns and rows."""
+
 
 def problem(types: Collection[str]) -> str:
-    """What the fast path does wrong over weights of these types, "" where it works."""
+    """How the fast path fails with weights of these types; "" if it works."""
     name, here = " ".join(sorted(types)), machine()
     known = remembered(here)
     if name in known:
         return known[name]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            ended = run("engine.backends.fast_path_trial", folder, *sorted(types), seconds=SECONDS)
+            ended = run("engine.backends.fast_path", folder, *sorted(types), seconds=SECONDS)
     except (subprocess.TimeoutExpired, OSError):
         return "cannot be tried"
     if ended.returncode == RAISED:
@@ -55,7 +95,8 @@ def problem(types: Collection[str]) -> str:
 
 
 def machine() -> str:
-    """Names what a trial depends on: the library's build, the processor and the system."""
+    """Identifies everything that a trial depends on: the library's build, the processor, the
+    system."""
     found = find_spec("llama_cpp")
     places = [Path(place) / "lib" for place in (found and found.submodule_search_locations) or ()]
     parts = [platform.machine(), platform.release(), platform.version(), processor()]
@@ -66,7 +107,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The kind of processor and what it can do."""
+    """The kind of processor and its features."""
     try:
         lines = CPUINFO.read_text("utf-8", "replace").partition("\n\n")[0].splitlines()
     except OSError:
@@ -75,7 +116,7 @@ def processor() -> str:
 
 
 def remembered(here: str) -> dict[str, str]:
-    """What trials on this machine found, by types; nothing where the file is damaged."""
+    """The results of trials on this machine by types; none if the file is damaged."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         stored = json.loads(FILE.read_text("utf-8"))
         if stored["machine"] == here:
@@ -84,13 +125,13 @@ def remembered(here: str) -> dict[str, str]:
 
 
 def forget() -> None:
-    """Try again what was found: a process that used these libraries ended."""
+    """Forget all trials, because a process that used these libraries has crashed."""
     with suppress(OSError):
         FILE.unlink(missing_ok=True)
 
 
 def remember(here: str, known: dict[str, str]) -> None:
-    """Write the file anew, in one step; without a place to write, each load tries again."""
+    """Write the file atomically. If it cannot be written, each load repeats the trial."""
     with suppress(OSError):
         FILE.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -98,3 +139,95 @@ def remember(here: str, known: dict[str, str]) -> None:
         ) as file:
             json.dump({"machine": here, "found": known}, file)
         os.replace(file.name, FILE)
+
+
+# the process of a trial
+
+
+def text(value: str) -> bytes:
+    data = value.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def pair(key: str, value: str | int | float) -> bytes:
+    """An entry of a GGUF file's header: key, type of the value (uint32, float32 or text), value."""
+    if isinstance(value, str):
+        return text(key) + struct.pack("<I", 8) + text(value)
+    kind, form = (4, "I") if isinstance(value, int) else (6, "f")
+    return text(key) + struct.pack(f"<I{form}", kind, value)
+
+
+def tensors(types: Sequence[int]) -> list[tuple[str, tuple[int, ...], int]]:
+    """Name, shape and type of every tensor of the model."""
+    found: list[tuple[str, tuple[int, ...], int]] = [
+        ("token_embd.weight", (WIDTH, TOKENS), F32),
+        ("output_norm.weight", (WIDTH,), F32),
+    ]
+    for layer, kind in enumerate(types):
+        for name in ("attn_norm", "ffn_norm"):
+            found.append((f"blk.{layer}.{name}.weight", (WIDTH,), F32))
+        for name, shape in MATRICES.items():
+            found.append((f"blk.{layer}.{name}.weight", shape, kind))
+    return found
+
+
+def aligned(size: int) -> int:
+    """The next place where a tensor may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def write(path: Path, names: Sequence[str]) -> None:
+    """Write a model of these types of weights: a header, and zeros that take no space."""
+    import llama_cpp
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    library: Any = load_shared_library("ggml-base", Path(llama_cpp.__file__).parent / "lib")
+    library.ggml_type_name.restype = ctypes.c_char_p
+    library.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    library.ggml_row_size.restype = ctypes.c_size_t
+    known = {library.ggml_type_name(kind): kind for kind in range(llama_cpp.GGML_TYPE_COUNT)}
+    types = [known[name.encode()] for name in names]
+    values, listed, place = {**VALUES, "llama.block_count": len(types)}, tensors(types), 0
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(values))
+    header += b"".join(pair(key, value) for key, value in values.items())
+    for name, shape, kind in listed:
+        columns, *rows = shape
+        header += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        header += struct.pack("<IQ", kind, place)
+        place += aligned(library.ggml_row_size(kind, columns) * (rows[0] if rows else 1))
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(aligned(len(header)) + place)
+
+
+def read(path: Path, simulate_fault: bool) -> None:
+    """Load the model with rearranged weights, read a prompt, then one more token."""
+    import llama_cpp
+
+    llama_cpp.llama_backend_init()
+    parameters = llama_cpp.llama_model_default_params()
+    parameters.use_extra_bufts = True
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
+    settings = llama_cpp.llama_context_default_params()
+    settings.n_ctx, settings.n_batch, settings.n_ubatch = CONTEXT, PROMPT, PROMPT
+    # The right to use tiles belongs to a thread, so several threads have to be tested.
+    settings.n_threads = settings.n_threads_batch = max(2, (os.cpu_count() or 2) // 2)
+    context = model and llama_cpp.llama_init_from_model(model, settings)
+    if not context:
+        raise RuntimeError("llama.cpp does not open the model of the trial")
+    tokens = (llama_cpp.llama_token * PROMPT)(*(place % TOKENS for place in range(PROMPT)))
+    if simulate_fault:
+        signal.raise_signal(signal.SIGSEGV)
+    for count in (PROMPT, 1):
+        if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, count)):
+            raise RuntimeError("llama.cpp does not read the prompt of the trial")
+
+
+def main(folder: Path, types: Sequence[str]) -> None:
+    path = folder / "trial.gguf"
+    write(path, types)
+    read(path, os.environ.get(FAULT) == "extra_bufts" and not EXACT.issuperset(types))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

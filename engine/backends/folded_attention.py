@@ -1,13 +1,14 @@
 """Attention over grouped heads without a copy of the cache.
 
-With grouped query heads several query heads read the same keys and values. Behind an explicit mask
-the library repeats these to the number of query heads, in every layer of every forward: with a long
-text in the cache that takes longer than the rest. Here the heads of a group become further rows of
-one head instead, shape (key heads, group x rows, head size), which is the same sum.
+With grouped query heads several query heads read the same keys and values. If there is an explicit
+mask, the library repeats these to the number of query heads, in every layer of every forward; with
+a long text in the cache that takes longer than everything else. Here the heads of a group become
+additional rows of one head instead, shape (key heads, group x rows, head size), which gives the
+same sums.
 
-Registered through the library's own interface, beside its "sdpa", whose results these are: where a
-call has anything that the fold does not know, that function answers. Plain steps and trees go
-through here alike, so both see the same logits.
+This is registered through the library's own interface, in addition to its "sdpa", and has the same
+results. Calls with anything that the fold does not support are passed on to that function. Plain
+steps and trees both use the fold, so both see the same logits.
 """
 
 from collections.abc import Iterator
@@ -25,11 +26,11 @@ from engine.drafting.costs import LARGEST
 LIBRARY, FOLDED = "sdpa", "folded_sdpa"
 """The names of the library's attention and of this one."""
 DEVICES = {"cpu", "cuda"}
-"""Elsewhere the library has no copy to save, or nobody has looked."""
+"""Other devices were not examined, or the library makes no copy on them."""
 MOST_ROWS = LARGEST + 1
 """The largest tree and its root; more rows are a prompt."""
 UNKNOWN = ("position_bias", "softcap", "cache")
-"""What the library's function knows beside masks."""
+"""Arguments of the library's function that the fold does not support."""
 
 
 def attend(
@@ -43,8 +44,8 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As the library's `sdpa_attention_forward`: queries (batch, heads, rows, size), keys and
-    values (batch, key heads, tokens, size), to (batch, rows, heads, size)."""
+    """As the library's `sdpa_attention_forward`: maps queries (batch, heads, rows, size), keys and
+    values (batch, key heads, tokens, size) to outputs (batch, rows, heads, size)."""
     if dropout or others_known(others) or not same_for_groups(query, key, attention_mask):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
@@ -62,7 +63,7 @@ def attend(
     shared = key.shape[1]
     group = heads // shared
     if rows > MOST_ROWS:
-        # As many rows fill the kernel's blocks without a fold, whose mask would be large.
+        # So many rows fill the kernel's blocks without a fold, whose mask would be large.
         found = scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
         )
@@ -77,15 +78,14 @@ def attend(
 
 
 def others_known(others: dict[str, Any]) -> bool:
-    """Whether a call has arguments that change the result."""
     return any(others.get(name) is not None for name in UNKNOWN)
 
 
 def same_for_groups(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether heads come in groups that may be folded: all heads see the same, whole mask.
+    """Whether the heads form groups that may be folded, with the same complete mask for all heads.
 
-    A single row without a mask sees all. Several without one are a prompt from its beginning. On
-    the processor alone the kernel takes groups and masks of prompts without copies.
+    A single row without a mask sees everything. Several rows without a mask are the beginning of a
+    prompt. Only on a processor does the kernel accept groups and masks of prompts without copies.
     """
     rows, device = query.shape[2], query.device.type
     if device not in DEVICES or query.shape[1] == key.shape[1] or query.shape[1] % key.shape[1]:
@@ -102,7 +102,7 @@ AttentionMaskInterface.register(FOLDED, sdpa_mask)
 
 
 def fold(model: Any) -> bool:
-    """Give a model this attention in place of the library's; False where it has none of that."""
+    """Replace a model's attention by this one; returns False if it does not use the library's."""
     takes = getattr(model, "_can_set_attn_implementation", None)
     if model.config._attn_implementation != LIBRARY or takes is None or not takes():
         return False
@@ -111,14 +111,14 @@ def fold(model: Any) -> bool:
 
 
 def unfold(model: Any) -> None:
-    """Give a model the library's attention back."""
+    """Restore the library's attention of a model."""
     if model.config._attn_implementation == FOLDED:
         model.set_attn_implementation(LIBRARY)
 
 
 @contextmanager
 def unfolded(model: Any) -> Iterator[None]:
-    """While it is entered, a model has the library's attention."""
+    """Give a model the library's attention in this block."""
     was = model.config._attn_implementation == FOLDED
     unfold(model)
     try:

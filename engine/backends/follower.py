@@ -1,9 +1,9 @@
-"""The process of a rank that is not the first, and who looks after it under torchrun.
+"""The process of a rank other than the first, and its supervision under torchrun.
 
     python -m engine.backends.follower HOST PORT NUMBER RANK
 
-It loads its part of the model and follows rank 0 (engine/backends/parallel.py) until that ends. It
-tells what goes wrong before it ends itself. It never outlives the process that has started it.
+It loads its part of the model and follows rank 0 (engine/backends/parallel.py) until rank 0 ends.
+It reports an error before it ends. It never outlives the process that started it.
 """
 
 import os
@@ -16,16 +16,15 @@ from threading import Thread
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from engine.backends.rank_processes import awaited, client, lost, start_rank, whole_store
+from engine.backends.rank_processes import awaited, client, lost, start_rank
 from engine.errors import first_line
-from engine.ranks import Place, launched
+from engine.machine import Place, launched
 
 
 def main(host: str, port: int, number: int, rank: int) -> None:
-    """Be a rank of a model, to its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Rank 0 decides what Ctrl-C means.
     Thread(target=end_with_input, daemon=True).start()
-    store = PrefixStore(str(number), whole_store(host, port))
+    store = PrefixStore(str(number), client(host, port))
     try:
         from engine.models.load_split import follow
 
@@ -39,18 +38,18 @@ def main(host: str, port: int, number: int, rank: int) -> None:
 
 
 def end_with_input() -> None:
-    """Who started this process holds the other end of its input."""
+    """End this process when its input is closed, whose other end its parent holds."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 def look_after() -> None:
-    """What a program does that torchrun has started as a rank other than the first: have a rank of
-    each model that rank 0 loads, until rank 0's program has ended."""
+    """Run a rank of each model that rank 0 loads, until the program of rank 0 has ended. For a
+    program that torchrun has started as a rank other than the first."""
     place = launched()
     assert place is not None
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # What waits for the store looks for no signals.
-    store, number = client(place), 0
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Waiting for the store would not notice signals.
+    store, number = client(place.host, place.port), 0
     running: subprocess.Popen[bytes] | None = None
     while True:
         number += 1
@@ -64,19 +63,19 @@ def look_after() -> None:
 
 
 def watch(running: subprocess.Popen[bytes], place: Place, number: int) -> None:
-    """Tell rank 0 of a rank that ended unasked."""
+    """Report to rank 0 that a rank ended unexpectedly."""
     status = running.wait()
     if status:
         with suppress(Exception):
-            store = PrefixStore(str(number), client(place))
+            store = PrefixStore(str(number), client(place.host, place.port))
             store.set("lost", lost(place.rank, place.size, status, store))
 
 
 def leave() -> None:
-    """What the program of rank 0 does at its end: let the others go."""
+    """Let the programs of the other ranks end. For the end of rank 0's program."""
     place = launched()
     if place is not None:
-        store = client(place)
+        store = client(place.host, place.port)
         store.set(f"{store.add('number', 1)}/job", "")
 
 

@@ -1,26 +1,26 @@
-"""A GGUF model behind llama.cpp's low-level interface, verified as a tree.
+"""A GGUF model through llama.cpp's low-level interface, verified as a tree.
 
-llama.cpp knows no tree mask. What it knows is sequences: every cell of its cache says which of them
-it belongs to, and a row sees the cells of its own. So each leaf of a tree is a sequence, a row
-belongs to those of the leaves below it, and all share the cells that are decided. After a step the
-winner's sequence leads on; the others keep what they share with it and are led on when they are
-needed next, so that a step touches a few cells, not the whole cache once per leaf.
+llama.cpp has no tree mask. It has sequences: every cell of its cache belongs to some of them, and a
+row sees the cells of its own sequences. So each leaf of a tree is a sequence, a row belongs to the
+sequences of the leaves below it, and all share the decided cells. After a step the sequence of the
+accepted path continues. The others keep the cells that they share with it, and are extended when
+they are needed next, so a step touches a few cells, not the whole cache once per leaf.
 
-A conversation has the cache to itself: attention goes over all cells that are in use, whoever they
-belong to, so others in it would cost time in every forward. Whose turn it is not is parked: its
-cells are bytes in the host's memory until it is used again.
+Only one conversation is in the cache at a time, because attention goes over all cells in use, and
+those of other conversations would cost time in every forward. The other conversations are parked:
+their cells are kept as bytes in the host's memory until they are used again.
 
-Invariant between steps, of the backend that has the cache: sequence `order[0]` holds exactly the
-`cached` tokens, any other one the first `held` of them. `dirty` says that it does not, as rows were
-computed and not yet settled. Of any other backend: `parked` holds its `cached` tokens, or there are
-none. Logits are read in place.
+Invariant between steps, for the backend that has the cache: sequence `order[0]` holds exactly the
+`cached` tokens, any other one the first `held` of them. With `dirty` this does not hold, because
+rows were computed but not yet settled. For any other backend, `parked` holds its `cached` tokens,
+or there are none. Logits are read in place.
 """
 
 import ctypes
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import pairwise
 from typing import Any, Self
@@ -28,12 +28,11 @@ from typing import Any, Self
 import llama_cpp
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, TokenizerInfo, common_prefix, conversation
-from engine.backends.chat_template import Fill
-from engine.backends.scores import LogitScores
+from engine.backends.base import BackendInfo, Filled, LogitScores, TokenizerInfo, common_prefix
+from engine.backends.chat_template import Fill, conversation
 from engine.decode import never
 from engine.errors import ModelError, PromptError
-from engine.heads.llamacpp import LlamaHead
+from engine.heads.llamacpp import LlamaHead, free, restored, saved
 from engine.models.gguf import TREE_ROWS
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -41,11 +40,10 @@ from engine.tree import Tree
 from engine.types import Message
 
 NO_MEMORY, ABORTED = 1, 2
-"""What llama_decode returns beside 0; all else is a fault."""
+"""Results of llama_decode other than 0 (success); any other one is a fault."""
 LONGEST = 1 << 13
-"""Characters that the library gets at a time of a text without a space. Expressions that split one
-may call themselves once per character, and from 25,000 on the stack is full and the process ends.
-"""
+"""The most characters without a space that the library gets at a time. Its expressions that split a
+text may recurse once per character; at 25,000 the stack overflows and the process ends."""
 RUNS = re.compile(r"\S+|\s+")
 LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 
@@ -53,8 +51,8 @@ LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 class Vocabulary:
     """The tokens of a GGUF file: `texts` as the file writes them, `pieces` as the bytes they add.
 
-    `texts` ends before what only pads the weights. `ends` are the tokens that end a turn. `splits`
-    says whether texts are split by expressions before they are tokenized.
+    `texts` ends before tokens that only pad the weights. `ends` are the tokens that end a turn.
+    With `splits`, texts are split by regular expressions before they are tokenized.
     """
 
     def __init__(self, model: Any) -> None:
@@ -77,11 +75,10 @@ class Vocabulary:
         return int(llama_cpp.llama_vocab_get_attr(self.raw, token))
 
     def text(self, token: int) -> str:
-        """The token as the file writes it."""
         return bytes(llama_cpp.llama_vocab_get_text(self.raw, token)).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:
-        """The bytes that the token adds to a text, special tokens included."""
+        """The bytes that a token adds to a text, also if it is special."""
         size = 32
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -91,21 +88,21 @@ class Vocabulary:
             size = -length
 
     def special(self, token: int) -> str:
-        """The text of a special token, "" where the file has none: the library then takes one that
-        may well be a word."""
+        """The text of a special token, "" if the file has none: the library then returns a token
+        that may be an ordinary word."""
         if not 0 <= token < self.size:
             return ""
         word = self.attributes(token) & llama_cpp.LLAMA_TOKEN_ATTR_NORMAL
         return "" if word else self.pieces[token].decode("utf-8", "replace")
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are read as such, none are added."""
+        """Token ids of a text. Special tokens in it are recognised; none are added."""
         pieces = parts(text) if self.splits else [text]
         return [token for piece in pieces for token in tokens_of(self.raw, piece)]
 
 
 def tokens_of(vocabulary: Any, text: str) -> list[int]:
-    """Token ids by a vocabulary of the library, of a text that is not too long for it."""
+    """Token ids of a text. Raises PromptError if it is too long for the library."""
     data = text.encode("utf-8", "replace")
     room = len(data) + 16
     while True:
@@ -119,7 +116,8 @@ def tokens_of(vocabulary: Any, text: str) -> list[int]:
 
 
 def parts(text: str) -> list[str]:
-    """The text, cut where it goes on for too long without a space, or with nothing but spaces."""
+    """The text, cut into parts where a run of characters without a space, or of spaces, is too
+    long."""
     if len(text) <= LONGEST:
         return [text]
     cuts = [0]
@@ -142,7 +140,7 @@ class Batch:
         self.positions: Any = (ctypes.c_int32 * rows)()
         self.counts: Any = (ctypes.c_int32 * rows)()
         self.sequences: Any = (ctypes.c_size_t * rows)()
-        self.wanted: Any = (ctypes.c_int8 * rows)()
+        self.with_logits: Any = (ctypes.c_int8 * rows)()
         self.first = ctypes.addressof(self.order)
         self.step = ctypes.sizeof(ctypes.c_int32)
         self.raw = llama_cpp.llama_batch(
@@ -152,7 +150,7 @@ class Batch:
             pos=self.positions,
             n_seq_id=self.counts,
             seq_id=ctypes.cast(self.sequences, LISTS),
-            logits=self.wanted,
+            logits=self.with_logits,
         )
 
     def fill(
@@ -161,22 +159,22 @@ class Batch:
         positions: Sequence[int],
         leaves: Sequence[int],
         counts: Sequence[int],
-        wanted: int,
+        outputs: int,
     ) -> None:
-        """Set the rows: `leaves` is the first leaf below each, `counts` how many there are; of the
-        last `wanted` rows logits are."""
+        """Set the rows: `leaves` is the first leaf below each, `counts` the number of its leaves.
+        Logits are computed for the last `outputs` rows."""
         rows = len(tokens)
         self.tokens[:rows] = tokens
         self.positions[:rows] = positions
         self.counts[:rows] = counts
         self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
-        self.wanted[:rows] = [*[0] * (rows - wanted), *[1] * wanted]
+        self.with_logits[:rows] = [*[0] * (rows - outputs), *[1] * outputs]
         self.raw.n_tokens = rows
 
 
 class Shared:
-    """What all sequences of a model have in common: the library's `model` and `context`, freed when
-    the last sequence is, and `holder`, the one whose tokens are in the cache, if it still is."""
+    """What all sequences of a model share: the library's `model` and `context`, freed with the last
+    sequence, and `holder`, a weak reference to the sequence whose tokens are in the cache."""
 
     def __init__(self, model: Any, context: Any) -> None:
         self.holder: Callable[[], LlamaCppBackend | None] = lambda: None
@@ -184,8 +182,8 @@ class Shared:
 
 
 class LlamaCppTokenizer:
-    """The vocabulary of a file behind the Tokenizer protocol. `template` fills its chat template,
-    where it has one."""
+    """The vocabulary of a file as a Tokenizer. `template` fills the file's chat template, if it has
+    one."""
 
     info: Any
 
@@ -205,8 +203,8 @@ class LlamaCppTokenizer:
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the file's chat template (run in a sandbox).
 
-        It begins with the token that begins a text, where the file asks for one and its template
-        does not write it.
+        The token that begins a text is added if the file requires one and its template does not
+        write it.
         """
         begin = self.tokens.begin
         text = conversation(messages, self.template, "", self.info.name, thinking)
@@ -214,10 +212,10 @@ class LlamaCppTokenizer:
 
 
 class LlamaCppBackend(LlamaCppTokenizer):
-    """A loaded model behind the Backend protocol: one sequence of it, a conversation.
+    """One sequence of a loaded model, a conversation, as a Backend.
 
-    `model` and `context` are the library's. `rows` is how many tokens of a prompt are read at a
-    time.
+    `model` and `context` are the library's. `rows` is the number of prompt tokens that are read at
+    a time.
     """
 
     info: BackendInfo
@@ -234,7 +232,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         super().__init__(vocabulary, template, info)
         self.model, self.context = model, context
         self.head: LlamaHead | None = None
-        # The library takes no more at a time than fits its cache, and ends the process otherwise.
+        # The library ends the process if it gets more rows at a time than fit its cache.
         self.chunk = min(rows, llama_cpp.llama_n_batch(context))
         self.memory = llama_cpp.llama_get_memory(context)
         self.cells = llama_cpp.llama_n_ctx(context)
@@ -255,7 +253,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.shared = Shared(model, context)
 
     def reset(self) -> None:
-        """An empty cache; that of another sequence stays as it is."""
+        """Empty the cache of this sequence; those of other sequences stay as they are."""
         holds = self.shared.holder() is self
         if holds:
             self.clear()
@@ -264,7 +262,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.cached, self.tree, self.dirty, self.parked = [], None, False, None
 
     def clear(self) -> None:
-        """Empty the library's cache, whoever holds it."""
+        """Empty the library's cache, whichever sequence holds it."""
         llama_cpp.llama_memory_clear(self.memory, False)
         self.held[:] = [0] * len(self.held)
 
@@ -274,11 +272,9 @@ class LlamaCppBackend(LlamaCppTokenizer):
             return 0
         holds = self.shared.holder() is self
         head = self.head.size(holds) if self.head else 0
-        return head + (self.size() if holds else len(self.parked or ()))
-
-    def size(self) -> int:
-        """Bytes that the decided tokens take in the library's cache."""
-        return int(llama_cpp.llama_state_seq_get_size(self.context, self.order[0]))
+        if not holds:
+            return head + len(self.parked or ())
+        return head + int(llama_cpp.llama_state_seq_get_size(self.context, self.order[0]))
 
     def open(self) -> Self:
         other = copy(self)
@@ -290,9 +286,9 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.reset()
 
     def enter(self) -> None:
-        """Have the library's cache hold this sequence; the one that it held is parked.
+        """Make the library's cache hold this sequence, and park the one that it held.
 
-        Where that cannot be restored, the sequence is empty.
+        If this sequence cannot be restored, it becomes empty.
         """
         holder = self.shared.holder()
         if holder is self:
@@ -308,55 +304,47 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.head.restore()
 
     def park(self) -> None:
-        """Keep the decided tokens as bytes, where memory allows: others need the cache."""
+        """Save the decided tokens as bytes, if memory allows, because another sequence needs the
+        cache."""
         self.settle()
         self.tree = None
         if self.head:
             self.head.park()
         if self.cached:
-            size, place = self.size(), self.order[0]
-            with suppress(MemoryError):
-                parked = (ctypes.c_uint8 * size)()
-                if llama_cpp.llama_state_seq_get_data(self.context, parked, size, place) == size:
-                    self.parked = parked
+            self.parked = saved(self.context, self.order[0])
 
     def settle(self) -> None:
-        """Undo a forward that was not accepted."""
         self.keep(len(self.cached))
 
     def restore(self) -> bool:
-        """Put the parked bytes into the library's cache, which is empty; whether it took them."""
-        if self.parked is None:
-            return False
-        size, place = len(self.parked), self.order[0]
-        read = llama_cpp.llama_state_seq_set_data(self.context, self.parked, size, place)
-        return bool(read == size)
+        """Put the parked bytes into the library's empty cache; returns whether it accepted them."""
+        return restored(self.context, self.order[0], self.parked)
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        wanted = list(tokens[:-1])
+        decided = list(tokens[:-1])
         size = self.info.vocabulary_size
-        if wanted and not 0 <= min(wanted) <= max(wanted) < size:
+        if decided and not 0 <= min(decided) <= max(decided) < size:
             raise PromptError(
                 f"The prompt holds tokens that are none of the {size:,} of the model."
             )
         self.enter()
-        reused = common_prefix(self.cached, wanted)
+        reused = common_prefix(self.cached, decided)
         self.keep(reused)
         reused = len(self.cached)
         if self.head:
             self.head.keep(reused)
-        with Stopping(self.context, cancelled):
-            self.read_on(wanted, cancelled)
-        return Filled(reused, len(self.cached) == len(wanted))
+        with stopping(self.context, cancelled):
+            self.read_rest(decided, cancelled)
+        return Filled(reused, len(self.cached) == len(decided))
 
-    def read_on(self, wanted: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Read what the cache lacks of the text, part by part, until cancelled."""
-        for start in range(len(self.cached), len(wanted), self.chunk):
+    def read_rest(self, decided: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Read the tokens that the cache lacks, part by part, until cancelled."""
+        for start in range(len(self.cached), len(decided), self.chunk):
             if cancelled():
                 break
-            chunk = wanted[start : start + self.chunk]
+            chunk = decided[start : start + self.chunk]
             places, rows = range(start, start + len(chunk)), len(chunk)
-            self.batch.fill(chunk, places, [0] * rows, [1] * rows, wanted=0)
+            self.batch.fill(chunk, places, [0] * rows, [1] * rows, outputs=0)
             if not self.decode(cancelled):
                 self.keep(start)
                 break
@@ -370,11 +358,11 @@ class LlamaCppBackend(LlamaCppTokenizer):
         return 0
 
     def depth_limit(self, length: int) -> int | None:
-        # Rotary factors that depend on the length are chosen by that of the context, once.
+        # Rotary factors that depend on the length are chosen once, by the length of the context.
         return None
 
     def keep(self, length: int) -> None:
-        """Shorten the cache to so many decided tokens, or empty it where it cannot roll back."""
+        """Shorten the cache to so many decided tokens, or empty it if it cannot roll back."""
         if self.dirty or length < len(self.cached):
             if not llama_cpp.llama_memory_seq_rm(self.memory, -1, length, -1):
                 self.reset()
@@ -395,7 +383,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.leaves, self.counts = branches(tree)
         again = self.cached[start - self.unread :]
         self.before = len(again)
-        # Our own promise to the library: it gets no more rows than there is room for.
+        # The library must not get more rows than it has room for.
         fits = len(again) + rows <= TREE_ROWS and start + rows <= self.cells
         assert fits, f"{len(again)} + {rows} rows after {start}"
         self.batch.fill(
@@ -403,20 +391,20 @@ class LlamaCppBackend(LlamaCppTokenizer):
             [*range(start - len(again), start), *places],
             [*[0] * len(again), *self.leaves],
             [*[1] * len(again), *self.counts],
-            wanted=rows,
+            outputs=rows,
         )
         self.lead(start)
         self.decode()
         found = llama_cpp.llama_get_logits(self.context)
         address = ctypes.addressof(found.contents)
         if address != self.address or rows > len(self.logits):
-            # The library may move them when more rows are asked for than ever before.
+            # The library may move its logits when a forward has more rows than any before.
             shape = (rows, self.info.vocabulary_size)
             self.address, self.logits = address, np.ctypeslib.as_array(found, shape=shape)
         return LogitScores(self.logits.__getitem__, [place + 1 for place in places], sampling)
 
     def lead(self, length: int) -> None:
-        """Have the sequences of all leaves hold the decided tokens."""
+        """Give the sequences of all leaves the decided tokens."""
         main = self.order[0]
         for leaf in range(1, self.counts[0]):
             number = self.order[leaf]
@@ -424,7 +412,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.held[number] = length
 
     def lead_first(self) -> None:
-        """Have sequence 0 lead: a head that reads this cache looks there."""
+        """Make sequence 0 the leading one, for a head that reads this cache."""
         main, length = self.order[0], len(self.cached)
         if main:
             place = list(self.order).index(0)
@@ -433,7 +421,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.held[0] = self.held[main] = length
 
     def decode(self, cancelled: Callable[[], bool] = never) -> bool:
-        """Run the batch; False when it was cancelled. Raises ModelError for a failed forward."""
+        """Run the batch; returns False if it was cancelled. Raises ModelError if the forward
+        fails."""
         self.dirty = True
         if self.head:
             self.head.prepare()
@@ -459,10 +448,10 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.drop(tree, path)
 
     def drop(self, tree: Tree, path: Sequence[int]) -> None:
-        """Have the cache forget the rows of the tree that are not on the path."""
+        """Remove the rows of the tree that are not on the path from the cache."""
         end, last = len(self.cached), path[-1]
         start = end - len(path)
-        # What lies behind the path goes at once; what lies beside it, leaf by leaf.
+        # Rows after the end of the path are removed at once, other branches leaf by leaf.
         remove = llama_cpp.llama_memory_seq_rm
         trimmed = not tree.children[last] and end == start + 1 or remove(self.memory, -1, end, -1)
         low = high = self.leaves[last]
@@ -484,9 +473,9 @@ class LlamaCppBackend(LlamaCppTokenizer):
 
 
 def branches(tree: Tree) -> tuple[list[int], list[int]]:
-    """For each row the first leaf below it and how many there are.
+    """For each row, the first leaf below it and the number of its leaves.
 
-    Leaves are numbered from branch to branch, so that those below a row follow each other.
+    Leaves are numbered branch by branch, so that those below a row have consecutive numbers.
     """
     parents, rows = tree.parents, len(tree.parents)
     counts = [0] * rows
@@ -502,21 +491,19 @@ def branches(tree: Tree) -> tuple[list[int], list[int]]:
     return leaves, counts
 
 
-class Stopping:
-    """While it is entered, a forward on the processor ends early once `cancelled()` is true.
+@contextmanager
+def stopping(context: Any, cancelled: Callable[[], bool]) -> Iterator[None]:
+    """End forwards on the processor early in this block once `cancelled()` is true.
 
-    Only then: the library asks at every node of its graph, and each time waits for Python's lock.
+    Only prompts use this, because the library calls back at every node of its graph and then waits
+    for Python's lock.
     """
-
-    def __init__(self, context: Any, cancelled: Callable[[], bool]) -> None:
-        self.context = context
-        self.callback = llama_cpp.ggml_abort_callback(lambda _: cancelled())
-
-    def __enter__(self) -> None:
-        llama_cpp.llama_set_abort_callback(self.context, self.callback, None)
-
-    def __exit__(self, *_: object) -> None:
-        llama_cpp.llama_set_abort_callback(self.context, llama_cpp.ggml_abort_callback(), None)
+    callback = llama_cpp.ggml_abort_callback(lambda _: cancelled())
+    llama_cpp.llama_set_abort_callback(context, callback, None)
+    try:
+        yield
+    finally:
+        llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
 
 
 def alone(backend: LlamaCppBackend, tokens: Sequence[int]) -> Floats:
@@ -524,9 +511,3 @@ def alone(backend: LlamaCppBackend, tokens: Sequence[int]) -> Floats:
     backend.reset()
     backend.prefill(tokens, never)
     return backend.score(Tree(tokens[-1]), Sampling()).row(0).copy()
-
-
-def free(context: Any, model: Any) -> None:
-    """Give the library's memory back, the context before its model."""
-    llama_cpp.llama_free(context)
-    llama_cpp.llama_model_free(model)

@@ -1,54 +1,119 @@
 """A GGUF model whose layers keep a state, verified as a chain.
 
-A state holds the whole text at once: what was read can be undone only by going back to an earlier
-state. There are two kinds of those. Architectures that know snapshots keep the states behind the
-last rows of a forward, so that the library can forget up to `snapshots` of them at once, for
-nothing. Behind all others, and wherever that is not enough, the text goes back to a mark
-(engine/backends/marks.py). What lies between the mark and the end of the decided text is left
-unread: the next forward reads it again, before its root. So an undone chain costs a few rows of a
-forward, not a forward of its own.
+A state represents the whole text, so reading can be undone only by going back to an earlier state.
+There are two kinds of earlier states. Architectures with snapshots keep the states after the last
+rows of a forward, so the library can forget up to `snapshots` rows at no cost. In all other cases
+the text goes back to a mark, a copy of the states alone: keys and values of attention layers stay
+in the library's cache, whose end can be removed at any time. The tokens between the mark and the
+end of the decided text are left unread: the next forward reads them again, before its root. An
+undone chain thus costs a few rows of a forward, not a separate forward.
 
-A prompt leaves three marks, and so the next one is not read from its beginning: where it began to
-be read, which is the end of the last answer; shortly before its end, as templates write the
-beginning of an answer otherwise once that is over; and its end, for the same question again.
+A prompt leaves three marks, so that the next prompt need not be read from its beginning: where
+reading began, which is the end of the last answer; shortly before its end, because templates change
+the beginning of an answer once it is complete; and at its end, for a repetition of the question.
+
+On a GPU, the copy for undoing the current step stays on the device. The library has room for one
+such copy, which is lost when another conversation gets the cache.
 
 Invariant between steps: the library has read the first `read` of the `cached` tokens, and can
-forget the last `reach` of those. After a forward these include the rows of the tree. `torn` says
-that a forward broke off: the states are anything then.
+forget the last `reach` of those. After a forward these include the rows of the tree. With `torn` a
+forward was interrupted, which leaves the states undefined.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from contextlib import suppress
+from typing import Any, Literal, Self
 
 import llama_cpp
 
-from engine.backends.base import Filled
+from engine.backends.base import Filled, LogitScores
 from engine.backends.llamacpp import LlamaCppBackend
-from engine.backends.marks import Marks
-from engine.backends.scores import LogitScores
 from engine.decode import never
 from engine.models.gguf import TREE_ROWS
 from engine.settings import Sampling
 from engine.tree import Tree
 
+Name = Literal["begin", "tail", "end", "step"]
+"""The places of marks: where reading the last prompt began, shortly before its end, at its end, and
+before the rows of the current step, which may have to be undone."""
+MOST = 4
+"""The most marks of a text: one of each name."""
 TAIL = 16
-"""Tokens before the end of a prompt where it is marked: more than templates change there."""
+"""The distance of a mark from the end of a prompt, in tokens: more than templates change there."""
 WORTH = 64
-"""Tokens of a prompt that are worth that mark, which takes a forward more."""
+"""The fewest tokens of a prompt for which that mark pays: it takes a further forward."""
 MOST_UNREAD = 32
-"""Tokens that may be left unread while chains are verified; a plain step then reads them."""
+"""The most tokens that may stay unread while chains are verified. Beyond that, a plain step reads
+them."""
+
+
+class Marks:
+    """The marks of one sequence, number `place` of the library's `context`. With `on_device` a GPU
+    holds the states. A mark of `length` holds the states after the first `length` tokens of the
+    present text."""
+
+    def __init__(self, context: Any, place: int, on_device: bool) -> None:
+        self.context, self.place, self.on_device = context, place, on_device
+        self.kept: dict[Name, tuple[int, Any]] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(len(data) for _, data in self.kept.values())
+
+    def keep(self, name: Name, length: int) -> None:
+        """Mark the text, of which the library has read `length` tokens, if memory allows."""
+        if not length or self.kept.get(name, (0, None))[0] == length:
+            return
+        flags = self.flags(name)
+        size = llama_cpp.llama_state_seq_get_size_ext(self.context, self.place, flags)
+        data = self.kept.pop(name, (0, ()))[1]
+        with suppress(MemoryError):
+            if len(data) != size:
+                data = (ctypes.c_uint8 * size)()
+            read = llama_cpp.llama_state_seq_get_data_ext(
+                self.context, data, size, self.place, flags
+            )
+            if read == size:
+                self.kept[name] = length, data
+
+    def restore(self, most: int) -> int:
+        """Restore the longest mark of at most so many tokens. Returns its length; 0 if no mark fits
+        or the library rejects it, in which case the states are undefined."""
+        fitting = [name for name, mark in self.kept.items() if mark[0] <= most]
+        if not fitting:
+            return 0
+        name = max(fitting, key=lambda name: self.kept[name][0])
+        length, data = self.kept[name]
+        read = llama_cpp.llama_state_seq_set_data_ext(
+            self.context, data, len(data), self.place, self.flags(name)
+        )
+        return length if read == len(data) else 0
+
+    def flags(self, name: Name) -> int:
+        stays = self.on_device and name == "step"
+        device = llama_cpp.LLAMA_STATE_SEQ_FLAGS_ON_DEVICE if stays else 0
+        return int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY | device)
+
+    def leave(self) -> None:
+        """Drop what is lost when another conversation gets the cache."""
+        if self.on_device:
+            self.kept.pop("step", None)
+
+    def forget(self, length: int) -> None:
+        """Drop the marks beyond so many tokens, because the text has changed there."""
+        self.kept = {name: mark for name, mark in self.kept.items() if mark[0] <= length}
 
 
 class StatesBackend(LlamaCppBackend):
-    """One sequence of such a model; see LlamaCppBackend."""
+    """One sequence of a model whose layers keep a state; see LlamaCppBackend."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.snapshots = int(llama_cpp.llama_n_rs_seq(self.context))
         self.begin()
 
     def begin(self) -> None:
-        """Nothing was read."""
         self.read = self.reach = 0
         self.torn = False
         self.marks = Marks(self.context, self.order[0], self.info.device != "cpu")
@@ -80,24 +145,24 @@ class StatesBackend(LlamaCppBackend):
         self.settle()
         return super().prefill(tokens, cancelled)
 
-    def read_on(self, wanted: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        if self.read == len(wanted):
+    def read_rest(self, decided: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        if self.read == len(decided):
             return
         self.marks.keep("begin", self.read)
-        tail = len(wanted) - TAIL
+        tail = len(decided) - TAIL
         if tail - self.read > WORTH:
-            super().read_on(wanted[:tail], cancelled)
+            super().read_rest(decided[:tail], cancelled)
             if self.read == tail:
                 self.marks.keep("tail", tail)
-        super().read_on(wanted, cancelled)
-        if self.read == len(wanted):
+        super().read_rest(decided, cancelled)
+        if self.read == len(decided):
             self.marks.keep("end", self.read)
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         self.enter()
         if self.unread + len(tree.tokens) > TREE_ROWS:
             decided, self.cached = self.cached, self.cached[: self.read]
-            super().read_on(decided, never)
+            super().read_rest(decided, never)
         if len(tree) > self.snapshots:
             self.marks.keep("step", self.read)
         return super().score(tree, sampling)
@@ -107,17 +172,17 @@ class StatesBackend(LlamaCppBackend):
 
     def decode(self, cancelled: Callable[[], bool] = never) -> bool:
         if cancelled is not never and self.info.device == "cpu":
-            # Only there a forward can break off in the middle.
+            # Only on a processor can a forward be interrupted in the middle.
             self.marks.keep("step", self.read)
         self.torn, rows = True, self.batch.raw.n_tokens
         if done := super().decode(cancelled):
-            # The library keeps no snapshot of what was before the first row.
+            # The library keeps no snapshot of the states before the first row.
             self.torn, self.read = False, self.read + rows
             self.reach = min(self.snapshots, rows - 1)
         return done
 
     def settle(self) -> None:
-        """Undo a forward that was not accepted, but for its root, which was decided before."""
+        """Undo a forward that was not accepted, except for its root, which was decided before."""
         if self.dirty and self.tree is not None and not self.torn:
             self.accept(())
         elif self.dirty:
@@ -130,8 +195,8 @@ class StatesBackend(LlamaCppBackend):
         self.dirty = False
 
     def rewind(self, length: int) -> None:
-        """Have the library hold no more than the first `length` tokens: all of these where it can
-        forget the others, else those up to a mark."""
+        """Make the library hold no more than the first `length` tokens: exactly these if it can
+        forget the others, otherwise those up to a mark."""
         back, place = self.read - length, self.order[0]
         if not self.torn:
             if back <= 0:

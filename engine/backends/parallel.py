@@ -1,9 +1,10 @@
-"""A model that is split over several processes: all compute every forward, each with its part.
+"""A model that is split over several processes: all compute every forward, each its part of it.
 
-Rank 0 has a backend like any other (`ParallelBackend`): drafting, verification and sampling do not
-know of the others. Before each forward it tells them what to compute: the rows, what these see, and
-what became of the cache since the forward before. The others (`Follower`) do the same with caches
-of their own and drop the logits. All sums are the same on all ranks, so is what they lead to.
+Rank 0 has a backend like any other (`ParallelBackend`); drafting, verification and sampling do not
+know about the other ranks. Before each forward it sends them a command with the rows, what these
+see, and the changes of the cache since the last forward. The other ranks (`Follower`) do the same
+with their own caches and drop the logits. All sums are the same on all ranks, and so are the
+decisions based on them.
 
 Invariant: when a forward begins, a cache and its counterparts hold the same rows.
 """
@@ -23,14 +24,13 @@ from transformers.cache_utils import Cache
 
 from engine.backends.base import BackendInfo
 from engine.backends.caches import TREE_ROWS, Name, TreeCache
-from engine.backends.rank_group import Group, Message
-from engine.backends.rank_processes import Ranks
+from engine.backends.rank_processes import Group, Message, Ranks
 from engine.backends.transformers import PARALLEL, Stopped, TransformersBackend, layers_of
 from engine.sampling import Floats
 
 
 class JournaledCache(TreeCache):
-    """A cache that remembers what was done to it since the last forward, to be done elsewhere."""
+    """A cache that logs its changes since the last forward, so that other ranks can repeat them."""
 
     journal: list[tuple[str, list[Any]]]
 
@@ -56,12 +56,13 @@ class JournaledCache(TreeCache):
 
 
 class ParallelBackend(TransformersBackend):
-    """Rank 0's backend of a model that is split over `ranks`. See the head of this file."""
+    """Rank 0's backend of a model that is split over `ranks`; see the module's docstring."""
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo, ranks: Ranks) -> None:
         self.ranks = ranks
         self.numbers: WeakKeyDictionary[Cache, int] = WeakKeyDictionary()
-        """What each cache is called among ranks; shared by all sequences, as the next two are."""
+        """The number of each cache among ranks. All sequences share this and the next two
+        values."""
         self.made = iter(range(1 << 62))
         self.gone: list[int] = []
         self.prompt: int | None = None
@@ -75,7 +76,7 @@ class ParallelBackend(TransformersBackend):
 
     @contextmanager
     def reading(self, length: int, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """As ever, and between two layers of a forward all ranks stop, or none."""
+        """As in the base class, except that between two layers either all ranks stop or none."""
 
         def agreed() -> bool:
             return self.stoppable and self.ranks.group.agree(cancelled())
@@ -95,9 +96,9 @@ class ParallelBackend(TransformersBackend):
         logits: int = 0,
         verifying: bool = False,
     ) -> torch.Tensor:
-        # To agree at each layer takes a moment, which matters in short forwards alone.
+        # Agreeing at each layer takes time that matters in short forwards only.
         self.stoppable = self.prompt is not None and len(tokens) > PARALLEL
-        told = {
+        command = {
             "do": "forward",
             "cache": self.number(),
             "tree": self.info.can_tree,
@@ -112,7 +113,7 @@ class ParallelBackend(TransformersBackend):
             "logits": logits,
             "verifying": verifying,
         }
-        with self.together(told):
+        with self.together(command):
             if self.info.can_tree:
                 self.cache.journal = []
             return super().forward(tokens, depths, visible, logits, verifying)
@@ -126,7 +127,7 @@ class ParallelBackend(TransformersBackend):
             return whole_embeddings(self.model)
 
     def number(self) -> int:
-        """What this sequence's cache is called among ranks."""
+        """The number of this sequence's cache among ranks."""
         number = self.numbers.get(self.cache)
         if number is None:
             number = self.numbers[self.cache] = next(self.made)
@@ -134,16 +135,16 @@ class ParallelBackend(TransformersBackend):
         return number
 
     @contextmanager
-    def together(self, told: dict[str, Any]) -> Iterator[None]:
-        """While it is entered, all ranks compute what they are told."""
+    def together(self, command: dict[str, Any]) -> Iterator[None]:
+        """Let all ranks compute this command in this block."""
         gone = [self.gone.pop() for _ in range(len(self.gone))]
         attention = self.model.config._attn_implementation
-        with self.ranks.computing({**told, "gone": gone, "attention": attention}, Stopped):
+        with self.ranks.computing({**command, "gone": gone, "attention": attention}, Stopped):
             yield
 
 
 class Follower:
-    """A rank that is not the first: it computes what it is told until it is told to end."""
+    """A rank other than the first: it executes the commands of rank 0 until rank 0 ends."""
 
     def __init__(self, group: Group, backend: TransformersBackend) -> None:
         self.group, self.backend = group, backend
@@ -151,68 +152,67 @@ class Follower:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Follow rank 0 to the end. Raises what went wrong here alone."""
-        while (told := self.group.hear())["do"] != "end":
-            for number in told["gone"]:
+        """Follow rank 0 to the end. Raises errors that only this rank has."""
+        while (command := self.group.receive())["do"] != "end":
+            for number in command["gone"]:
                 self.sequences.pop(number, None)
-            if told["attention"] != self.backend.model.config._attn_implementation:
-                self.backend.model.set_attn_implementation(told["attention"])
+            if command["attention"] != self.backend.model.config._attn_implementation:
+                self.backend.model.set_attn_implementation(command["attention"])
             try:
-                self.do(told)
+                self.do(command)
             except Exception as error:
                 if not self.group.in_step(str(error)):
                     raise
 
-    def do(self, told: Message) -> None:
-        """Compute one thing."""
-        if told["do"] == "alone":
-            self.backend.offset = told["offset"]
-            self.backend.alone(told["tokens"])
-        elif told["do"] == "embeddings":
+    def do(self, command: Message) -> None:
+        if command["do"] == "alone":
+            self.backend.offset = command["offset"]
+            self.backend.alone(command["tokens"])
+        elif command["do"] == "embeddings":
             whole_embeddings(self.backend.model)
         else:
-            with suppress(Stopped), self.reading(told):
-                self.forward(self.sequence(told), told)
+            with suppress(Stopped), self.reading(command):
+                self.forward(self.sequence(command), command)
 
-    def reading(self, told: Message) -> Any:
-        """What rank 0 reads a prompt within."""
-        if told["prompt"] is None:
+    def reading(self, command: Message) -> Any:
+        """The context in which rank 0 reads a prompt."""
+        if command["prompt"] is None:
             return nullcontext()
 
         def agreed() -> bool:
-            return bool(told["stoppable"]) and self.group.agree()
+            return bool(command["stoppable"]) and self.group.agree()
 
-        return self.backend.reading(told["prompt"], agreed)
+        return self.backend.reading(command["prompt"], agreed)
 
-    def sequence(self, told: Message) -> TransformersBackend:
-        """The counterpart of a sequence of rank 0, in the state that this has."""
-        number = told["cache"]
+    def sequence(self, command: Message) -> TransformersBackend:
+        """The counterpart of a sequence of rank 0, brought to the same state."""
+        number = command["cache"]
         if number not in self.sequences:
             fresh = copy(self.backend)
-            fresh.info = replace(fresh.info, can_tree=told["tree"])
+            fresh.info = replace(fresh.info, can_tree=command["tree"])
             fresh.cache = None
             fresh.reset()
             self.sequences[number] = fresh
         sequence = self.sequences[number]
-        for name, given in told["journal"]:
-            getattr(sequence.cache, name)(*given)
-        sequence.cached, sequence.offset = [0] * told["start"], told["offset"]
+        for name, args in command["journal"]:
+            getattr(sequence.cache, name)(*args)
+        sequence.cached, sequence.offset = [0] * command["start"], command["offset"]
         return sequence
 
-    def forward(self, sequence: TransformersBackend, told: Message) -> None:
-        """One forward of a sequence."""
-        tokens, packed = told["tokens"], told["visible"]
+    def forward(self, sequence: TransformersBackend, command: Message) -> None:
+        tokens, packed = command["tokens"], command["visible"]
         visible = None
         if packed is not None:
             count = len(tokens)
             bits = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=count**2)
             visible = bits.astype(bool).reshape(count, count)
-        given = tokens, told["depths"], visible
-        sequence.forward(*given, told["logits"], told["verifying"])
+        sequence.forward(
+            tokens, command["depths"], visible, command["logits"], command["verifying"]
+        )
 
 
 def splits(model: Any) -> bool:
-    """Whether any layer is split: the library may have a plan of layers that a model has not."""
+    """Whether any layer is split: the library's plan may name layers that a model does not have."""
     return any(isinstance(p, DTensor) for layer in layers_of(model) for p in layer.parameters())
 
 

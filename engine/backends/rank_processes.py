@@ -1,10 +1,18 @@
-"""The other ranks of a model as rank 0 sees them: started, watched, told what to compute, ended.
+"""The other ranks of a model as rank 0 sees them: it starts, watches, commands and ends them.
 
-What they tell each other goes over sockets: of this machine alone, where rank 0 has started them,
-or of torchrun's network. Each rank that ends unasked ends the model: none can compute without it.
-Rank 0 then says which one it was and why, and nobody waits for it. Where rank 0 is the engine's own
-process, it ends as well. The app tells the reason, starts the engine anew and loads the model
-again.
+They communicate over sockets: of this machine alone if rank 0 has started them, or of torchrun's
+network. If any rank ends unexpectedly, the model ends too, because it cannot compute without it.
+Rank 0 then reports which rank it was and why, and nobody waits for it. If rank 0 is the engine's
+own process, that ends as well; the app reports the reason, starts the engine again and loads the
+model again.
+
+There are two torch groups: one for the sums of forwards, which no rank may delay for long, and one
+for the commands of rank 0, for which the others wait as long as there is no work. Commands are
+JSON, so that nothing that a rank receives can run code.
+
+All ranks make the same calls in the same order. If an error interrupts this, they determine
+together whether it was the same error on all ranks (`in_step`). If so they continue, otherwise the
+group ends.
 """
 
 import json
@@ -17,6 +25,8 @@ from datetime import timedelta
 from threading import Event, Thread
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined]
     DistStoreError,
     PrefixStore,
@@ -25,27 +35,94 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from engine import process
-from engine.backends.rank_group import Group
 from engine.errors import ModelError, first_line
-from engine.ranks import Place, launched
+from engine.machine import Place, launched
 
+Message = Mapping[str, Any]
+LIBRARIES = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""What computes sums across ranks, by the kind of their device."""
+FORWARD = timedelta(minutes=5)
+"""A sum that takes longer has lost a rank."""
+IDLE = timedelta(days=365)
+SETTLE = timedelta(seconds=5)
+"""The time within which all ranks notice an error that they have in common."""
+FRAME = 4096
+"""Bytes that are sent at once. Most commands fit."""
+SIZE = 4
 FOLLOWER = "engine.backends.follower"
 """The module that a rank's process runs."""
 HERE = "127.0.0.1"
 LOOK = 0.1
-"""Seconds between looks at who is there already."""
+"""Seconds between checks of which ranks are ready."""
 LITTLE = 0.5
 """Seconds within which the end of a process is usually known."""
 MOMENT, LONG = 3.0, 60.0
-"""Seconds within which it is known why a rank is not there any more, and within which rank 0
-notices it while it loads its part."""
+"""Seconds within which the reason for the loss of a rank is known, and within which rank 0 notices
+the loss while it loads its part."""
 PATIENCE = timedelta(days=20)
-"""How long a question to the store waits before it is asked again: the longest that it can."""
+"""How long a query to the store waits before it is repeated: the longest time that is possible."""
+
+
+class Group:
+    """The torch groups. All ranks create it at the same time; a process has one at a time."""
+
+    def __init__(self, store: Store, rank: int, size: int, device: str) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self.errors = 0
+        own = PrefixStore("group", store)
+        dist.init_process_group(
+            LIBRARIES[device], store=own, rank=rank, world_size=size, timeout=FORWARD
+        )
+        self.words = dist.new_group(backend="gloo", timeout=IDLE)
+
+    def broadcast(self, message: Message) -> None:
+        """Send a message to all others; only rank 0 does."""
+        data = json.dumps(message).encode()
+        framed = len(data).to_bytes(SIZE, "big") + data
+        for start, size in ((0, FRAME), (FRAME, len(framed) - FRAME)):
+            if size > 0:
+                part = framed[start : start + size].ljust(size, b"\0")
+                self.send(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+
+    def receive(self) -> Message:
+        """The next message of rank 0."""
+        frame = self.send(torch.empty(FRAME, dtype=torch.uint8)).numpy().tobytes()
+        size = int.from_bytes(frame[:SIZE], "big")
+        rest = size + SIZE - FRAME
+        if rest > 0:
+            frame += self.send(torch.empty(rest, dtype=torch.uint8)).numpy().tobytes()
+        message: Message = json.loads(frame[SIZE : SIZE + size])
+        return message
+
+    def agree(self, stop: bool = False) -> bool:
+        """Whether rank 0 wants to stop here; all ranks learn its answer."""
+        return bool(self.send(torch.tensor([stop], dtype=torch.uint8)).item())
+
+    def send(self, values: torch.Tensor) -> torch.Tensor:
+        """Replace the values of the other ranks by those of rank 0."""
+        dist.broadcast(values, 0, group=self.words)
+        return values
+
+    def in_step(self, words: str) -> bool:
+        """Whether all ranks had an error in the same call as this rank; `words` describe it."""
+        self.errors += 1
+        self.store.set(f"error/{self.errors}/{self.rank}", words)
+        try:
+            everyone = [f"error/{self.errors}/{rank}" for rank in range(self.size)]
+            self.store.wait(everyone, SETTLE)
+        except Exception:
+            # Out of time, or the store that the ranks share is gone.
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave; ranks that wait for this one get an error."""
+        dist.destroy_process_group()
 
 
 class Ranks:
-    """The ranks of one model. `job` says what each is to load, in JSON. Made by rank 0, which then
-    loads its own part and calls `begin`."""
+    """The ranks of one model. `job` describes in JSON what each rank loads. Rank 0 creates this
+    object, then loads its own part and calls `begin`."""
 
     def __init__(self, size: int, device: str, job: Mapping[str, Any]) -> None:
         self.size = size
@@ -53,8 +130,11 @@ class Ranks:
         self.over = self.begun = self.together = False
         self.failed, self.reason = Event(), ""
         self.noticed = Event()
-        """Whoever asked for the model has been told why there is none."""
-        take_turns(self)
+        """Set when loading the model has failed with an error that gives the reason."""
+        # A process has one set of torch groups, so only one model at a time is split.
+        if CURRENT:
+            CURRENT.pop().close()
+        CURRENT.append(self)
         job = {**job, "size": size, "kind": device}
         place = launched()
         self.store = self.among(place, job) if place else self.here(job)
@@ -69,7 +149,7 @@ class Ranks:
     # finding each other
 
     def here(self, job: Mapping[str, Any]) -> Store:
-        """Start the other ranks on this machine. Others on the network find no open port."""
+        """Start the other ranks on this machine. No port is open to the network."""
         listening = socket.create_server((HERE, 0))
         place = Place(0, self.size, 0, self.size, HERE, listening.getsockname()[1])
         whole = TCPStore(
@@ -86,13 +166,13 @@ class Ranks:
         return store
 
     def among(self, place: Place, job: Mapping[str, Any]) -> Store:
-        """Tell the other programs that torchrun has started what is to be loaded."""
+        """Send the job to the programs that torchrun has started."""
         if place.size != self.size:
             raise ModelError(
                 f"torchrun has started {place.size} processes, and the model was to be split over "
                 f"{self.size}. Set Tensor parallel to {place.size}, or to 1."
             )
-        whole = client(place)
+        whole = client(place.host, place.port)
         number = whole.add("number", 1)
         whole.set(f"{number}/job", json.dumps(job))
         Thread(target=self.listen, args=(place, number), daemon=True).start()
@@ -103,29 +183,29 @@ class Ranks:
         self.await_all("loaded")
         self.begun = True
 
-    def await_all(self, what: str) -> None:
-        """Wait until all others have said so. Raises ModelError once one of them is lost."""
-        wanted = [f"{what}/{rank}" for rank in range(1, self.size)]
-        while not self.store.check(wanted):
+    def await_all(self, milestone: str) -> None:
+        """Wait until all other ranks have reported a milestone. Raises ModelError once one of them
+        is lost."""
+        keys = [f"{milestone}/{rank}" for rank in range(1, self.size)]
+        while not self.store.check(keys):
             if self.failed.wait(LOOK):
                 raise ModelError(self.reason)
 
-    # ends that nobody asked for
+    # unexpected ends
 
     def watch(self, rank: int) -> None:
-        """Wait for the end of a process that was started here."""
         with self.processes[rank] as running:
             status = running.wait()
         self.fail(lost(rank, self.size, status, self.store))
 
     def listen(self, place: Place, number: int) -> None:
-        """Wait until another program tells that its rank has ended."""
-        reason = awaited(PrefixStore(str(number), client(place)), "lost")
+        """Wait until another program reports that its rank has ended."""
+        reason = awaited(PrefixStore(str(number), client(place.host, place.port)), "lost")
         if reason:
             self.fail(reason)
 
     def fail(self, reason: str) -> None:
-        """A rank is lost, and with it the model."""
+        """Give up the model, because a rank is lost."""
         if self.over or self.failed.is_set():
             return
         self.reason = reason
@@ -136,7 +216,7 @@ class Ranks:
             process.end(reason)
 
     def broken(self, error: Exception) -> ModelError:
-        """What to raise where a call to all ranks has failed: the reason, if one is known soon."""
+        """The error for a call to all ranks that failed: the reason, if one is known soon."""
         self.noticed.set()
         if not self.failed.wait(MOMENT):
             self.fail(f"Rank 0 of {self.size} failed: {first_line(error)}.")
@@ -145,13 +225,14 @@ class Ranks:
     # work
 
     @contextmanager
-    def computing(self, told: Mapping[str, Any], harmless: type[Exception]) -> Iterator[None]:
-        """While it is entered, all ranks compute what the others are told. An error of all ranks is
-        raised as it is, as is a `harmless` one; any other is a ModelError, and the end of all."""
+    def computing(self, command: Mapping[str, Any], harmless: type[Exception]) -> Iterator[None]:
+        """Let all ranks compute a command in this block. An error that all ranks have in common is
+        raised as it is, and so is a `harmless` one. Any other error ends all ranks and is raised as
+        a ModelError."""
         if self.over or self.failed.is_set():
             raise ModelError(self.reason or "The model is not loaded any more. Load it again.")
         try:
-            self.group.tell(told)
+            self.group.broadcast(command)
             self.together = True
             yield
         except harmless:
@@ -164,7 +245,8 @@ class Ranks:
             self.together = False
 
     def check(self, *_: object) -> None:
-        """Raise ModelError where rank 0 would compute alone: it would wait for the others."""
+        """Raise ModelError outside of `computing`, where rank 0 would wait for the others
+        forever."""
         if not self.together:
             raise ModelError(
                 f"The model is split over {self.size} processes, and this needs it in one. Set "
@@ -172,31 +254,24 @@ class Ranks:
             )
 
     def close(self) -> None:
-        """End the other ranks."""
         if self.over:
             return
         self.over = True
         with suppress(Exception):
             if not self.failed.is_set():
-                self.group.tell({"do": "end"})
+                self.group.broadcast({"do": "end"})
         for each in self.processes.values():
             each.kill()
         with suppress(Exception):
             self.group.close()
 
 
-def take_turns(ranks: Ranks) -> None:
-    """One model at a time is split: the groups of torch are those of a whole process."""
-    if CURRENT:
-        CURRENT.pop().close()
-    CURRENT.append(ranks)
-
-
 CURRENT: list[Ranks] = []
+"""The model that is split, if one is."""
 
 
 def awaited(store: Store, key: str) -> str:
-    """What is said under a key, once it is; nothing where nobody keeps what is said any more."""
+    """Wait for the value of a key and return it; "" if the store is gone."""
     while True:
         try:
             store.wait([key], PATIENCE)
@@ -207,18 +282,14 @@ def awaited(store: Store, key: str) -> str:
             return ""
 
 
-def client(place: Place) -> Store:
-    """What the ranks tell each other, kept by torchrun."""
-    return whole_store(place.host, place.port)
-
-
-def whole_store(host: str, port: int) -> Store:
-    """The same, by where it is."""
+def client(host: str, port: int) -> Store:
+    """The store that the ranks share, at that address."""
     return PrefixStore("strata", TCPStore(host, port, is_master=False))
 
 
 def start_rank(place: Place, rank: int, local: int, number: int) -> subprocess.Popen[bytes]:
-    """The process of one rank. It ends with the one that starts it: its input ends then."""
+    """Start the process of one rank. It ends with the process that starts it, because its standard
+    input is closed then."""
     given = (place.host, place.port, number, rank)
     own = {
         "RANK": str(rank),
@@ -233,7 +304,7 @@ def start_rank(place: Place, rank: int, local: int, number: int) -> subprocess.P
 
 
 def lost(rank: int, size: int, status: int, store: Store) -> str:
-    """Which rank has ended and why: as it said itself, else how the system says it ended."""
+    """Which rank has ended and why: its own last report, or else its exit status."""
     words = ""
     with suppress(Exception):
         if store.check([f"words/{rank}"]):

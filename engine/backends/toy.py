@@ -1,11 +1,12 @@
-"""A shipped fake: a byte vocabulary and fixed pseudo-random logits that depend on the context.
+"""A fake model for tests: a byte vocabulary and fixed pseudo-random logits that depend on the
+context.
 
 It behaves like a model (cache, tree, roll-back, end token) and costs microseconds, so the whole
-engine is tested on it. The logits after a context are a hash of its last two tokens, sharpened
-on a few tokens, so that text repeats often enough for drafts to be accepted.
+engine is tested on it. The logits after a context are a hash of its last two tokens, sharpened on a
+few tokens, so that text repeats often enough for drafts to be accepted.
 
-It may bring a head, whose law is any function of the same two tokens: a deviating one guesses well,
-a `shuffled` one as badly as can be.
+It may have a head, whose distribution is any function of the same two tokens: a slightly different
+function guesses well, a `shuffled` one as badly as possible.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, common_prefix
-from engine.backends.scores import LogitScores
+from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -34,7 +34,7 @@ CELL = 1024
 
 
 def generator(suffix: tuple[int, ...], key: int) -> np.random.Generator:
-    """Random numbers that depend on the end of a context alone."""
+    """Random numbers that depend only on the end of a context."""
     state = 1469598103934665603 + key
     for token in suffix:
         state = (state ^ (token + 1)) * 1099511628211 % 2**64
@@ -66,14 +66,14 @@ def deviating(deviation: float, key: int = 1) -> Callable[[tuple[int, ...]], Flo
 
 @lru_cache(maxsize=1 << 16)
 def shuffled(suffix: tuple[int, ...]) -> Floats:
-    """The logits of a head whose weights were shuffled: as sure as the toy, of other tokens."""
+    """The logits of a head with shuffled weights: as certain as the toy, but of other tokens."""
     return generator(suffix, 2).permutation(toy_logits(suffix))
 
 
 class ToyHead:
-    """The head of a toy: as other heads it sees decided tokens through its backend only.
+    """The head of a toy: like other heads, it sees decided tokens only through its backend.
 
-    `calls` counts what it was asked, and `rows` the tokens that it computed with.
+    `calls` counts its calls, and `rows` the tokens of its computations.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ToyHead:
         self.depth = self.calls = self.rows = 0
         self.listening = False
         self.read: list[int] = []
-        """What its own cache would hold."""
+        """The tokens that its own cache would hold."""
 
     def listen(self, on: bool) -> None:
         self.listening = on
@@ -92,8 +92,8 @@ class ToyHead:
     def start(
         self, tokens: Sequence[int], sampling: Sampling, cancelled: Callable[[], bool]
     ) -> LogitGuess | None:
-        assert self.listening, "a head that is asked was told to listen"
-        assert list(tokens[:-1]) == self.backend.cache, "a head is told what was decided"
+        assert self.listening, "a head that is called must listen"
+        assert list(tokens[:-1]) == self.backend.cache, "a head must get the decided tokens"
         if cancelled() or len(tokens) < 2:
             return None
         self.calls += 1
@@ -122,7 +122,7 @@ class ToyBackend:
     """The toy model, or one of other `logits` after the last two tokens, shape (260,).
 
     `cache` is what a real cache would hold, `forwards` counts the forwards of this sequence.
-    `guesses` is the law of its head, which `depth` and `branches` describe; None for no head.
+    `guesses` are the logits of its head, which `depth` and `branches` describe; None for no head.
     """
 
     unread = 0
@@ -158,7 +158,6 @@ class ToyBackend:
         self.forwards = 0
 
     def own_head(self) -> ToyHead | None:
-        """A head for this sequence alone."""
         if self.guesses is None or self.info.head is None:
             return None
         return ToyHead(self, self.info.head, self.guesses)
@@ -201,12 +200,12 @@ class ToyBackend:
         return turns + "<|assistant|>"
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        wanted = list(tokens[:-1])
-        reused = common_prefix(self.cache, wanted)
-        self.cache, self.tree = wanted[:reused], None
-        while len(self.cache) < len(wanted) and not cancelled():
-            self.cache = wanted[: len(self.cache) + CHUNK]
-        return Filled(reused, len(self.cache) == len(wanted))
+        decided = list(tokens[:-1])
+        reused = common_prefix(self.cache, decided)
+        self.cache, self.tree = decided[:reused], None
+        while len(self.cache) < len(decided) and not cancelled():
+            self.cache = decided[: len(self.cache) + CHUNK]
+        return Filled(reused, len(self.cache) == len(decided))
 
     def depth_limit(self, length: int) -> int | None:
         return None

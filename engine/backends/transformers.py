@@ -1,20 +1,27 @@
 """Any causal language model that the transformers library loads, verified as a tree in torch.
 
 The library's own model class computes the forward; this file gives it a cache that is written in
-place, a 4-D mask that shows each tree row its ancestors only, and explicit positions. Accepting a
-path moves its rows together; rolling back is setting a length. Whether a model computes such a
-forward correctly is not assumed but checked at load: one that fails decodes plainly. Sequences
-share all but the cache, which grows with what they hold.
+place, a 4-D mask that shows each tree row only its ancestors, and explicit positions. Accepting a
+path moves its rows together; rolling back sets a length. Whether a model computes such a forward
+correctly is checked at load; a model that fails decodes plainly. Sequences share everything but the
+cache, which grows with its content.
+
+Most models rotate a key by its position alone. With "longrope" (Phi-3 and Phi-4 of 128k) a text
+that is longer than the length that the model was first trained for uses other rotary factors, at
+all of its positions. The library decides by the largest position of one forward. A text must
+therefore be read with its length known, a cache serves texts of only one side of the switch, and no
+forward may reach across it. "dynamic" factors change with every token beyond
+`max_position_embeddings`. They need nothing here, because no model is loaded with a longer context.
 
 Invariant between calls: the cache holds the `cached` tokens, with the rotary factors of `regime`.
-`dirty` says that it may hold more, as rows were computed and not yet settled: where it cannot roll
-back, the next prompt then begins with an empty one. After an error it is empty.
+With `dirty` it may hold more rows, which were computed but not yet settled; if it cannot roll back,
+the next prompt then starts with an empty cache. After an error the cache is empty.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
-from inspect import signature
 from itertools import pairwise
 from typing import Any, Self
 
@@ -23,16 +30,22 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from engine.backends.base import BackendInfo, Filled, common_prefix
-from engine.backends.caches import TREE_ROWS, Name, TreeCache, bytes_of, is_recurrent, kinds_of
+from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
+from engine.backends.caches import (
+    TREE_ROWS,
+    Name,
+    TreeCache,
+    bytes_of,
+    cache_argument,
+    follow_rows,
+    is_recurrent,
+    kinds_of,
+)
 from engine.backends.device_scores import DeviceScores
 from engine.backends.folded_attention import unfolded
-from engine.backends.rotary import Rotary
-from engine.backends.scans import follow_rows
-from engine.backends.scores import LogitScores
 from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.heads.eagle3_head import Eagle3Head
-from engine.models.state_memory import CHAIN
+from engine.models.memory import CHAIN
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -41,7 +54,7 @@ PREFILL_CHUNK = 512
 PARALLEL = 16
 """Tokens that are read in one forward in the time of about one forward for each alone."""
 TAIL = 16
-"""Tokens at the end of a prompt in which the next one often differs: those that open an answer."""
+"""Tokens at the end of a prompt that open an answer: the next prompt often differs in these."""
 MIXED = -1
 """The regime of a cache whose tokens have different rotary factors: no other text can use it."""
 
@@ -51,33 +64,101 @@ class Stopped(Exception):
 
 
 def layers_of(model: Any) -> list[torch.nn.Module]:
-    """The layers of a model, and what else it keeps in lists."""
+    """The layers of a model: all modules that it keeps in lists."""
     stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
     return [layer for stack in stacks for layer in stack]
 
 
 @contextmanager
 def stopping(layers: Sequence[torch.nn.Module], cancelled: Callable[[], bool]) -> Iterator[None]:
-    """While it is entered, a forward raises Stopped before its next layer once it is cancelled."""
+    """Make forwards in this block raise Stopped before their next layer once they are cancelled."""
 
-    def ask(*_: Any) -> None:
+    def check(*_: Any) -> None:
         if cancelled():
             raise Stopped
 
-    hooks = [layer.register_forward_pre_hook(ask) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_pre_hook(check))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+
+class Rotary:
+    """The rotary embeddings of a model that depend on the length of the text; most have none.
+
+    `switches` are the lengths beyond which a text has other factors, in rising order.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.modules: list[torch.nn.Module] = []
+        found: set[int] = set()
+        for module in model.modules():
+            lengths = switches_of(module)
+            self.modules += [module] if lengths else []
+            found |= lengths
+        self.switches = sorted(found)
+
+    def regime(self, length: int) -> int:
+        """The number of the factors for a text of that length, from 0."""
+        return bisect_left(self.switches, length)
+
+    def switch(self, length: int) -> int | None:
+        """The longest text with the same factors; None if all longer ones have them."""
+        at = self.regime(length)
+        return self.switches[at] if at < len(self.switches) else None
+
+    @contextmanager
+    def reading(self, length: int) -> Iterator[None]:
+        """Run forwards in this block as parts of a text of that length."""
+
+        def lengthen(
+            module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            if "position_ids" in named:
+                return given, {**named, "position_ids": with_last(named["position_ids"], length)}
+            states, positions, *rest = given
+            return (states, with_last(positions, length), *rest), named
+
+        with ExitStack() as hooks:
+            for module in self.modules:
+                hooks.enter_context(module.register_forward_pre_hook(lengthen, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(without_last))
+            yield
+
+
+def switches_of(module: torch.nn.Module) -> set[int]:
+    """The lengths at which the factors of one module change; none for most kinds of module."""
+    kinds = getattr(module, "rope_type", None)
+    if not isinstance(kinds, dict):
+        kinds = {None: kinds}
+    found = set()
+    for layer, kind in kinds.items():
+        if kind == "longrope":
+            config: Any = module.config
+            own = config.rope_parameters if layer is None else config.rope_parameters[layer]
+            found.add(int(own["original_max_position_embeddings"]))
+    return found
+
+
+def with_last(positions: torch.Tensor, length: int) -> torch.Tensor:
+    """The positions, shape (..., tokens), followed by the last one of a text."""
+    last = positions.new_full((*positions.shape[:-1], 1), length - 1)
+    return torch.cat([positions, last], dim=-1)
+
+
+def without_last(module: torch.nn.Module, given: Any, angles: Any) -> Any:
+    """The angles of all positions but the last; shapes (..., tokens, size)."""
+    if isinstance(angles, tuple):
+        return tuple(each[..., :-1, :] for each in angles)
+    return angles[..., :-1, :]
 
 
 class TransformersBackend(TransformersTokenizer):
-    """A loaded model and its tokenizer behind the Backend protocol: one sequence of it.
+    """One sequence of a loaded model, with its tokenizer, as a Backend.
 
-    `resumes` says whether layers that keep a state go on from it with several tokens at a time.
-    `offset` is the position of the first token: 0 but while a model is checked. `on_device` says
-    that logits are not on the host, so that whole rows of them are dear.
+    With `resumes`, layers that keep a state can continue from it with several tokens at a time.
+    `offset` is the position of the first token: 0 except while a model is checked. With `on_device`
+    the logits are not on the host, so reading whole rows of them is expensive.
     """
 
     info: BackendInfo
@@ -90,15 +171,18 @@ class TransformersBackend(TransformersTokenizer):
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         self.chunk: int | None = getattr(config, "attention_chunk_size", None)
-        kinds = getattr(config, "layer_types", None)
-        self.layer_kinds = sorted(set(kinds or [usual_kind(self.window, self.chunk)]))
+        usual = "full_attention"
+        if self.window:
+            usual = "sliding_attention"
+        elif self.chunk:
+            usual = "chunked_attention"
+        self.layer_kinds = sorted(set(getattr(config, "layer_types", None) or [usual]))
         self.kinds, self.recurrent = kinds_of(config), is_recurrent(config)
         self.resumes = not self.recurrent
         self.chain: int | None = CHAIN if self.recurrent else None
         if self.recurrent:
             follow_rows(model)
-        takes = signature(model.forward).parameters
-        self.cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self.cache_name = cache_argument(model.forward)
         self.layers = layers_of(model)
         self.rotary = Rotary(model)
         self.restarts = any(starts_again(model, each) for each in self.rotary.switches)
@@ -112,9 +196,9 @@ class TransformersBackend(TransformersTokenizer):
         self.reset()
 
     def reset(self) -> None:
-        """An empty cache: ours where trees can be verified, else the library's own.
+        """Empty the cache: our own if trees can be verified, otherwise the library's.
 
-        Ours keeps its rows for what follows; empty means a length of 0.
+        Our cache keeps its memory for later rows; it is empty when its length is 0.
         """
         self.cached = []
         self.tree, self.dirty = None, False
@@ -129,7 +213,7 @@ class TransformersBackend(TransformersTokenizer):
             self.cache = self.fresh_cache()
 
     def fresh_cache(self) -> TreeCache:
-        """A cache of ours, with room for the context and a tree."""
+        """A cache with room for the context and a tree."""
         assert self.kinds is not None, "trees need layers that are known"
         return TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
@@ -149,7 +233,7 @@ class TransformersBackend(TransformersTokenizer):
 
     @contextmanager
     def emptied(self) -> Iterator[None]:
-        """While it is entered, an error leaves an empty cache: what it would hold is not known."""
+        """Empty the cache after an error in this block, because its content is unknown then."""
         try:
             yield
         except Stopped:
@@ -160,21 +244,21 @@ class TransformersBackend(TransformersTokenizer):
 
     @torch.inference_mode()
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        wanted, length = list(tokens[:-1]), self.offset + len(tokens)
+        decided, length = list(tokens[:-1]), self.offset + len(tokens)
         regime = self.rotary.regime(length)
-        self.keep(common_prefix(self.cached, wanted) if regime == self.regime else 0)
-        if not self.resumes and 1 + len(wanted) / PARALLEL < len(wanted) - len(self.cached):
-            # Such layers begin several tokens from an empty state: go on one by one, or, where that
-            # takes less, read all again at once.
+        self.keep(common_prefix(self.cached, decided) if regime == self.regime else 0)
+        if not self.resumes and 1 + len(decided) / PARALLEL < len(decided) - len(self.cached):
+            # Such layers read several tokens from an empty state only. Continue token by token, or
+            # read everything again at once if that takes less time.
             self.reset()
         self.regime, reused = regime, len(self.cached)
         with suppress(Stopped), self.reading(length, cancelled):
-            for number, chunk in enumerate(self.chunks(wanted)):
+            for number, chunk in enumerate(self.chunks(decided)):
                 if cancelled():
                     break
                 self.mark("tail" if number else "begin")
                 self.read(chunk)
-        complete = len(self.cached) == len(wanted)
+        complete = len(self.cached) == len(decided)
         if complete:
             self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
@@ -182,26 +266,26 @@ class TransformersBackend(TransformersTokenizer):
 
     @contextmanager
     def reading(self, length: int, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """While it is entered, every forward is of a part of a text of that length, and raises
-        Stopped once it is cancelled."""
+        """Run forwards in this block as parts of a text of that length. They raise Stopped once
+        `cancelled()` is true."""
         with stopping(self.layers, cancelled), self.rotary.reading(length):
             yield
 
-    def chunks(self, wanted: Sequence[int]) -> list[Sequence[int]]:
-        """What is not in the cache yet, in parts for a forward each.
+    def chunks(self, decided: Sequence[int]) -> list[Sequence[int]]:
+        """The tokens that are not in the cache yet, divided into one part per forward.
 
-        Where states are kept, a long text ends in a short part: the next prompt is often the same
-        but for the last few tokens, which open an answer.
+        If states are kept, a long text ends in a short part: the next prompt is often the same
+        except for the last few tokens, which open an answer.
         """
-        start, end, size = len(self.cached), len(wanted), PREFILL_CHUNK
+        start, end, size = len(self.cached), len(decided), PREFILL_CHUNK
         if not self.resumes:
             size = 1 if start else max(1, end)
         tail = TAIL if self.resumes and self.recurrent and end - start > 4 * TAIL else 0
         cuts = [*range(start, end - tail, size), *([end - tail] if tail else []), end]
-        return [wanted[left:right] for left, right in pairwise(cuts) if right > left]
+        return [decided[left:right] for left, right in pairwise(cuts) if right > left]
 
     def mark(self, name: Name) -> None:
-        """Have the cache keep its states as they are, where it has any."""
+        """Mark the states of the cache, if it has any."""
         if self.info.can_tree:
             self.cache.mark(name)
 
@@ -211,7 +295,7 @@ class TransformersBackend(TransformersTokenizer):
         with self.emptied():
             self.forward(chunk, range(len(chunk)), logits=1)
             if self.head:
-                self.head.saw(len(self.cached), range(len(chunk)))
+                self.head.record(len(self.cached), range(len(chunk)))
         self.cached += chunk
         if self.info.can_tree:
             self.cache.keep(range(len(chunk)), len(chunk))
@@ -219,9 +303,10 @@ class TransformersBackend(TransformersTokenizer):
 
     @torch.inference_mode()
     def stretch(self, tokens: Sequence[int]) -> None:
-        """Let the cache say that it holds these tokens, to time what follows: its rows are zeros.
+        """Make the cache claim to hold these tokens, with rows of zeros, so that later forwards can
+        be timed.
 
-        It has to have held some. A cache that is not ours reads them.
+        It must have held some tokens before. The library's own cache reads the tokens instead.
         """
         if not self.info.can_tree:
             self.prefill([*tokens, 0], lambda: False)
@@ -233,8 +318,8 @@ class TransformersBackend(TransformersTokenizer):
         self.cache.stretch(len(tokens))
 
     def keep(self, length: int) -> None:
-        """Shorten the cache to so many decided tokens, or as many before them as it can go back to:
-        none where it cannot roll back."""
+        """Shorten the cache to so many decided tokens, or to the nearest smaller number that it can
+        go back to: none if it cannot roll back."""
         if self.info.can_tree:
             self.cache.shorten(length, self.dirty)
             length = self.cache.length
@@ -261,10 +346,10 @@ class TransformersBackend(TransformersTokenizer):
         with self.emptied():
             logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # else the wait would count as sampling
+            torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
 
         def read(row: int) -> Floats:
-            # A view where the model computes on the host in float32.
+            # Only a view if the model computes on the host in float32.
             values: Floats = logits[row].float().cpu().numpy()
             return values
 
@@ -280,7 +365,7 @@ class TransformersBackend(TransformersTokenizer):
             if self.info.can_tree:
                 self.cache.keep((0, *rows), len(self.tree) + 1)
             if self.head:
-                self.head.saw(len(self.cached), (0, *rows))
+                self.head.record(len(self.cached), (0, *rows))
         self.cached += [self.tree.tokens[row] for row in (0, *rows)]
         self.tree, self.dirty = None, False
 
@@ -292,11 +377,11 @@ class TransformersBackend(TransformersTokenizer):
         logits: int = 0,
         verifying: bool = False,
     ) -> torch.Tensor:
-        """Run `tokens` behind the cache; row i sees the cache and the rows in `visible[i]`.
+        """Run `tokens` after those in the cache; row i sees the cache and the rows in `visible[i]`.
 
-        Without `visible` the rows are a chain, which the library masks by itself. Returns logits
-        of shape (rows, vocabulary), of the last `logits` rows when that is not 0. What is computed
-        `verifying` may be accepted in part.
+        Without `visible` the rows are a chain, which the library masks by itself. Returns logits of
+        shape (rows, vocabulary), those of the last `logits` rows if that is not 0. With `verifying`
+        the rows may later be accepted in part.
         """
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         start = len(self.cached)
@@ -325,7 +410,7 @@ class TransformersBackend(TransformersTokenizer):
         return logits
 
     def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The embedding and the output matrix, for a head that has none of its own."""
+        """The embedding and the output matrix, for a head without its own."""
         model = self.model
         return model.get_input_embeddings().weight, model.get_output_embeddings().weight
 
@@ -334,8 +419,8 @@ class TransformersBackend(TransformersTokenizer):
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """The additive mask, shape (1, 1, rows, start + rows), per kind of attention layer.
 
-        A layer of sliding attention also hides what is out of its window, one of chunked attention
-        what is in another chunk.
+        A layer of sliding attention also hides rows outside its window, and one of chunked
+        attention rows of other chunks.
         """
         dtype, device = self.model.dtype, self.model.device
         hidden = torch.finfo(dtype).min
@@ -349,8 +434,8 @@ class TransformersBackend(TransformersTokenizer):
         return masks if len(masks) > 1 else masks[self.layer_kinds[0]]
 
     def far(self, kind: str, start: int, positions: NDArray[np.int_]) -> NDArray[np.bool_] | None:
-        """What rows at some positions do not see for the kind of their layer, None for nothing;
-        shape (rows, start + rows)."""
+        """The rows that rows at some positions do not see because of the kind of layer, None if
+        they see all; shape (rows, start + rows)."""
         reach = {"sliding_attention": self.window, "chunked_attention": self.chunk}.get(kind)
         if not reach or int(positions.max()) < reach:
             return None
@@ -363,27 +448,19 @@ class TransformersBackend(TransformersTokenizer):
         return far
 
 
-def usual_kind(window: int | None, chunk: int | None) -> str:
-    """The kind of all layers of a model that does not list them."""
-    if window:
-        return "sliding_attention"
-    return "chunked_attention" if chunk else "full_attention"
-
-
 def starts_again(model: Any, switch: int) -> bool:
     """Whether the library's own decoding drops its cache when a text outgrows `switch`.
 
-    Some models do, for the rotary factors of the cached keys. Asked of the library with a cache
-    that says to hold so many tokens.
+    Some models do, because the cached keys have other rotary factors. This queries the library with
+    a cache that claims to hold so many tokens.
     """
-    cache, tokens = (
-        TreeCache([("full_attention", 1)], 0),
-        torch.zeros((1, switch + 1), dtype=torch.long),
-    )
+    cache = TreeCache([("full_attention", 1)], 0)
     cache.length = switch
-    inputs = model.prepare_inputs_for_generation(
+    tokens = torch.zeros((1, switch + 1), dtype=torch.long)
+    prepare = model.prepare_inputs_for_generation
+    inputs = prepare(
         tokens,
-        past_key_values=cache,
+        **{cache_argument(prepare): cache},
         attention_mask=torch.ones_like(tokens),
         next_sequence_length=1,
     )
@@ -391,7 +468,7 @@ def starts_again(model: Any, switch: int) -> bool:
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Which rows each tree row may see: itself and its ancestors; shape (rows, rows)."""
+    """The rows that each tree row sees: itself and its ancestors; shape (rows, rows)."""
     visible = np.eye(len(parents), dtype=bool)
     for row in range(1, len(parents)):
         visible[row] |= visible[parents[row]]

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.backends.base import TokenizerInfo, conversation, fingerprint
-from engine.backends.chat_template import FILLER, Fill
+from engine.backends.base import TokenizerInfo, fingerprint
+from engine.backends.chat_template import FILLER, Fill, conversation
 from engine.errors import ModelError, first_line
 from engine.types import Message
 
 
 class TransformersTokenizer:
-    """The library's tokenizer behind the Tokenizer protocol."""
+    """The library's tokenizer as a Tokenizer."""
 
     info: Any
 
@@ -31,13 +31,12 @@ class TransformersTokenizer:
         return vocabulary_of(self.tokenizer)
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The conversation in the model's chat template (run in transformers' sandbox)."""
         begin = self.tokenizer.bos_token or ""
         return conversation(messages, filler(self.tokenizer), begin, self.info.name, thinking)
 
 
 def filler(tokenizer: Any) -> Fill | None:
-    """What fills a tokenizer's chat template; None where it has none."""
+    """The function that fills a tokenizer's chat template; None without a template."""
 
     def fill(turns: Sequence[Mapping[str, str]], variables: Mapping[str, bool]) -> str:
         template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map

@@ -1,6 +1,9 @@
-"""The seams of drafting: what the decode loop asks of a drafter, and a drafter of its databases."""
+"""The interfaces of drafters and tiers, and wrappers that work with any of them.
 
-from collections.abc import Mapping, Sequence
+Drafts can never change an answer, and a faulty drafter cannot end one either (`Guarded`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.drafting.budget import Budget
@@ -14,76 +17,80 @@ class Drafter(Protocol):
     name: str
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Add drafts of what follows `tokens` to the tree, within the budget.
+        """Add drafts of the tokens after `tokens` to the tree, within the budget.
 
-        Returns what each of its sources did for it.
+        Returns the work of each of its sources.
         """
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """The last `new` of `tokens` were decided: the prompt at first, then each step's tokens."""
+        """Learn that the last `new` of `tokens` were decided: first the prompt, then the tokens of
+        each step."""
+        return
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """The answer is over: its tokens are the last `new` of `tokens`."""
+        """Learn the complete answer, the last `new` of `tokens`."""
+        return
 
 
 class Tier(Protocol):
-    """A database of n-grams: one level of temporal locality.
+    """A database of n-grams: one level of temporal locality. It learns nothing unless it overrides
+    `observe` or `finish`.
 
-    `name` identifies its evidence to the calibration; `source` is what its tokens are credited to.
+    `name` identifies its evidence in the calibration; `source` is the source of its tokens.
     """
 
     name: str
     source: str
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
-        """What followed the last 1, 2, 3, ... tokens of `suffix`, as far as they are known."""
+        """The followers of the last 1, 2, 3, ... tokens of `suffix`, as far as they are known."""
 
     def unigrams(self) -> Followers | None:
-        """What is often said, whatever came before; None while nothing is known."""
+        """The tokens that are frequent in any context; None while there are none."""
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """As for a drafter."""
+        return
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """As for a drafter."""
+        return
 
 
 class NgramTable(Protocol):
-    """What a tier needs of a store of n-grams."""
+    """A store of n-grams, as a tier needs it."""
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        """What followed the tokens of `key`; None when the key is unknown.
+        """The followers of the tokens of `key`; None if the key is unknown.
 
         Every suffix of a known key is known.
         """
 
     def unigrams(self) -> Followers | None:
-        """What is often said, whatever came before; None where that is not known."""
+        """The tokens that are frequent in any context; None if unknown."""
 
     def forget_look_ups(self) -> None:
-        """Make the next look-ups as slow as the first ones: a run that is measured must not find
-        what another one has paid for."""
+        """Forget cached look-ups, so that a measured run does not profit from those of another."""
 
 
-class Frozen:
-    """A tier that answers but does not keep what it sees: for measuring without a trace.
+class Frozen(Tier):
+    """A tier that can be queried but does not learn, for measuring without side effects.
 
-    Without it, the second of two runs on one prompt would draft the first one's answer.
+    Without it, the second of two runs of one prompt would draft the answer of the first.
     """
 
     def __init__(self, tier: Tier) -> None:
         self.tier, self.name, self.source = tier, tier.name, tier.source
-        self.matches, self.unigrams = tier.matches, tier.unigrams
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        return self.tier.matches(suffix)
 
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
+    def unigrams(self) -> Followers | None:
+        return self.tier.unigrams()
 
 
-class Learner:
-    """A drafter that drafts nothing and lets tiers learn: they draft elsewhere, or next time."""
+class Learner(Drafter):
+    """Drafts nothing and lets tiers learn that draft elsewhere or in later answers."""
 
     name = "databases"
 
@@ -91,15 +98,59 @@ class Learner:
         self.tiers = tiers
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Nothing is added."""
         return {}
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Pass it on."""
         for tier in self.tiers:
             tier.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Pass it on."""
         for tier in self.tiers:
             tier.finish(tokens, new)
+
+
+class Guarded(Drafter):
+    """A drafter whose faults cost only speed. It may replace the drafts of earlier drafters.
+
+    A drafter that raises an exception is switched off for the rest of the answer, and the user
+    gets a notice through `report`.
+    """
+
+    def __init__(self, drafter: Drafter, report: Callable[[str], None]) -> None:
+        self.drafter, self.report = drafter, report
+        self.name = drafter.name
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Let the drafter grow the tree; if it fails, its additions are removed."""
+        before = list(tree.tokens)
+        try:
+            work = self.drafter.grow(tree, tokens, budget)
+            drafted = tree.tokens[1:]
+            if drafted and not 0 <= min(drafted) <= max(drafted) < budget.vocabulary:
+                raise ValueError("it drafted a token that the model does not have")
+            return work
+        except Exception as error:
+            # Whatever a damaged source raises, the target can continue without it.
+            kept = tree.tokens[: len(before)] == before
+            tree.cut(len(before) - 1 if kept else 0)
+            self.switch_off(error)
+            return {}
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        try:
+            self.drafter.observe(tokens, new)
+        except Exception as error:
+            self.switch_off(error)
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        try:
+            self.drafter.finish(tokens, new)
+        except Exception as error:
+            self.switch_off(error)
+
+    def switch_off(self, error: Exception) -> None:
+        self.drafter = Learner(())
+        self.report(
+            f"Drafting from the {self.name} failed ({error}) and was switched off for this "
+            "answer. The text is not affected."
+        )

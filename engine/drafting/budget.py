@@ -1,12 +1,13 @@
-"""How much to draft: as long as a node pays (docs/how-it-works.md).
+"""How much to draft: nodes are added as long as they pay (docs/how-it-works.md).
 
-A tree of n nodes is worth E / t(n): the tokens it is expected to emit over the time of its step. A
-node of path probability p adds p tokens, so growing on pays while p / E exceeds the relative cost
-of a further node. The tree is then cut where its worth was highest: at no node at all when
-nothing pays. Without a measured cost curve, a node pays when it is likelier than the threshold.
+A tree of n nodes is worth E / t(n): the number of tokens that it is expected to emit, divided by
+the time of its step. A node of path probability p adds p tokens, so growing the tree pays while p /
+E exceeds the relative cost of a further node. The tree is then cut to the size at which its worth
+was highest, which is no node at all if nothing pays. Without a measured cost curve, a node pays if
+its probability exceeds the threshold.
 
-This decides within one step. Over many steps engine/drafting/controller.py decides whether to draft
-at all.
+This decides within one step. Over many steps, engine/drafting/controller.py decides whether to
+draft at all.
 """
 
 from collections.abc import Collection
@@ -17,32 +18,17 @@ from engine.types import DATABASES, WAYS
 
 
 class Budget:
-    """The room for one step's tree: `nodes` nodes, `depth` levels, tokens below `vocabulary`.
+    """The limits of one step's tree: `nodes` nodes, `depth` levels, tokens below `vocabulary`.
 
-    `floor` is the least path probability worth considering. `best` is the number of nodes at which
-    the tree was worth most so far; `expected` is E, the number of tokens the tree as grown so far
-    is expected to emit, its bonus token included. `near` asks for drafts of near databases alone,
-    those that are as good as free to look into. `due` names who drafts in this step whatever is
-    expected of it, as it has not drafted for long: one of WAYS (engine/types.py). `owed` is whether
-    that is the databases. `asked` are the ways that draft in this step. Of the tree no more than
-    `leaves` branches are verified, None for any number: with 1 it is a chain.
+    `floor` is the smallest path probability worth considering. `best` is the number of nodes at
+    which the tree was worth most so far; `expected` is E, the number of tokens that the tree as
+    grown so far is expected to emit, its bonus token included. `near` restricts drafts to near
+    databases, whose look-ups cost almost nothing. `due` names the way to draft that is used in this
+    step regardless of expectations, because it has not been used for long: one of WAYS
+    (engine/types.py). `owed` is true if these are the databases. `drafting_ways` are the ways to
+    draft in this step. At most `leaves` branches of the tree are verified, any number for None;
+    with 1 the tree is a chain.
     """
-
-    __slots__ = (
-        "asked",
-        "best",
-        "costs",
-        "depth",
-        "due",
-        "expected",
-        "floor",
-        "leaves",
-        "near",
-        "nodes",
-        "owed",
-        "vocabulary",
-        "worth",
-    )
 
     def __init__(
         self,
@@ -53,12 +39,12 @@ class Budget:
         due: str = "",
         near: bool = False,
         leaves: int | None = None,
-        asked: Collection[str] = WAYS,
+        drafting_ways: Collection[str] = WAYS,
     ) -> None:
         self.nodes = min(drafting.nodes, LARGEST) if depth > 0 else 0
         self.depth, self.vocabulary = depth, vocabulary
         self.costs: StepTimes | None = costs if drafting.budget == "adaptive" else None
-        self.leaves, self.asked = leaves, asked
+        self.leaves, self.drafting_ways = leaves, drafting_ways
         self.due, self.owed, self.near = due, due == DATABASES, near
         self.floor = drafting.threshold
         self.expected = 1.0
@@ -70,7 +56,8 @@ class Budget:
             self.floor = max(self.floor, self.costs.entry)
 
     def spend(self, seconds: float) -> None:
-        """So long was taken before the tree is grown: what is drafted has to be worth that too."""
+        """Account for time that was spent before the tree is grown: the drafts have to make up for
+        that time too."""
         if self.costs is not None:
             self.costs = self.costs.delayed(seconds)
             self.worth = 0.0 if self.owed else 1.0 / self.costs.table[0]
@@ -84,7 +71,7 @@ class Budget:
         return probability > self.expected * self.costs.slopes[size]
 
     def added(self, size: int, probability: float) -> None:
-        """The tree has `size` nodes now; the last one has that path probability."""
+        """Record that the tree has `size` nodes, the last one with this path probability."""
         self.expected += probability
         if self.costs is None:
             self.best = size

@@ -1,19 +1,20 @@
-"""What each kind of evidence is worth: interpolation weights, learned from what the target said.
+"""Interpolation weights for each kind of evidence, learned from the tokens that the target chose.
 
 The probability of a next token is interpolated from all evidence (Jelinek and Mercer, 1980). The
 longest match comes first and takes a share of the probability: its *evidence weight*. The next one
-takes its share of what is left, and so on. There is a weight per tier, match length and strength.
-Strength says how often a key was seen and how far the next tokens agreed.
+takes its share of the remainder, and so on. There is a weight per tier, match length and strength.
+Strength summarises how often a key was seen and how far its next tokens agreed.
 
 Weights are learned online. After every emitted token each piece of evidence gets its share of the
 credit for it: weight = tokens credited to it / tokens for which it was reached.
 
-Learned numbers lie in arrays: the compiled core (engine/drafting/compiled.py) learns in place.
+The learned values are stored in arrays, which the compiled core (engine/drafting/compiled.py)
+updates in place.
 
-Drafted nodes were chosen for their high estimates, so their estimates are too high more often than
-too low. A second part corrects that. It counts drafted nodes whose parent was visited, per tier,
-match length and rank among siblings, and scales estimates of that kind by accepted / expected.
-Estimates that know the noise (engine/drafting/noise.py) are corrected by counts of their own.
+Nodes are drafted because their estimates are high, so the estimates of drafted nodes are too high
+on average. A second table corrects that. It counts drafted nodes whose parent was visited, per
+tier, match length and rank among siblings, and scales estimates of that kind by accepted /
+expected. Estimates that use the noise (engine/drafting/noise.py) have separate counts.
 """
 
 from array import array
@@ -42,56 +43,65 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
 tokens has the weight n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
 recorded answers of Vicuna-7B (docs/log.md)."""
 HEAD_DEPTHS, HEAD_CLASSES = 5, 7
-"""A head's evidence is told apart by depth, deeper ones counted as the last, and by the probability
-of its likeliest token. Together these make as many kinds as there are strengths."""
+"""A head's evidence is classified by depth (deeper levels count as the last one) and by the
+probability of its likeliest token. Together these are as many classes as there are strengths."""
 HEAD_PRIORS = (0.5, 0.62, 0.72, 0.78, 0.82, 0.85, 0.9)
 """The weight of a head's evidence by probability class before anything is observed."""
 DEEPER = 0.93
-"""How much less it is at each further depth."""
+"""The factor by which this weight falls at each further depth."""
 WITH_HEAD = "with head:"
-"""Begins the rows of what evidence is worth where a head says something beside it."""
+"""Prefix of the rows for the weights of evidence in runs with a head."""
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
     CONTEXT: (7.0, 0.0),
     MODEL: (10.0, 0.0),
     STATISTICS: (10.0, 0.0),
 }
-"""The same of what is often said, whatever came before."""
+"""The same for tokens that are frequent in any context."""
 PRIOR_OBSERVATIONS = 30.0
-"""What a prior counts for."""
+"""The weight of a prior, in observations."""
 MEMORY = 2000.0
-"""Beyond so many observations old ones fade, so that weights follow a change of subject."""
+"""The number of observations beyond which old ones decay, so that weights follow a change of
+subject."""
 RANKS = 4
 """Siblings from this rank on are counted together."""
 RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE = ":rank", ":noisy rank", "noise"
 SIZE = 130_000
-"""About the bytes of a calibration, as measured: 85,000 when it is new, 170,000 at most. One that
-was learned beside a head has a second one in it."""
+"""The approximate size of a calibration in bytes, as measured: 85,000 when new, at most 170,000. A
+calibration that was learned with a head contains a second one."""
 UNSEEN = 1e-4
 """The probability of a token under no evidence at all."""
+LONGEST = 8
+"""The longest key of any tier."""
+
+
+def priors_of(a: float, b: float) -> list[float]:
+    """The initial weights of all strengths: n / (n + a d + b) for a typical n and d of each."""
+    priors = []
+    for strength in range(STRENGTHS):
+        row, column = divmod(strength, len(DIVERSITIES) + 1)
+        n = (1, 2, 3, 7, 17, 55, 300)[row]
+        d = max(1.0, n * (0.05, 0.2, 0.45, 0.8, 1.0)[column])
+        priors.append(n / (n + a * d + b))
+    return priors
+
+
+def head_priors() -> list[float]:
+    """The initial weights of all classes of a head's evidence."""
+    return [chance * DEEPER**depth for depth in range(HEAD_DEPTHS) for chance in HEAD_PRIORS]
 
 
 class Rate:
-    """How often drafted nodes of one kind were accepted, against what was expected of them."""
+    """How often drafted nodes of one kind were accepted, compared with the expectation."""
 
     __slots__ = ("figures",)
 
     def __init__(self) -> None:
         self.figures = array("d", (0.0, 0.0, 1.0))
-        """Expected, accepted, and the factor that follows from them."""
-
-    @property
-    def expected(self) -> float:
-        """How many of the nodes that were counted were expected to be accepted."""
-        return self.figures[0]
-
-    @property
-    def accepted(self) -> float:
-        """How many of them were."""
-        return self.figures[1]
+        """How many of the counted nodes were expected to be accepted, how many of them were, and
+        the resulting factor for an estimate."""
 
     @property
     def factor(self) -> float:
-        """What to multiply an estimate by."""
         return self.figures[2]
 
     def learn(self, expected: float, accepted: float) -> None:
@@ -108,21 +118,10 @@ class Rate:
 class EvidenceWeights:
     """The evidence weights of one tier and match length.
 
-    `values` holds the weight per strength, `rates` the acceptance per rank among siblings. Where
-    the noise is known, `noisy_rates` takes its place. A match of length 0 is what is often said,
-    whatever came before.
+    `values` holds the weight per strength, `rates` the acceptance per rank among siblings;
+    `noisy_rates` replaces it if the noise is known. A match of length 0 stands for tokens that are
+    frequent in any context.
     """
-
-    __slots__ = (
-        "credited",
-        "match_length",
-        "noisy_rates",
-        "priors",
-        "rates",
-        "reached",
-        "tier",
-        "values",
-    )
 
     def __init__(self, tier: str, match_length: int, priors: Iterable[float]) -> None:
         self.tier, self.match_length = tier, match_length
@@ -146,12 +145,12 @@ class EvidenceWeights:
 
 
 Evidence = tuple[EvidenceWeights, Followers]
-"""One piece of evidence of a chain: its weights, and what it says."""
+"""One piece of evidence of a chain: its weights, and its counts."""
 
 
 class Calibration:
-    """The evidence weights of every tier, per model and owner, and how far the noise is to be
-    believed. Its rows are stored."""
+    """The evidence weights of every tier, per model and owner, and the error model of the noise.
+    Its rows are stored."""
 
     def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
         self.weights = {
@@ -162,8 +161,7 @@ class Calibration:
             for tier, pairs in PRIORS.items()
         }
         self.weights[HEAD] = [
-            EvidenceWeights(HEAD, length, map(head_prior, STRENGTH_RANGE))
-            for length in range(1, LONGEST + 1)
+            EvidenceWeights(HEAD, length, head_priors()) for length in range(1, LONGEST + 1)
         ]
         self.errors = ErrorModel()
         self.unigrams = {
@@ -171,14 +169,14 @@ class Calibration:
             for tier, pair in {**UNIGRAM_PRIORS, HEAD: (0.0, 1.0)}.items()
         }
         self.headed: Calibration | None = None
-        """The same of runs that ask a head: see `with_head`."""
+        """The calibration of runs with a head; see `with_head`."""
         self.compiled: Any = None
-        """The compiled core's view of these numbers, once it was asked for."""
+        """The compiled core's view of these numbers, once it has been requested."""
         for row in rows:
             self.load(row)
 
     def load(self, row: CalibrationRow) -> None:
-        """Take over what was learned before; a damaged row says nothing."""
+        """Load stored values; a damaged row is ignored."""
         if row.tier.startswith(WITH_HEAD):
             if self.headed is None:
                 self.headed = Calibration()
@@ -198,11 +196,12 @@ class Calibration:
             weights.learn(row.strength, row.reached, row.credited)
 
     def of(self, tier: str, match_length: int) -> EvidenceWeights:
-        """The weights of a tier and match length, 0 for what is often said."""
+        """The weights of a tier and match length; length 0 stands for frequent tokens in any
+        context."""
         return self.weights[tier][match_length - 1] if match_length else self.unigrams[tier]
 
     def rows(self) -> list[CalibrationRow]:
-        """What was learned."""
+        """The learned values, as they are stored."""
         rows = [
             CalibrationRow(NOISE, 0, which, *learned)
             for which, learned in enumerate(self.errors.learned())
@@ -217,60 +216,35 @@ class Calibration:
                 (NOISY_RANK_SUFFIX, weights.noisy_rates),
             ):
                 for rank, rate in enumerate(rates):
-                    name = tier + suffix
-                    rows.append(CalibrationRow(name, length, rank, rate.expected, rate.accepted))
+                    expected, accepted, _ = rate.figures
+                    rows.append(CalibrationRow(tier + suffix, length, rank, expected, accepted))
         if self.headed is not None:
             found = self.headed.rows()
             rows += [row._replace(tier=WITH_HEAD + row.tier) for row in found]
         return [row for row in rows if row.reached]
 
     def with_head(self) -> "Calibration":
-        """What evidence is worth beside a head's: learned for itself, as a head says much of what
-        short matches say, and beginning with what it is worth without one."""
+        """The calibration for runs with a head. It is learned separately, because a head often
+        predicts the same tokens as short matches, and starts from the weights without a head."""
         if self.headed is None:
             self.headed = Calibration(self.rows())
         return self.headed
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:
-        """The target said `token` where `chain` was the evidence, the longest match first."""
-        left, total, said = 1.0, 0.0, []
+        """Learn that the target chose `token` where `chain` was the evidence, the longest match
+        first."""
+        left, total, shares = 1.0, 0.0, []
         for weights, followers in chain:
             weight = weights.values[followers.strength]
             share = left * weight * followers.counts.get(token, 0.0) / followers.total
-            said.append(share)
+            shares.append(share)
             total += share  # one by one: what `sum` does depends on the version of Python
             left *= 1.0 - weight
         total += left * UNSEEN
         reached = 1.0
-        for (weights, followers), share in zip(chain, said, strict=True):
+        for (weights, followers), share in zip(chain, shares, strict=True):
             credited = share / total
             weights.learn(followers.strength, reached, credited)
             reached -= credited
             if reached < 1e-3:
                 break
-
-
-LONGEST = 8
-"""The longest key of any tier."""
-
-
-STRENGTH_RANGE = range(STRENGTHS)
-
-
-def priors_of(a: float, b: float) -> list[float]:
-    """The weights of all strengths."""
-    return [prior(strength, a, b) for strength in STRENGTH_RANGE]
-
-
-def head_prior(kind: int) -> float:
-    """The first weight of a kind of head's evidence."""
-    depth, chance = divmod(kind, HEAD_CLASSES)
-    return HEAD_PRIORS[chance] * DEEPER**depth
-
-
-def prior(strength: int, a: float, b: float) -> float:
-    """n / (n + a d + b) for a typical n and d of a strength."""
-    row, column = divmod(strength, len(DIVERSITIES) + 1)
-    n = (1, 2, 3, 7, 17, 55, 300)[row]
-    d = max(1.0, n * (0.05, 0.2, 0.45, 0.8, 1.0)[column])
-    return n / (n + a * d + b)

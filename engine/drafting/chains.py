@@ -1,11 +1,11 @@
-"""Chains for many sequences that share one forward: the best path of each, under one budget.
+"""Drafts chains for many sequences that share one forward: the best path of each, under one budget.
 
-An engine that verifies chains alone, many at once, takes them from here. Each sequence's tree is
-grown best first, all in one call. Of the tree the best path of each length is known by the tokens
-that it is expected to emit. Then all sequences compete for the rows of the forward: a path is made
-longer while that brings more tokens per time. So drafting shrinks by itself as the load grows.
+This is for engines that verify only chains, many at once. The trees of all sequences are grown best
+first, in one call. For every length, the best path of a tree is the one that is expected to emit
+the most tokens. All sequences then compete for the rows of the forward: a path is extended as long
+as this gives more tokens per time, so less is drafted as the load grows.
 
-There is no clock in here. Whoever drafts for the same sequences elsewhere decides the same.
+No clock is used, so other processes that draft for the same sequences make the same decisions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,31 +14,30 @@ from operator import itemgetter
 
 from engine.drafting.budget import Budget
 from engine.drafting.compiled import Draft, grow_all
-from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.paths import path_to
+from engine.drafting.hierarchy import Hierarchy, path_to
 from engine.settings import Drafting
 from engine.tree import Tree
 
 WIDER = 4
-"""Nodes that are looked at beside those that the longest chain has."""
+"""Nodes that are grown in addition to those of the longest chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a forward over many rows takes, in those over none: 1 + rows / `rows`, and `drafted`
-    more where any row is a draft."""
+    """The relative time of a forward over many rows: 1 + rows / `rows`, plus `drafted` if any row
+    is a draft."""
 
     rows: float
     drafted: float = 0.0
 
     def of(self, rows: int, drafted: int) -> float:
-        """A step over so many rows, of which so many are drafts."""
+        """The relative time of a step over `rows` rows, of which `drafted` are drafts."""
         return 1.0 + rows / self.rows + (self.drafted if drafted else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one sequence may have: chains of `length` tokens, all below `vocabulary`, none of a
+    """The limits of one sequence: chains of `length` tokens, all below `vocabulary`, none of a
     probability below `floor`."""
 
     length: int
@@ -46,7 +45,7 @@ class Room:
     floor: float
 
     def budget(self) -> Budget:
-        """The same for a tree in which the best of these chains is looked for."""
+        """The budget of a tree in which the best of these chains is searched."""
         nodes = self.length + WIDER if self.length else 0
         drafting = Drafting(nodes=nodes, threshold=self.floor, budget="fixed")
         return Budget(drafting, self.length, self.vocabulary)
@@ -54,7 +53,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is drafted for a sequence: tokens, with the source of each."""
+    """The draft of a sequence: tokens, with the source of each."""
 
     tokens: list[int]
     sources: list[str]
@@ -66,9 +65,10 @@ NOTHING = Chain([], [])
 def grow_chains(
     sequences: Sequence[tuple[Hierarchy, Sequence[int], Room]], cost: StepCost
 ) -> list[Chain]:
-    """The chains that make a step over all these sequences worth most.
+    """The chains that maximise the value of a step over all these sequences.
 
-    Each is a drafter and its decided tokens. The drafter learns from the whole tree afterwards.
+    Each sequence is a drafter and its decided tokens. The drafter learns from the whole tree
+    afterwards.
     """
     drafts: list[Draft] = [
         (drafter, Tree(tokens[-1]), tokens, room.budget()) for drafter, tokens, room in sequences
@@ -82,14 +82,19 @@ def grow_chains(
                 steps.append((slope, number, row, tree.depths[row] - before))
                 before = tree.depths[row]
     ends = affordable(steps, len(sequences), cost)
-    trees = enumerate(tree for _, tree, *_ in drafts)
-    return [chain_to(tree, ends[number]) if number in ends else NOTHING for number, tree in trees]
+    chains = []
+    for number, (_, tree, *_) in enumerate(drafts):
+        rows = path_to(tree, ends.get(number, 0))
+        chains.append(
+            Chain([tree.tokens[row] for row in rows], [tree.sources[row] for row in rows])
+        )
+    return chains
 
 
 def hull(tree: Tree, chances: Sequence[float]) -> Iterator[tuple[int, float]]:
-    """The rows at which the best paths end, shorter ones first, each with the tokens that it is
-    expected to emit per row beyond the one before. These only fall: what lies below is left out.
-    """
+    """The last rows of the best paths, shorter ones first, each with the number of tokens that the
+    path is expected to emit per additional row, compared with the path before it. These numbers
+    never rise; rows that would break this are left out."""
     expected, best = [0.0], {0: (0.0, 0)}
     for row in range(1, len(chances)):
         depth = tree.depths[row]
@@ -111,10 +116,11 @@ def hull(tree: Tree, chances: Sequence[float]) -> Iterator[tuple[int, float]]:
 def affordable(
     steps: list[tuple[float, int, int, int]], sequences: int, cost: StepCost
 ) -> dict[int, int]:
-    """The row at which each sequence's chain ends, of those that have one.
+    """The last row of each sequence's chain, for sequences that have one.
 
-    `steps` says what each is worth: tokens per row, sequence, the row at its end, and its rows. The
-    best come first; of one sequence they do so in their order. Equals go by their sequence.
+    `steps` gives the value of each step: tokens per row, sequence, the row at its end, and its
+    rows. The best come first; those of one sequence are in their order. Ties are broken by the
+    sequence.
     """
     steps.sort(key=lambda step: (-step[0], step[1]))
     tokens, drafted = float(sequences), 0
@@ -124,9 +130,3 @@ def affordable(
         if tokens > worth * cost.of(sequences + drafted, drafted):
             worth, kept = tokens / cost.of(sequences + drafted, drafted), number
     return dict(map(itemgetter(1, 2), steps[:kept]))
-
-
-def chain_to(tree: Tree, end: int) -> Chain:
-    """The path from below the root to a row."""
-    rows = path_to(tree, end)
-    return Chain([tree.tokens[row] for row in rows], [tree.sources[row] for row in rows])

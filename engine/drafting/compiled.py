@@ -1,8 +1,8 @@
-"""Hierarchy drafting at native speed: the trees and the learning of the reference, digit for digit.
+"""Hierarchy drafting at native speed, equal to the reference digit for digit.
 
-engine/drafting/hierarchy.py is where the algorithm is to be read; native/src/hierarchy.cpp is the
-same once more. What a tier keeps in native memory is read there, without the interpreter's lock.
-Any other tier is asked in Python. `hierarchy` makes the one or the other.
+engine/drafting/hierarchy.py is the version to read; native/src/hierarchy.cpp implements the same
+algorithm. Tiers that keep their data in native memory are read there, without the interpreter's
+lock; any other tier is called in Python. `hierarchy` chooses between the two implementations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,23 +19,29 @@ from engine.drafting.calibration import (
     UNSEEN,
     Calibration,
 )
-from engine.drafting.context import ContextTier
 from engine.drafting.hierarchy import LUCKIEST, NEGLIGIBLE, SLIGHT, Hierarchy
-from engine.drafting.model import Forgetful, ModelTier, Unlearned
 from engine.drafting.ngrams import CompiledCounts
-from engine.drafting.statistics import KEY, REMEMBERED, StatisticsTier
+from engine.drafting.tiers import (
+    REMEMBERED,
+    STATISTICS_KEY,
+    ContextTier,
+    Forgetful,
+    ModelTier,
+    StatisticsTier,
+    Unlearned,
+)
 from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import Work
 
 Draft = tuple[Hierarchy, Tree, Sequence[int], Budget]
-"""What one sequence asks for: see Drafter.grow."""
+"""A drafter and the arguments of its `grow`, for one sequence."""
 
 
 def hierarchy(
     tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
 ) -> Hierarchy:
-    """Drafts from tiers in their order: compiled where the core is there."""
+    """Hierarchy drafting from tiers in their order, compiled if the core is installed."""
     made = Hierarchy if native.core is None else CompiledHierarchy
     return made(tiers, calibration, sampling)
 
@@ -47,13 +53,13 @@ def grow_all(drafts: Sequence[Draft]) -> list[Mapping[str, Work]]:
     compiled = [cast(CompiledHierarchy, each) for each, *_ in drafts]
     for each, (_, tree, tokens, budget) in zip(compiled, drafts, strict=True):
         each.tree, each.grown = tree, None if budget.near else len(tokens)
-    asked = [(each.compiled, *rest) for each, (_, *rest) in zip(compiled, drafts, strict=True)]
-    works: list[Mapping[str, Work]] = native.core.grow_all(asked)
+    requests = [(each.compiled, *rest) for each, (_, *rest) in zip(compiled, drafts, strict=True)]
+    works: list[Mapping[str, Work]] = native.core.grow_all(requests)
     return works
 
 
 class CompiledHierarchy(Hierarchy):
-    """The compiled twin of a hierarchy."""
+    """A hierarchy that the compiled core computes."""
 
     def __init__(
         self, tiers: Sequence[Tier], calibration: Calibration, sampling: Sampling | None = None
@@ -74,18 +80,15 @@ class CompiledHierarchy(Hierarchy):
         )
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """As the reference does."""
         self.tree, self.grown = tree, None if budget.near else len(tokens)
         work: Mapping[str, Work] = self.compiled.grow(tree, tokens, budget)
         return work
 
     def chances(self) -> list[float]:
-        """As the reference does."""
         chances: list[float] = self.compiled.chances()
         return chances
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """As the reference does."""
         if self.grown == len(tokens) - new:
             self.compiled.learn(self.tree, tokens, new)
         self.grown = None
@@ -94,7 +97,6 @@ class CompiledHierarchy(Hierarchy):
             tier.observe(tokens, new)
 
     def forget(self) -> None:
-        """As the reference does."""
         self.compiled.forget()
 
 
@@ -116,15 +118,18 @@ def compiled_calibration(calibration: Calibration) -> Any:
 
 
 def source_of(tier: Tier) -> Any:
-    """What the compiled core asks for a tier: native memory where its class is known to keep all
-    there, else the tier itself. A class that is derived from a known one may answer otherwise."""
+    """The object that the compiled core queries for a tier: its native memory if its class keeps
+    all of its data there, otherwise the tier itself. Subclasses are queried themselves, because
+    they may answer differently."""
     kind, core = type(tier), native.core
     if isinstance(tier, Frozen) and kind in (Frozen, Forgetful):
         return source_of(tier.tier)
     if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
         in_memory = getattr(tier.table, "in_memory", lambda: None)
-        asked = tier.table.look_up, tier.table.unigrams
-        return core.Statistics(*asked, in_memory(), KEY, REMEMBERED)
+        table = tier.table
+        return core.Statistics(
+            table.look_up, table.unigrams, in_memory(), STATISTICS_KEY, REMEMBERED
+        )
     if isinstance(tier, ContextTier | ModelTier) and isinstance(tier.counts, CompiledCounts):
         if kind in (ContextTier, ModelTier):
             return tier.counts.compiled

@@ -1,11 +1,11 @@
-"""c(n, length): what a target forward over n drafted nodes costs on this machine, behind a text.
+"""c(n, length): the time of a target forward over n drafted nodes, after a text of that length.
 
-Measured once per (model, backend, device, dtype, threads), stored, and corrected by every step
-that is decoded. All that drafting decides from it are ratios, so a machine that is busy with
-something else slows every size alike and changes little.
+It is measured once per (model, backend, device, dtype, threads), stored, and corrected by every
+decoded step. Drafting uses only ratios of these times. Other programs on the machine slow every
+size alike, so they change little.
 
-The sizes are measured behind a short text. Each further cached token adds a little to any forward,
-and a little more for every node: two numbers serve all lengths.
+The sizes are measured after a short text. Each further cached token adds a little to any forward,
+and a little more for every node; two numbers describe this for all lengths.
 """
 
 from array import array
@@ -15,7 +15,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from time import perf_counter
+from statistics import median
+from time import perf_counter, thread_time
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -27,62 +28,69 @@ from engine.tree import Tree
 from engine.types import WAYS
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
-"""Nodes per measured forward. The steps are small where kernels change their way of working."""
+"""Nodes per measured forward, at smaller intervals where kernels change their method."""
 CACHED = 256
 """Tokens in the cache while measuring. Shorter texts count as this long."""
 LONG, LONG_SIZE = 4096, 15
-"""Tokens in the cache while what they cost is measured, and nodes at most."""
+"""Tokens in the cache, and the most nodes, while the cost of cached tokens is measured."""
 LEAST = 4 * CACHED
-"""Fewer would tell less of it than the machine's hiccups do."""
+"""With fewer tokens, the effect would be smaller than the noise of the machine."""
 READING = 0.5
-"""Seconds that reading so long a text may take, where it has to be read."""
+"""The most seconds for reading the long text, if it has to be read."""
 SAMPLES = 3
-"""Forwards of a size behind it then."""
+"""Forwards of each size after the long text in that case."""
 FAR_SECONDS = 0.3
-"""Seconds of forwards behind it and behind a short one, in turn, where it has not to be read."""
+"""Seconds of forwards after the long and the short text in turn, if they need not be read."""
 MOST_BYTES = 1 << 29
-"""What it may take in memory."""
+"""The most bytes that the long text may take in memory."""
 SECONDS = 1.7
-COMMON_GAIN = 0.15
-"""How far an observation moves the estimates of all sizes: what slows one down has most likely
-slowed down all. How much further it moves that of its own size depends on what is known of it."""
 GAIN = 0.05
-"""How far it moves what drafting and the rest of a step take."""
-DRIFT = 4e-4
-"""How much less is known of a size after every step in which it was not observed, in variances of
-an observation. A size that is seen in each step is so moved by DRIFT ** 0.5 of what surprises."""
-INITIAL_VARIANCE = 0.1
-"""The same for a size as measured: with little in the cache, and without drafting in between."""
-UNKNOWN_VARIANCE = 100.0
-"""The same for what cached tokens cost, where nobody has measured that."""
+"""The weight of an observation in the times of drafting and of the rest of a step."""
+SHARED, DRAFTED, OWN = 1.0, 4.0, 0.5
+"""Variances of the reasons why a forward takes longer in a chat than it was measured to take, in
+units of an observation's variance: a reason that all sizes share, a reason that the sizes with
+drafted nodes share, and a reason of one size alone."""
+SHARED_DRIFT, OWN_DRIFT = 0.02, 1e-4
+"""What a step adds to the first and the last of these. Other programs change the pace of the whole
+processor within seconds; the ratios of the sizes change slowly."""
+KNOWN_VARIANCE, UNKNOWN_VARIANCE, DRIFT = 0.1, 100.0, 4e-4
+"""Variances of the cost of cached tokens: after it was measured, before, and the addition per
+step."""
 FAR, WIDE = 8192, 8
-"""Cached tokens, and nodes, at which variances of what these cost are told."""
+"""The cached tokens and nodes for which these variances are given."""
 LENGTHENED = 0.05
-"""The share by which a text grows until its steps are tabulated again."""
+"""The share by which a text may grow before the table is recomputed."""
 UNDOING_GAIN = 0.1
-"""How far a step that drafted moves what undoing takes, and returning to plain steps."""
+"""The weight of a step in the mean times of undoing a draft and of returning to plain steps."""
+STEADY, COUNTED = 6, 3
+"""Plain steps after a draft until plain decoding has reached its pace again, and how many are then
+observed."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
-"""Where a forward takes longer than SLOW seconds, so few sizes are timed, once."""
+"""If a forward takes longer than SLOW seconds, only so many sizes are timed, once each."""
 SURPRISE = 1.5
-"""Observations count as at most so many times what was expected: a machine hiccups."""
+"""An observation counts as at most this multiple of the expectation, to limit outliers."""
 HICCUP = 10.0
-"""The same for the rest of a step, which is so short that it differs more."""
+"""The same multiple for the rest of a step, which varies more because it is short."""
 REFRESH = 32
 LARGEST = 128
-"""No tree is larger: costs are tabulated up to here."""
+"""The largest tree; costs are tabulated up to this size."""
 LEARN_SECONDS = 3e-6
-"""Seconds to learn a token, until it was measured."""
+"""The assumed seconds to learn a token, until they are measured."""
+LOAD_KEPT, LOAD_PRIOR = 0.998, 100
+"""The weight that the estimate of the load keeps after a step, and the number of undisturbed steps
+that it starts from."""
 
 
 @dataclass(slots=True)
 class Gain:
-    """What one way to draft saved of late, in plain steps, and its back-off.
+    """The recent savings of one way to draft, in plain steps, and its back-off.
 
-    `balance` is the moving estimate; what is saved pays `debt`, for reading and keeping whole
-    texts, before it counts. The way is left out for the next `backoff` steps; `length` is what that
-    was in the beginning. It was not used for `unused` steps; once these are `wait`, it is probed.
+    `balance` is the moving estimate. Savings first pay the `debt` for reading and storing whole
+    texts, before they count. The way is paused for the next `backoff` steps; `length` was the
+    length of that back-off at its start. The way has been unused for `unused` steps, and is probed
+    once these reach `wait`.
     """
 
     balance: float = 3.0
@@ -94,24 +102,24 @@ class Gain:
 
 
 HEAD_LEVELS = 5
-"""Levels of a head from here on are counted together."""
+"""The number of levels of a head that are counted separately; deeper ones count as the last."""
 WHOLE = -1
-"""Stands for all calls of a step together, where a level is meant."""
+"""The index that stands for all calls of a step together."""
 HEAD_GAIN = 0.05
-"""How far an observation moves what is known of the time of a call, once a few were made."""
+"""The weight of an observation in the time of a call, after the first few."""
 HEAD_PRIOR, HEAD_MEMORY = 4.0, 60.0
-"""What the first gains of a head count for, and beyond what the old ones fade, in probability that
-was open where it was asked."""
+"""The weight of the initial gains of a head, and the limit beyond which older ones decay, in units
+of open probability."""
 
 
 @dataclass(slots=True)
 class HeadPace:
-    """What a head takes, and what asking it has brought: for engine/drafting/head.py.
+    """The time that a head takes, and what its calls have gained, for engine/drafting/head.py.
 
-    `seconds[d]` are those of the call for level d below the root. `added[d]` are the tokens that
-    such calls added to their steps, the rows of the forward paid. `missing[d]` is the probability
-    that the tree had left open there, in all. The last of each is for all calls of a step. `seen`
-    counts what was timed.
+    `seconds[d]` is the time of the call for level d below the root. `added[d]` is the number of
+    tokens that such calls added to their steps, after the cost of the rows in the forward.
+    `missing[d]` is the total probability that the tree had left open at that level. The last entry
+    of each stands for all calls of a step. `seen` counts the timed calls.
     """
 
     added: list[float] = field(
@@ -122,18 +130,19 @@ class HeadPace:
     seen: list[int] = field(default_factory=lambda: [0] * (HEAD_LEVELS + 1))
 
     def gain(self, which: int) -> float:
-        """The tokens that a call adds, as a share of the probability that is open."""
+        """The tokens that a call adds, as a share of the open probability."""
         return self.added[which] / self.missing[which]
 
     def pays(self, level: int, missing: float, expected: float, step: float) -> bool:
-        """Whether to ask for a level where the tree leaves `missing` open, is `expected` to emit so
-        many tokens, and its step takes so long.
+        """Whether to call the head for a level if the tree leaves `missing` open, is `expected` to
+        emit so many tokens, and its step takes the given time.
 
-        The first call may pay by itself, or by those that follow it. What was never asked is tried.
+        The first call may pay by itself, or through those that follow it. A level that was never
+        called is tried.
         """
         at = min(level, HEAD_LEVELS - 1)
         for which in (at,) if level else (at, WHOLE):
-            # A level that nobody has asked for will take what the one above it takes.
+            # A level that was never called is assumed to take as long as the level above it.
             known = max((n for n in range(at + 1) if self.seen[n]), default=0)
             takes = self.seconds[known if which == at else which]
             if self.gain(which) * missing * step > takes * expected:
@@ -141,7 +150,7 @@ class HeadPace:
         return False
 
     def took(self, level: int, seconds: float) -> None:
-        """The call for a level, or all of a step, took so long."""
+        """Record the time of the call for a level, or of all calls of a step."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.seen[at] += 1
         known = self.seconds[at]
@@ -150,8 +159,8 @@ class HeadPace:
         gain = max(HEAD_GAIN, 1 / self.seen[at])
         self.seconds[at] = known + gain * (cut - known)
 
-    def brought(self, level: int, missing: float, added: float) -> None:
-        """It has added so many tokens where so much was missing."""
+    def gained(self, level: int, missing: float, added: float) -> None:
+        """Record that a call added `added` tokens at a level where the tree left `missing` open."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.added[at] += added
         self.missing[at] += missing
@@ -161,47 +170,79 @@ class HeadPace:
 
 
 @dataclass(slots=True)
-class Gate:
-    """Whether drafting pays, as far as known: plain data for engine/drafting/controller.py.
+class Load:
+    """Estimates how much longer a forward takes than it computes, because other programs use the
+    processor too: `seconds` / `computing` of the last steps, beginning with an idle machine.
 
-    `plain` and `drafted` count the steps since the last one without drafts and with some. The
-    databases need `learn_seconds` to learn a token, and `learn_and_calibrate_seconds` where they
-    drafted before: then they also learn what their evidence is worth.
+    Other programs interrupt one forward and not the next. Costs are learned as if they slowed every
+    forward equally, so that the relative costs of the sizes do not depend on which forward was
+    interrupted.
+    """
+
+    seconds: float = 0.0
+    computing: float = 0.0
+
+    def steady(self, seconds: float, computing: float | None) -> float:
+        """The average time, at this load, of a forward with these times."""
+        if not computing:
+            return seconds
+        if not self.computing:
+            self.seconds = self.computing = LOAD_PRIOR * computing
+        self.seconds = LOAD_KEPT * self.seconds + seconds
+        self.computing = LOAD_KEPT * self.computing + computing
+        return computing * self.seconds / self.computing
+
+
+@dataclass(slots=True)
+class Gate:
+    """The state of the decision whether drafting pays: plain data for
+    engine/drafting/controller.py.
+
+    `plain` counts the steps since plain decoding was last observed at its steady pace; after
+    `plain_after` of them some plain steps are due. That number is small at first, because until
+    then the pace is only known from measurements outside of answers. `drafted` counts the steps
+    since the last one with drafts. After `forced_after` steps without drafts the databases draft in
+    any case. `learn_seconds` is the time to learn a token, and `learn_and_calibrate_seconds` the
+    time if the databases drafted before, because they then also update the calibration.
     """
 
     gains: dict[str, Gain] = field(default_factory=lambda: {name: Gain() for name in WAYS})
     plain: int = 0
+    plain_after: int = 8
     drafted: int = 0
+    forced_after: int = 128
     learn_seconds: float = LEARN_SECONDS
     learn_and_calibrate_seconds: float = LEARN_SECONDS
     head: HeadPace = field(default_factory=HeadPace)
+    load: Load = field(default_factory=Load)
 
 
 class Growth:
-    """What cached tokens add to a forward: each `token` seconds, and `row` more for every node.
+    """The time that cached tokens add to a forward: `token` seconds each, and `row` more for every
+    node.
 
-    Learned from steps by a Kalman filter of these two, relative to a plain forward: steps of
-    several sizes tell them apart. Zeros are not known.
+    It is learned by a Kalman filter, relative to a plain forward, from steps of several sizes. Zero
+    means unknown.
     """
 
     def __init__(self, token: float = 0.0, row: float = 0.0) -> None:
         if not (0 <= token < inf and 0 <= row < inf):
             raise ValueError(f"cached tokens cannot take {token} and {row} seconds")
         self.token, self.row = token, row
-        known = INITIAL_VARIANCE if token or row else UNKNOWN_VARIANCE
+        known = KNOWN_VARIANCE if token or row else UNKNOWN_VARIANCE
         self.variances = known / FAR**2, 0.0, known / (FAR * WIDE) ** 2
-        """Of the two numbers, and between them their covariance."""
+        """The variances of the two numbers, and their covariance."""
 
     def seconds(self, tokens: int, nodes: int) -> float:
-        """What so many tokens add to a forward over `nodes` nodes."""
+        """The time that so many tokens add to a forward over `nodes` nodes."""
         return tokens * (self.token + self.row * nodes)
 
     def scale(self, factor: float) -> None:
-        """Everything takes so many times as long."""
         self.token, self.row = factor * self.token, factor * self.row
 
     def observe(self, tokens: int, nodes: int, plain: float, expected: float, off: float) -> None:
-        """A forward took a share of `off` more than expected; `plain` seconds are the unit."""
+        """Learn from a forward that took a share `off` more than expected, in units of `plain`
+        seconds."""
         of_token = tokens * plain / expected
         of_row = of_token * nodes
         token, both, row = self.variances
@@ -219,12 +260,12 @@ class Growth:
 
 
 class StepTimes:
-    """What steps over trees of 0, 1, 2, ... nodes take, and what growing on costs.
+    """The times of steps over trees of 0, 1, 2, ... nodes, and the cost of growing a tree further.
 
     `table` holds seconds of a whole step over n nodes: forward, drafting, everything else. `slopes`
-    holds the least relative cost of a further node (`CostCurve.refresh`). `cheapest` is the least
-    of them, and `entry` the least path probability that can ever pay. The arrays are the same two,
-    for the compiled core.
+    holds the least relative cost of a further node (`CostCurve.refresh`). `cheapest` is the
+    smallest slope, and `entry` the smallest path probability that can ever pay. The arrays hold the
+    same values for the compiled core.
     """
 
     def __init__(self, table: list[float], slopes: NDArray[np.float64], gate: Gate) -> None:
@@ -232,7 +273,7 @@ class StepTimes:
         self.tabulate(table, slopes)
 
     def tabulate(self, table: list[float], slopes: NDArray[np.float64]) -> None:
-        """Take over the times of 0 to LARGEST nodes, and the slopes of all but the last."""
+        """Set the times for 0 to LARGEST nodes, and the slopes of all sizes but the last."""
         self.table = table
         self.slopes: list[float] = slopes.tolist()
         self.cheapest = min(self.slopes)
@@ -244,7 +285,7 @@ class StepTimes:
         self.table_array, self.slope_array = array("d", self.table), array("d", self.slopes)
 
     def delayed(self, seconds: float) -> "StepTimes":
-        """The times of a step that has taken so long before its tree is grown."""
+        """The times of a step that has already taken so many seconds before its tree is grown."""
         table = np.array(self.table)
         later = table + seconds
         slopes = np.array(self.slopes[:-1]) * (table / later)[:-1]
@@ -252,19 +293,19 @@ class StepTimes:
 
 
 class CostCurve(StepTimes):
-    """Seconds per forward, and per drafted node, as estimated now.
+    """The current estimates of the seconds per forward and per drafted node.
 
-    `points` maps numbers of nodes to seconds of a forward behind CACHED tokens; `token` and `row`
-    are what further ones add, see Growth. Times are those of a text of the length that was told
-    last: see `reach`. A size between two of them counts as the larger one: kernels work in blocks
-    of rows, and odd numbers of rows can cost more than the next round one. Beyond the last one the
-    curve goes on as it rose before.
+    `points` maps numbers of nodes to seconds of a forward after CACHED tokens; `token` and `row`
+    are the cost of further tokens (see Growth). Times refer to the text length that was last given
+    to `reach`. A size between two points counts as the larger one, because kernels work in blocks
+    of rows, and odd numbers of rows can cost more than the next round number. Beyond the last
+    point, the curve continues with its last slope.
 
-    Some caches cannot be taken back to just behind what was accepted: `unread` tokens are then read
-    again by the next forward (Backend.unread). `undoing` is what that, and accepting itself, takes
-    for a step that drafts, on average. `returning` is what the plain step behind it takes longer
-    than one behind a plain step, on average again: a forward of another size than the last one
-    finds less prepared. So the table tells what drafting costs in the end.
+    Some caches cannot be cut back to exactly the accepted tokens; the next forward then reads
+    `unread` tokens again (Backend.unread). `undoing` is the mean time that a step with drafts takes
+    for this and for accepting. `returning` is the mean extra time of a plain step after it,
+    compared with a plain step after another plain one, since a forward takes longer after one of
+    another size. The table therefore includes the full cost of drafting.
     """
 
     def __init__(
@@ -283,23 +324,26 @@ class CostCurve(StepTimes):
         self.node, self.other = node, other
         self.growth = Growth(token, row)
         self.beyond = self.tabulated = 0
-        """Cached tokens beyond CACHED: now, and those of the table."""
+        """Cached tokens beyond CACHED: now, and when the table was computed."""
         self.unread, self.undoing, self.returning = 0, 0.0, 0.0
-        self.variances = [INITIAL_VARIANCE] * len(self.sizes)
+        drafted = np.array(self.sizes) > 0
+        alone = np.eye(len(self.sizes))
+        self.covariance = SHARED + DRAFTED * np.outer(drafted, drafted) + OWN * alone
+        self.drift = SHARED_DRIFT + OWN_DRIFT * alone
         self.since_refresh = 0
         self.gate = Gate()
         self.refresh()
 
     @property
     def points(self) -> dict[int, float]:
-        """The seconds of a forward at the measured sizes behind CACHED tokens, corrected by what
-        was observed."""
+        """The seconds of a forward at the measured sizes after CACHED tokens, corrected by
+        observations."""
         return dict(zip(self.sizes, self.values, strict=True))
 
     def reach(self, length: int, unread: int = 0) -> None:
-        """From now on times are those behind so many tokens, the last of which are still unread.
+        """Set the number of cached tokens, the last of which are still unread.
 
-        The table is not made anew for a few more cached ones.
+        The table is not recomputed for a small increase.
         """
         self.beyond = max(0, length - CACHED)
         longer = abs(self.beyond - self.tabulated) > LENGTHENED * (CACHED + self.tabulated)
@@ -312,23 +356,24 @@ class CostCurve(StepTimes):
         return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
 
     def rereading(self, unread: int) -> float:
-        """What so many unread tokens add to a plain forward."""
+        """The seconds that unread tokens add to a plain forward."""
         return self.seconds(unread) - self.seconds(0)
 
     def undone(self, seconds: float) -> None:
-        """A step that drafted took so long to accept, and to read again what it left unread."""
+        """Record the seconds that a step with drafts took to accept, and to read its unread tokens
+        again."""
         self.undoing += UNDOING_GAIN * (seconds - self.undoing)
 
     def returned(self, verify: float | None) -> None:
-        """The step behind one that drafted was plain, and its forward took so long; None where it
-        drafted as well."""
+        """Record the seconds of the forward after a step that drafted; None if that step drafted as
+        well."""
         longer = 0.0
         if verify is not None:
             longer = (self.surprise(self.unread, verify) - 1) * self.seconds(self.unread)
         self.returning += UNDOING_GAIN * (max(longer, 0.0) - self.returning)
 
     def short(self, nodes: int) -> float:
-        """The same behind CACHED tokens."""
+        """The seconds of such a forward after CACHED tokens."""
         at = bisect_left(self.sizes, nodes)
         if at < len(self.sizes):
             return self.values[at]
@@ -336,17 +381,17 @@ class CostCurve(StepTimes):
         return self.values[-1] + max(0.0, rise) * (nodes - self.sizes[-1])
 
     def refresh(self) -> None:
-        """Tabulate the step times and what growing on costs at best.
+        """Tabulate the step times, and the best-case cost of growing a tree further.
 
-        `slopes[n]` is the smallest relative cost per further node over all larger trees: a jump
-        of the curve just ahead must not hide that a few nodes more are free.
+        `slopes[n]` is the smallest relative cost per further node over all larger trees, so that a
+        jump of the curve just ahead does not hide that several further nodes are cheap.
         """
         self.tabulated = self.beyond
         steps = [
             self.seconds(nodes + self.unread) + self.other + nodes * self.node
             for nodes in range(LARGEST + 1)
         ]
-        # What is unread now is read once more behind a draft that is rejected.
+        # If a draft is rejected, the tokens that are unread now are read once more.
         later = self.undoing + self.returning + self.rereading(self.unread)
         steps[1:] = [seconds + later for seconds in steps[1:]]
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
@@ -361,47 +406,51 @@ class CostCurve(StepTimes):
         rows = nodes + self.unread
         at = min(bisect_left(self.sizes, rows), len(self.sizes) - 1)
         if self.beyond:
-            # What is left to explain then is that of the sizes.
+            # The sizes then explain what remains.
             off = self.surprise(rows, verify) - 1
             self.growth.observe(self.beyond, rows, self.short(0), self.seconds(rows), off)
-        ratio = self.surprise(rows, verify)
-        common = ratio**COMMON_GAIN
-        # The rarer a size is observed, the more each observation says: the gain of a Kalman filter.
-        own = self.variances[at] / (self.variances[at] + 1)
-        self.variances[at] = own
-        self.variances = [variance + DRIFT for variance in self.variances]
-        self.values = [value * common for value in self.values]
-        self.values[at] *= ratio**own
-        self.growth.scale(common)
-        # The first look-up is paid whether or not anything is drafted.
+        self.correct(at, self.surprise(rows, verify))
+        # The first look-up takes time whether or not anything is drafted.
         self.node += GAIN * (draft / (nodes + 1) - self.node)
-        beside = draft / (nodes + 1) + other
-        cut = min(beside, HICCUP * self.other) if self.other > 0 else beside
+        rest = draft / (nodes + 1) + other
+        cut = min(rest, HICCUP * self.other) if self.other > 0 else rest
         self.other += GAIN * (cut - self.other)
         self.since_refresh += 1
         if self.since_refresh >= REFRESH:
             self.since_refresh = 0
             self.refresh()
 
+    def correct(self, at: int, ratio: float) -> None:
+        """Learn that a forward of the size at this index took `ratio` times what was expected.
+
+        A Kalman filter on the logarithms of all sizes decides how much of that is due to this size
+        and how much to reasons that it shares with others. Certain values move little.
+        """
+        gains = self.covariance[at] / (self.covariance[at, at] + 1)
+        self.covariance += self.drift - np.outer(gains, self.covariance[at])
+        factors = ratio**gains
+        self.values = (factors * self.values).tolist()
+        self.growth.scale(float(factors[0]))
+
     def surprise(self, nodes: int, verify: float) -> float:
-        """How many times as long as expected a forward took, hiccups cut."""
+        """The ratio of a forward's time to the expectation, with outliers cut."""
         return min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
 
     def fresh(self) -> "CostCurve":
-        """What forwards cost, without what was learned of drafting."""
+        """A curve with the costs of forwards only, without what was learned about drafting."""
         return CostCurve(self.points, token=self.growth.token, row=self.growth.row)
 
     def copy(self) -> "CostCurve":
-        """All that is known, apart: what the copy goes on to learn changes nothing here."""
+        """An independent copy: what it learns does not change the original."""
         return deepcopy(self)
 
 
 @runtime_checkable
 class Stretchable(Protocol):
-    """A backend that can be timed behind a long text without reading one."""
+    """A backend that can be timed after a long text without reading one."""
 
     def stretch(self, tokens: Sequence[int]) -> None:
-        """Let the cache say that it holds these tokens; what it holds is zeros."""
+        """Make the cache claim to hold these tokens; its content is zeros."""
 
 
 def measure_costs(
@@ -412,11 +461,13 @@ def measure_costs(
 ) -> CostCurve:
     """Time forwards over trees of the given sizes, in rounds, for about `seconds` seconds.
 
-    Every round times every size. A plain forward follows a plain one, as in plain decoding. A tree
-    follows one of another size, as its budget changes from step to step: a forward of the same size
-    would find prepared what it needs. The fastest of the rounds counts: what else the machine does
-    can only add to a forward, and to a short one many times what it takes. A slow model is timed
-    once, at fewer sizes: what it does is corrected by its first answers anyway.
+    Every round times every size. A plain forward follows STEADY others, as in plain decoding: right
+    after a tree it takes longer, so that drafts would seem to gain more than they do. A tree
+    follows one of another size, as in real use, where the budget changes from step to step; after a
+    forward of the same size it would be faster. The fastest round counts, because other load can
+    only make a forward slower, and a short one many times slower. If it is known, only the time in
+    which the forward itself computed counts. A slow model is timed once, at fewer sizes, since its
+    first answers correct the curve anyway.
     """
     length = min(CACHED, backend.info.context_length // 2)
     vocabulary = backend.info.vocabulary_size
@@ -434,9 +485,10 @@ def measure_costs(
     }
     for round_ in count():
         for number, (size, found) in enumerate(times.items(), start=1):
-            if not slow and not size:
+            steady, timed = (0, 1) if slow or size else (STEADY, COUNTED)
+            for _ in range(steady):
                 forward_seconds(backend, prompt, size)
-            found.append(forward_seconds(backend, prompt, size))
+            found.append(median(forward_seconds(backend, prompt, size) for _ in range(timed)))
             rounds, spent = (1, 0.0) if slow else (FEWEST, perf_counter() - start)
             progress(
                 min(1.0, max((round_ + number / len(times)) / rounds, spent / max(seconds, 1e-9)))
@@ -450,8 +502,9 @@ def measure_costs(
 def measure_growth(
     backend: Backend, points: Mapping[int, float], reading: float, slow: bool
 ) -> tuple[float, float]:
-    """What each cached token adds to a forward, and to each of its nodes; zeros where measuring
-    that would take long. `reading` is how many seconds the model needs to read a token."""
+    """The time that each cached token adds to a forward, and to each of its nodes; zeros if
+    measuring would take too long. `reading` is the time in seconds that the model needs to read a
+    token."""
     nodes = max(size for size in points if size <= LONG_SIZE)
     length = min(LONG, backend.info.context_length - nodes)
     if isinstance(backend, Stretchable):
@@ -462,7 +515,7 @@ def measure_growth(
         return 0.0, 0.0
     times = timed_far(backend, [0] * length, nodes, slow)
     near, far = times[0, CACHED], times[0, length]
-    # What else the machine does changes between measuring the sizes and this: see ratios only.
+    # The load of the machine changes between measuring the sizes and this, so use ratios only.
     pace = points[0] / near / (length - CACHED)
     added = far - near
     more = times[nodes, length] - times[nodes, CACHED] - added
@@ -472,11 +525,11 @@ def measure_growth(
 def timed_far(
     backend: Backend, prompt: Sequence[int], nodes: int, slow: bool
 ) -> dict[tuple[int, int], float]:
-    """The least seconds of forwards over none and so many nodes, by these and the cached tokens:
-    CACHED and all of the prompt, in turn. The cache is empty then.
+    """The least seconds of forwards, by number of nodes (0 and `nodes`) and of cached tokens
+    (CACHED and all of the prompt). Leaves the cache empty.
 
-    A text that has to be read is read once, and forwards behind the short one surround it. They are
-    few, so what disturbs one of them must not count.
+    If texts have to be read, the long one is read once, with forwards after the short text before
+    and after it. These forwards are few, so the least time counts, which ignores disturbances.
     """
     start = perf_counter()
     times: dict[tuple[int, int], list[float]] = {}
@@ -500,19 +553,22 @@ def timed_far(
 
 
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
-    """The seconds of one forward over `nodes` nodes behind the prompt."""
+    """The seconds of one forward over `nodes` nodes after the prompt."""
     backend.prefill(prompt, lambda: False)
     branching = backend.info.leaves != 1
     tree = comb(prompt[-1], nodes, backend.info.vocabulary_size, branching)
-    clock = perf_counter()
+    # While other programs use the processor, the clock of this thread stands still: on a busy
+    # machine a forward of 5 ms varies by a tenth by this clock, and twofold by the other.
+    clock = thread_time if backend.info.computes_alone else perf_counter
+    begun = clock()
     backend.score(tree, Sampling(temperature=0.0))
-    spent = perf_counter() - clock
+    spent = clock() - begun
     backend.accept(())
     return spent
 
 
 def comb(root: int, nodes: int, vocabulary: int, branching: bool = True) -> Tree:
-    """A tree of the usual form: a chain from the root, with short branches beside it if wanted."""
+    """A tree of a typical form: a chain from the root, with short branches if `branching`."""
     tree, row = Tree(root), 0
     for number in range(nodes):
         added = tree.add(row, (root + 1 + number) % vocabulary, "")

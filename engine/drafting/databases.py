@@ -1,31 +1,51 @@
-"""The three databases of hierarchy drafting, and what drafts with them.
+"""The databases of hierarchy drafting: those of one conversation, and all that are kept in memory.
 
-One value holds what belongs together: the context of one conversation, a model's past answers to
-one owner, the statistics of one tokenizer, and the calibration learned on them.
+`Databases` holds what belongs together: the context of one conversation, a model's past answers to
+one owner, the statistics of one tokenizer, and the calibration that was learned on them.
+
+`DraftingMemory` holds the open conversations, and the model's past answers to each owner. They are
+copies of what a `Store` holds; what the current answer has taught is stored when that answer ends.
+The least recently used entries can therefore be dropped whenever all of them together exceed one
+limit. This happens only on the model's thread, before and after an answer, so nothing that a run
+uses is dropped. Other threads can only mark entries to be forgotten; these are dropped before
+anything is drafted from them again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
 
 from engine.drafting.base import Drafter, Frozen, Learner, NgramTable, Tier
-from engine.drafting.calibration import Calibration
+from engine.drafting.baselines import Flat, PublishedContext, PublishedModel, PublishedStatistics
+from engine.drafting.calibration import SIZE, Calibration
 from engine.drafting.compiled import hierarchy
-from engine.drafting.context import ContextTier
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.model import Forgetful, ModelTier
-from engine.drafting.published import (
-    Flat,
-    PublishedContext,
-    PublishedModel,
-    PublishedStatistics,
-)
-from engine.drafting.statistics import StatisticsTier
+from engine.drafting.tiers import ContextTier, Forgetful, ModelTier, StatisticsTier
 from engine.settings import Sampling
-from engine.types import CONTEXT, MODEL, STATISTICS, TIERS
+from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Costs, Past, Taught
+
+LIMIT = 512 << 20
+"""Bytes for open conversations, past answers and remembered look-ups in the statistics together.
+The answer in progress keeps what it uses, even if that alone is more: a log at its cap takes up to
+140 MB. Two caches that all owners share have limits of their own: 32 MB for noise
+(engine/sampling.py) and 32 MB for followers of keys seen once (engine/types.py)."""
+READING = 2.0
+"""The most seconds that loading a model waits until its statistics are in memory."""
+MOST_OPEN = 16
+"""The most conversations that are open at once; the others are rebuilt from the store when needed.
+"""
+TOKEN = 40
+"""Bytes per token of the text in the cache, as measured."""
+USES = count()
+"""A counter that orders uses."""
 
 
 class Databases:
-    """`learned` holds the past answers and learns from each new one; `model` is what is asked of
-    them, which may be a copy that forgets. `published` is made when it is first needed."""
+    """The databases of one conversation. `learned` holds the past answers and learns from each new
+    one; `model` is the tier that drafters query, which may be a copy that forgets. `published` is
+    created when it is first needed."""
 
     def __init__(
         self,
@@ -39,30 +59,29 @@ class Databases:
         self.model: Tier = self.learned
         self.statistics = statistics
         self.calibration = calibration or Calibration()
-        self.published: dict[str, Drafter] = {}
+        self.published: dict[str, Flat] = {}
 
     @property
     def bytes(self) -> int:
-        """About what they take in memory, beside the past answers that conversations share."""
-        flat = (tier.bytes for tier in self.published.values() if isinstance(tier, Flat))
-        return self.context.bytes + sum(flat)
+        """The approximate size in memory, without the past answers that conversations share."""
+        return self.context.bytes + sum(tier.bytes for tier in self.published.values())
 
     def hierarchy(self, tiers: Sequence[str], sampling: Sampling | None = None) -> list[Drafter]:
-        """Hierarchy drafting from these tiers, in this order; it learns from the runs it takes
-        part in. No drafter where none of the tiers is there. `sampling` is that of a run whose
-        noise is known."""
+        """The drafter of hierarchy drafting from these tiers, in this order, which learns from its
+        runs; no drafter if none of the tiers exists. `sampling` is that of a run whose noise is
+        known."""
         chosen = self.tiers(tiers)
         return [hierarchy(chosen, self.calibration, sampling)] if chosen else []
 
-    def beside(
+    def with_head(
         self, tiers: Sequence[str], head: Tier, sampling: Sampling | None = None
     ) -> Hierarchy:
-        """The same with what a head guesses as one more tier, the first. What evidence is worth
-        beside it is learned for itself."""
+        """Hierarchy drafting with a head's guesses as one more tier, the first. The weights of
+        evidence in runs with a head are learned separately."""
         return hierarchy([head, *self.tiers(tiers)], self.calibration.with_head(), sampling)
 
     def as_published(self, tiers: Sequence[str] = TIERS) -> list[Drafter]:
-        """The paper's own three tiers, filled from what the model tier holds, made once."""
+        """The paper's own three tiers, filled from the model tier when they are first needed."""
         if not self.published:
             self.published = {
                 CONTEXT: PublishedContext(),
@@ -73,23 +92,24 @@ class Databases:
         return [self.published[name] for name in tiers if name in self.published]
 
     def tiers(self, names: Sequence[str]) -> list[Tier]:
-        """The tiers of these names; that of the statistics is left out when there is no table."""
+        """The tiers of these names; without a table of statistics, theirs is left out."""
         known: dict[str, Tier] = {CONTEXT: self.context, MODEL: self.model}
         if self.statistics is not None:
             known[STATISTICS] = StatisticsTier(self.statistics)
         return [known[name] for name in names if name in known]
 
     def below(self, sampling: Sampling | None = None) -> Drafter:
-        """Drafts for a draft model: asks the tiers, whose learning is left to another drafter.
+        """A drafter for a draft model. It queries the tiers and leaves their learning to another
+        drafter.
 
-        What the evidence is worth there is learned anew, beginning with what it is worth here.
-        `sampling` is the draft model's, where its noise is known.
+        The weights of evidence are learned separately for the draft model, starting from the
+        current ones. `sampling` is that of the draft model, if its noise is known.
         """
         tiers = [Frozen(tier) for tier in self.tiers(TIERS)]
         return hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
 
     def learner(self) -> Drafter:
-        """Drafts nothing, and lets the tiers learn the answer."""
+        """A drafter that drafts nothing and lets the tiers learn the answer."""
         return Learner(self.tiers(TIERS))
 
     def next_conversation(self) -> "Databases":
@@ -100,12 +120,12 @@ class Databases:
         return copy
 
     def for_measuring(self, log: Iterable[int] = ()) -> "Databases":
-        """A copy whose runs leave no trace: its own context and calibration, a model tier that
-        forgets.
+        """A copy whose runs have no side effects: its own context and calibration, and a model tier
+        that forgets.
 
-        Without it, the second of two runs on one prompt would draft the first one's answer. What
-        learning costs in memory is spent all the same, but by the published model tier, whose
-        sorting of everything anew is not the paper's; what storing costs is not.
+        Without it, the second of two runs of one prompt would draft the answer of the first. Runs
+        still include the cost of learning in memory, except that of the published model tier, whose
+        complete re-sorting is not part of the paper. They do not include the cost of storing.
         """
         calibration = Calibration(self.calibration.rows())
         copy = Databases(ContextTier(tuple(log)), self.learned, self.statistics, calibration)
@@ -116,3 +136,167 @@ class Databases:
             if isinstance(past, PublishedModel):
                 copy.published[MODEL] = past.frozen()
         return copy
+
+
+class Store(Protocol):
+    """Keeps what drafting has learned for longer than this process lives. An answer never fails
+    because of it or waits for other programs: a failure to read or store becomes a notice."""
+
+    report: Callable[[str, str], None]
+    """Called with an owner and a notice, from any thread. The user of the store sets it."""
+
+    @property
+    def locked(self) -> str:
+        """Why it cannot store anything at present, "" if it can. `report` is called whenever this
+        changes."""
+
+    @property
+    def cap(self) -> int:
+        """The most tokens that a conversation's log keeps."""
+
+    def past(self, owner: str, fingerprint: str) -> Past:
+        """What is stored of the past answers of the model `fingerprint` to an owner."""
+        return Past()
+
+    def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
+        """The newest tokens of a conversation, oldest first; none of an unknown conversation."""
+        return ()
+
+    def costs(self, key: tuple[str, str, str, str, int]) -> Costs | None:
+        """The costs of a model's forwards, by `BackendInfo.costs_key`. Raises StorageError."""
+        return None
+
+    def learn(self, taught: Taught) -> bool:
+        """Store what an answer taught, unless the past answers of its owner were wiped since they
+        were read. Returns whether the copy in memory is out of date, because they were wiped or
+        old n-grams were dropped."""
+        return False
+
+
+class NoStore(Store):
+    """A store that keeps nothing."""
+
+    cap, locked = 1 << 18, ""
+
+    def __init__(self) -> None:
+        self.report = lambda owner, notice: None
+
+
+@dataclass(slots=True)
+class PastAnswers:
+    """The model's past answers to one owner, and the evidence weights learned on them. `fresh` are
+    the n-grams that are not stored yet; `wipes` is as in `Past`. With `trusted` the weights began
+    as the stored ones, so they may replace these."""
+
+    tier: ModelTier
+    calibration: Calibration
+    fresh: list[tuple[int, ...]] = field(default_factory=list)
+    wipes: int = 0
+    trusted: bool = True
+    used: int = field(default_factory=lambda: next(USES))
+
+    @property
+    def bytes(self) -> int:
+        """Its approximate size in memory, in bytes."""
+        return self.tier.bytes + SIZE
+
+
+@dataclass(slots=True)
+class OpenConversation:
+    """One open conversation: its databases, and the `tokens` of its last turn. `fresh` are the
+    tokens of its log that are not stored yet."""
+
+    databases: Databases
+    fresh: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    used: int = field(default_factory=lambda: next(USES))
+
+    @property
+    def bytes(self) -> int:
+        """Its approximate size in memory, in bytes, without the owner's past answers."""
+        return self.databases.bytes + TOKEN * len(self.tokens)
+
+
+def read_ahead(statistics: NgramTable) -> None:
+    """Read what look-ups need into memory, in about READING seconds at most. Read later, it would
+    slow the forwards that measure a model, and the first answer."""
+    getattr(statistics, "in_memory", lambda wait: None)(READING)
+    statistics.unigrams()
+
+
+class DraftingMemory:
+    """The open conversations and past answers of all owners with one model, in `limit` bytes."""
+
+    def __init__(self, statistics: NgramTable | None = None, limit: int = LIMIT) -> None:
+        self.statistics, self.limit = statistics, limit
+        if statistics is not None:
+            read_ahead(statistics)
+        self.conversations: OrderedDict[tuple[str, str], OpenConversation] = OrderedDict()
+        self.past_answers: dict[str, PastAnswers] = {}
+        self.to_forget: deque[tuple[str, str | None, bool]] = deque()
+        """Requests of other threads to forget: the owner, the conversation (None: all), and whether
+        past answers are included."""
+
+    def answers_of(self, owner: str, recall: Callable[[], PastAnswers]) -> PastAnswers:
+        """The owner's past answers; `recall` builds them from the store."""
+        if owner not in self.past_answers:
+            self.past_answers[owner] = recall()
+        self.past_answers[owner].used = next(USES)
+        return self.past_answers[owner]
+
+    def conversation(
+        self, owner: str, conversation: str, recall: Callable[[], OpenConversation]
+    ) -> OpenConversation:
+        """The open conversation; `recall` builds it from the store."""
+        key = owner, conversation
+        if key not in self.conversations:
+            self.conversations[key] = recall()
+            while len(self.conversations) > MOST_OPEN:
+                self.conversations.popitem(last=False)
+        self.conversations.move_to_end(key)
+        self.conversations[key].used = next(USES)
+        return self.conversations[key]
+
+    def close(self, owner: str, conversation: str | None = None) -> None:
+        """Forget one conversation, or all of an owner's."""
+        for key in list(self.conversations):
+            if key[0] == owner and conversation in (None, key[1]):
+                del self.conversations[key]
+
+    def forget(self, owner: str) -> None:
+        """Forget the past answers to an owner, and the conversations that draft from them."""
+        self.close(owner)
+        self.past_answers.pop(owner, None)
+
+    def sweep(self) -> None:
+        """Carry out the requests of other threads to forget."""
+        while self.to_forget:
+            owner, conversation, past = self.to_forget.popleft()
+            if past:
+                self.forget(owner)
+            else:
+                self.close(owner, conversation)
+
+    @property
+    def bytes(self) -> int:
+        """The approximate number of bytes in use."""
+        conversations = sum(entry.bytes for entry in self.conversations.values())
+        answers = sum(past.bytes for past in self.past_answers.values())
+        return conversations + answers + int(getattr(self.statistics, "cached_bytes", 0))
+
+    def fit(self, owner: str) -> None:
+        """Drop the least recently used entries until the rest fits.
+
+        The past answers of `owner` and the conversation that was entered last stay. Past answers
+        are dropped together with all conversations that draft from them.
+        """
+        entered = sorted((entry.used, *key) for key, entry in self.conversations.items())
+        pasts = ((past.used, other, None) for other, past in self.past_answers.items())
+        ages = [*entered[:-1], *pasts]
+        for _, other, conversation in sorted(ages, key=lambda age: age[0]):
+            if self.bytes <= self.limit:
+                return
+            if conversation is not None:
+                self.close(other, conversation)
+            elif other != owner:
+                self.forget(other)

@@ -1,18 +1,18 @@
-"""A head drafts like any other source: its guesses become evidence in the tree of the databases.
+"""Drafting with a head: its guesses become evidence in the tree of the databases.
 
-A guess is the head's law of the token behind one node. To the hierarchy that is what one more tier
-says there (`HeadTier`). It takes its place among the matches of the databases, with a weight that
-is learned per depth and probability class (engine/drafting/calibration.py). Its estimates know the
-noise as all others do (engine/drafting/noise.py). So the candidates of databases and head are on
-one scale, in one tree, under one budget.
+A guess is the head's distribution of the token after one node. For the hierarchy this is the
+evidence of one more tier (`HeadTier`). It ranks among the matches of the databases, with a weight
+that is learned per depth and probability class (engine/drafting/calibration.py), and is combined
+with the noise like all other evidence (engine/drafting/noise.py). Candidates of databases and head
+are therefore on one scale, in one tree, under one budget.
 
-A guess costs a call. So the head is asked level by level (`HeadDrafter`). First the tree is grown
-from what is known already. What it leaves open, the probability that the answer leaves the tree at
-the next level, is what a guess can win. Where that is worth less than the call takes, by what calls
-have brought and taken so far, the head is not asked, or not any deeper. Where databases hold a
-chain of high trust next to nothing is open, and the time of the head is saved.
+A guess costs a call, so the head is called level by level (`HeadDrafter`). First the tree is grown
+from the evidence at hand. A guess can gain at most the probability that the answer leaves this tree
+at the next level. If that is worth less than the time of a call, judged by earlier calls, the head
+is not called, or not for deeper levels. If the databases hold a chain of high trust, that
+probability is almost zero, and the time of the head is saved.
 
-Invariant: guesses decide nothing. A head that is wrong, or fails, costs time only.
+Invariant: guesses decide nothing. A head that is wrong, or fails, costs only time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,12 +20,11 @@ from copy import copy
 from dataclasses import dataclass
 from time import perf_counter
 
-from engine.drafting.base import Drafter
+from engine.drafting.base import Drafter, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, LONGEST
 from engine.drafting.costs import WHOLE, HeadPace
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.paths import best_row, path_to, weighed
 from engine.heads.base import Guess, Head
 from engine.sampling import COLDEST
 from engine.settings import Sampling
@@ -33,23 +32,31 @@ from engine.tree import Tree
 from engine.types import DATABASES, HEAD, Followers, Work
 
 PLACE = 5
-"""A guess comes behind matches that are longer, and before those that are shorter or as long."""
+"""The match length of a guess: it ranks after longer matches, and before those of at most this
+length."""
 NAMED = 24
-"""The likeliest tokens of a guess that are named, beside the one that its noise favours most."""
+"""How many of the likeliest tokens of a guess are candidates, besides the token that its noise
+favours most."""
 CLASSES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
 """Upper bounds of all classes of probability but the last."""
 SHARPEST = 2.0
-"""No law is sharpened by a higher power, however low the temperature: a guess may be wrong."""
+"""The largest power by which a distribution is sharpened, however low the temperature: a guess may
+be wrong."""
 WIDTH = 8
-"""Nodes of a level that a head is asked to extend, at most."""
+"""The most nodes of a level that a head extends."""
+LEAST = 1e-9
+"""The smallest probability of a candidate token."""
+SHORTER = tuple(Followers(1.0, 1.0, {}) for _ in range(PLACE - 1))
 
 Suffix = tuple[int, ...]
 
 
-class HeadTier:
-    """What a head has guessed in this step, as a tier: what follows a suffix where it was asked.
+class HeadTier(Tier):
+    """The guesses of a head in this step, as a tier: the followers of the suffixes for which the
+    head was called.
 
-    A node is known by its last tokens. Where two nodes have the same ones, the first counts.
+    A node is identified by its last tokens. If two nodes have the same last tokens, the first
+    counts.
     """
 
     name = source = HEAD
@@ -57,37 +64,36 @@ class HeadTier:
     def __init__(self, sampling: Sampling, noisy: bool) -> None:
         self.sampling, self.noisy = sampling, noisy
         self.guesses: dict[Suffix, tuple[Guess, int, int]] = {}
-        self.said: dict[Suffix, Sequence[Followers]] = {}
+        self.known: dict[Suffix, Sequence[Followers]] = {}
 
     def add(self, suffix: Suffix, guess: Guess, depth: int, position: int) -> None:
-        """A guess of what follows a suffix at a position, `depth` levels below the root."""
+        """Add a guess of what follows a suffix at a position, `depth` levels below the root."""
         self.guesses.setdefault(suffix, (guess, depth, position))
-        self.said.pop(suffix, None)
+        self.known.pop(suffix, None)
 
     def clear(self) -> None:
-        """Forget all guesses."""
         self.guesses.clear()
-        self.said.clear()
+        self.known.clear()
 
     def matches(self, suffix: Suffix) -> Sequence[Followers]:
-        """As a match of PLACE tokens; shorter ones say nothing of their own."""
-        if suffix not in self.said:
-            asked = self.guesses.get(suffix)
-            self.said[suffix] = () if asked is None else (*SHORTER, self.followers(*asked))
-        return self.said[suffix]
+        """The guess as a match of PLACE tokens; shorter matches are empty."""
+        if suffix not in self.known:
+            guess = self.guesses.get(suffix)
+            self.known[suffix] = () if guess is None else (*SHORTER, self.followers(*guess))
+        return self.known[suffix]
 
     def followers(self, guess: Guess, depth: int, position: int) -> Followers:
         """A guess as followers, whose counts are probabilities at the temperature of the run.
 
         Their strength is the kind of evidence: depth and probability class.
         """
-        # The draw looks at all logits once; what it finds out makes the rest cheap.
+        # The draw reads all logits once and caches their normaliser, which the rest needs too.
         drawn = guess.draw(position, self.sampling) if self.noisy else None
         likeliest = [(token, chance) for token, chance in guess.likeliest(NAMED) if chance > 0]
         power = min(1 / max(self.sampling.temperature, COLDEST), SHARPEST)
         last = likeliest[-1][1]
         rest = max(0.0, 1.0 - sum(chance for _, chance in likeliest))
-        # As if all that is not named were as unlikely as the last one that is.
+        # Assume that all other tokens are as unlikely as the last named one.
         mass = sum(chance**power for _, chance in likeliest) + rest * last ** (power - 1)
         counts = {token: chance**power / mass for token, chance in likeliest}
         if drawn is not None and drawn not in counts:
@@ -97,28 +103,18 @@ class HeadTier:
         made.strength = min(depth, HEAD_DEPTHS - 1) * HEAD_CLASSES + top
         return made
 
-    def unigrams(self) -> Followers | None:
-        """A head says nothing that does not depend on what came before."""
-        return None
+    def unigrams(self) -> None:
+        """None: every guess of a head depends on the tokens before it."""
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """More is decided: what was guessed is over."""
         self.clear()
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
-
-
-LEAST = 1e-9
-"""The least probability of a token that is named."""
-SHORTER = tuple(Followers(1.0, 1.0, {}) for _ in range(PLACE - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A tree as grown from what is known: the probability of the path to each of its rows, the root
-    first, the tokens it is `expected` to emit, and the seconds of its step, those of the head left
-    out."""
+    """A tree grown from the present evidence: the path probability of each row, the root first, the
+    number of tokens that the tree is `expected` to emit, and the seconds of its step without those
+    of the head."""
 
     tree: Tree
     chances: Sequence[float]
@@ -126,14 +122,15 @@ class Look:
     seconds: float
 
     def missing(self, rows: Iterable[int]) -> float:
-        """The probability that the answer reaches one of these rows, and leaves the tree there."""
+        """The probability that the answer reaches one of these rows and leaves the tree after
+        it."""
         chances, children = self.chances, self.tree.children
         return sum(chances[row] - sum(chances[n] for n in children[row].values()) for row in rows)
 
-    def kept(self, said: Sequence[int]) -> int:
-        """How many of the tokens that were said lie in the tree."""
+    def kept(self, emitted: Sequence[int]) -> int:
+        """How many of the emitted tokens are in the tree."""
         row, count = 0, 0
-        for token in said:
+        for token in emitted:
             child = self.tree.children[row].get(token)
             if child is None:
                 break
@@ -143,8 +140,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a head for a level: what the tree left open there, and how it looked before and
-    after it."""
+    """A call of a head for a level: the probability that the tree left open at that level, and the
+    tree before and after the call."""
 
     level: int
     missing: float
@@ -152,11 +149,129 @@ class Call:
     after: Look
 
 
-class HeadDrafter:
-    """Asks the head of a target while that pays, and drafts from what it says.
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node for the head to extend: its row in the tree, its path, its last tokens, and the number
+    of the guess of the level above to which it belongs."""
 
-    `merged` is the hierarchy of databases and head, which grows the tree behind this drafter; None
-    where no database drafts. While the databases back off, and without them, `alone` grows it.
+    row: int
+    path: Suffix
+    suffix: Suffix
+    parent: int
+
+
+def frontier(tree: Tree, level: Sequence[Node], depth: int) -> list[Node]:
+    """The nodes of the tree at a depth that follow the nodes of the level above, the likeliest
+    first."""
+    numbers = {node.path: number for number, node in enumerate(level)}
+    found: list[Node] = []
+    for row in range(1, len(tree.tokens)):
+        number = numbers.get(tree.path(tree.parents[row])) if tree.depths[row] == depth else None
+        if number is not None:
+            parent, token = level[number], tree.tokens[row]
+            suffix = (*parent.suffix[1 - LONGEST :], token)
+            found.append(Node(row, (*parent.path, token), suffix, number))
+    return found
+
+
+class HeadStep:
+    """The calls of a head in one step, decided by growing the tree from the present evidence.
+
+    With `reads` the head reads the prompt in this step, so the time of its first call is no sample
+    of later ones.
+    """
+
+    def __init__(
+        self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget, reads: bool = False
+    ) -> None:
+        self.hierarchy, self.tokens, self.budget = hierarchy, tokens, budget
+        self.reads, self.decided = reads, len(tokens)
+        self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
+        self.calls: list[Call] = []
+        self.spent = 0.0
+
+    def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
+        """Call the head level by level while that pays, and add its guesses to the tier."""
+        look = self.look()
+        missing = look.missing([0])
+        if self.budget.due != HEAD and not self.pays(0, missing, look):
+            return
+        clock = perf_counter()
+        guess = head.start(self.tokens, tier.sampling, cancelled)
+        level = [Node(0, (), tuple(self.tokens[-LONGEST:]), 0)]
+        if guess is not None:
+            tier.add(level[0].suffix, guess, 0, self.decided)
+        look = self.called(0, missing, look, clock)
+        if guess is None:
+            return
+        width = WIDTH if head.info.branches else 1
+        for depth in range(1, min(head.info.depth, self.budget.depth)):
+            nodes = frontier(look.tree, level, depth)[:width]
+            missing = look.missing(node.row for node in nodes)
+            if not nodes or not self.pays(depth, missing, look):
+                return
+            clock = perf_counter()
+            guesses = head.extend(
+                [node.parent for node in nodes], [node.path[-1] for node in nodes]
+            )
+            for node, guess in zip(nodes, guesses, strict=True):
+                tier.add(node.suffix, guess, depth, self.decided + depth)
+            level = nodes
+            look = self.called(depth, missing, look, clock)
+
+    def pays(self, level: int, missing: float, look: Look) -> bool:
+        seconds = look.seconds + self.spent
+        return self.pace is None or self.pace.pays(level, missing, look.expected, seconds)
+
+    def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
+        """Record a call of the head for a level that began at `clock`; returns the new look of the
+        tree."""
+        self.hierarchy.forget()
+        after = self.look()
+        seconds = perf_counter() - clock
+        self.spent += seconds
+        if self.pace is not None and (level or not self.reads):
+            self.pace.took(level, seconds)
+        self.calls.append(Call(level, missing, before, after))
+        return after
+
+    def look(self) -> Look:
+        """The tree as grown from the present evidence."""
+        tree, costs = Tree(self.tokens[-1]), self.budget.costs
+        if self.budget.leaves == 1:
+            chances, expected, _ = self.hierarchy.grow_path(tree, self.tokens, self.budget)
+        else:
+            trial = copy(self.budget)
+            self.hierarchy.grow_tree(tree, self.tokens, trial)
+            chances = self.hierarchy.chances()
+            expected = trial.expected if costs is None else sum(chances)
+        return Look(tree, chances, expected, 1.0 if costs is None else costs.table[len(tree)])
+
+    def settle(self, emitted: Sequence[int]) -> None:
+        """Learn what the calls gained, from the tokens that the target chose.
+
+        The tokens that were kept count, not those that were expected. The rows that a call adds to
+        the forward are charged in tokens, at the rate of the tree before the call.
+        """
+        if self.pace is None or not self.calls:
+            return
+        if not self.reads:
+            self.pace.took(WHOLE, self.spent)
+        first, last = self.calls[0], self.calls[-1]
+        whole = Call(WHOLE, first.missing, first.before, last.after)
+        for call in (*self.calls, whole):
+            rows = call.after.seconds - call.before.seconds
+            pace = call.before.expected / call.before.seconds
+            added = call.after.kept(emitted) - call.before.kept(emitted) - rows * pace
+            self.pace.gained(call.level, call.missing, added)
+
+
+class HeadDrafter(Drafter):
+    """Calls the head of a target while that pays, and drafts from its guesses.
+
+    `merged` is the hierarchy of databases and head, which grows the tree after this drafter; None
+    if no database drafts. While the databases back off, and without them, `alone` grows the tree.
+    The head reads a prompt only when it is first called, which may never happen.
     """
 
     name = HEAD
@@ -172,189 +287,59 @@ class HeadDrafter:
         self.head, self.tier, self.cancelled = head, tier, cancelled
         self.alone, self.merged = alone, merged
         self.grew_alone = False
-        self.caught_up = False
-        """Whether the head has read the prompt."""
-        self.asked: Ask | None = None
-        """The latest question, until it is known what was said."""
+        self.has_read_prompt = False
+        self.step: HeadStep | None = None
+        """The latest calls, until the target's tokens are known."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Ask the head. The tree is grown here only where no database drafts in this step."""
+        """Call the head. The tree is grown here only if no database drafts in this step."""
         if self.tier.guesses:
             self.clear()
         self.grew_alone = False
         if not budget.nodes:
             return {}
-        with_databases = self.merged is not None and DATABASES in budget.asked
-        hierarchy = self.merged if self.merged is not None and with_databases else self.alone
+        hierarchy = self.alone
+        if self.merged is not None and DATABASES in budget.drafting_ways:
+            hierarchy = self.merged
         clock = perf_counter()
-        self.asked = ask = Ask(hierarchy, tokens, budget, reads=not self.caught_up)
+        self.step = HeadStep(hierarchy, tokens, budget, reads=not self.has_read_prompt)
         try:
-            self.ask(ask)
+            self.step.run(self.head, self.tier, self.cancelled)
         except BaseException:
             self.clear()
             raise
         finally:
             self.head.forget()
         seconds = perf_counter() - clock
-        if ask.calls:
-            self.caught_up = True
+        if self.step.calls:
+            self.has_read_prompt = True
             budget.spend(seconds)
         if hierarchy is self.alone:
             self.grew_alone = True
             self.alone.grow(tree, tokens, budget)
-        return {HEAD: Work(seconds, len(ask.calls))}
+        return {HEAD: Work(seconds, len(self.step.calls))}
 
     def clear(self) -> None:
-        """Forget what the head has said."""
+        """Drop the guesses of the head."""
         self.tier.clear()
         for hierarchy in (self.alone, self.merged):
             if hierarchy is not None:
                 hierarchy.forget()
 
-    def ask(self, ask: "Ask") -> None:
-        """Ask level by level while that pays; the calls are kept in `ask`."""
-        pace, tokens = ask.pace, ask.tokens
-        look = ask.look()
-        missing = look.missing([0])
-        due = ask.budget.due == HEAD
-        if not (due or pace is None or pace.pays(0, missing, look.expected, look.seconds)):
-            return
-        clock = perf_counter()
-        guess = self.head.start(tokens, self.tier.sampling, self.cancelled)
-        if guess is None:
-            ask.called(0, missing, look, clock)
-            return
-        root = Node(0, (), tuple(tokens[-LONGEST:]), 0)
-        self.tier.add(root.suffix, guess, 0, len(tokens))
-        level = [root]
-        look = ask.called(0, missing, look, clock)
-        for depth in range(1, min(self.head.info.depth, ask.budget.depth)):
-            frontier = ask.frontier(look.tree, level, depth, self.head.info.branches)
-            missing = look.missing(node.row for node in frontier)
-            seconds = look.seconds + ask.spent
-            pays = pace is None or pace.pays(depth, missing, look.expected, seconds)
-            if not frontier or not pays:
-                return
-            clock = perf_counter()
-            guesses = self.head.extend(
-                [node.parent for node in frontier], [node.path[-1] for node in frontier]
-            )
-            for node, guess in zip(frontier, guesses, strict=True):
-                self.tier.add(node.suffix, guess, depth, len(tokens) + depth)
-            level = frontier
-            look = ask.called(depth, missing, look, clock)
-
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Learn what the calls were worth, and the guesses where no database drafted. A prompt is
-        read once the head is asked: it may never be."""
-        if self.asked is not None and self.asked.decided == len(tokens) - new:
-            self.asked.settle(tokens[len(tokens) - new :])
-        self.asked = None
+        """Learn the value of the calls, and the guesses if no database drafted."""
+        start = len(tokens) - new
+        if self.step is not None and self.step.decided == start:
+            self.step.settle(tokens[start:])
+        self.step = None
         if self.grew_alone:
             self.alone.observe(tokens, new)
             self.grew_alone = False
 
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node that the head is asked for: its row in the tree that was looked at, its path, its last
-    tokens, and which guess of the level above it stands behind."""
-
-    row: int
-    path: Suffix
-    suffix: Suffix
-    parent: int
-
-    def child(self, number: int, row: int, token: int) -> "Node":
-        """The node of a token behind this one, which is guess `number` of its level."""
-        return Node(row, (*self.path, token), (*self.suffix[1 - LONGEST :], token), number)
-
-
-class Ask:
-    """What one step asks a head for: looks at the tree as it would be grown from what is known.
-
-    In the step in which the head `reads` the prompt, its first call says nothing of later ones.
-    """
-
-    def __init__(
-        self, hierarchy: Hierarchy, tokens: Sequence[int], budget: Budget, reads: bool = False
-    ) -> None:
-        self.hierarchy, self.tokens, self.budget = hierarchy, tokens, budget
-        self.reads = reads
-        self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
-        self.decided = len(tokens)
-        self.calls: list[Call] = []
-        self.spent = 0.0
-
-    def called(self, level: int, missing: float, before: Look, clock: float) -> Look:
-        """The head was called for a level since `clock`: how the tree looks then."""
-        self.hierarchy.forget()
-        after = self.look()
-        seconds = perf_counter() - clock
-        self.spent += seconds
-        if self.pace is not None and (level or not self.reads):
-            self.pace.took(level, seconds)
-        self.calls.append(Call(level, missing, before, after))
-        return after
-
-    def settle(self, said: Sequence[int]) -> None:
-        """Learn what the calls brought: the target said these tokens.
-
-        What counts is what was kept, not what was expected. The rows that a call adds to the
-        forward are paid in tokens, at the pace of the tree before it.
-        """
-        if self.pace is None or not self.calls:
-            return
-        if not self.reads:
-            self.pace.took(WHOLE, self.spent)
-        first, last = self.calls[0], self.calls[-1]
-        whole = Call(WHOLE, first.missing, first.before, last.after)
-        for call in (*self.calls, whole):
-            rows = call.after.seconds - call.before.seconds
-            pace = call.before.expected / call.before.seconds
-            added = call.after.kept(said) - call.before.kept(said) - rows * pace
-            self.pace.brought(call.level, call.missing, added)
-
-    def look(self) -> Look:
-        """The tree from what is known now."""
-        if self.budget.leaves == 1:
-            return self.look_along()
-        trial, tree = copy(self.budget), Tree(self.tokens[-1])
-        self.hierarchy.grow_tree(tree, self.tokens, trial)
-        chances = self.hierarchy.chances()
-        if trial.costs is None:
-            return Look(tree, chances, trial.expected, 1.0)
-        return Look(tree, chances, sum(chances), trial.costs.table[len(tree)])
-
-    def look_along(self) -> Look:
-        """The same where one path is verified alone."""
-        grown, chances, _ = weighed(self.hierarchy, self.tokens, self.budget)
-        best, expected = best_row(grown, chances, self.budget)
-        rows, tree, row = path_to(grown, best), Tree(self.tokens[-1]), 0
-        for at in rows:
-            row = tree.add(row, grown.tokens[at], grown.sources[at])
-        seconds = 1.0 if self.budget.costs is None else self.budget.costs.table[len(rows)]
-        return Look(tree, [1.0, *(chances[at] for at in rows)], expected, seconds)
-
-    def frontier(self, tree: Tree, level: Sequence[Node], depth: int, branches: bool) -> list[Node]:
-        """The nodes of the tree at a depth that stand behind the guesses of the level above, the
-        likeliest first: as many as the head takes."""
-        numbers = {node.path: number for number, node in enumerate(level)}
-        found: list[Node] = []
-        for row in range(1, len(tree.tokens)):
-            if tree.depths[row] != depth:
-                continue
-            number = numbers.get(tree.path(tree.parents[row]))
-            if number is not None:
-                found.append(level[number].child(number, row, tree.tokens[row]))
-        return found[: WIDTH if branches else 1]
-
-
-class FixedHead:
-    """Drafts a chain of so many tokens in each step, whatever it costs: as other programs do."""
+class FixedHead(Drafter):
+    """Drafts a chain of a fixed number of tokens in each step, whatever the cost, as other programs
+    do."""
 
     name = HEAD
 
@@ -382,12 +367,6 @@ class FixedHead:
             self.head.forget()
         return {HEAD: Work(perf_counter() - clock, calls)}
 
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """What is decided is read with the next draft."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
-
 
 def head_drafters(
     head: Head,
@@ -397,7 +376,7 @@ def head_drafters(
     noisy: bool,
     cancelled: Callable[[], bool],
 ) -> list[Drafter]:
-    """A head that drafts, and the databases behind it where they do: both from one tier."""
+    """The drafters for a head and, if they draft, the databases: both use one tier."""
     tier = HeadTier(sampling, noisy)
     both = merged(tier) if merged is not None else None
     first = HeadDrafter(head, tier, alone(tier), both, cancelled)

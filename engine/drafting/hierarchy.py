@@ -1,15 +1,20 @@
 """Hierarchy drafting: one draft tree from all databases, grown best first while it pays.
 
-To expand a node, every tier is asked what followed the last tokens on the way to it. The answers
-are interpolated, the longest match first and, among equal lengths, the tier of the highest
-locality (engine/drafting/calibration.py). So the candidates of all tiers are on one scale, and the
-likeliest node of the whole tree is always the next to be added.
+To expand a node, every tier is queried for what followed the last tokens on the path to it. The
+results are interpolated, the longest match first and, among equal lengths, the tier of the highest
+locality (engine/drafting/calibration.py). This puts the candidates of all tiers on one scale, and
+the likeliest node of the whole tree is always added next.
 
-Where the noise of the run is known, each estimate is that of a token to be chosen with this noise
-(engine/drafting/noise.py). Then even tokens are named that are seldom said, where their noise is
-large: the luckiest of those that a tier has often seen, whatever came before.
+If the noise of the run is known, each estimate is the probability that the token will be chosen
+with this noise (engine/drafting/noise.py). Rare tokens are then candidates as well if their noise
+is large: each tier names those of its frequent tokens that the noise favours most, in any context.
 
-This is the reference. engine/drafting/compiled.py does the same at native speed, where it can.
+For a target that verifies only chains, the tree is grown in the same way, so that the probability
+of every path in it is known, and one of its paths is verified: the one with the most expected
+tokens per time. It need not begin with the likeliest token, because a copy that continues for long
+may be worth more than a likelier single token.
+
+This is the reference. engine/drafting/compiled.py does the same at native speed where possible.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,32 +26,31 @@ from time import perf_counter
 
 import numpy as np
 
-from engine.drafting.base import Tier
+from engine.drafting.base import Drafter, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
-from engine.drafting.paths import grow_path
 from engine.sampling import COLDEST, gumbel
-from engine.settings import Sampling
+from engine.settings import Drafting, Sampling
 from engine.tree import Tree
 from engine.types import HEAD, Followers, Work
 
 NEGLIGIBLE = 0.02
-"""Once so little probability is left, shorter matches are not asked."""
+"""If less probability than this is left, shorter matches are ignored."""
 SLIGHT = 0.3
-"""The part of the smallest useful probability below which a contribution is not added up."""
-
-
+"""Contributions below this part of the smallest useful probability are ignored."""
 LUCKIEST = 2
-"""Of the tokens that a tier has often seen, so many are named for their noise."""
+"""How many of a tier's frequent tokens become candidates because of their noise."""
+EXAMINED = 24
+"""The most nodes that are examined to find the best path."""
 
 Candidate = tuple[float, int, float, EvidenceWeights, Rate]
 """Estimated probability after the rate is applied, token, probability before, evidence, rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """What may follow at one position: tokens with their probabilities, the noise of each, and the
-    evidence that named it first. Those from `named` on were named for their noise alone."""
+class Options:
+    """The candidates at one position: tokens with their probabilities, the noise of each, and the
+    evidence that named it first. The tokens from `named` on were named for their noise alone."""
 
     tokens: list[int]
     shares: list[float]
@@ -55,11 +59,11 @@ class Law:
     named: int
 
 
-class Hierarchy:
+class Hierarchy(Drafter):
     """Drafts from tiers in their order, highest locality first.
 
-    `sampling` is that of the run, where drafts are verified by its noise: None where the noise is
-    not known, or is not what decides.
+    `sampling` holds the settings of the run if drafts are verified with its noise; it is None if
+    the noise is unknown or does not decide.
     """
 
     name = "databases"
@@ -76,25 +80,28 @@ class Hierarchy:
         self.candidates: list[Candidate] = []
         self.first = 1
         self.grown: int | None = None
-        """How many tokens were decided when the tree was grown that is to be learned from."""
+        """The number of decided tokens when the tree was grown; None if it is not learned from."""
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
-        """What was found in this step: drafting asks first, learning asks again."""
-        self.laws: dict[tuple[int, tuple[int, ...], int], Law | None] = {}
-        self.lucky: dict[tuple[int, int], list[tuple[EvidenceWeights, Followers]]] = {}
-        """The same, of what may follow at a position."""
+        """The look-ups of this step: drafting makes them, and learning needs them again."""
+        self.options: dict[tuple[int, tuple[int, ...], int], Options | None] = {}
+        self.lucky: dict[tuple[int, int], list[Evidence]] = {}
+        """Cached candidates: at a position, and those named for their noise."""
         self.near = tiers[:-1] or tiers
-        """All but the farthest, whose look-ups take the longest."""
+        """All tiers but the last, whose look-ups take the longest."""
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Grow the tree, or the best path where only that is verified; returns the time that each
+        """Grow the tree, or only its best path if chains are verified. Returns the time that each
         tier spent on look-ups."""
         if budget.leaves == 1 and budget.nodes and not len(tree):
-            work = grow_path(self, tree, tokens, budget)
+            _, expected, work = self.grow_path(tree, tokens, budget)
+            budget.expected, budget.best = expected, len(tree)
+            if budget.costs is not None:
+                budget.worth = max(budget.worth, expected / budget.costs.table[len(tree)])
         else:
             work = self.grow_tree(tree, tokens, budget)
         if HEAD in self.sources:
             lengths = zip(tree.sources, tree.match_lengths, strict=True)
-            # Where a guess stands among matches is no number of tokens that were matched.
+            # The match length of a guess is only its rank among matches, so it is not reported.
             tree.match_lengths = [0 if source == HEAD else length for source, length in lengths]
         return work
 
@@ -104,7 +111,7 @@ class Hierarchy:
         suffix = tuple(tokens[-LONGEST:])
         before = len(tree)
         self.tree, self.candidates, self.first = tree, [], before + 1
-        # A probe teaches nothing: what it would learn from takes the look-ups that it spares.
+        # Nothing is learned from a probe, because that would need the look-ups that it spares.
         self.grown = None if budget.near else len(tokens)
         if budget.nodes:
             tiers = self.near if budget.near else self.tiers
@@ -112,6 +119,26 @@ class Hierarchy:
         tree.cut(max(before, budget.best))
         del self.candidates[len(tree) - before :]
         return {source: Work(seconds) for source, seconds in self.spent.items()}
+
+    def grow_path(
+        self, tree: Tree, tokens: Sequence[int], budget: Budget
+    ) -> tuple[list[float], float, Mapping[str, Work]]:
+        """Put the best path into the empty tree.
+
+        Returns the path probability of each row, the root first, the number of tokens that the path
+        is expected to emit, and the work.
+        """
+        drafting = Drafting(nodes=EXAMINED, budget="fixed")
+        room = Budget(drafting, budget.depth, budget.vocabulary, near=budget.near)
+        room.floor = budget.floor
+        grown = Tree(tokens[-1])
+        work = self.grow_tree(grown, tokens, room)
+        chances = self.chances()
+        end, expected = best_row(grown, chances, budget)
+        rows, row = path_to(grown, end), 0
+        for at in rows:
+            row = tree.add(row, grown.tokens[at], grown.sources[at], grown.match_lengths[at])
+        return [chances[at] for at in (0, *rows)], expected, work
 
     def grow_from(
         self,
@@ -123,12 +150,12 @@ class Hierarchy:
     ) -> None:
         """Add the likeliest nodes that `tiers` know of until no further one pays.
 
-        What follows the root stands at `position`.
+        The tokens after the root are at `position`.
         """
         # (-probability, number, parent row, candidate, suffix and depth of the parent)
         heap: list[tuple[float, int, int, Candidate, tuple[int, ...], int]] = []
         number, row, probability, depth = 0, 0, 1.0, 0
-        # No node is likelier than the one added last: once that would not pay again, none does.
+        # No node is likelier than the last added one, so if that no longer pays, none does.
         while budget.pays(len(tree), probability):
             if depth < budget.depth:
                 floor = budget.floor / probability
@@ -156,32 +183,32 @@ class Hierarchy:
     ) -> list[Candidate]:
         """Estimated probabilities of next tokens that reach `floor`, each with its first evidence.
 
-        Contributions of less than a part of `floor` are left out: they cannot lift a token to it.
-        With noise they can.
+        Without noise, contributions far below `floor` are ignored, because they cannot lift a token
+        to it. With noise they can, so none is ignored.
         """
         if self.sampling is None:
             found, origin, _ = self.interpolated(self.chain(tiers, suffix), floor * SLIGHT)
             shares = ((share, token, origin[token]) for token, share in found.items())
             return ranked(shares, floor, noisy=False)
-        law = self.law(tiers, suffix, position)
-        if law is None:
+        options = self.options_at(tiers, suffix, position)
+        if options is None:
             return []
         temperature = self.sampling.temperature
         errors = self.calibration.errors
-        chances, _ = errors.estimates(law.shares, law.noise, law.named, temperature)
-        return ranked(zip(chances, law.tokens, law.origin, strict=True), floor, noisy=True)
+        chances, _ = errors.estimates(options.shares, options.noise, options.named, temperature)
+        return ranked(zip(chances, options.tokens, options.origin, strict=True), floor, noisy=True)
 
     def interpolated(
         self, chain: Sequence[Evidence], least: float
     ) -> tuple[dict[int, float], dict[int, EvidenceWeights], float]:
-        """The probabilities that a chain gives to tokens, the first evidence of each, and what is
-        left. Contributions below `least` are left out."""
+        """The probabilities of tokens by a chain, the first evidence of each token, and the
+        remaining probability. Contributions below `least` are left out."""
         found: dict[int, float] = {}
         origin: dict[int, EvidenceWeights] = {}
         left = 1.0
         for weights, followers in chain:
-            said = left * weights.values[followers.strength]
-            scale = said / followers.total
+            mass = left * weights.values[followers.strength]
+            scale = mass / followers.total
             for token, count in followers.order or followers.ranked():
                 share = scale * count
                 if share < least:
@@ -191,46 +218,46 @@ class Hierarchy:
                 else:
                     found[token] = share
                     origin[token] = weights
-            left -= said
+            left -= mass
             if left < least or left < NEGLIGIBLE:
                 break
         return found, origin, left
 
-    def law(self, tiers: Sequence[Tier], suffix: tuple[int, ...], position: int) -> Law | None:
-        """What may follow `suffix` at `position`; None where nothing is known."""
+    def options_at(
+        self, tiers: Sequence[Tier], suffix: tuple[int, ...], position: int
+    ) -> Options | None:
+        """The candidates after `suffix` at `position`; None if there is no evidence."""
         key = id(tiers), suffix, position
-        if key in self.laws:
-            return self.laws[key]
+        if key in self.options:
+            return self.options[key]
         chain = self.chain(tiers, suffix)
         found, origin, left = self.interpolated(chain, 0.0)
         named = len(found)
-        # Where nothing is known, others may know more than luck does.
+        # Without any evidence, other drafters are better than luck.
         lucky = self.luckiest(tiers, position) if found and left >= NEGLIGIBLE else ()
         for weights, followers in lucky:
-            said = left * weights.values[followers.strength]
-            scale = said / followers.total
+            mass = left * weights.values[followers.strength]
+            scale = mass / followers.total
             for token, count in followers.counts.items():
                 if token in found:
                     found[token] += scale * count
                 else:
                     found[token] = scale * count
                     origin[token] = weights
-            left -= said
-        law = None
+            left -= mass
+        options = None
         if found:
             assert self.sampling is not None
             tokens = list(found)
             noise = gumbel(self.sampling.seed, position, tokens).tolist()
-            law = Law(tokens, list(found.values()), noise, list(origin.values()), named)
-        self.laws[key] = law
-        return law
+            options = Options(tokens, list(found.values()), noise, list(origin.values()), named)
+        self.options[key] = options
+        return options
 
-    def luckiest(
-        self, tiers: Sequence[Tier], position: int
-    ) -> list[tuple[EvidenceWeights, Followers]]:
-        """Of what each tier has often seen, the tokens that the noise of a position favours most.
+    def luckiest(self, tiers: Sequence[Tier], position: int) -> list[Evidence]:
+        """The frequent tokens of each tier that the noise of a position favours most.
 
-        Equals go by their number, the smaller first.
+        Ties are broken by the token id, the smaller first.
         """
         key = id(tiers), position
         if key in self.lucky:
@@ -244,7 +271,7 @@ class Hierarchy:
         return found
 
     def unigrams(self, tiers: Sequence[Tier]) -> list[Evidence]:
-        """What each tier has often seen, whatever came before."""
+        """The frequent tokens of each tier, in any context."""
         return [
             (self.calibration.unigrams[tier.name], often)
             for tier in tiers
@@ -269,47 +296,46 @@ class Hierarchy:
             for at in range(longest - 1, -1, -1)
             for length, weights, matches in found
             if at < length
-            # A shorter match at the same places says nothing that the longer one did not.
+            # A shorter match at the same places adds no evidence to the longer one.
             and (at + 1 == length or matches[at].total > matches[at + 1].total)
         ]
         return chain
 
     def chances(self) -> list[float]:
-        """The probability of the path to each row of the tree that was grown last, the root first.
-        It was empty before."""
+        """The path probability of each row of the last grown tree, the root first. That tree must
+        have been grown from an empty one."""
         chances = [1.0]
         for row, candidate in enumerate(self.candidates, 1):
             chances.append(candidate[0] * chances[self.tree.parents[row]])
         return chances
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Learn what the evidence for decided tokens was worth, then let the tiers learn them."""
+        """Update the calibration with the decided tokens, then let the tiers learn them."""
         start = len(tokens) - new
         if self.grown == start:
             self.settle(tokens[start:])
-            self.candidates = []  # the next step may go by without a draft from here
             for at in range(start, len(tokens)):
                 self.learn(tuple(tokens[max(0, at - LONGEST) : at]), at, tokens[at])
         self.grown = None
-        self.forget()  # what the tiers learn now changes their answers
+        self.forget()  # the tiers answer differently after they have learned
         for tier in self.tiers:
             tier.observe(tokens, new)
 
     def forget(self) -> None:
-        """Ask the tiers anew: they may answer otherwise now."""
-        self.laws.clear()
+        """Drop the cached look-ups, because the tiers may answer differently now."""
+        self.options.clear()
         self.lucky.clear()
         self.chains.clear()
 
     def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
-        """Learn what the evidence was worth, and what the noise told: the target said `token`."""
+        """Update the weights of the evidence and of the noise: the target chose `token`."""
         chain = self.chain(self.tiers, suffix)
         if self.sampling is not None:
-            law = self.law(self.tiers, suffix, position)
-            if law is not None:
-                said = law.tokens.index(token) if token in law.tokens else None
+            options = self.options_at(self.tiers, suffix, position)
+            if options is not None:
+                chosen = options.tokens.index(token) if token in options.tokens else None
                 self.calibration.errors.learn(
-                    law.shares, law.noise, law.named, self.sampling.temperature, said
+                    options.shares, options.noise, options.named, self.sampling.temperature, chosen
                 )
             chain = [*chain, *self.unigrams(self.tiers)]
         self.calibration.learn(chain, token)
@@ -325,7 +351,7 @@ class Hierarchy:
                 at = child - self.first
                 if 0 <= at < len(self.candidates):
                     _, candidate, share, weights, rate = self.candidates[at]
-                    # A drafter behind this one may have put its own draft in the place of ours.
+                    # A later drafter may have replaced this draft by its own.
                     if (
                         candidate == drafted
                         and self.tree.sources[child] == self.sources[weights.tier]
@@ -334,17 +360,39 @@ class Hierarchy:
             row = children.get(token)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Let the tiers keep the answer."""
         for tier in self.tiers:
             tier.finish(tokens, new)
 
 
+def best_row(tree: Tree, chances: Sequence[float], budget: Budget) -> tuple[int, float]:
+    """The end of the most valuable path, and the number of tokens that it is expected to emit."""
+    table = None if budget.costs is None else budget.costs.table
+    best, most = (0, 1.0), 0.0 if table is None or budget.owed else 1.0 / table[0]
+    expected = [1.0]
+    for row in range(1, len(tree.tokens)):
+        expected.append(expected[tree.parents[row]] + chances[row])
+        depth = tree.depths[row]
+        worth = expected[row] if table is None else expected[row] / table[depth]
+        if depth <= budget.nodes and worth > most:
+            best, most = (row, expected[row]), worth
+    return best
+
+
+def path_to(tree: Tree, row: int) -> list[int]:
+    """The rows of the path to a row, without the root."""
+    rows: list[int] = []
+    while row:
+        rows.append(row)
+        row = tree.parents[row]
+    return rows[::-1]
+
+
 def luckiest(counts: Mapping[int, float], seed: int, position: int) -> list[int]:
-    """The tokens with the largest log count + noise, best first; of equals the smaller number."""
+    """The tokens with the largest log count + noise, best first; ties go to the smaller id."""
     tokens = np.fromiter(counts, np.int64, len(counts))
     noise = gumbel(seed, position, tokens)
     rough = np.log(np.fromiter(counts.values(), np.float64, len(counts))) + noise
-    # Another logarithm may round in another way, so the best few are compared by one.
+    # Logarithms of other libraries round differently, so the best few are compared by one.
     few = min(2 * LUCKIEST, len(rough))
     best = np.argpartition(rough, -few)[-few:]
     pairs = zip(tokens[best].tolist(), noise[best].tolist(), strict=True)
@@ -359,7 +407,7 @@ def ranked(
     for share, token, weights in sorted(found, key=itemgetter(0), reverse=True):
         rates = weights.noisy_rates if noisy else weights.rates
         rate = rates[min(len(candidates), RANKS - 1)]
-        # Scaling halves what is left to certainty at most.
+        # Scaling at most halves the distance to certainty.
         scaled = min(share * rate.factor, (1.0 + share) / 2)
         if scaled < floor:
             break

@@ -1,93 +1,29 @@
 """Counts of what followed each key of one to `longest` tokens, in memory.
 
-Most keys occur once, and of such a key the longer ones say nothing more. So a key is kept by its
-shortest end that no other key has: there stands a leaf, with the whole key. Only when another key
-with that end comes by does the leaf move on to a longer one. Answers are those of a table of all
-keys, in half the memory and half the time.
+Most keys occur once, and the longer keys that extend such a key contain no further information. A
+key is therefore stored only under its shortest suffix that no other key has, as a leaf that holds
+the whole key. The leaf moves to a longer suffix only when another key with the same suffix appears.
+Look-ups return the same as a table of all keys, in half the memory and half the time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
 
 from engine import native
 from engine.types import Followers
 
 ENTRY, LEAF, FOLLOWERS = 120, 110, 320
-"""Bytes of an entry of the table, of a leaf, and of followers of its own: those of a key that was
+"""Bytes of an entry of the table, of a leaf, and of a key's own followers; those of a key that was
 seen once are shared. As measured with tracemalloc."""
 
 FREQUENT = 256
-"""The most tokens that are kept as often counted: the rarer half goes when there are more."""
+"""The most tokens that are kept as frequent: the less frequent half is dropped when there are more.
+"""
 
 Key = tuple[int, ...]
 
 
-class Counts(Protocol):
-    """What tiers need of counts: those below in Python, or compiled."""
-
-    @property
-    def bytes(self) -> int:
-        """About what the counts take in memory."""
-
-    @property
-    def unigrams(self) -> Followers | None:
-        """What is often counted, whatever the key; None while nothing was."""
-
-    def add(self, key: Key, token: int, count: int = 1) -> bool:
-        """Count `token` after `key` and after each of its suffixes; whether the two were new."""
-
-    def read(self, tokens: Sequence[int], first: int) -> None:
-        """Count each of the tokens from `first` on after the keys that end before it."""
-
-    def clear(self) -> None:
-        """Forget everything."""
-
-    def matches(self, suffix: Key) -> Sequence[Followers]:
-        """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""
-
-    def items(self) -> Iterable[tuple[Key, Followers]]:
-        """All keys with what followed them; of those with the same unique end, the longest."""
-
-
-def counting(longest: int) -> Counts:
-    """Counts of keys of up to so many tokens, compiled where the core is there."""
-    return NgramCounts(longest) if native.core is None else CompiledCounts(longest)
-
-
-class CompiledCounts:
-    """The same counts in native memory (native/src/ngrams.cpp)."""
-
-    def __init__(self, longest: int) -> None:
-        self.longest = longest
-        self.compiled: Any = native.core.Counts(longest)
-        self.add, self.read, self.clear = (
-            self.compiled.add,
-            self.compiled.read,
-            self.compiled.clear,
-        )
-
-    @property
-    def bytes(self) -> int:
-        """What the counts take in memory."""
-        return int(self.compiled.bytes)
-
-    @property
-    def unigrams(self) -> Followers | None:
-        """What is often counted, whatever the key; None while nothing was."""
-        said = self.compiled.often()
-        return said and Followers(*said)
-
-    def matches(self, suffix: Key) -> Sequence[Followers]:
-        """The followers of the last 1, 2, ... tokens of `suffix`, up to the longest known."""
-        return [Followers(*said) for said in self.compiled.matches(suffix)]
-
-    def items(self) -> Iterable[tuple[Key, Followers]]:
-        """All keys with what followed them; of those with the same unique end, the longest."""
-        return ((key, Followers(*said)) for key, said in self.compiled.items())
-
-
 class Leaf:
-    """The only key with a certain end, and what followed it."""
+    """A key that is the only one with a certain suffix, and what followed it."""
 
     __slots__ = ("followers", "key")
 
@@ -96,27 +32,27 @@ class Leaf:
 
 
 class NgramCounts:
-    """What followed each key. Every suffix of a known key is known."""
+    """What followed each key. Every suffix of a known key is known. This is the reference."""
 
     def __init__(self, longest: int) -> None:
         self.longest = longest
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         self.table: dict[Key, Followers | Leaf] = {}
         self.unigrams: Followers | None = None
-        """What is often counted, whatever the key."""
+        """The frequent tokens after any key; None while nothing was counted."""
         self.leaves = self.owned = 0
-        """Leaves, and followers that are shared with no other key."""
+        """The numbers of leaves, and of followers that are shared with no other key."""
 
     @property
     def bytes(self) -> int:
-        """About what the counts take in memory."""
+        """The approximate size in memory."""
         return len(self.table) * ENTRY + self.leaves * LEAF + self.owned * FOLLOWERS
 
     def add(self, key: Key, token: int, count: int = 1) -> bool:
-        """Count `token` after `key` and after each of its suffixes; whether the two were new."""
+        """Count `token` after `key` and each of its suffixes; returns whether it was new after
+        `key`."""
         table, key = self.table, key[-self.longest :]
         fresh = False
         if self.unigrams is None:
@@ -151,14 +87,14 @@ class NgramCounts:
             self.add(tuple(tokens[max(0, at - self.longest) : at]), tokens[at])
 
     def first(self, token: int, count: int) -> Followers:
-        """The followers of a new key."""
         if count == 1:
             return Followers.once(token)
         self.owned += 1
         return Followers(count, 1, {token: count})
 
     def branch(self, leaf: Leaf, size: int) -> Followers:
-        """Make room for another key with the same end of `size` tokens: what followed that end."""
+        """Make room for another key with the same last `size` tokens; returns the followers of that
+        suffix."""
         followers = leaf.followers
         if len(leaf.key) == size:
             self.leaves -= 1
@@ -188,6 +124,38 @@ class NgramCounts:
         return found
 
     def items(self) -> Iterator[tuple[Key, Followers]]:
-        """All keys with what followed them; of those with the same unique end, the longest."""
+        """All keys with their followers; of keys with the same unique end, only the longest."""
         for key, known in self.table.items():
             yield (known.key, known.followers) if isinstance(known, Leaf) else (key, known)
+
+
+class CompiledCounts:
+    """The same counts in native memory (native/src/ngrams.cpp)."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest = longest
+        core = self.compiled = native.core.Counts(longest)
+        self.add, self.read, self.clear = core.add, core.read, core.clear
+
+    @property
+    def bytes(self) -> int:
+        return int(self.compiled.bytes)
+
+    @property
+    def unigrams(self) -> Followers | None:
+        found = self.compiled.often()
+        return found and Followers(*found)
+
+    def matches(self, suffix: Key) -> Sequence[Followers]:
+        return [Followers(*found) for found in self.compiled.matches(suffix)]
+
+    def items(self) -> Iterable[tuple[Key, Followers]]:
+        return ((key, Followers(*found)) for key, found in self.compiled.items())
+
+
+Counts = NgramCounts | CompiledCounts
+
+
+def counting(longest: int) -> Counts:
+    """Counts of keys of up to `longest` tokens, compiled if the core is available."""
+    return NgramCounts(longest) if native.core is None else CompiledCounts(longest)

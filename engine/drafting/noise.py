@@ -1,20 +1,22 @@
-"""What the target will choose, given the noise that it will choose with.
+"""Estimates which token the target will choose, given the noise that it will choose with.
 
-At a temperature above 0 the target says the token with the largest log P + g. P is its law, which
-drafting does not know, and g the noise of seed, position and token, which drafting does know
-(engine/sampling.py). The databases estimate P by p, with an error. If the error of log p follows
-the Gumbel law as well, of scale 1 / l, then a candidate wins with the probability
+At a temperature above 0 the target chooses the token with the largest log P + g. P is its
+distribution, which drafting does not know, and g is the noise of seed, position and token, which
+drafting does know (engine/sampling.py). The databases estimate P by p, with an error. If the error
+of log p follows a Gumbel distribution as well, of scale 1 / l, then a candidate wins with the
+probability
 
     q = d * p ** A * exp(l * g) / (the sum of this over all candidates + c * r ** A)
 
-where r is the mass of all that is not named, and A = a * sqrt(1 + l * l): the two noises together
-are wider than one, and q has to be p on average. With l = 0 the noise says nothing, and q is p. A
-large l trusts p fully, and the largest log p + g wins. Errors of logits weigh more at a low
-temperature, so l = trust * temperature. d is 1, but for candidates that were named for their noise
-alone. What the sampler cuts off (top-k, top-p, min-p) is mostly among these and the unnamed.
-`trust`, a (`sharpness`), log c and log d are learned online.
+where r is the probability of all tokens that are not candidates, and A = a * sqrt(1 + l * l),
+because noise and error together are wider than either alone, and q has to equal p on average. With
+l = 0 the noise has no effect, and q is p. With a large l, p is trusted fully, and the largest log p
++ g wins. Errors of logits weigh more at a low temperature, so l = trust * temperature. d is 1,
+except for candidates that were named for their noise alone. Tokens that the sampler cuts off
+(top-k, top-p, min-p) are mostly among these and the tokens that are not candidates. `trust`, a
+(`sharpness`), log c and log d are learned online.
 
-Invariant: drafts decide nothing. Noise that is wrong costs drafts, never a token of the answer.
+Invariant: drafts decide nothing. Wrong noise costs drafts, never a token of the answer.
 """
 
 from array import array
@@ -24,20 +26,20 @@ from math import exp, log, sqrt
 FIRST = (0.83, 0.92, -0.4, -1.0)
 """First values of trust, sharpness, log c and log d, fitted to answers of the embedded model."""
 RANGES = ((0.0, 3.0), (0.3, 3.0), (-5.0, 5.0), (-5.0, 5.0))
-"""Where they stay, whatever is observed."""
+"""The ranges that they stay within, whatever is observed."""
 PRIOR = 60.0
-"""The precision of the first values: about that of so many tokens."""
+"""The precision of the initial values, in units of about one token."""
 MEMORY = 3000.0
-"""No precision grows beyond it, so that the values follow a change of subject or of settings."""
+"""The largest precision, so that the values can follow a change of subject or of settings."""
 LEAST = 1e-4
-"""The least mass of what is not named."""
+"""The smallest probability of all tokens that are not candidates."""
 
 
 class ErrorModel:
-    """How far estimates are to be trusted against the noise.
+    """The error model: how far estimates are trusted against the noise.
 
-    Each value moves by online Newton steps up the likelihood of what the target said: by the
-    gradient over the precision, which is the sum of the second derivatives met so far.
+    Each value moves by online Newton steps that increase the likelihood of the target's choices: by
+    the gradient divided by the precision, which is the sum of the second derivatives so far.
     """
 
     __slots__ = ("precisions", "values")
@@ -47,15 +49,15 @@ class ErrorModel:
         self.precisions = array("d", [PRIOR] * len(FIRST))
 
     def learned(self) -> list[tuple[float, float]]:
-        """What was learned of each value: the precision beyond the first one, and the value above
-        its least. `load` takes it over."""
+        """What was learned for each value: the precision beyond the initial one, and the value
+        minus its lower limit, as `load` expects them."""
         return [
             (precision - PRIOR, value - low)
             for precision, value, (low, _) in zip(self.precisions, self.values, RANGES, strict=True)
         ]
 
     def load(self, which: int, precision: float, value: float) -> None:
-        """Take over what was learned before of one value; what cannot be says nothing."""
+        """Load a learned value; impossible ones are ignored."""
         if 0 <= which < len(RANGES) and precision > 0:
             low, high = RANGES[which]
             self.precisions[which] = min(PRIOR + precision, MEMORY)
@@ -64,8 +66,9 @@ class ErrorModel:
     def estimates(
         self, shares: Sequence[float], noise: Sequence[float], named: int, temperature: float
     ) -> tuple[list[float], float]:
-        """The chance of each candidate of probability `shares` and noise `noise` to be chosen, and
-        that of all others together. Those from `named` on were named for their noise alone."""
+        """The probability of each candidate with estimates `shares` and noise `noise` to be chosen,
+        and of all other tokens together. Candidates from `named` on were named for their noise
+        alone."""
         trust, sharpness, unnamed, lucky = self.values
         slope = trust * temperature
         power = sharpness * sqrt(1.0 + slope * slope)
@@ -84,16 +87,16 @@ class ErrorModel:
         noise: Sequence[float],
         named: int,
         temperature: float,
-        said: int | None,
+        chosen: int | None,
     ) -> None:
-        """The target said candidate number `said`, or a token that is none of the candidates."""
+        """Learn that the target chose candidate number `chosen`, or (None) another token."""
         chances, others = self.estimates(shares, noise, named, temperature)
         trust, sharpness = self.values[:2]
         slope = trust * temperature
         width = sqrt(1.0 + slope * slope)
         bend = temperature * sharpness * slope / width
-        # How the score of what was said grows with trust and sharpness, then the mean of that over
-        # all that could have been said, and the mean of its square. First all others: their noise
+        # How the score of the choice grows with trust and sharpness, then the mean of that over
+        # all possible choices, and the mean of its square. First all others: their noise
         # is not known.
         mass = log(unnamed_mass(shares))
         trusted, sharpened = bend * mass, width * mass
@@ -104,7 +107,7 @@ class ErrorModel:
         for number, (share, luck, chance) in enumerate(zip(shares, noise, chances, strict=True)):
             mass = log(share)
             trusted, sharpened = temperature * luck + bend * mass, width * mass
-            if number == said:
+            if number == chosen:
                 came = trusted, sharpened
             means[0] += chance * trusted
             means[1] += chance * sharpened
@@ -114,8 +117,8 @@ class ErrorModel:
                 lucky += chance
         self.move(0, came[0] - means[0], squares[0] - means[0] * means[0])
         self.move(1, came[1] - means[1], squares[1] - means[1] * means[1])
-        self.move(2, float(said is None) - others, others - others * others)
-        self.move(3, float(said is not None and said >= named) - lucky, lucky - lucky * lucky)
+        self.move(2, float(chosen is None) - others, others - others * others)
+        self.move(3, float(chosen is not None and chosen >= named) - lucky, lucky - lucky * lucky)
 
     def move(self, which: int, gradient: float, curvature: float) -> None:
         """One step of one value."""
@@ -126,7 +129,7 @@ class ErrorModel:
 
 
 def unnamed_mass(shares: Sequence[float]) -> float:
-    """The probability that is left for what is not among the candidates."""
+    """The probability that is left for tokens that are not candidates."""
     left = 1.0
     for share in shares:  # one by one, as the compiled core does: `sum` rounds in another way
         left -= share

@@ -1,1 +1,1 @@
-"""Heads: small networks that a model brings with it, which guess what it will say next."""
+"""Heads: small networks that come with a model and predict its next tokens."""

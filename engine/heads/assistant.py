@@ -1,64 +1,50 @@
 """Gemma 4's assistant: a few layers that read the keys and values of their model's cache.
 
-A row of it is a token with the state that the model had at the token before it. All rows stand at
-the place of the last decided token and see the model's cache, never each other. So nothing is kept
-for a sequence but the model's states, a tree's nodes of one level are computed together, and there
-is nothing to catch up with.
+Each of its rows combines a token with the state that the model had at the token before it. All rows
+have the position of the last decided token and see the model's cache, never each other. Therefore
+only the model's states are kept for a sequence, the nodes of one level of a tree are computed
+together, and there is no cache to update.
 
-Invariant: while guesses are made, the model's cache holds the decided tokens but for the last one.
+Invariant: while guesses are made, the model's cache holds all decided tokens but the last one.
 """
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
 
 from engine.heads.base import LogitGuess
-from engine.heads.eagle3_head import Eagle3Head, Eagle3Weights
+from engine.heads.eagle3_head import DirectNetwork, Eagle3Head, Eagle3Weights
 from engine.settings import Sampling
 
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-"""What config.json of an assistant says that it is."""
+"""The `model_type` in config.json of an assistant."""
 SLIDING = "sliding_attention"
 READING = "reuse"
-"""What the library calls a layer that writes no keys."""
+"""The library's name for layers that write no keys."""
 
 
-class Serving(Protocol):
-    """What an assistant needs of its backend: the cache, whose layers have keys and values."""
-
-    cache: Any
-
-
-class Assistant(nn.Module):
-    """The library's assistant beside its target. `places` are the target's layers whose keys and
-    values it reads, by the kind of attention."""
+class Assistant(DirectNetwork):
+    """The library's assistant, and its target's embedding. `places` are the target's layers whose
+    keys and values it reads, by the kind of attention."""
 
     def __init__(self, model: Any, embedding: nn.Module, places: Mapping[str, int]) -> None:
         super().__init__()
         self.model: Any = model
         self.places = dict(places)
-        self.embed = [embedding]  # a part of the target, no part of this
+        self.embed = [embedding]  # in a list, so that it is not registered as a part of this module
         self.window = int(model.config.get_text_config().sliding_window or 0)
-
-    def join(self, states: torch.Tensor) -> torch.Tensor:
-        """The target's state goes in as it is."""
-        return states
-
-    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What leaves it was normalised."""
-        return hidden
 
     def forward(
         self, tokens: Sequence[int], before: torch.Tensor, place: int, cache: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The logits of what follows some tokens, and the states that stand for the model's there;
-        shapes (rows, vocabulary) and (rows, width). `before` are the states before the tokens."""
+        """The logits after some tokens, shape (rows, vocabulary), and the states that replace the
+        model's at these tokens, shape (rows, width). `before` are the states before the tokens."""
         own = self.model
         ids = torch.tensor([list(tokens)], device=before.device)
         joined = own.pre_projection(torch.cat([self.embed[0](ids), before[None]], dim=-1))
@@ -81,7 +67,7 @@ class Assistant(nn.Module):
         return logits[0], own.post_projection(found)[0]
 
     def mask(self, kind: str, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
-        """What rows do not see: beyond the window, in layers that have one."""
+        """The mask that excludes tokens outside of the window, in layers that have one."""
         mask = like.new_zeros((1, 1, rows, columns))
         if kind == SLIDING:
             mask[..., : max(0, columns - self.window - 1)] = torch.finfo(like.dtype).min
@@ -89,20 +75,20 @@ class Assistant(nn.Module):
 
 
 class AssistantHead(Eagle3Head):
-    """The head of one sequence. Its states of the text are those of the target; see above."""
+    """The head of one sequence, whose backend is `owner`; see the module's docstring."""
 
-    def __init__(self, weights: Eagle3Weights, owner: Serving) -> None:
+    def __init__(self, weights: Eagle3Weights, owner: Any) -> None:
         self.owner = weakref.ref(owner)
         super().__init__(weights)
 
     def open(self, owner: Any) -> Self:
         return type(self)(self.weights, owner)
 
-    def saw(self, start: int, rows: Sequence[int]) -> None:
-        # Of a prompt the target's last layers may compute the last row alone.
+    def record(self, start: int, rows: Sequence[int]) -> None:
+        # The target's last layers may compute only the last row of a prompt.
         if self.found and self.found[0].shape[1] <= rows[-1]:
             start, rows = start + len(rows) - 1, [self.found[0].shape[1] - 1]
-        super().saw(start, rows)
+        super().record(start, rows)
 
     @torch.inference_mode()
     def start(
@@ -114,16 +100,18 @@ class AssistantHead(Eagle3Head):
         self.join()
         assert self.states.values is not None
         at = len(self.rows)
-        return self.said(tokens[-1:], self.states.values[at - 1 : at])[0]
+        return self.guesses_after(tokens[-1:], self.states.values[at - 1 : at])[0]
 
     @torch.inference_mode()
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
-        return self.said(tokens, self.level[torch.tensor(parents, device=self.level.device)])
+        return self.guesses_after(
+            tokens, self.level[torch.tensor(parents, device=self.level.device)]
+        )
 
-    def said(self, tokens: Sequence[int], before: torch.Tensor) -> list[LogitGuess]:
-        """The laws of what follows some tokens; the next level goes on from them."""
+    def guesses_after(self, tokens: Sequence[int], before: torch.Tensor) -> list[LogitGuess]:
+        """The distributions after some tokens; the next level continues from these tokens."""
         owner = self.owner()
-        assert owner is not None, "a head is asked by its backend"
+        assert owner is not None, "a head is used by its backend"
         network: Any = self.weights.head
         logits, self.level = network(tokens, before, self.place, owner.cache)
         return [LogitGuess(row) for row in logits.float().cpu().numpy()]
@@ -131,14 +119,15 @@ class AssistantHead(Eagle3Head):
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """While it is entered, the library builds models all layers of which read the cache of another.
+    """Let the library build models in this block whose layers all read the cache of another model.
 
-    transformers 5.23 refuses to: it looks for the layers that write, and an assistant has none.
+    transformers 5.23 refuses this, because it looks for layers that write, and an assistant has
+    none.
     """
     kinds: tuple[Any, ...] = (Gemma4TextConfig, Gemma4UnifiedTextConfig)
     known = [kind.kv_sharing_modes for kind in kinds]
 
-    def asked(own: property) -> property:
+    def modes_of(own: property) -> property:
         def modes(config: Any) -> Any:
             count = config.num_hidden_layers
             every = config.num_kv_shared_layers == count
@@ -147,7 +136,7 @@ def sharing() -> Iterator[None]:
         return property(modes)
 
     for kind, own in zip(kinds, known, strict=True):
-        kind.kv_sharing_modes = asked(own)
+        kind.kv_sharing_modes = modes_of(own)
     try:
         yield
     finally:
@@ -156,8 +145,8 @@ def sharing() -> Iterator[None]:
 
 
 def read_assistant(folder: Path, target: Any) -> Assistant:
-    """The assistant in a folder, beside its target, on its device and in its dtype. Raises
-    ValueError where it does not fit, and whatever the library raises."""
+    """The assistant in a folder, on the device and in the dtype of its target. Raises ValueError if
+    it does not fit, and any exception of the library."""
     places = {
         layer.self_attn.layer_type: number
         for number, layer in enumerate(target.get_decoder().layers)
@@ -179,12 +168,12 @@ def read_assistant(folder: Path, target: Any) -> Assistant:
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"its tensor {missing[0]} is missing")
     own = model.config.get_text_config()
-    for what, found, wanted in (
+    for what, found, expected in (
         ("reads states of {} numbers", model.config.backbone_hidden_size, config.hidden_size),
         ("was made for a vocabulary of {} tokens", own.vocab_size, config.vocab_size),
     ):
-        if found != wanted:
-            raise ValueError(f"it {what.format(f'{found:,}')}, and the model has {wanted:,}")
+        if found != expected:
+            raise ValueError(f"it {what.format(f'{found:,}')}, and the model has {expected:,}")
     if unknown := sorted(set(own.layer_types) - places.keys()):
         raise ValueError(f"it reads layers of {unknown[0]}, and the model has none")
     places = {kind: places[kind] for kind in sorted(set(own.layer_types))}

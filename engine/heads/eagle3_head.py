@@ -1,57 +1,243 @@
-"""An EAGLE-3 head at work: it guesses along a tree from the hidden states of one sequence.
+"""An EAGLE-3 head of one sequence: it guesses along a tree from the hidden states of the target.
 
-Row r of a text is its token r. For every decided row the head keeps the target's hidden states,
-joined; of every row whose next token is decided too, the keys and values of its own layer. What it
-guesses lies behind these and is forgotten. Rows that were read while nobody listened are a gap:
-their keys are missing, nothing else.
+Row r of a text is its token r. For every decided row the head keeps the target's combined hidden
+states; for every row whose next token is decided too, it keeps the keys and values of its own
+layer. Guesses are rows after these, and are dropped. Rows without recorded hidden states are a gap:
+only their keys and values are missing.
 
-To listen costs a copy, all else waits until the head is asked. Of what waits, only the `latest`
-rows are kept: the ones before them become a gap. They would take longer than they bring.
+For a small model, the overhead of a guess takes as long as its arithmetic. `FusedHead` therefore
+joins matrices that read the same rows into one, and calls the operations directly. It computes the
+same as `Eagle3`, apart from rounding. A guess multiplies a few rows by all weights of a head. On a
+processor that takes as long as reading the weights from memory, and eight bits are read four times
+as fast as 32. Rounding changes guesses a little, but no answer, because guesses decide nothing.
+Whether the library computes this fast depends on the processor, so it is timed.
 
-Invariant: `rows` are the decided rows that are kept, in rising order; the first `done` of them have
-keys and values, of the tokens in `cached` and the one after them. The hidden states of the last
-ones are `waiting` to be joined.
+Recording costs a copy; everything else waits until the head is called. Only the `latest` of the
+waiting rows are kept. Earlier ones become a gap, because reading them would cost more than it
+gains.
+
+Invariant: `rows` are the kept decided rows, in rising order; the first `done` of them have keys and
+values. The hidden states of the last ones are `waiting` to be combined.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from time import perf_counter
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional
 
 from engine.heads.base import HeadInfo, LogitGuess
-from engine.heads.eagle3 import tapped
-from engine.heads.eight_bits import Matrix, linear
+from engine.heads.eagle3 import Attend, Eagle3, tapped
 from engine.settings import Sampling
 
 DEPTH = 8
-"""Tokens that a head guesses ahead at most: the later ones are hardly ever right."""
+"""The most tokens that a head guesses ahead: later ones are hardly ever right."""
 CHUNK = 512
-"""Rows that it catches up with at a time."""
+"""The most rows that are caught up with at a time."""
 SPARE = 64
-"""Rows for which its caches have room beyond what they hold, when they grow."""
+"""The room for further rows when a cache grows."""
 LATEST, LATEST_AT_ONCE = 64, 512
-"""Rows that wait to be caught up with, at most: on a processor each takes its time. What comes
-before them was worth a twentieth of the guesses (docs/log.md). Accelerators read many at once."""
+"""The most rows that wait to be caught up with: on a processor, where each takes time, and on
+accelerators, which read many at once. Earlier rows would improve a twentieth of the guesses
+(docs/log.md)."""
+
+
+CHANGING = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies depend on the length of the text."""
+COPIED = 64 << 20
+"""The most bytes of a copy of a matrix that has to stay for other uses."""
+LANES = 64
+"""The number of inputs must be a multiple of this: with others the library reads beyond the end."""
+ROWS, ROUNDS = 2, 5
+"""Rows of a trial, as a guess mostly reads one or two, and the number of its runs."""
+
+
+class EightBits:
+    """A matrix of shape (outputs, inputs), rounded: whole numbers, and a scale for each output."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        scales = weight.abs().amax(dim=1, keepdim=True).float().clamp(min=1e-12) / 127
+        self.numbers = (weight / scales).round().to(torch.int8)
+        self.scales = scales[:, 0].bfloat16()
+
+    @property
+    def bytes(self) -> int:
+        return self.numbers.numel() + 2 * self.scales.numel()
+
+    def times(self, states: torch.Tensor) -> torch.Tensor:
+        rows = states.to(torch.bfloat16).contiguous()
+        out: torch.Tensor = torch._weight_int8pack_mm(rows, self.numbers, self.scales)
+        return out.to(states.dtype)
+
+
+Matrix = torch.Tensor | EightBits
+
+
+def linear(states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As torch's `linear`, for rows of shape (rows, inputs) and a matrix of either kind."""
+    if isinstance(matrix, EightBits):
+        out = matrix.times(states)
+        return out if bias is None else out + bias
+    return functional.linear(states, matrix, bias)
+
+
+def bytes_of(matrix: Matrix) -> int:
+    """The bytes of a matrix in memory."""
+    if isinstance(matrix, EightBits):
+        return matrix.bytes
+    return matrix.numel() * matrix.element_size()
+
+
+def packed(matrix: torch.Tensor) -> Matrix:
+    """A matrix, rounded to eight bits if the library can multiply with it then."""
+    return matrix if matrix.shape[1] % LANES else EightBits(matrix)
+
+
+@torch.inference_mode()
+def faster(matrices: Sequence[torch.Tensor]) -> bool:
+    """Whether this machine multiplies a few rows faster with matrices of eight bits."""
+    if not hasattr(torch, "_weight_int8pack_mm") or matrices[0].device.type != "cpu":
+        return False
+    rounded = [packed(each) for each in matrices]
+    states = [each.new_ones(ROWS, each.shape[1]) for each in matrices]
+    times: tuple[list[float], list[float]] = [], []
+    for _ in range(ROUNDS):
+        for found, kind in zip(times, (matrices, rounded), strict=True):
+            clock = perf_counter()
+            for rows, matrix in zip(states, kind, strict=True):
+                linear(rows, matrix)
+            found.append(perf_counter() - clock)
+    plain, eight = map(min, times)
+    return eight < plain
+
+
+class FusedHead:
+    """A head with joined matrices. `pack` brings each matrix into the form in which it is kept."""
+
+    def __init__(self, head: Eagle3, pack: Callable[[torch.Tensor], Matrix]) -> None:
+        layer, attention = head.midlayer, head.midlayer.self_attn
+        self.size = attention.size
+        self.inner, self.shared = (
+            project.out_features // self.size for project in (attention.q_proj, attention.k_proj)
+        )
+        self.norm_before_residual = layer.norm_before_residual
+        self.before_joining = Norm(head.input_norm) if head.shape.norm_before_fc else None
+        self.of_tokens, self.of_states = Norm(layer.input_layernorm), Norm(layer.hidden_norm)
+        self.of_sums, self.norm = Norm(layer.post_attention_layernorm), Norm(head.norm)
+        self.joins = Projection([head.fc], pack)
+        self.reads = Projection([attention.q_proj, attention.k_proj, attention.v_proj], pack)
+        self.writes = Projection([attention.o_proj], pack)
+        self.rises = Projection([layer.mlp.gate_proj, layer.mlp.up_proj], pack)
+        self.falls = Projection([layer.mlp.down_proj], pack)
+        self.activation, self.rotary = layer.mlp.act_fn, head.rotary
+
+    @property
+    def bytes(self) -> int:
+        parts = self.joins, self.reads, self.writes, self.rises, self.falls
+        norms = self.before_joining, self.of_tokens, self.of_states, self.of_sums, self.norm
+        kept = [bytes_of(each.matrix) for each in parts]
+        kept += [bytes_of(each.bias) for each in parts if each.bias is not None]
+        return sum(kept) + sum(bytes_of(each.weight) for each in norms if each is not None)
+
+    def join(self, states: torch.Tensor) -> torch.Tensor:
+        return self.joins(self.before_joining(states) if self.before_joining else states)
+
+    def __call__(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """One step: see `Eagle3.forward`. All but the positions have shape (rows, width)."""
+        inner, normed = self.inner, self.of_states(hidden)
+        parts = self.reads(torch.cat((self.of_tokens(embedded), normed), dim=-1))
+        parts = parts.view(len(hidden), -1, self.size)
+        turned = self.turned(parts[:, : inner + self.shared], positions).transpose(0, 1)[None]
+        values = parts[:, inner + self.shared :].transpose(0, 1)[None]
+        read = attend(turned[:, :inner], turned[:, inner:], values)[0].transpose(0, 1)
+        residual = normed if self.norm_before_residual else hidden
+        sums = residual + self.writes(read.reshape(len(hidden), -1))
+        gate, up = self.rises(self.of_sums(sums)).chunk(2, dim=-1)
+        return sums + self.falls(self.activation(gate) * up)
+
+    def turned(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Queries and keys of some rows, shape (rows, heads, size), at their rotary positions."""
+        if self.rotary.rope_type in CHANGING:
+            cosine, sine = (each[0] for each in self.rotary(states, positions[None]))
+        else:
+            angles = positions[:, None] * self.rotary.inv_freq
+            angles, scale = torch.cat((angles, angles), dim=-1), self.rotary.attention_scaling
+            cosine, sine = (
+                (each if scale == 1 else each * scale).to(states.dtype)
+                for each in (angles.cos(), angles.sin())
+            )
+        first, second = states.chunk(2, dim=-1)
+        other = torch.cat((-second, first), dim=-1)
+        out: torch.Tensor = states * cosine[:, None] + other * sine[:, None]
+        return out
+
+
+class Norm:
+    """A norm of the library, by its weights."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self.weight: torch.Tensor = norm.weight.data  # type: ignore[assignment]
+        self.epsilon: float = norm.variance_epsilon  # type: ignore[assignment]
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
+
+
+class Projection:
+    """Several projections of the same rows, with their outputs side by side."""
+
+    def __init__(self, parts: list[nn.Linear], pack: Callable[[torch.Tensor], Matrix]) -> None:
+        weights = [each.weight.data for each in parts]
+        self.matrix = pack(weights[0] if len(weights) == 1 else torch.cat(weights))
+        biases = [each.bias.data for each in parts if each.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return linear(states, self.matrix, self.bias)
+
+
+class DirectNetwork(nn.Module):
+    """A network that reads the states of the target unchanged, and normalises its own output."""
+
+    def join(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Weights:
     """What all sequences share: the head, and the embedding and output matrix that it uses, its own
-    or its target's. `tokens` are the target's tokens that its logits are of, None for all. `taps`
-    are the target's modules whose outputs it reads. `head` may be another network that reads them
-    (engine/heads/mtp.py, assistant.py): all have `join` and `norm`."""
+    or its target's. `tokens` are the target's tokens to which its logits belong, None for all.
+    `taps` are the target's modules whose outputs it reads. `head` may also be a network of
+    engine/heads/mtp.py or assistant.py: all have `join` and `norm`."""
 
     head: Any
     embedding: torch.Tensor
     output: Matrix
     tokens: NDArray[np.int64] | None
-    taps: Sequence[torch.nn.Module]
+    taps: Sequence[nn.Module]
     info: HeadInfo
+
+
+class Block(NamedTuple):
+    """Tokens that a layer computes at once, the hidden states `before` them, and their `rows`. Keys
+    and values are written from `start` on. `sees` is the mask, shape (tokens, start + tokens)."""
+
+    start: int
+    tokens: Sequence[int]
+    before: torch.Tensor
+    rows: Sequence[int]
+    sees: NDArray[np.bool_]
 
 
 class Rows:
@@ -62,7 +248,7 @@ class Rows:
         self.values: torch.Tensor | None = None
 
     def write(self, start: int, new: torch.Tensor) -> torch.Tensor:
-        """Put `new` behind the first `start` rows; returns all of them."""
+        """Put `new` after the first `start` rows; returns all of them."""
         count = new.shape[self.dimension]
         room = 0 if self.values is None else self.values.shape[self.dimension]
         if start + count > room:
@@ -83,7 +269,7 @@ class Rows:
 
 
 class Eagle3Head:
-    """The head of one sequence. Its backend tells it what is decided, by `saw` and `keep`.
+    """The head of one sequence. Its backend reports the decided rows with `record` and `keep`.
 
     `found` are hidden states of the last forward, each of shape (1, rows, width).
     """
@@ -96,11 +282,9 @@ class Eagle3Head:
         self.reset()
 
     def open(self, owner: object) -> Self:
-        """The head of another sequence, that of this backend."""
         return type(self)(self.weights)
 
     def reset(self) -> None:
-        """Know nothing."""
         self.rows: list[int] = []
         self.waiting: list[torch.Tensor] = []
         self.done = 0
@@ -111,7 +295,6 @@ class Eagle3Head:
 
     @property
     def bytes(self) -> int:
-        """What its caches take."""
         waiting = sum(each.untyped_storage().nbytes() for each in self.waiting)
         return self.states.bytes + self.keys.bytes + self.values.bytes + waiting
 
@@ -119,13 +302,14 @@ class Eagle3Head:
         self.on = on
 
     def tapped(self) -> AbstractContextManager[None]:
-        """While it is entered, a forward of the target leaves its hidden states here. Nothing is
-        done while nobody listens."""
+        """Record the hidden states of a forward of the target in this block, if the head
+        listens."""
         self.found.clear()
         return tapped(self.weights.taps, self.found) if self.on else nullcontext()
 
-    def saw(self, start: int, rows: Sequence[int]) -> None:
-        """Of the rows of the last forward, these were decided: the tokens from place `start` on."""
+    def record(self, start: int, rows: Sequence[int]) -> None:
+        """Record that these rows of the last forward are the decided tokens from place `start`
+        on."""
         if not self.found:
             return
         device = self.weights.embedding.device
@@ -136,26 +320,24 @@ class Eagle3Head:
         self.waiting.append(torch.cat([each[0, which].to(device) for each in self.found], dim=-1))
         self.rows += range(start + older, start + len(rows))
         self.found.clear()
-        while self.behind - len(self.waiting[0]) >= self.latest:
-            first = len(self.rows) - self.behind
+        while self.waiting_rows - len(self.waiting[0]) >= self.latest:
+            first = len(self.rows) - self.waiting_rows
             del self.rows[first : first + len(self.waiting.pop(0))]
 
     @property
-    def behind(self) -> int:
-        """How many rows are waiting."""
+    def waiting_rows(self) -> int:
         return sum(map(len, self.waiting))
 
     def join(self) -> None:
-        """Join the hidden states that are waiting."""
         if self.waiting:
-            start = len(self.rows) - self.behind
+            start = len(self.rows) - self.waiting_rows
             waiting = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
             self.states.write(start, self.weights.head.join(waiting))
             self.waiting.clear()
 
     def keep(self, length: int) -> None:
-        """The text was cut to so many tokens. The last of its rows may have another token behind it
-        from now on, so its keys are forgotten."""
+        """Cut the text to so many tokens. Another token may follow the last row then, so its keys
+        are dropped."""
         self.forget()
         while self.rows and self.rows[-1] >= length:
             self.rows.pop()
@@ -184,7 +366,7 @@ class Eagle3Head:
             before = self.states.values[self.done : self.done + len(rows)]
             sees = np.tri(len(rows), self.done + len(rows), self.done, dtype=bool)
             following = [tokens[row + 1] for row in rows]
-            hidden = self.step(self.done, following, before, rows, sees)
+            hidden = self.step(Block(self.done, following, before, rows, sees))
             self.done += len(rows)
         if hidden is not None:
             self.root = hidden[-1:]
@@ -202,25 +384,17 @@ class Eagle3Head:
         for at, columns in enumerate(seen):
             sees[at, columns] = True
         self.row += 1
-        self.level = self.step(first, tokens, before, [self.row] * len(tokens), sees)
+        block = Block(first, tokens, before, [self.row] * len(tokens), sees)
+        self.level = self.step(block)
         self.drafted, self.seen = self.drafted + len(tokens), seen
         return self.guesses(self.level)
 
     def forget(self) -> None:
         self.drafted, self.seen = 0, []
 
-    def step(
-        self,
-        start: int,
-        tokens: Sequence[int],
-        before: torch.Tensor,
-        rows: Sequence[int],
-        sees: NDArray[np.bool_],
-    ) -> torch.Tensor:
-        """Run the layer over some tokens and the hidden states before them; returns the next ones.
-
-        Keys and values are written from `start` on; `sees` has shape (tokens, start + tokens).
-        """
+    def step(self, block: Block) -> torch.Tensor:
+        """Run the layer over a block; returns the next hidden states."""
+        start, tokens, before, rows, sees = block
         head, device = self.weights.head, before.device
         mask = None if sees.all() else torch.from_numpy(sees).to(device)
 
@@ -239,6 +413,5 @@ class Eagle3Head:
         return out
 
     def guesses(self, hidden: torch.Tensor) -> list[LogitGuess]:
-        """The laws of what follows some nodes."""
         logits = linear(self.weights.head.norm(hidden), self.weights.output)
         return [LogitGuess(row, self.weights.tokens) for row in logits.float().cpu().numpy()]

@@ -1,19 +1,19 @@
-"""Heads of GGUF models: in the model's file (MTP), or in a small file beside it.
+"""Heads of GGUF models: in the model's file (MTP), or in a small separate file.
 
-The bindings that llama.cpp calls unstable are used here and nowhere else. Where the installed
-library lacks one of them a model has no head, and all else works.
+Only this module uses the bindings that llama.cpp calls unstable. If the installed library lacks one
+of them, models run without a head.
 
-A head is a context of its own beside the model's. A row of it is a token with the hidden state that
-the model had at the token before; the row's logits say what follows. What the model hands out:
+A head has its own llama.cpp context. A row of it is a token with the hidden state that the model
+had at the token before; the row's logits predict the next token. The model provides:
 
-- MTP: the state behind its last layer. The head's layers have a cache of their own.
+- MTP: the state after its last layer. The head's layers have their own cache.
 - Gemma 4's assistant: the same, but its layers read the model's cache, so it has no other.
-- EAGLE-3: the states before three layers, which the head first makes one of.
+- EAGLE-3: the states before three layers, which the head first combines into one.
 
 Invariant: the head's cache holds the rows of the tokens from place `begin` to before `fed`, and
-guesses behind them, which go with `forget`. `states` are those of the decided tokens from place
-`first` on, as far as rows to come need them. Where some are missing, the cache begins anew behind
-the gap: the head then knows less of the text, and guesses worse.
+guesses after them, which `forget` drops. `states` are those of the decided tokens from place
+`first` on, as far as later rows need them. If some are missing, the cache starts again from empty
+after the gap: the head then knows less of the text, and guesses worse.
 """
 
 import ctypes
@@ -33,13 +33,14 @@ from engine.sampling import Floats
 from engine.settings import Sampling
 
 DEPTH = 8
-"""Tokens that one head guesses in a row, from its own states. What that is worth is measured."""
+"""The most tokens that one head guesses in a row, from its own states. Their worth is measured."""
 ROWS = 64
-"""Rows of a head that are computed at a time. Some compute the logits of all of them."""
+"""The most rows of a head that are computed at a time. Some heads compute the logits of all
+rows."""
 WIDTH = 8
-"""Nodes of one level that are computed at a time."""
+"""The most nodes of one level that are computed at a time."""
 FEW = 8
-"""Rows that are computed together with the one that guesses, where logits of all are computed."""
+"""The most rows that are computed together with the guessing row, if logits of all are computed."""
 FLOATS = ctypes.POINTER(ctypes.c_float)
 NUMBERS = ctypes.POINTER(ctypes.c_int32)
 CONTEXT, MODEL = llama_cpp.llama_context_p_ctypes, llama_cpp.llama_model_p_ctypes
@@ -87,20 +88,20 @@ SYMBOLS: dict[str, tuple[str, str, list[Any], Any]] = {
         ctypes.c_uint32,
     ),
 }
-"""The unstable functions: what C++ compilers (Itanium, Microsoft) append to the name, the types of
-the arguments and of what comes back."""
+"""The unstable functions: the mangled parts of their names (Itanium, Microsoft), and the types of
+arguments and result."""
 
 NEEDED = ("LLAMA_CONTEXT_TYPE_MTP", "llama_model_n_layer_nextn")
-"""Of the stable ones, what came with heads."""
+"""Stable names that the library has since it supports heads."""
 
 
 class NoHead(Exception):
-    """A model that brings a head gets none; the text is why."""
+    """The head of a model cannot be used; the text is the reason."""
 
 
 def bound() -> Any:
-    """The unstable functions by their names. Raises NoHead where one is missing, or something else
-    that heads need."""
+    """The unstable functions by their names. Raises NoHead if anything that heads need is
+    missing."""
     for name in NEEDED:
         if not hasattr(llama_cpp, name):
             raise lacking(name)
@@ -108,7 +109,7 @@ def bound() -> Any:
 
 
 def function(name: str) -> Any:
-    """One of the unstable functions. Raises NoHead where the library has it under no name."""
+    """One of the unstable functions. Raises NoHead if the library does not have it."""
     itanium, microsoft, arguments, result = SYMBOLS[name]
     library = getattr(llama_cpp.llama_cpp, "_lib", None)
     for known in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@YA{microsoft}@Z"):
@@ -119,7 +120,6 @@ def function(name: str) -> Any:
 
 
 def lacking(name: str) -> NoHead:
-    """The error for a library without something that heads need."""
     return NoHead(
         f"llama-cpp-python {llama_cpp.__version__} is installed, which lacks {name}; 0.3.36 has it"
     )
@@ -129,10 +129,10 @@ def lacking(name: str) -> NoHead:
 class Kind:
     """How a head computes.
 
-    `layers` are those of the model whose inputs it sees; () where it sees the state behind the last
-    one. `shared` says that it reads the model's cache. `cropped` says that the library hands out
-    the states of those rows only whose logits are wanted, and `whole` that it computes the logits
-    of all rows, wanted or not.
+    `layers` are the layers of the model whose inputs it reads, () if it reads the state after the
+    last layer. With `shared` it reads the model's cache. With `cropped` the library returns the
+    states of rows only if their logits are requested, and with `whole` it computes the logits of
+    all rows in any case.
     """
 
     name: str
@@ -146,11 +146,11 @@ class Kind:
 
 
 class HeadContext:
-    """What the heads of all sequences of a model have in common: the library's `context` of the
-    head, the arrays of its rows, and what is read of `target`, the model's context.
+    """What the heads of all sequences of a model share: the library's `context` of the head, the
+    arrays of its rows, and properties of `target`, the model's context.
 
-    `own` is the head's model, where it has a file of its own. `keep` must live as long as this
-    does. Rows of decided tokens belong to sequence 0. What fails raises ModelError.
+    `own` is the head's model, if it has a file of its own. `keep` must live as long as this object.
+    Rows of decided tokens belong to sequence 0. Calls that fail raise ModelError.
     """
 
     def __init__(self, kind: Kind, target: Any, context: Any, own: Any, keep: object) -> None:
@@ -159,33 +159,33 @@ class HeadContext:
         weakref.finalize(self, free, context, own)
         served = llama_cpp.llama_get_model(target)
         self.memory = llama_cpp.llama_get_memory(context)
-        self.behind = llama_cpp.llama_model_n_layer(served)
+        self.layers = llama_cpp.llama_model_n_layer(served)
         self.width = llama_cpp.llama_model_n_embd_out(served)
         self.inner = llama_cpp.llama_model_n_embd(own) if kind.layers else self.width
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(served))
         self.capturing = False
         self.copies = set[int]()
-        """Sequences beside the first that hold rows."""
+        """Sequences other than the first that hold rows."""
         self.rows = rows = min(ROWS, llama_cpp.llama_n_batch(context))
         self.tokens: Any = (ctypes.c_int32 * rows)()
         self.places: Any = (ctypes.c_int32 * rows)()
         self.counts: Any = (ctypes.c_int32 * rows)(*[1] * rows)
-        self.wanted: Any = (ctypes.c_int8 * rows)()
+        self.with_logits: Any = (ctypes.c_int8 * rows)()
         self.numbers: Any = (ctypes.c_int32 * (WIDTH + 1))(*range(WIDTH + 1))
         self.sequences: Any = (ctypes.c_size_t * rows)()
         self.library.llama_set_embeddings_nextn(context, True, kind.cropped)
 
     @property
     def features(self) -> int:
-        """How many numbers of the model go into a row."""
+        """The size of the model's states in a row."""
         return int(self.width) * max(1, len(self.kind.layers))
 
     def capture(self, on: bool) -> None:
-        """Have the model's next forwards hand out their hidden states, or not."""
+        """Set whether the model's next forwards return their hidden states."""
         if on == self.capturing:
             return
-        for layer in self.kind.layers or (self.behind,):
-            if layer < self.behind:
+        for layer in self.kind.layers or (self.layers,):
+            if layer < self.layers:
                 self.library.llama_set_embeddings_layer_inp(self.target, layer, on)
             else:
                 self.library.llama_set_embeddings_nextn(self.target, on, False)
@@ -194,8 +194,8 @@ class HeadContext:
     def captured(self, rows: Sequence[int]) -> Floats:
         """The hidden states of rows of the model's last forward; shape (rows, features)."""
         parts = []
-        for layer in self.kind.layers or (self.behind,):
-            if layer < self.behind:
+        for layer in self.kind.layers or (self.layers,):
+            if layer < self.layers:
                 found = self.library.llama_get_embeddings_layer_inp(self.target, layer)
             else:
                 found = self.library.llama_get_embeddings_nextn(self.target)
@@ -209,8 +209,8 @@ class HeadContext:
         tokens: Sequence[int] = (),
         sequences: Sequence[int] = (),
     ) -> Any:
-        """Rows of these states at these places, of sequence 0 unless others are given; with their
-        tokens, where they have some."""
+        """A batch of rows with these states at these places, and with tokens if given. The rows
+        belong to sequence 0 unless `sequences` are given."""
         rows, first = len(states), ctypes.addressof(self.numbers)
         step = ctypes.sizeof(ctypes.c_int32)
         self.tokens[: len(tokens)] = tokens
@@ -223,15 +223,15 @@ class HeadContext:
             pos=self.places,
             n_seq_id=self.counts,
             seq_id=ctypes.cast(self.sequences, ctypes.POINTER(NUMBERS)),
-            logits=self.wanted,
+            logits=self.with_logits,
         )
 
     def fused(self, states: Floats, places: Sequence[int]) -> Floats:
-        """What rows at these places take of the model's states; shape (rows, inner)."""
+        """The inputs of rows at these places, from the model's states; shape (rows, inner)."""
         if not self.kind.layers:
             return states
         rows = len(states)
-        self.wanted[:rows] = [True] * rows
+        self.with_logits[:rows] = [True] * rows
         self.check(llama_cpp.llama_encode(self.context, self.batch(states, places)))
         found = self.library.llama_get_embeddings_nextn(self.context)
         return np.ctypeslib.as_array(found, (rows, self.inner)).copy()
@@ -239,17 +239,17 @@ class HeadContext:
     def compute(
         self, states: Floats, places: Sequence[int], tokens: Sequence[int], guess: bool
     ) -> None:
-        """Compute rows of decided tokens; `guess` says whether the last one's logits are wanted."""
+        """Compute rows of decided tokens; with `guess`, also the logits of the last row."""
         rows = len(tokens)
-        self.wanted[:rows] = [guess and self.kind.whole] * (rows - 1) + [guess]
+        self.with_logits[:rows] = [guess and self.kind.whole] * (rows - 1) + [guess]
         self.check(llama_cpp.llama_decode(self.context, self.batch(states, places, tokens)))
 
     def branch(
         self, states: Floats, place: int, tokens: Sequence[int], sequences: Sequence[int]
     ) -> None:
-        """Compute rows that all stand at one place, each of a sequence; all logits are wanted."""
+        """Compute rows at one place, each of its own sequence, with all logits."""
         rows = len(tokens)
-        self.wanted[:rows] = [True] * rows
+        self.with_logits[:rows] = [True] * rows
         batch = self.batch(states, [place] * rows, tokens, sequences)
         self.check(llama_cpp.llama_decode(self.context, batch))
 
@@ -259,7 +259,7 @@ class HeadContext:
             raise ModelError(f"The head ({self.kind.name}) failed: llama.cpp returned {code}.")
 
     def guess(self, row: int) -> tuple[LogitGuess, Floats]:
-        """What a row says, and the state that it leaves to the next one, shape (1, inner)."""
+        """The guess of a row, and the state for the next row, shape (1, inner)."""
         logits = llama_cpp.llama_get_logits_ith(self.context, row)
         state = self.library.llama_get_embeddings_nextn_ith(self.context, row)
         if not logits or not state:
@@ -268,26 +268,26 @@ class HeadContext:
         return LogitGuess(found), np.ctypeslib.as_array(state, (1, self.inner)).copy()
 
     def remove(self, start: int) -> None:
-        """Drop the rows from a place on. The model's own cache is left alone."""
+        """Drop the rows from a place on; the model's own cache stays."""
         if not self.kind.shared:
             llama_cpp.llama_memory_seq_rm(self.memory, -1, start, -1)
 
     def join(self) -> None:
-        """Have sequence 0 alone hold rows."""
+        """Drop the rows of all sequences but 0."""
         for number in self.copies:
             llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
         self.copies.clear()
 
     def split(self, source: int, number: int) -> None:
-        """Have a sequence hold what another one holds."""
+        """Copy the rows of one sequence to another."""
         self.copies.add(number)
         llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
         llama_cpp.llama_memory_seq_cp(self.memory, source, number, -1, -1)
 
 
 class Serving(Protocol):
-    """What a head needs of its backend: the decided tokens; its turn in the caches; and that
-    sequence 0 of the model's cache holds them, where the head reads that."""
+    """The backend of a head: `cached` are the decided tokens, `enter` makes the caches hold this
+    sequence, and `lead_first` makes sequence 0 of the model's cache hold the decided tokens."""
 
     cached: list[int]
 
@@ -297,7 +297,7 @@ class Serving(Protocol):
 
 
 class LlamaHead:
-    """The head of one sequence; see engine/heads/base.py, and the invariant above."""
+    """The head of one sequence; see engine/heads/base.py and the module's docstring."""
 
     def __init__(self, shared: HeadContext, info: HeadInfo, backend: Serving) -> None:
         self.shared, self.info, self.owner = shared, info, weakref.ref(backend)
@@ -305,11 +305,9 @@ class LlamaHead:
         self.clear()
 
     def open(self, backend: Serving) -> Self:
-        """The head of another sequence."""
         return type(self)(self.shared, self.info, backend)
 
     def clear(self) -> None:
-        """Nothing is known, and no row counts any more."""
         self.begin = self.fed = 1
         self.first = self.depth = 0
         self.branches = [0]
@@ -319,27 +317,28 @@ class LlamaHead:
 
     @property
     def known(self) -> int:
-        """The place behind the last token whose state is known."""
+        """The place after the last token whose state is known."""
         return self.first + len(self.states)
 
     def size(self, holds: bool) -> int:
-        """The bytes that it takes for its sequence, which `holds` the caches or is parked."""
+        """The bytes of the sequence, which `holds` the caches or is parked."""
         if holds and not self.shared.kind.shared:
             cached = int(llama_cpp.llama_state_seq_get_size(self.shared.context, 0))
         else:
             cached = len(self.parked or ())
         return cached + int(self.states.nbytes)
 
-    # What the backend tells.
+    # called by the backend
 
     def prepare(self) -> None:
-        """The model is about to compute for this sequence."""
+        """Prepare for a forward of the model for this sequence."""
         self.shared.capture(self.on)
 
     def take(self, start: int, rows: Sequence[int]) -> None:
-        """These rows of the model's last forward are the decided tokens from place `start` on."""
+        """Record that these rows of the model's last forward are the decided tokens from `start`
+        on."""
         if self.states.size and start < self.known:
-            # Some were read once more: their states are the same.
+            # Some tokens were read again, with the same states.
             rows, start = rows[self.known - start :], self.known
         if not self.on or not rows:
             return
@@ -351,16 +350,16 @@ class LlamaHead:
             self.begin = self.fed = self.known
             self.trim()
         owner = self.owner()
-        assert owner is not None, "a head is told by its backend"
-        # A head that fails here knows nothing, and goes on with what comes next.
+        assert owner is not None, "a head is used by its backend"
+        # A head that fails here is empty, and continues with the next tokens.
         with suppress(ModelError):
             while self.known - self.fed >= self.shared.rows:
                 self.feed(owner.cached, self.fed + self.shared.rows)
 
     def across(self, start: int, found: Floats) -> Floats:
-        """Go on at place `start`, without the state before it, with the states `found` there.
+        """Continue at place `start` with the states `found`, without the state before that place.
 
-        The rows so far stay if only that one is missing: zeros take its place.
+        If only this one state is missing, it is replaced by zeros and the rows so far stay.
         """
         self.first, self.states = start, found[:0]
         if self.begin < start == self.fed:
@@ -371,41 +370,33 @@ class LlamaHead:
         return found
 
     def keep(self, length: int) -> None:
-        """The model's cache holds so many tokens, or will: what lies behind them is forgotten."""
+        """Drop the tokens beyond `length`, as the model's cache does."""
         self.states = self.states[: max(0, length - self.first)]
         if length < self.fed:
             self.fed = max(length, self.begin)
             self.shared.remove(self.fed)
 
     def reset(self, holds: bool = True) -> None:
-        """Know nothing. The head's rows are this sequence's where it `holds` the caches."""
+        """Forget everything. If the sequence `holds` the caches, the head's rows are its own."""
         self.clear()
         if holds:
             self.shared.remove(0)
 
     def park(self) -> None:
-        """Another sequence takes over the caches: keep what this one's holds as bytes."""
+        """Save the head's rows as bytes, because another sequence takes over the caches."""
         self.parked, owner = None, self.owner()
         self.keep(len(owner.cached) if owner else 0)
         if self.begin < self.fed and not self.shared.kind.shared:
-            context = self.shared.context
-            size = llama_cpp.llama_state_seq_get_size(context, 0)
-            with suppress(MemoryError):
-                parked = (ctypes.c_uint8 * size)()
-                if llama_cpp.llama_state_seq_get_data(context, parked, size, 0) == size:
-                    self.parked = parked
+            self.parked = saved(self.shared.context, 0)
 
     def restore(self) -> None:
-        """The caches are this sequence's again."""
+        """Restore the head's rows, because the caches belong to this sequence again."""
         self.shared.remove(0)
         parked, self.parked = self.parked, None
-        if self.begin < self.fed:
-            size, context = len(parked or ()), self.shared.context
-            read = size and llama_cpp.llama_state_seq_set_data(context, parked, size, 0)
-            if read != size or not size:
-                self.reset()
+        if self.begin < self.fed and not restored(self.shared.context, 0, parked):
+            self.reset()
 
-    # What drafting asks.
+    # called by drafting
 
     def listen(self, on: bool) -> None:
         self.on = on
@@ -414,14 +405,14 @@ class LlamaHead:
         self, tokens: Sequence[int], sampling: Sampling, cancelled: Callable[[], bool]
     ) -> LogitGuess | None:
         owner, length, rows = self.owner(), len(tokens), self.shared.rows
-        assert owner is not None, "a head is asked by its backend"
+        assert owner is not None, "a head is used by its backend"
         owner.enter()
         self.keep(length - 1)
         if not self.states.size or self.known != length - 1:
             return None
         if self.shared.kind.shared:
             owner.lead_first()
-        # The last rows are computed with the one that guesses, where that makes it no dearer.
+        # The last rows are computed together with the guessing row, unless that costs more.
         alone = self.shared.kind.whole and length - self.fed > FEW
         while self.fed < length - 1 and (alone or length - self.fed > rows):
             if cancelled():
@@ -438,7 +429,7 @@ class LlamaHead:
         assert self.leading is not None, "extend follows start"
         assert len(tokens) <= (WIDTH if self.info.branches else 1), "so many nodes at most"
         shared = self.shared
-        # Where the model's cache is read, nothing is added to it: all rows stand where that ends.
+        # A head that reads the model's cache adds nothing to it: all rows are at its end.
         apart = not shared.kind.shared
         self.branches = self.parted(parents) if apart else [0] * len(parents)
         place = self.fed - 1 + (self.depth if apart else 0)
@@ -447,9 +438,10 @@ class LlamaHead:
         return self.lead(range(len(tokens)))
 
     def parted(self, parents: Sequence[int]) -> list[int]:
-        """A sequence for each child of these nodes: its parent's, or a copy for all but the first.
+        """A sequence for each child of these nodes: the parent's for the first child, copies for
+        others.
 
-        Sequence 0 is nobody's copy, as the decided rows stay in it.
+        Sequence 0 is never a copy, because it keeps the decided rows.
         """
         kept = {self.branches[parent] for parent in parents}
         free = iter([number for number in range(1, WIDTH + 1) if number not in kept])
@@ -463,7 +455,7 @@ class LlamaHead:
         return found
 
     def lead(self, rows: Iterable[int]) -> list[LogitGuess]:
-        """What rows that were computed last say; the next level goes on from them."""
+        """The guesses of the rows computed last; the next level continues from them."""
         found = [self.shared.guess(row) for row in rows]
         self.leading = np.vstack([state for _, state in found])
         return [guess for guess, _ in found]
@@ -475,9 +467,9 @@ class LlamaHead:
         self.shared.join()
 
     def feed(self, tokens: Sequence[int], end: int, guess: bool = False) -> None:
-        """Compute the rows up to place `end`, the last one's logits where it is to `guess`.
+        """Compute the rows up to place `end`, with `guess` also the logits of the last row.
 
-        One that fails leaves the head as if it knew nothing.
+        A failure leaves the head empty.
         """
         start = self.fed
         states = self.states[start - 1 - self.first : end - 1 - self.first]
@@ -492,13 +484,29 @@ class LlamaHead:
         self.trim()
 
     def trim(self) -> None:
-        """Let go of states that no row needs any more; the last row may be computed again."""
+        """Drop the states that no later row needs; the last row may be computed again."""
         gone = max(0, self.fed - 2 - self.first)
         self.states, self.first = self.states[gone:], self.first + gone
 
 
+def saved(context: Any, place: int) -> Any:
+    """The content of a sequence in a context, as bytes; None if memory does not suffice."""
+    size = llama_cpp.llama_state_seq_get_size(context, place)
+    with suppress(MemoryError):
+        data = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_seq_get_data(context, data, size, place) == size:
+            return data
+    return None
+
+
+def restored(context: Any, place: int, data: Any) -> bool:
+    """Put saved bytes, if any, into a context; returns whether the context accepted them."""
+    size = len(data or ())
+    return bool(size and llama_cpp.llama_state_seq_set_data(context, data, size, place) == size)
+
+
 def free(context: Any, model: Any) -> None:
-    """Give the library's memory back: the head's context, and its model if it has one."""
+    """Free the library's memory: the context, then its own model, if any."""
     llama_cpp.llama_free(context)
     if model:
         llama_cpp.llama_model_free(model)

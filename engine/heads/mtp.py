@@ -1,34 +1,52 @@
-"""Prediction layers (MTP): each goes on from what its model thought of a text, by one token more.
+"""Prediction layers (MTP): each predicts one token further, from its model's hidden states.
 
-The state behind the model's last norm and the embedding of the token that followed go in, each
-normalised, and are projected to one. A layer of the model's own kind computes with that, its output
-is normalised, and the model's output matrix makes the law of the token after next of it. Behind it
-stands the next layer, or the same one again where there is one alone.
+The input is the state after the model's last norm, and the embedding of the token that followed.
+Both are normalised and projected to one vector. A layer of the model's own kind processes it, its
+output is normalised, and the model's output matrix turns it into the distribution of the token
+after next. The next layer follows, or the same one again if there is only one.
 
-The layers are those of a small model of the target's own class, so rotary positions, gates and
-experts are the library's, and so is how their weights are stored. What they attend to is given to
-them as a cache that lasts for a call.
+The layers belong to a small model of the target's own class, so rotary positions, gates, experts
+and the storage of their weights are the library's. The keys and values that they attend to are
+passed as a cache that lasts for one call.
+
+A single layer guesses all depths, each from its own last state (`MtpHead`). With several layers,
+layer k guesses at depth k (`DeepMtpHead`). Row r of layer k takes the state that layer k - 1 left
+at row r, with token r + k + 1 of the text; layer 0 takes the state of the model. The last rows of a
+deeper layer thus depend on guessed tokens: these are recomputed for each path, and the rows before
+them once.
+
+Invariant of the deep one: the first `done` rows of layer k have keys and values, and the next layer
+has the states that they left. They depend only on decided tokens.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from itertools import takewhile
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.cache_utils import Cache
+
+from engine.backends.caches import cache_argument
+from engine.heads.base import LogitGuess
+from engine.heads.eagle3_head import CHUNK, Block, DirectNetwork, Eagle3Head, Rows
+from engine.settings import Sampling
 
 Tensors = Mapping[str, torch.Tensor]
 Write = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""Keeps the keys and values of some rows, shape (1, heads, rows, size); returns all there are."""
+"""Stores the keys and values of some rows, shape (1, heads, rows, size); returns those of all
+rows."""
 EXPERTS = re.compile(r"^mlp\.(?:experts|gate)\.")
-"""In the names of a layer's tensors, where it has experts."""
+"""Matches the names of a layer's tensors that belong to experts."""
 FULL = "full_attention"
 
 
 class Written(Cache):
-    """What a layer takes for its cache: keys and values go where `write` keeps them."""
+    """The cache of a layer for one call, whose keys and values `write` stores."""
 
     def __init__(self, write: Write) -> None:
         super().__init__(layers=[])
@@ -41,7 +59,7 @@ class Written(Cache):
 
 
 class Joint(nn.Module):
-    """What stands around a layer. `parts` are its tensors by their name here."""
+    """The modules around a layer. `parts` are their tensors by the names here."""
 
     def __init__(self, parts: Tensors, norm: nn.Module) -> None:
         super().__init__()
@@ -51,22 +69,14 @@ class Joint(nn.Module):
         self.load_state_dict({f"{part}.weight": each for part, each in parts.items()})
 
 
-class Mtp(nn.Module):
-    """Prediction layers beside their target. `decoder` holds them, and the rotary embedding;
-    `joints` has one for each of them, or one alone that all share."""
+class Mtp(DirectNetwork):
+    """Prediction layers. `decoder` holds them and the rotary embedding; `joints` has one entry for
+    each layer, or a single one that all layers share."""
 
     def __init__(self, decoder: Any, joints: Sequence[Joint]) -> None:
         super().__init__()
         self.rotary, self.layers = decoder.rotary_emb, decoder.layers
         self.joints = nn.ModuleList(joints)
-
-    def join(self, states: torch.Tensor) -> torch.Tensor:
-        """The target's state goes in as it is."""
-        return states
-
-    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What leaves a layer was normalised."""
-        return hidden
 
     def forward(
         self,
@@ -77,17 +87,19 @@ class Mtp(nn.Module):
         write: Write,
         level: int = 0,
     ) -> torch.Tensor:
-        """One step of a layer: of tokens and of the hidden states before them to the next ones, all
-        of shape (1, rows, width). `mask` is added to the scores, shape (1, 1, rows, columns)."""
+        """One step of a layer: from tokens and the hidden states before them to the next hidden
+        states, all of shape (1, rows, width). `mask` is added to the scores, shape (1, 1, rows,
+        columns)."""
         joint: Any = self.joints[min(level, len(self.joints) - 1)]
         both = torch.cat((joint.embedding(embedded), joint.hidden(hidden)), dim=-1)
         joined = joint.fc(both)
-        out = self.layers[level](
+        layer = self.layers[level]
+        out = layer(
             joined,
             position_embeddings=self.rotary(joined, positions),
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=Written(write),
+            **{cache_argument(layer.forward): Written(write)},
         )
         normed: torch.Tensor = joint.norm(out if isinstance(out, torch.Tensor) else out[0])
         return normed
@@ -96,7 +108,7 @@ class Mtp(nn.Module):
 def build(target: Any, joints: Sequence[Tensors], layers: Sequence[Tensors]) -> Mtp:
     """The module of some weights, on the target's device and in its dtype.
 
-    Raises ValueError for weights that do not fit; what the library raises may be anything.
+    Raises ValueError for weights that do not fit, and any exception of the library.
     """
     kind, hidden = type(target.get_decoder()), target.config.get_text_config().hidden_size
     config = config_of(target, len(layers), any(EXPERTS.match(name) for name in layers[0]))
@@ -128,9 +140,9 @@ def build(target: Any, joints: Sequence[Tensors], layers: Sequence[Tensors]) -> 
 
 
 def check(report: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Raise ValueError where loading left something out, by the library's report."""
-    for name, found, wanted in sorted(report["mismatched_keys"]):
-        raise ValueError(f"its tensor {name} has the shape {tuple(found)}, expected {wanted}")
+    """Raise ValueError if the library's report shows that loading left something out."""
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        raise ValueError(f"its tensor {name} has the shape {tuple(found)}, expected {expected}")
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"its tensor {missing[0]} is missing")
     if unknown := sorted(report["unexpected_keys"]):
@@ -139,7 +151,7 @@ def check(report: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Non
 
 
 def config_of(target: Any, count: int, experts: bool) -> Any:
-    """The target's config for so many layers of attention, all with experts or none."""
+    """The target's config for `count` layers of attention, all with experts or all without."""
     config = deepcopy(target.config.get_text_config())
     own = getattr(config, "mtp_layer_types", None) or [FULL] * count
     if set(own) != {FULL}:
@@ -157,5 +169,127 @@ def config_of(target: Any, count: int, experts: bool) -> Any:
             setattr(config, name, value)
     config.vocab_size, config.pad_token_id = 1, None  # its embedding is not used
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # of the target; what is quantised here is refused
+        del config.quantization_config  # that of the target; quantised layers are refused
     return config
+
+
+class MtpHead(Eagle3Head):
+    """A head of one layer. It works like an EAGLE-3 head, except that its layer takes a mask and a
+    cache."""
+
+    def step(self, block: Block) -> torch.Tensor:
+        return self.computed(0, (self.keys, self.values), block)
+
+    def computed(self, level: int, kept: tuple[Rows, Rows], block: Block) -> torch.Tensor:
+        """Like `step`, for a layer whose keys and values are `kept`."""
+        start, tokens, before, rows, sees = block
+
+        def write(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return kept[0].write(start, keys), kept[1].write(start, values)
+
+        head, device, dtype = self.weights.head, before.device, before.dtype
+        mask = torch.zeros((1, 1, *sees.shape), dtype=dtype)
+        mask.masked_fill_(torch.from_numpy(~sees), torch.finfo(dtype).min)
+        ids, positions = torch.tensor([tokens, rows], device=device)
+        embedded = functional.embedding(ids, self.weights.embedding).to(dtype)
+        out: torch.Tensor = head(
+            embedded[None], before[None], positions[None], mask.to(device), write, level
+        )[0]
+        return out
+
+
+class Level:
+    """The data of a deeper layer: the input `states` of its rows, and keys and values of the first
+    `done` rows."""
+
+    def __init__(self) -> None:
+        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.done = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.states.bytes + self.keys.bytes + self.values.bytes
+
+
+class DeepMtpHead(MtpHead):
+    """A head of several layers: layer k guesses at depth k. For each node of the last level,
+    `paths` holds the guessed tokens before it, and `left` the states of the rows that depend on
+    them."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.deeper = [Level() for _ in range(self.info.depth - 1)]
+        self.paths: list[list[int]] = []
+        self.left: list[torch.Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + sum(each.bytes for each in self.deeper)
+
+    def keep(self, length: int) -> None:
+        super().keep(length)
+        for number, level in enumerate(self.deeper, 1):
+            level.done = min(level.done, len(self.rows))
+            while level.done and self.rows[level.done - 1] >= length - 1 - number:
+                level.done -= 1
+
+    def step(self, block: Block) -> torch.Tensor:
+        out = super().step(block)
+        self.deeper[0].states.write(block.start, out)
+        return out
+
+    @torch.inference_mode()
+    def start(
+        self, tokens: Sequence[int], sampling: Sampling, cancelled: Callable[[], bool]
+    ) -> LogitGuess | None:
+        guess = super().start(tokens, sampling, cancelled)
+        if guess is None:
+            return None
+        for number, level in enumerate(self.deeper, 1):
+            end = len(self.rows) - self.hanging(number)
+            while level.done < end:
+                if cancelled():
+                    return None
+                self.catch_up(number, min(end, level.done + CHUNK), tokens)
+        self.paths, self.left = [[]], [self.root[:0]]
+        return guess
+
+    def hanging(self, number: int) -> int:
+        """How many rows of a layer depend on guesses."""
+        last = self.rows[-1]
+        return sum(1 for _ in takewhile(lambda row: row > last - number, reversed(self.rows)))
+
+    def catch_up(self, number: int, end: int, tokens: Sequence[int]) -> None:
+        """Compute the rows of a layer up to number `end`, which depend on decided tokens only."""
+        level = self.deeper[number - 1]
+        start, rows = level.done, self.rows[level.done : end]
+        assert level.states.values is not None
+        before = level.states.values[start:end]
+        following = [tokens[row + number + 1] for row in rows]
+        sees = np.tri(len(rows), end, start, dtype=bool)
+        block = Block(start, following, before, rows, sees)
+        out = self.computed(number, (level.keys, level.values), block)
+        if number < len(self.deeper):
+            self.deeper[number].states.write(start, out)
+        level.done = end
+
+    @torch.inference_mode()
+    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
+        number = len(self.paths[0]) + 1
+        level, count = self.deeper[number - 1], self.hanging(number)
+        first = len(self.rows) - count
+        rows = self.rows[first:]
+        paths = [[*self.paths[at], token] for at, token in zip(parents, tokens, strict=True)]
+        known = count - len(self.left[0])
+        assert level.states.values is not None
+        decided = level.states.values[first : first + known]
+        before = torch.cat([part for at in parents for part in (decided, self.left[at])])
+        # The token after row r of this layer is guess number r - last + number.
+        following = [path[row - rows[-1] - 1] for path in paths for row in rows]
+        sees = np.zeros((len(paths) * count, first + len(paths) * count), dtype=bool)
+        sees[:, :first] = True
+        sees[:, first:] = np.kron(np.eye(len(paths)), np.tri(count)) > 0
+        block = Block(first, following, before, rows * len(paths), sees)
+        out = self.computed(number, (level.keys, level.values), block)
+        self.paths, self.left = paths, [*torch.split(out, count)]
+        return self.guesses(torch.stack([each[-1] for each in self.left]))

@@ -1,16 +1,16 @@
 """Profiling: how well the models of a family draft for each other, and what that costs here.
 
-Costs are those of real rounds. The target answers prompts while draft models take turns, each by
-itself for a few steps, nobody among them. So all of them are timed in use, at the load of the same
-moment. A model's first step in a row is not counted, as it then reads what was decided meanwhile.
-What else may draft, databases or a head, drafts for the target in the same answers, as in a chat,
-and for every draft model in half of them.
+Costs are those of real rounds. The target answers prompts while draft models take turns, each alone
+for a few steps, with plain steps among them. Everything is thus timed in real use, at the same
+load. The first step of a model's turn is not counted, because it also reads tokens that were
+decided before. Other drafters (databases or a head) draft for the target in the same answers, as in
+a chat, and for every draft model in half of them.
 
-Acceptance is taken along the answers. One forward over an answer tells what a draft model would
-have said at all its positions. How well one draft model drafts for another is seen on texts of the
-upper one: at intervals it goes on from where the target was, for a few tokens. A round begins where
-the one before it ended, so survival is taken over the places where rounds would begin, not over
-all: easy stretches are passed in few rounds.
+Acceptance is measured along the answers. One forward over an answer shows what a draft model would
+have chosen at all its positions. How well one draft model drafts for another is measured on texts
+of the larger one: at intervals it continues for a few tokens from the target's position. Survival
+is averaged over the places where rounds would begin, not over all positions, because a round begins
+where the one before it ended, and easy stretches are passed in few rounds.
 """
 
 from bisect import bisect_left
@@ -27,12 +27,13 @@ from engine.backends.base import Backend, Scores
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
+from engine.drafting.controller import PLAIN
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
 from engine.errors import Cancelled
+from engine.hsd.family import LevelDrafter
 from engine.hsd.planner import DATABASES, HEAD, MERGED, Source
 from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
-from engine.hsd.stack import LevelDrafter
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -42,17 +43,18 @@ from engine.verify import Match
 TOKENS = 64
 """Tokens of an answer to each prompt."""
 STRIDE, BRANCH = 8, 12
-"""Every so many tokens a draft model goes on by itself, for so many tokens."""
+"""Every STRIDE tokens a draft model continues by itself, for BRANCH tokens."""
 ROUND = 4
-"""Drafted tokens of the rounds that decide over which places survival is taken."""
+"""Drafted tokens of the rounds that determine the places where survival is measured."""
 DEEPEST = 32
-"""Survival is measured up to this depth, or to where it is too rare to be seen."""
+"""The greatest depth at which survival is measured, if enough rounds reach it."""
 RAREST = 8
-"""The fewest rounds that a survival may rest on."""
+"""The fewest rounds from which a survival is estimated."""
 TURN = 4
-"""Steps that a way to draft has in a row."""
+"""Consecutive steps of a turn."""
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
-"""What draft models are asked for in turn: so the target is timed over as many nodes."""
+"""The batches of draft models, at random, so that the target is timed over such numbers of
+nodes."""
 STOPPED = "The profile was stopped. What was known before stays."
 SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 """The settings that acceptance depends on."""
@@ -60,10 +62,11 @@ SAMPLER = ("temperature", "top_k", "top_p", "min_p")
 
 @dataclass
 class Judged:
-    """What is known of a pair of models, position by position, text by text.
+    """The comparison of a pair of models, by text and position.
 
-    `equal` says whether their keyed choices were the same; `kept` is min(1, q / p) of the token
-    that the upper one said: its mean is the probability that rejection sampling accepts a draft.
+    `equal` is 1 where their keyed choices were the same, otherwise 0; `kept` is min(1, q / p) of
+    the token that the upper model chose: its mean is the probability that rejection sampling
+    accepts a draft.
     """
 
     distances: list[float] = field(default_factory=list)
@@ -71,7 +74,6 @@ class Judged:
     kept: list[list[float]] = field(default_factory=list)
 
     def pair(self) -> Pair:
-        """The figures of the profile."""
         survival: dict[Rule, tuple[float, ...]] = {
             "match": survival_of(self.equal),
             "rejection": survival_of(self.kept),
@@ -80,11 +82,11 @@ class Judged:
 
 
 def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, ...]:
-    """S_1, S_2, ...: how likely the first k drafts of a round are all accepted.
+    """S_1, S_2, ...: the probability that the first k drafts of a round are all accepted.
 
     `texts` holds the probability of acceptance at each position. Rounds of ROUND drafts are walked
     through every text, from each of the first places. Every S_k follows from S_(k-1) by the rounds
-    that reach as far, so that it cannot rise.
+    that reach this depth, so that it cannot rise.
     """
     random = Random(seed)
     reached, passed = np.zeros(DEEPEST), np.zeros(DEEPEST)
@@ -108,7 +110,6 @@ def survival_of(texts: Sequence[Sequence[float]], seed: int = 0) -> tuple[float,
 
 
 def starts(text: Sequence[float], first: int, random: Random) -> Iterator[int]:
-    """Where rounds begin, if the first one begins at `first`."""
     at = first
     while at < len(text):
         yield at
@@ -118,35 +119,37 @@ def starts(text: Sequence[float], first: int, random: Random) -> Iterator[int]:
 
 
 class Scored(NamedTuple):
-    """What a model thinks of one place: its keyed choice, and the law it drew it from."""
+    """A model's keyed choice at one place, and the distribution it was drawn from."""
 
     choice: int
-    law: Floats
+    distribution: Floats
 
 
 def judge(
     judged: Judged, lower: Sequence[Scored], upper: Sequence[Scored], text: Sequence[int]
 ) -> None:
-    """Compare two models along a text that the upper one said."""
     equal, kept = [], []
     for low, high, token in zip(lower, upper, text, strict=True):
-        size = min(low.law.size, high.law.size)
-        overlap = float(np.minimum(low.law[:size], high.law[:size]).sum(dtype=np.float64))
+        size = min(low.distribution.size, high.distribution.size)
+        overlap = float(
+            np.minimum(low.distribution[:size], high.distribution[:size]).sum(dtype=np.float64)
+        )
         judged.distances.append(max(0.0, 1.0 - overlap))
         equal.append(float(low.choice == token))
-        drafted = float(low.law[token]) if token < low.law.size else 0.0
-        said = float(high.law[token]) if token < high.law.size else 0.0
-        kept.append(min(1.0, drafted / said) if said else 0.0)
+        drafted = float(low.distribution[token]) if token < low.distribution.size else 0.0
+        target = float(high.distribution[token]) if token < high.distribution.size else 0.0
+        kept.append(min(1.0, drafted / target) if target else 0.0)
     judged.equal.append(equal)
     judged.kept.append(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Lowest:
-    """What drafts for a model that has no draft model: the databases, its own head, or both.
+    """The drafters of a model that has no draft model: the databases, its own head, or both.
 
-    Each makes drafters for a model and for how an answer is drawn. `alone` are those of its own
-    answers. `below` are those of a stack: what learns from the target's text, and what drafts.
+    Both functions create drafters for a model and a sampler. `alone` returns those for answers of
+    the model itself; `below` returns those for a stack: one that learns from the target's text, and
+    one that drafts.
     """
 
     alone: Callable[[Backend, Sampling], Sequence[Drafter]]
@@ -154,7 +157,7 @@ class Lowest:
 
 
 def lowest_databases(databases: Databases) -> Lowest:
-    """The databases; what they learn from a profile leaves no trace."""
+    """The databases, which keep nothing of what they learn while profiling."""
 
     def alone(model: Backend, sampling: Sampling) -> Sequence[Drafter]:
         return databases.for_measuring().hierarchy(TIERS, sampling)
@@ -167,13 +170,14 @@ def lowest_databases(databases: Databases) -> Lowest:
 
 
 Way = tuple[str, Source]
-"""A way to draft: a model and what drafts for it, "" for nothing. ("", "") is a plain step."""
+"""A way to draft: a model and the source that drafts for it, "" for none."""
 
 
 class Turns:
-    """A drafter that lets draft models draft in turn, each by itself for TURN steps; "" is nobody.
+    """A drafter that lets draft models draft in turn, each alone for TURN steps. In turns of ""
+    none drafts.
 
-    `taken` says of each step whose turn it was, and whether that was the first in a row.
+    `taken` lists for each step whose turn it was, and whether it was the first of the turn.
     """
 
     name = "turns"
@@ -187,7 +191,6 @@ class Turns:
         self.taken: list[tuple[str, bool]] = []
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Have the model draft whose turn it is, in a batch that was drawn for its turn."""
         if not self.left:
             self.turn, self.batch = next(self.order), self.random.choice(BATCHES)
             self.left = TURN
@@ -200,24 +203,23 @@ class Turns:
         return level.grow(tree, tokens, budget)
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
-        """All of them read a prompt."""
         for level in self.levels.values():
             level.observe(tokens, new)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
 
 def in_turn(names: Sequence[str], random: Random) -> Iterator[str]:
-    """Each of them as often as any other, in an order that is drawn anew every time."""
+    """The names in rounds, each round in a new random order."""
     while True:
         yield from random.sample(names, len(names))
 
 
 class Profiler:
-    """One profile in the making; `run` yields the share that is done, `profile` is there last.
+    """Measures one profile; `run` yields the share that is done and sets `profile` at its end.
 
-    `lowest` is what may draft beside draft models.
+    `lowest` holds the sources that may draft besides draft models.
     """
 
     def __init__(
@@ -246,14 +248,14 @@ class Profiler:
             for name in drafts
             if found.below is not None
         ]
-        """The draft models that something can draft for."""
+        """The draft models for which a source can draft."""
         self.rounds: dict[str, list[tuple[int, float]]] = {name: [] for name in self.names}
-        """Drafted tokens and seconds of rounds without what drafts for the model, per model."""
+        """Drafted tokens and seconds of rounds, per model, without the work of its drafters."""
         self.choices: dict[str, list[float]] = {name: [] for name in self.names}
         every: list[Way] = [(name, source) for name in self.names for source in self.lowest]
         self.emitted: dict[Way, list[int]] = {way: [] for way in every}
         self.seconds: dict[Way, list[float]] = {way: [] for way in every}
-        """Tokens, and seconds, of rounds for which one of `lowest` drafts."""
+        """Tokens and seconds of rounds for which one of `lowest` drafts."""
         self.lengths: list[int] = []
         """Tokens of each answer."""
         self.profile: Profile | None = None
@@ -283,17 +285,15 @@ class Profiler:
         self.profile = self.result()
 
     def check(self) -> None:
-        """Stop if the user wants that."""
         if self.cancelled():
             raise Cancelled(STOPPED)
 
     def read(self, backend: Backend, context: Sequence[int]) -> None:
-        """Have a model read a text, unless that is stopped."""
         if not backend.prefill(context, self.cancelled).complete:
             raise Cancelled(STOPPED)
 
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
-        """The target's answer, for which draft models take turns; their rounds are timed."""
+        """The target's answer while draft models take turns; their rounds are timed."""
         levels = {name: self.level(name, sampling) for name in self.names[:-1]}
         turns = Turns(levels, self.order, self.random)
         steps = self.decoded(self.models[self.target], prompt, [turns], sampling)
@@ -320,7 +320,6 @@ class Profiler:
         self.emitted[name, source] += level.rounds
 
     def level(self, name: str, sampling: Sampling, below: Drafter | None = None) -> LevelDrafter:
-        """A draft model as a level of a stack."""
         model, vocabulary = self.models[name], self.vocabulary
         return LevelDrafter(
             name,
@@ -335,11 +334,11 @@ class Profiler:
         )
 
     def time(self, step: Step, name: str = "") -> tuple[float, int]:
-        """Note what a step of the target took without its drafts; returns the seconds and rounds
-        of the draft model of that name, if one drafted.
+        """Record the time of a target step without that of its drafts. Returns the seconds and
+        rounds of the draft model of that name, if it drafted.
 
-        Handing its drafts over is the target's. What databases of the target took is in their own
-        rounds.
+        The target's time includes receiving the drafts of a model. The time of the target's
+        databases is part of their own rounds.
         """
         drafting = step.look_ups.get(DRAFT + name, 0.0)
         rounds, _, _ = step.levels.get(DRAFT + name, (0, 0, 0))
@@ -358,11 +357,11 @@ class Profiler:
         sampling: Sampling,
         costs: CostCurve | None = None,
     ) -> list[Step]:
-        """The steps of a model's answer to a prompt, none where it has no room for one."""
+        """The steps of a model's answer to a prompt; none if its context has no room for one."""
         if len(prompt) >= model.info.context_length:
             return []
-        wanted = Generation(sampling, self.tokens)
-        events = decode(model, prompt, drafters, wanted, Drafting(), self.cancelled, costs)
+        generation = Generation(sampling, self.tokens)
+        events = decode(model, prompt, drafters, generation, Drafting(), self.cancelled, costs)
         steps = [event for event in events if isinstance(event, Step) and event.tokens]
         self.check()
         return steps
@@ -371,15 +370,15 @@ class Profiler:
         """The target's answer once more, with one of `lowest` drafting as it would in a chat."""
         target = self.models[self.target]
         drafters = self.lowest[source].alone(target, sampling)
-        for step in self.decoded(
-            target, prompt, drafters, sampling, self.curves[self.target].fresh()
-        ):
+        costs = self.curves[self.target].fresh()
+        # Without the plain steps that early answers take to measure plain decoding.
+        costs.gate.plain_after = PLAIN
+        for step in self.decoded(target, prompt, drafters, sampling, costs):
             self.time(step)
             self.emitted[self.target, source].append(len(step.tokens))
             self.seconds[self.target, source].append(step.seconds)
 
     def readable(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
-        """How many tokens of an answer all models know and have the context for."""
         context = min(model.info.context_length for model in self.models.values())
         unknown = (at for at, token in enumerate(answer) if token >= self.vocabulary)
         return max(0, min(context - len(prompt) - BRANCH, next(unknown, len(answer))))
@@ -387,7 +386,6 @@ class Profiler:
     def judge_target(
         self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
     ) -> None:
-        """What every draft model would have said along the target's answer."""
         scores = {name: self.scores(name, prompt, answer, sampling) for name in self.names}
         last = len(self.names) - 1
         for below in range(last):
@@ -396,7 +394,7 @@ class Profiler:
     def judge_drafts(
         self, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
     ) -> None:
-        """What the smaller draft models would have said where a larger one goes on by itself."""
+        """The choices of smaller draft models where a larger one continues by itself."""
         for above, name in enumerate(self.names[1:-1], start=1):
             level = self.level(name, sampling)
             for at in range(0, len(answer), STRIDE):
@@ -415,7 +413,7 @@ class Profiler:
     def scores(
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> list[Scored]:
-        """A model's choice and law at every place of a text, from one forward."""
+        """The choices and distributions of a model along a text, from one forward."""
         backend = self.models[name]
         self.read(backend, context)
         tree, row = Tree(context[-1]), 0
@@ -427,7 +425,7 @@ class Profiler:
         return scored
 
     def scored(self, name: str, scores: Scores, row: int) -> Scored:
-        """One place; what the choice takes is noted for draft models."""
+        """The choice at one place; its time is recorded for draft models."""
         clock = perf_counter()
         choice = scores.choose(row)
         if name != self.target:
@@ -435,7 +433,6 @@ class Profiler:
         return Scored(choice, scores.distribution(row))
 
     def result(self) -> Profile:
-        """The profile, from everything that was seen."""
         self.check()
         models = tuple(self.model(name) for name in self.names)
         pairs = {levels: judged.pair() for levels, judged in self.judged.items()}
@@ -446,7 +443,7 @@ class Profiler:
         return Profile(models, pairs, sampling, positions, time(), length)
 
     def model(self, name: str) -> ModelProfile:
-        """One model's costs, and its rounds with what may draft for it."""
+        """A model's costs, and its rounds with each drafter of `lowest`."""
         info = self.models[name].info
         lowest: dict[Source, Rounds | None] = {
             source: rounds_of(
@@ -468,11 +465,12 @@ class Profiler:
 
 
 def timed(points: Mapping[int, float], rounds: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """A cost curve as real rounds have it: (drafted tokens, seconds) of each.
+    """A cost curve corrected by real rounds, each given as (drafted tokens, seconds).
 
-    Every size counts as it was timed there. Of what was not, the curve tells: rounds that take more
-    do so for what goes on around a forward, and where they take less the machine was busy when the
-    curve was made. More rows never take less: where they seem to, their mean counts for both.
+    A size that occurred in rounds costs what it took there. Other sizes cost what `points` say,
+    shifted by the mean difference if rounds took longer (the work around a forward), or scaled if
+    they were faster (the machine was busy while the curve was measured). The result never falls:
+    neighbouring sizes that would make it fall get their mean.
     """
     sizes = sorted(points)
     real: dict[int, list[float]] = {size: [] for size in sizes}
@@ -500,16 +498,16 @@ def timed(points: Mapping[int, float], rounds: Sequence[tuple[int, float]]) -> d
 def rounds_of(
     emitted: Sequence[int], seconds: Sequence[float], ordered: bool = False
 ) -> Rounds | None:
-    """The law of the tokens of a round, and its mean seconds; None when there was no round. Their
-    order is kept where they are `ordered`."""
+    """The distribution of the tokens of a round, and its mean seconds; None if there was no round.
+    With `ordered` the order of the rounds is kept."""
     if not emitted or not seconds:
         return None
     counts = np.bincount(emitted)
-    law = tuple(float(count) for count in counts[1:] / len(emitted))
-    return Rounds(law, trimmed(seconds), tuple(emitted) if ordered else ())
+    distribution = tuple(float(count) for count in counts[1:] / len(emitted))
+    return Rounds(distribution, trimmed(seconds), tuple(emitted) if ordered else ())
 
 
 def trimmed(seconds: Sequence[float]) -> float:
-    """The mean, with what takes more than twice the median counted as that: a machine hiccups."""
+    """The mean, with outliers counted as twice the median."""
     limit = 2 * median(seconds)
     return sum(min(value, limit) for value in seconds) / len(seconds)

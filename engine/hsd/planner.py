@@ -1,22 +1,23 @@
-"""Which draft models to stack, and how many tokens each proposes: the plan of least latency.
+"""Plans which draft models to stack, and how many tokens each proposes, for the lowest latency.
 
 In a stack only the smallest model decodes by itself, or with the token databases drafting for it.
-Every model gathers a minimum batch of tokens and hands it up; the next one verifies what it is
-handed, until it has a batch of its own; the target verifies and emits (hierarchical speculative
-decoding, arXiv 2510.19705). What a plan costs per token is computed from a measured profile in two
-forms, both derived for this project:
+Every model collects a minimum batch of tokens and passes it up. The next model verifies the tokens
+that it receives, until it has a batch of its own; the target verifies and emits (hierarchical
+speculative decoding, arXiv 2510.19705). The cost of a plan per token is computed from a measured
+profile in two forms, both derived for this project:
 
-- exact: the law of the tokens that every level proposes, by dynamic programming;
-- path: batches taken as their minimum. A level's latency is then a non-decreasing map of the one
-  below, and as the graph of models has no cycle, one forward pass finds its shortest path.
+- exact: the distribution of the number of tokens that every level proposes, by dynamic programming;
+- path: every batch is assumed to have its minimum size. A level's latency is then a non-decreasing
+  function of the latency below it, and as the graph of models has no cycle, one forward pass finds
+  its shortest path.
 
-The path form is some percent too low, more where costs jump, as it misses that batches may exceed
-their minimum. So plans are found in it, and are polished and compared in the exact one.
+The path form is some per cent too low, or more if costs jump, because batches may exceed their
+minimum. Plans are therefore found in the path form, then improved and compared in the exact form.
 
-What answers really took corrects both: each stack by a factor of its own (engine/hsd/profile.py).
-Within a stack that changes no order, so the best batches stay the same. Which stack is the best
-may change. So every stack is compared where there are few, and those of the path form where there
-are many.
+Observed answers correct both forms, with one factor per stack (engine/hsd/profile.py). Within a
+stack this changes no order, so the best batches stay the same, but another stack may become the
+best. If there are few stacks, all of them are therefore compared; if there are many, only those
+that the path form proposes.
 """
 
 import re
@@ -36,26 +37,26 @@ DATABASES: Literal["databases"] = "databases"
 HEAD: Literal["head"] = "head"
 MERGED: Literal["databases+head"] = "databases+head"
 Source = Literal["", "databases", "head", "databases+head"]
-"""What drafts for the lowest model of a plan: nothing, the databases, its own head, both."""
+"""The drafter of the lowest model of a plan: none, the databases, its own head, or both."""
 SOURCES: dict[Source, tuple[bool, bool]] = {
     "": (False, False),
     DATABASES: (True, False),
     HEAD: (False, True),
     MERGED: (True, True),
 }
-"""The same as a plan says it: whether the databases draft, and whether the head does."""
+"""For each source, whether the databases draft, and whether the head does."""
 PLAIN = "plain"
 LONGEST = 32
-"""The largest batch a model may be asked for."""
+"""The largest batch of a model."""
 START = 4
-"""The batch from which the best one is looked for."""
+"""The batch from which the search for the best one starts."""
 HOPELESS = 1.25
-"""Plans that take so many times as long as another are not worth polishing."""
+"""Plans that take this many times as long as the best one are not polished."""
 FEW = 64
-"""Up to so many stacks, all are compared."""
+"""The most stacks that are all compared."""
 
-Law = NDArray[np.float64]
-"""A law of numbers of tokens: `law[n]` is the probability of n."""
+Distribution = NDArray[np.float64]
+"""A distribution of numbers of tokens: element n is the probability of n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,11 @@ class StackLevel:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who drafts for the target: models, the smallest first, and what drafts for the lowest one:
-    the databases, its own head, or both in one tree.
+    """What drafts for the target: models, the smallest first, and for the lowest of them (or the
+    target) the databases, its own head, or both in one tree.
 
-    With none of them it is plain decoding. `str` gives it as `resolve` reads it, such as
-    "databases/small@8/mid@4".
+    A plan without any of these is plain decoding. `str` returns the text that `resolve` reads, such
+    as "databases/small@8/mid@4".
     """
 
     levels: tuple[StackLevel, ...] = ()
@@ -88,17 +89,14 @@ class Plan:
 
     @property
     def source(self) -> Source:
-        """What drafts for the lowest model."""
         return next(name for name, has in SOURCES.items() if has == (self.databases, self.head))
 
     @property
     def below(self) -> "Plan":
-        """The plan without its top level: who drafts for that."""
         return replace(self, levels=self.levels[:-1])
 
     @property
     def stack(self) -> str:
-        """Who drafts, without the batches."""
         return "/".join([*([self.source] if self.source else []), *(x.model for x in self.levels)])
 
     def __str__(self) -> str:
@@ -109,16 +107,16 @@ class Plan:
 
 
 def stack_of(plan: Plan, rule: Rule) -> str:
-    """The name under which a profile keeps what a plan's stack took with a rule."""
+    """The name under which a profile keeps the outcomes of a plan's stack with a rule."""
     return f"{rule} {plan.stack}"
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One way to decode model `above`, as a map from seconds per token of `below` to its own.
+    """One way to decode model `above`: maps the seconds per token of `below` to those of `above`.
 
-    `below` is the name of what drafts for it where no model does, "" where nothing does: the
-    sources of the graph, which take no batch. Models are given by their index in the profile.
+    Models are given by their index in the profile. If no model drafts for `above`, `below` is the
+    source that does, "" for none; these edges are the sources of the graph and have no batch.
     """
 
     below: int | Source
@@ -128,20 +126,20 @@ class Edge:
     cost: float
 
     def seconds(self, below: float = 0.0) -> float:
-        """Seconds per token of `above` where those of `below` take so long."""
+        """Seconds per token of `above`, given those of `below`."""
         return self.multiplier * below + self.cost
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Path:
-    """What drafts for a model in the end, and its seconds per token then: the less, the better."""
+    """A plan that drafts for a model, with its seconds per token, by which paths are ordered."""
 
     seconds: float
     plan: Plan = field(compare=False)
 
 
 def emitted(pair: Pair, rule: Rule, drafted: int) -> float:
-    """E(n): the tokens that verifying n drafted ones emits on average, 1 to n + 1.
+    """E(n): the mean number of tokens that verifying n drafted ones emits, 1 to n + 1.
 
     The sum of survival, and one for the corrected or bonus token; with equal acceptances a it is
     (1 - a^(n + 1)) / (1 - a) (arXiv 2211.17192, eq. 1).
@@ -150,19 +148,20 @@ def emitted(pair: Pair, rule: Rule, drafted: int) -> float:
 
 
 class Recursion:
-    """The exact form: what every level of a stack proposes, and after how long.
+    """The exact form: the number of tokens that every level of a stack proposes, and the time that
+    this takes.
 
-    A round of level i verifies N tokens that level i - 1 proposes. It emits more than k of them
-    and its own with probability S_k P(N >= k), and it takes L_(i-1) + E[c_i(N)], and the choices
-    after the first. Rounds go on until the batch T_i is full, so that N_i may exceed it. Every
-    partial stack is computed once, as plans to compare share most of theirs.
+    A round of level i verifies N tokens that level i - 1 proposes. It emits more than k tokens with
+    probability S_k P(N >= k), and it takes L_(i-1) + E[c_i(N)] and the time of the choices after
+    the first. Rounds continue until the batch T_i is full, so that N_i may exceed it. Every partial
+    stack is computed once, because the compared plans share most of them.
     """
 
     def __init__(self, profile: Profile, rule: Rule) -> None:
         self.profile, self.rule = profile, rule
         every = [rounds for m in profile.models for rounds in (m.databases, m.head, m.merged)]
         found = [len(rounds.law) for rounds in every if rounds]
-        # Every level proposes its batch more than the one below at most.
+        # Every level proposes at most its batch more than the level below.
         reach = range(LONGEST * len(profile.models) + max(found, default=0))
         # c(n) and S_n for every n that may be proposed.
         self.costs = [np.array([model.seconds(n) for n in reach]) for model in profile.models]
@@ -170,29 +169,29 @@ class Recursion:
             levels: np.array([pair.survives(rule, n) for n in reach])
             for levels, pair in profile.pairs.items()
         }
-        self.known: dict[Plan, tuple[Law, float]] = {}
+        self.known: dict[Plan, tuple[Distribution, float]] = {}
 
     def latency(self, plan: Plan) -> float:
-        """Seconds per token that the target emits, corrected by what answers took."""
+        """Seconds per token that the target emits, corrected by observed answers."""
         return self.profiled(plan) * self.profile.factor(stack_of(plan, self.rule))
 
     def profiled(self, plan: Plan) -> float:
-        """The same by the profile alone, for answers as long as those of the profile.
+        """Seconds per token by the profile alone, for answers as long as those of the profile.
 
-        The last round of an answer would emit more than is left of it. By renewal theory that is
-        (E[X^2] / E[X] - 1) / 2 tokens on average. Drafts stop where the answer does, so the target
-        alone works for them. Rounds without draft models were measured to the end of answers.
+        The last round of an answer emits some tokens beyond its end, by renewal theory (E[X^2] /
+        E[X] - 1) / 2 on average. Drafts stop at the end of the answer, so these tokens cost only
+        the time of the target. Rounds without draft models were measured to the end of answers.
         """
         emits, seconds = self.round(plan, len(self.profile.models) - 1)
         sizes, length = np.arange(len(emits)), self.profile.length
         tokens = float(emits @ sizes)
         if plan.levels and length:
             beyond = (float(emits @ sizes**2) / tokens - 1) / 2
-            seconds += (seconds - self.handed(plan)[1]) * beyond / length
+            seconds += (seconds - self.proposed(plan)[1]) * beyond / length
         return seconds / tokens
 
-    def round(self, plan: Plan, above: int) -> tuple[Law, float]:
-        """The law of the tokens of a round of model `above`, for which `plan` drafts; seconds."""
+    def round(self, plan: Plan, above: int) -> tuple[Distribution, float]:
+        """The tokens of a round of model `above`, for which `plan` drafts, and its seconds."""
         model = self.profile.models[above]
         if not plan.levels:
             if not plan.source:
@@ -200,53 +199,53 @@ class Recursion:
             rounds = model.rounds(plan.databases, plan.head)
             assert rounds is not None, f"no {plan.source} were measured for {model.name}"
             return np.array([0.0, *rounds.law]), rounds.seconds
-        law, seconds = self.handed(plan)
+        shares, seconds = self.proposed(plan)
         below = self.profile.index(plan.levels[-1].model)
-        beyond = self.survival[below, above][: len(law)] * law[::-1].cumsum()[::-1]
+        beyond = self.survival[below, above][: len(shares)] * shares[::-1].cumsum()[::-1]
         emits = np.append(0.0, beyond - np.append(beyond[1:], 0.0))
-        seconds += float(law @ self.costs[above][: len(law)])
+        seconds += float(shares @ self.costs[above][: len(shares)])
         return emits, seconds + model.choice * float(beyond.sum() - 1.0)
 
-    def handed(self, plan: Plan) -> tuple[Law, float]:
-        """The law of the tokens that the top level of a plan proposes; seconds."""
+    def proposed(self, plan: Plan) -> tuple[Distribution, float]:
+        """The number of tokens that the top level of a plan proposes, and the seconds for this."""
         if plan not in self.known:
             top = plan.levels[-1]
             emits, seconds = self.round(plan.below, self.profile.index(top.model))
-            law, rounds = gathered(emits, top.batch)
+            shares, rounds = gathered(emits, top.batch)
             lowest = self.profile.models[self.profile.index(top.model)]
             seen = lowest.rounds(plan.databases, plan.head) if not plan.below.levels else None
             if seen is not None and sum(seen.order) >= top.batch:
-                law, rounds = gathered_as_seen(seen.order, top.batch)
-            self.known[plan] = law, rounds * seconds
+                shares, rounds = gathered_in_order(seen.order, top.batch)
+            self.known[plan] = shares, rounds * seconds
         return self.known[plan]
 
 
-def gathered(emits: Law, batch: int) -> tuple[Law, float]:
-    """Rounds until at least `batch` tokens are there: the law of their number, and E[rounds]."""
-    law = np.zeros(batch + len(emits) - 1)
-    law[0], rounds = 1.0, 0.0
+def gathered(emits: Distribution, batch: int) -> tuple[Distribution, float]:
+    """The number of tokens of as many rounds as give at least `batch` of them, and E[rounds]."""
+    shares = np.zeros(batch + len(emits) - 1)
+    shares[0], rounds = 1.0, 0.0
     for tokens in range(batch):
-        reached, law[tokens] = float(law[tokens]), 0.0
+        reached, shares[tokens] = float(shares[tokens]), 0.0
         rounds += reached
-        law[tokens : tokens + len(emits)] += reached * emits
-    return law, rounds
+        shares[tokens : tokens + len(emits)] += reached * emits
+    return shares, rounds
 
 
-def gathered_as_seen(order: Sequence[int], batch: int) -> tuple[Law, float]:
-    """The same from rounds in the order in which they came, which need not be independent.
+def gathered_in_order(order: Sequence[int], batch: int) -> tuple[Distribution, float]:
+    """The same from rounds in their observed order, which need not be independent.
 
-    They are passed through once from each of the first places, batch after batch.
+    The rounds are divided into batches, starting once from each of the first places.
     """
-    law, batches, used = np.zeros(batch + max(order)), 0, 0
+    shares, batches, used = np.zeros(batch + max(order)), 0, 0
     for first in range(min(batch, len(order))):
         tokens = rounds = 0
         for emitted in order[first:]:
             tokens, rounds = tokens + emitted, rounds + 1
             if tokens >= batch:
-                law[tokens] += 1
+                shares[tokens] += 1
                 batches, used = batches + 1, used + rounds
                 tokens = rounds = 0
-    return law / batches, used / batches
+    return shares / batches, used / batches
 
 
 def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
@@ -255,7 +254,7 @@ def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
 
 
 def sources(profile: Profile, above: int) -> list[Edge]:
-    """The edges without a draft model: by itself, then with every source that was measured."""
+    """The edges without a draft model: plain decoding, then every source that was measured."""
     model = profile.models[above]
     found = [Edge("", above, 0, 0.0, model.seconds(0))]
     for source, has in SOURCES.items():
@@ -277,7 +276,7 @@ def batches(profile: Profile, rule: Rule, below: int, above: int) -> list[Edge]:
 
 
 class Graph:
-    """The path form: the models that may be used as vertices, the edges between any two of them."""
+    """The path form: usable models as vertices, with the edges between any two of them."""
 
     def __init__(
         self, profile: Profile, rule: Rule, allowed: Collection[str] | None = None
@@ -300,20 +299,16 @@ class Graph:
         }
 
     def start(self, above: int) -> Path:
-        """The best way to decode a model for which no other drafts."""
         return min(self.started(above, edge) for edge in self.sources[above])
 
     def started(self, above: int, edge: Edge) -> Path:
-        """The path of one source."""
         assert not isinstance(edge.below, int)
         return Path(edge.seconds(), Plan((), *SOURCES[edge.below]))
 
     def least(self, below: int, above: int, seconds: float) -> Edge:
-        """The best batches for a pair of which the lower one takes `seconds` per token."""
         return min(self.batches[below, above], key=lambda edge: edge.seconds(seconds))
 
     def extended(self, path: Path, below: int, above: int) -> Path:
-        """The path to `below`, and on to `above` in the best batches."""
         edge = self.least(below, above, path.seconds)
         levels = (*path.plan.levels, StackLevel(self.names[below], edge.batch))
         return Path(edge.seconds(path.seconds), replace(path.plan, levels=levels))
@@ -321,7 +316,8 @@ class Graph:
     def shortest(self) -> dict[int, Path]:
         """The shortest path to every model, in one forward pass: O(K^2 LONGEST).
 
-        No other path to a model need be known, as the maps of all edges are non-decreasing.
+        The shortest path to each model suffices, because the functions of all edges are
+        non-decreasing.
         """
         found: dict[int, Path] = {}
         for above in self.used:
@@ -356,21 +352,14 @@ class Graph:
 
     @property
     def few(self) -> bool:
-        """Whether all stacks can be compared."""
         most = max(len(edges) for edges in self.sources.values())
         return most << (len(self.used) - 1) <= FEW
 
 
-def shortest(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -> Plan:
-    """The plan of least latency in path form. `allowed`: as in `best`."""
-    graph = Graph(profile, rule, allowed)
-    return graph.shortest()[graph.target].plan
-
-
 def edges(profile: Profile, rule: Rule) -> list[Edge]:
-    """The graph to draw: every source, and of every pair the batch that is best.
+    """The graph to draw: every source, and for every pair of models the best batch.
 
-    Which batch that is depends on how fast `below` can be decoded: by its own shortest path.
+    The best batch depends on the seconds per token of `below`, taken from its shortest path.
     """
     graph = Graph(profile, rule)
     paths = graph.shortest()
@@ -379,7 +368,7 @@ def edges(profile: Profile, rule: Rule) -> list[Edge]:
 
 
 def polished(recursion: Recursion, plan: Plan, free: Collection[int] | None = None) -> Plan:
-    """Change one batch after the other for the better, in the exact form, until none is.
+    """Improve one batch after the other, in the exact form, until nothing improves.
 
     `free` are the indices of the levels whose batch may be changed, by default all.
     """
@@ -397,11 +386,11 @@ def polished(recursion: Recursion, plan: Plan, free: Collection[int] | None = No
 
 
 def best(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -> Plan:
-    """The plan of least latency in the exact form, among those the path form finds.
+    """The plan of least latency in the exact form, among those that the path form finds.
 
-    `allowed` are the names of the draft models that may be used, and "databases" if they may be;
-    by default all. Plain decoding is always allowed. Where there are few stacks, each of them is
-    compared. Else the search is a heuristic, as only the path form is optimised over all of them.
+    `allowed` are the names of the draft models and sources that may be used, by default all. Plain
+    decoding is always allowed. If there are few stacks, each of them is compared. Otherwise the
+    search is a heuristic, because only the path form is optimised over all stacks.
     """
     graph, recursion = Graph(profile, rule, allowed), Recursion(profile, rule)
     if graph.few:
@@ -419,27 +408,40 @@ def best(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -
 
 
 def singles(profile: Profile, rule: Rule) -> dict[str, Plan]:
-    """For every draft model the best plan with it alone, without databases."""
+    """For every draft model, the best plan with this model alone, without databases."""
     recursion, names = Recursion(profile, rule), [model.name for model in profile.models[:-1]]
     return {name: polished(recursion, Plan((StackLevel(name, START),))) for name in names}
 
 
-def candidates(profile: Profile, rule: Rule) -> dict[str, Plan]:
-    """The plans to compare, by their text: plain decoding, what else needs no draft model, every
-    draft model alone, the best stack of every height from two, and the best of all."""
+def candidates(
+    profile: Profile, rule: Rule, allowed: Collection[str] | None = None
+) -> dict[str, Plan]:
+    """The plans to compare, by their text: plain decoding, other plans without a draft model, every
+    draft model alone, the best stack of each height from two, and the best plan of all. `allowed`
+    is as in `best`."""
     recursion = Recursion(profile, rule)
-    target = profile.target
-    plans = [Plan((), *has) for has in SOURCES.values() if not any(has) or target.rounds(*has)]
+    plans = [Plan(), *without_models(profile, allowed).values()]
     plans += singles(profile, rule).values()
-    plans += [polished(recursion, path.plan) for path in Graph(profile, rule).depths()[2:]]
-    return {str(plan): plan for plan in [*plans, best(profile, rule)]}
+    plans += [polished(recursion, path.plan) for path in Graph(profile, rule, allowed).depths()[2:]]
+    return {str(plan): plan for plan in [*plans, best(profile, rule, allowed)]}
+
+
+def without_models(profile: Profile, allowed: Collection[str] | None = None) -> dict[Source, Plan]:
+    """The plans in which a source drafts without a draft model, if they were measured and are
+    `allowed`."""
+    return {
+        source: Plan((), *has)
+        for source, has in SOURCES.items()
+        if profile.target.rounds(*has) is not None
+        and (allowed is None or {*source.split("+")} <= {*allowed})
+    }
 
 
 def outcome_of(profile: Profile, plan: Plan, rule: Rule, steps: Iterable[Step]) -> Outcome | None:
-    """What the steps came to in which a plan drafted; None where there is no such step.
+    """The outcome of the steps in which a plan drafted; None if there are none.
 
-    Draft models may rest in an answer (engine/drafting/controller.py). Steps without them say
-    nothing of the plan.
+    Draft models may pause in an answer (engine/drafting/controller.py). Steps without them are no
+    evidence about the plan.
     """
     drafted = [
         (step, step.plain_seconds)
@@ -457,16 +459,16 @@ def outcome_of(profile: Profile, plan: Plan, rule: Rule, steps: Iterable[Step]) 
 
 
 def memory(profile: Profile, plan: Plan) -> int:
-    """Bytes that the models of a plan take, the target included."""
+    """The bytes of the models of a plan, including the target."""
     names = {profile.target.name, *(level.model for level in plan.levels)}
     return sum(model.memory_bytes for model in profile.models if model.name in names)
 
 
 def parse(spec: str) -> tuple[Source, tuple[tuple[str, int | None], ...]]:
-    """What drafts for the lowest model, and the names and batches of the levels; None: not given.
+    """The source of the lowest model, and the names and batches of the levels (None: not given).
 
-    A name may hold "@": what follows the last one is the batch if it is a number. Raises
-    SettingError for a plan that can be none.
+    A name may contain "@"; a number after the last one is the batch. Raises SettingError for an
+    impossible plan.
     """
     parts = [part.strip() for part in spec.split("/")]
     if parts == [PLAIN]:
@@ -490,12 +492,13 @@ def parse(spec: str) -> tuple[Source, tuple[tuple[str, int | None], ...]]:
 
 
 def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
-    """The plan that a text such as "small@8/mid" describes; batches left out are the best ones.
+    """The plan that a text such as "small@8/mid" describes, with the best batches for those left
+    out.
 
-    Raises SettingError for what the profile has no such plan for.
+    Raises SettingError if the profile cannot provide the plan.
     """
-    source, wanted = parse(spec)
-    places = [place_of(profile, name) for name, _ in wanted]
+    source, named = parse(spec)
+    places = [place_of(profile, name) for name, _ in named]
     if sorted(set(places)) != places:
         names = ", ".join(profile.models[place].name for place in sorted(set(places)))
         raise SettingError(
@@ -508,13 +511,12 @@ def resolve(profile: Profile, spec: str, rule: Rule) -> Plan:
             f"The plan {spec!r} is not possible: the profile does not say how the {source} would "
             f"draft for {lowest.name!r}. Profile it with that, or leave {source} out."
         )
-    levels = tuple(StackLevel(name, START if batch is None else batch) for name, batch in wanted)
-    free = [at for at, (_, batch) in enumerate(wanted) if batch is None]
+    levels = tuple(StackLevel(name, START if batch is None else batch) for name, batch in named)
+    free = [at for at, (_, batch) in enumerate(named) if batch is None]
     return polished(Recursion(profile, rule), Plan(levels, *SOURCES[source]), free)
 
 
 def place_of(profile: Profile, name: str) -> int:
-    """Where a draft model stands; raises SettingError where there is none of that name."""
     drafts = [model.name for model in profile.models[:-1]]
     if name in drafts:
         return drafts.index(name)

@@ -1,10 +1,10 @@
-"""What is known of a family of models before they are stacked: a value, measured or made up.
+"""The profile of a family of models, on which a plan is based: a value, measured or synthetic.
 
-Models are in their order of size, the target last. A pair (below, above) of their indices says how
-well the lower one drafts for the upper one: `acceptance` is 1 - E[TV], the probability that a
-single draft is accepted by rejection sampling; `survival[k - 1]` is the probability that the first
-k drafted tokens are all accepted, per verification rule, as contexts differ and the mean of single
-acceptances predicts runs of them poorly.
+Models are ordered by size, the target last. A pair (below, above) of their indices describes how
+well the lower model drafts for the upper one: `acceptance` is 1 - E[TV], the probability that
+rejection sampling accepts a single draft; `survival[k - 1]` is the probability that the first k
+drafted tokens are all accepted, per verification rule. Survival is measured separately because
+contexts differ, so that the mean acceptance predicts sequences of tokens poorly.
 """
 
 from bisect import bisect_left
@@ -14,23 +14,26 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from engine.types import RULES, Rule
 
 LATEST = 12
-"""So many answers of a stack are kept."""
+"""The number of answers that are kept for each stack."""
 ENOUGH = 128
-"""The fewest tokens that correct a prediction."""
+"""The fewest observed tokens that correct a prediction."""
 OFF = 1.1
-"""A stack that takes so many times as long as planned with, or as little, is planned again."""
+"""The factor between planned and observed time beyond which a stack is planned again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """Decoding of one model with the databases, or its head, drafting for it.
 
-    A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average. `order` are
-    the tokens of rounds as they came, where a batch is gathered from several: databases draft long
-    where a text repeats itself and nothing elsewhere, so a round is much like the one before.
+    A round emits k tokens with probability `law[k - 1]` and takes `seconds` on average. `order` is
+    the number of tokens of each round in the observed order, which matters if a batch is gathered
+    from several rounds: databases draft much where a text repeats itself and nothing elsewhere, so
+    a round resembles the round before.
     """
 
     law: tuple[float, ...]
@@ -44,8 +47,8 @@ class ModelProfile:
     verifies them: the forward, the choice of one token, roll-back. `choice` is the seconds of every
     further choice.
 
-    `databases`, `head` and `merged` are its rounds with the databases drafting for it, its own
-    head, and both in one tree. None where that was not measured.
+    `databases`, `head` and `merged` are its rounds with drafts from the databases, from its own
+    head, and from both in one tree; None for those that were not measured.
     """
 
     name: str
@@ -59,7 +62,6 @@ class ModelProfile:
     merged: Rounds | None = None
 
     def rounds(self, databases: bool, head: bool) -> Rounds | None:
-        """The rounds with these drafting for it; None where they were not measured."""
         if databases:
             return self.merged if head else self.databases
         return self.head if head else None
@@ -67,7 +69,8 @@ class ModelProfile:
     def seconds(self, drafted: int) -> float:
         """c(n): the seconds of a round over `drafted` tokens, before further choices.
 
-        Between two measured sizes the larger one counts; beyond the last the curve rises on.
+        A size between two measured ones counts as the larger one; beyond the last, the curve
+        continues with its last slope.
         """
         sizes = sorted(self.costs)
         at = bisect_left(sizes, drafted)
@@ -90,7 +93,7 @@ class Pair:
     def survives(self, rule: Rule, depth: int) -> float:
         """The probability that the first `depth` drafted tokens are accepted.
 
-        Beyond what was measured it falls as it did at the end.
+        Beyond the measured depths it falls at the last measured rate.
         """
         known = self.survival[rule]
         if depth <= 0:
@@ -106,7 +109,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the tokens of an answer took. `expected` are the seconds by the profile, and
+    """The observed time of the tokens of an answer. `expected` are the seconds by the profile, and
     `plain_seconds` those of plain decoding, both at the load of that moment."""
 
     tokens: int
@@ -135,8 +138,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         names = [model.name for model in self.models]
-        wanted = {(i, j) for j in range(len(names)) for i in range(j)}
-        if len(names) < 1 or len(set(names)) < len(names) or set(self.pairs) != wanted:
+        expected = {(i, j) for j in range(len(names)) for i in range(j)}
+        if len(names) < 1 or len(set(names)) < len(names) or set(self.pairs) != expected:
             raise ValueError("a profile needs models of different names and all of their pairs")
         for model in self.models:
             check_costs(model)
@@ -149,41 +152,36 @@ class Profile:
 
     @property
     def target(self) -> ModelProfile:
-        """The model whose text is wanted."""
         return self.models[-1]
 
     def index(self, name: str) -> int:
-        """Where the model of that name stands. Raises KeyError for a model that is missing."""
+        """The index of the model of that name. Raises KeyError for an unknown model."""
         for index, model in enumerate(self.models):
             if model.name == name:
                 return index
         raise KeyError(name)
 
     def factor(self, stack: str) -> float:
-        """How many times as long as predicted a stack took of late; 1 until enough is known."""
+        """The recent time of a stack divided by its predicted time; 1 until enough is known."""
         found = self.outcomes.get(stack, ())
         if sum(outcome.tokens for outcome in found) < ENOUGH:
             return 1.0
         return sum(o.seconds for o in found) / sum(o.expected for o in found)
 
     def learned(self, stack: str, outcome: Outcome) -> Self:
-        """The profile after one more answer by a stack, which is the last of the outcomes then."""
+        """A profile with one more outcome of a stack."""
         latest = (*self.outcomes.get(stack, ()), outcome)[-LATEST:]
         others = {name: found for name, found in self.outcomes.items() if name != stack}
         return replace(self, outcomes=others | {stack: latest})
 
     def off(self, planned: "Profile") -> bool:
-        """Whether what answers took is too far from what was planned with."""
+        """Whether answers took much more or less time than the plan assumed."""
         changes = [self.factor(stack) / planned.factor(stack) for stack in self.outcomes]
         return any(not 1 / OFF <= change <= OFF for change in changes)
 
     def mapping(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
-            "models": [
-                asdict(model) | {"costs": {str(n): s for n, s in model.costs.items()}}
-                for model in self.models
-            ],
+            "models": [asdict(model) for model in self.models],
             "pairs": [
                 {"below": i, "above": j, "acceptance": p.acceptance, "survival": dict(p.survival)}
                 for (i, j), p in self.pairs.items()
@@ -198,73 +196,28 @@ class Profile:
             },
         }
 
-    @classmethod
-    def from_mapping(cls, values: Any) -> Self:
+    @staticmethod
+    def from_mapping(values: Any) -> "Profile":
         """From JSON values; raises ValueError for what cannot be a profile."""
         try:
-            return cls(
-                tuple(model_from(item) for item in values["models"]),
-                {
-                    (int(item["below"]), int(item["above"])): pair_from(item)
-                    for item in values["pairs"]
-                },
-                {str(name): float(value) for name, value in values["sampling"].items()},
-                int(values["positions"]),
-                float(values["measured"]),
-                float(values.get("length", 0.0)),
-                {
-                    str(stack): tuple(outcome_from(item) for item in found)
-                    for stack, found in values.get("outcomes", {}).items()
-                },
-            )
-        except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+            pairs = {(pair["below"], pair["above"]): pair for pair in values["pairs"]}
+            required = {name: values[name] for name in ("positions", "measured")}
+            return STORED.validate_python({**values, **required, "pairs": pairs})
+        except (ArithmeticError, KeyError, TypeError) as error:
             raise ValueError(f"not a profile: {error!r}") from error
 
 
-def model_from(values: Mapping[str, Any]) -> ModelProfile:
-    """One model of a stored profile."""
-    return ModelProfile(
-        str(values["name"]),
-        str(values["fingerprint"]),
-        int(values["parameters"]),
-        int(values["memory_bytes"]),
-        {int(n): float(seconds) for n, seconds in values["costs"].items()},
-        float(values["choice"]),
-        rounds_from(values["databases"]),
-        rounds_from(values.get("head")),
-        rounds_from(values.get("merged")),
-    )
-
-
-def rounds_from(values: Any) -> Rounds | None:
-    """What drafts for one model of a stored profile, if anything does."""
-    return values and Rounds(
-        tuple(map(float, values["law"])),
-        float(values["seconds"]),
-        tuple(map(int, values.get("order", ()))),
-    )
-
-
-def outcome_from(values: Mapping[str, Any]) -> Outcome:
-    """One answer of a stored profile."""
-    times = (float(values[name]) for name in ("seconds", "expected", "plain_seconds"))
-    return Outcome(int(values["tokens"]), *times)
-
-
-def pair_from(values: Mapping[str, Any]) -> Pair:
-    """One pair of a stored profile."""
-    found = values["survival"]
-    survival: dict[Rule, tuple[float, ...]] = {r: tuple(map(float, found[r])) for r in RULES}
-    return Pair(float(values["acceptance"]), survival)
+STORED = TypeAdapter(Profile)
 
 
 def check_costs(model: ModelProfile) -> None:
-    """Raise ValueError unless times are positive and finite, and laws are laws."""
+    """Raise ValueError unless times are positive and finite, and distributions sum to 1."""
     times: list[float] = [*model.costs.values()]
     for rounds in (model.databases, model.head, model.merged):
         if rounds is not None:
             times.append(rounds.seconds)
-            check_law(rounds.law)
+            if not rounds.law or min(rounds.law) < 0 or not abs(sum(rounds.law) - 1) < 1e-6:
+                raise ValueError(f"not a distribution of the tokens per round: {rounds.law}")
             if not all(1 <= tokens <= len(rounds.law) for tokens in rounds.order):
                 raise ValueError(f"not the tokens of rounds: {rounds.order}")
     if 0 not in model.costs or min(model.costs) < 0:
@@ -275,14 +228,7 @@ def check_costs(model: ModelProfile) -> None:
         raise ValueError(f"a time of {model.name!r} is not positive: {times}")
 
 
-def check_law(law: Sequence[float]) -> None:
-    """Raise ValueError unless these are the probabilities of 1, 2, ... tokens."""
-    if not law or min(law) < 0 or not abs(sum(law) - 1) < 1e-6:
-        raise ValueError(f"not a law of the tokens per round: {law}")
-
-
 def check_pair(pair: Pair) -> None:
-    """Raise ValueError unless probabilities are probabilities and survival never rises."""
     if set(pair.survival) != set(RULES) or not 0 <= pair.acceptance <= 1 + 1e-9:
         raise ValueError(f"not an acceptance: {pair}")
     for survival in pair.survival.values():
@@ -292,7 +238,6 @@ def check_pair(pair: Pair) -> None:
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raise ValueError unless tokens were emitted, in times that are positive and finite."""
     for found in outcomes:
         times = found.seconds, found.expected, found.plain_seconds
         if found.tokens < 1 or not all(isfinite(spent) and spent > 0 for spent in times):

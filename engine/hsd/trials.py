@@ -1,28 +1,52 @@
-"""Plans put to the test: what each really takes per token, beside what was predicted.
+"""Tests plans: what each really takes per token, compared with the prediction.
 
-Every plan answers the same prompts with the same seeds, from nothing, and the order rotates from
-prompt to prompt. Predictions are of decoding, so decoding is what they are held against; speedups
-are of whole answers (engine/compare.py). A stack runs without the gate that lets it rest in a chat,
-since its own speed is in question; hierarchy drafting, alone and before a stack, runs as it does in
-a chat.
+Every plan answers the same prompts with the same seeds, starting with empty caches, and the order
+rotates from prompt to prompt. Predictions are compared with the times of decoding, which they
+predict; speedups refer to whole answers (engine/compare.py). A stack runs without the controller
+that pauses it in a chat, so that its own speed is measured; hierarchy drafting, alone and before a
+stack, runs as it does in a chat.
+
+`why` explains why a plan is slower than plain decoding: its costs, its acceptance or its batches.
+Verifying n drafts takes n x + c(n) + h (E - 1) seconds, where x is the time per drafted token, h
+the time of every choice after the first, and E the number of emitted tokens. That beats c(0) per
+token if E is larger than
+
+    need(n) = (n x + c(n) - h) / (c(0) - h).
+
+E is n + 1 at most. If even that is too small for every n, the cost is the cause, otherwise the
+acceptance. The formulas were derived for this project, like those of engine/hsd/planner.py.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil, floor, inf
 from typing import Any
 
+import numpy as np
+
 from engine.backends.base import Backend
-from engine.compare import Speedup, overall
+from engine.compare import Speedup, overall, rotated
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.errors import Cancelled
 from engine.hsd.family import Family, Plans
-from engine.hsd.planner import Plan, Recursion, candidates
+from engine.hsd.planner import (
+    LONGEST,
+    Distribution,
+    Plan,
+    Recursion,
+    batches,
+    best,
+    candidates,
+    emitted,
+)
+from engine.hsd.profile import ModelProfile, Profile
 from engine.methods import ALONE, PLAIN, Method, method_named
 from engine.metrics import summarise
 from engine.runs import Verdict, keeps_text, run, verdict, warm_up
 from engine.settings import Drafting, Generation, Sampling
-from engine.types import Message, Run
+from engine.types import Message, Rule, Run
 
 PROMPTS = (
     "Tell me a short story about a boat and a storm.",
@@ -38,16 +62,16 @@ PROMPTS = (
     "Compare cats and dogs as companions, in two short paragraphs.",
     "Give step-by-step instructions for planting a tree.",
 )
-"""What profiles and measurements are made of: nothing that a user wrote."""
+"""The prompts of profiles and measurements. They contain nothing that a user wrote."""
 TRIED = 3
-"""Prompts of a measurement."""
+"""The number of prompts of a measurement."""
 TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One plan and what came of it: decode seconds per token, `predicted` where there is a
-    prediction; `speedup` is over plain decoding."""
+    """The result of one plan: decode seconds per token, measured and, if possible, `predicted`;
+    `speedup` is over plain decoding."""
 
     name: str
     title: str
@@ -61,7 +85,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A plan to try, as a method; `gated` if it is to run as in a chat."""
+    """A plan to test, as a method; a `gated` one runs with the controller, as in a chat."""
 
     title: str
     method: Method
@@ -70,14 +94,14 @@ class Entry:
 
 
 def prompts_of(backend: Backend, texts: Sequence[str]) -> list[list[int]]:
-    """The prompts as the model reads them."""
     return [backend.tokenize(backend.render([Message("user", text)])) for text in texts]
 
 
 def entries(family: Plans[Any], drafting: Drafting, chosen: str) -> list[Entry]:
-    """What is measured: plain, the databases, each draft model, the best stacks, the chosen one."""
+    """The entries to measure: plain decoding, the databases, each draft model, the best stacks, and
+    the chosen plan."""
     profile, rule = family.profiled(), drafting.rule
-    plans = candidates(profile, rule)
+    plans = candidates(profile, rule, family.allowed)
     if chosen:
         plan = family.plan(chosen, rule)
         plans.setdefault(str(plan), plan)
@@ -104,7 +128,7 @@ def trials(
     cancelled: Callable[[], bool],
     tokens: int = TOKENS,
 ) -> Generator[float | list[Trial], None, None]:
-    """Run everything: yields the share that is done, and the outcome last.
+    """Run all entries; yields the share that is done, and the results as the last item.
 
     Raises Cancelled when `cancelled()` turns true.
     """
@@ -113,8 +137,7 @@ def trials(
     done = 0
     for number, prompt in enumerate(prompts):
         generation = Generation(replace(sampling, seed=number), tokens)
-        at = number % len(tried)
-        for entry in [*tried[at:], *tried[:at]]:
+        for entry in rotated(tried, number):
             fresh = databases.for_measuring()
             drafters = entry.method.drafters(
                 fresh, family, generation.sampling, cancelled, family.target
@@ -142,7 +165,8 @@ def outcome(
     recursion: Recursion,
     sampling: Sampling,
 ) -> Trial:
-    """One plan's figures over all prompts; the first difference to plain decoding, if any."""
+    """The figures of a plan over all prompts, with the first difference to plain decoding, if
+    any."""
     figures = [*map(summarise, runs)]
     tokens = sum(f.tokens for f in figures)
     found = [
@@ -159,3 +183,129 @@ def outcome(
         keeps_text(entry.method, sampling),
         overall([*map(summarise, plain)], figures),
     )
+
+
+TOLERANCE = 1.1
+"""The factor by which a measurement may exceed its prediction before the profile is in doubt."""
+
+
+def why(profile: Profile, plan: Plan, rule: Rule, measured: float | None = None) -> list[str]:
+    """Sentences on why a plan is slow and what to change; none if it is fast.
+
+    `measured` are its seconds per token, if it ran; otherwise its prediction counts.
+    """
+    recursion = Recursion(profile, rule)
+    plain, predicted = profile.target.seconds(0), recursion.latency(plan)
+    seconds = predicted if measured is None else measured
+    if predicted <= plain and seconds > TOLERANCE * predicted:
+        return [
+            f"{plan} takes {ms(seconds)} per token, and {ms(predicted)} were predicted. The "
+            "profile was measured on other text or under another load. Profile again."
+        ]
+    if not plan.levels and not plan.source or min(seconds, predicted) < plain:
+        return []
+    found = [
+        f"{plan} takes {ms(seconds)} per token, plain decoding {ms(plain)}.",
+        *reasons(recursion, plan, rule),
+    ]
+    better = best(profile, rule)
+    if better == Plan():
+        return [*found, "Plain decoding is the fastest here."]
+    return [*found, f"The fastest here is {better}: {ms(recursion.latency(better))}."]
+
+
+def reasons(recursion: Recursion, plan: Plan, rule: Rule) -> list[str]:
+    """A sentence for each drafter in a plan whose model is faster without it."""
+    profile = recursion.profile
+    levels = [*(profile.index(level.model) for level in plan.levels), len(profile.models) - 1]
+    found = [source_reason(profile.models[levels[0]], plan)] if plan.source else []
+    for at, (below, above) in enumerate(pairwise(levels)):
+        drafts = replace(plan, levels=plan.levels[: at + 1])
+        proposed, drafting = recursion.proposed(drafts)
+        emits, seconds = recursion.round(drafts, above)
+        if seconds >= mean(emits) * profile.models[above].seconds(0):
+            batch = mean(proposed)
+            found.append(pair_reason(profile, rule, below, above, batch, drafting / batch))
+    return [sentence for sentence in found if sentence]
+
+
+def mean(shares: Distribution) -> float:
+    return float(shares @ np.arange(len(shares)))
+
+
+def source_reason(model: ModelProfile, plan: Plan) -> str:
+    """Why the source of the lowest model of a plan does not pay; "" if it does."""
+    rounds = model.rounds(plan.databases, plan.head)
+    assert rounds is not None, f"no {plan.source} were measured for {model.name}"
+    emits, needed = mean(np.array([0.0, *rounds.law])), rounds.seconds / model.seconds(0)
+    if emits > needed:
+        return ""
+    return (
+        f"With the {plan.source} {model.name} gives {emits:.2f} tokens per step. It would need "
+        f"{needed:.2f} to be faster than without."
+    )
+
+
+def pair_reason(
+    profile: Profile, rule: Rule, below: int, above: int, batch: float, each: float
+) -> str:
+    """Why drafts of `below`, with this mean batch and `each` seconds per token, slow `above`
+    down."""
+    draft, model = profile.models[below].name, profile.models[above]
+    pair, alone = profile.pairs[below, above], model.seconds(0)
+    edges = batches(profile, rule, below, above)
+    least = min(edges, key=lambda edge: edge.seconds(each))
+    if least.seconds(each) < alone:
+        return (
+            f"{draft} drafts {batch:.3g} tokens at a time. With {least.batch}, {model.name} would "
+            f"take {ms(least.seconds(each))} per token; alone it takes {ms(alone)}."
+        )
+    needed = {n: need(model, n, each) for n in range(1, LONGEST + 1)}
+    rates = [(acceptance(tokens, n), n) for n, tokens in needed.items() if tokens < n + 1]
+    if not rates:
+        return cost_reason(draft, model, each)
+    pays, drafted = min(rates)
+    rate = acceptance(emitted(pair, rule, drafted), drafted)
+    # Rounded in opposite directions, because two equal numbers would explain nothing.
+    return (
+        f"{model.name} accepts {floor(round(100 * rate, 6))} % of the tokens of {draft}. These "
+        f"take {ms(each)} each, so at least {ceil(round(100 * pays, 6))} % would have to be "
+        "accepted."
+    )
+
+
+def cost_reason(draft: str, model: ModelProfile, each: float) -> str:
+    alone, choice = model.seconds(0), model.choice
+    limit = max(
+        ((n + 1) * (alone - choice) - model.seconds(n) + choice) / n for n in range(1, LONGEST + 1)
+    )
+    if limit <= 0:
+        return (
+            f"{model.name} takes {ms(alone)} per token alone, and {ms(model.seconds(1))} to check "
+            "one draft. No draft model can make it faster."
+        )
+    return (
+        f"{draft} takes {ms(each)} per token, {model.name} alone {ms(alone)}. Even if all its "
+        f"tokens were accepted, {draft} would have to take less than {ms(limit)}."
+    )
+
+
+def need(model: ModelProfile, drafted: int, each: float) -> float:
+    won = model.seconds(0) - model.choice
+    return (drafted * each + model.seconds(drafted) - model.choice) / won if won > 0 else inf
+
+
+def acceptance(tokens: float, drafted: int) -> float:
+    """The a for which 1 + a + ... + a^n is `tokens`: the acceptance that emits as many tokens."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if sum(middle**depth for depth in range(drafted + 1)) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

@@ -1,6 +1,6 @@
-"""Opening a GGUF file with llama.cpp: its parameters, and its words when it does not work.
+"""Opens a GGUF file with llama.cpp: its parameters and error messages.
 
-Shared by the loader and by the probe, which tries the same in a process of its own first.
+The loader uses this, and so does the probe, which first opens each file in a separate process.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ from engine.drafting.costs import LARGEST
 from engine.settings import Runtime
 
 TREE_ROWS = 2 * LARGEST
-"""Rows of one forward: the largest tree, its root, and what a draft model has yet to read."""
+"""The most rows of one forward: the largest tree, its root, and unread tokens of a draft model."""
 LEAVES = LARGEST
-"""Branches of a tree, each a sequence of the cache. The library has room for 256."""
+"""The most branches of a tree, each a sequence of the cache. The library allows 256."""
 WARNING, ERROR = 3, 4
 NUMBERS = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -31,26 +31,26 @@ ATTENTION = {
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 EXACT = ("f32", "f16")
-"""Numbers of the cache that attention can read without flash attention."""
+"""Types of cache numbers that can be read without flash attention."""
 EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 
-said: list[tuple[int, str]] = []
-"""What the library said since `said` was last cleared: level and text."""
+log: list[tuple[int, str]] = []
+"""The lines of the library's log since `log` was last cleared: level and text."""
 
 
 def listen(level: int, text: bytes, _: Any) -> None:
-    """Called by the library for every line that it logs."""
-    said.append((level, text.decode("utf-8", "replace")))
+    """Called by the library for every line of its log."""
+    log.append((level, text.decode("utf-8", "replace")))
 
 
 LISTENER = llama_cpp.llama_log_callback(listen)
-"""Must stay referenced, or the process ends."""
+"""Must stay referenced: the process crashes otherwise."""
 llama_cpp.llama_log_set(LISTENER, ctypes.c_void_p(0))
 llama_cpp.llama_backend_init()
 
 
 class Unusable(Exception):
-    """The library refuses a file; the text is why."""
+    """The library refuses a file; the text is the reason."""
 
 
 def opened(
@@ -60,9 +60,9 @@ def opened(
 
     `fast` lets the library rearrange weights for this processor; engine/backends/fast_path.py knows
     whether that is safe. Without `weights` nothing is read but the header, and nothing is
-    allocated: what is logged tells what would be. `snapshots` is as for `new_context`.
+    allocated; the log shows the sizes. `snapshots` is as for `new_context`.
     """
-    said.clear()
+    log.clear()
     parameters = model_parameters(runtime, fast, weights)
     # The layers of a head in the same file; engine/models/gguf_heads.py opens it.
     parameters.load_mtp = runtime.head == "auto"
@@ -80,8 +80,9 @@ def opened(
 
 
 def new_context(model: Any, runtime: Runtime, snapshots: int) -> Any:
-    """The library's context for a model. Where layers keep a state, it can forget the last rows of
-    a forward by so many `snapshots` of it, if the architecture knows those. Raises Unusable."""
+    """The library's context for a model. If layers keep a state and the architecture supports
+    snapshots, it keeps `snapshots` of them, to forget the last rows of a forward. Raises
+    Unusable."""
     parameters = context_parameters(model, runtime)
     parameters.n_rs_seq = snapshots if keeps_state(model) else 0
     context = llama_cpp.llama_init_from_model(model, parameters)
@@ -94,7 +95,7 @@ def new_context(model: Any, runtime: Runtime, snapshots: int) -> Any:
 
 
 def model_parameters(runtime: Runtime, fast: bool, weights: bool) -> Any:
-    """How a file is loaded; see `opened`."""
+    """The parameters for loading a file; see `opened`."""
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = runtime.gpu_layers
     parameters.use_extra_bufts = fast
@@ -105,7 +106,7 @@ def model_parameters(runtime: Runtime, fast: bool, weights: bool) -> Any:
 
 
 def unfit(model: Any) -> str:
-    """Why an opened model cannot chat, "" where it can."""
+    """Why an opened model cannot chat; "" if it can."""
     own = f"{metadata(model, 'general.architecture')}.attention."
     ahead = metadata(model, f"{own}causal") == "false"
     encodes = llama_cpp.llama_model_has_encoder(model)
@@ -116,7 +117,7 @@ def unfit(model: Any) -> str:
         return "it has no vocabulary"
     for name in EPSILONS:
         value = metadata(model, own + name)
-        # With others the library would end the process, at the first forward only.
+        # Other values make the library end the process at the first forward.
         with suppress(ValueError):
             if not float(value) >= 0:
                 return f"{own}{name} is {value}, not a number from 0"
@@ -124,28 +125,27 @@ def unfit(model: Any) -> str:
 
 
 def numbers_of(runtime: Runtime) -> tuple[str, str]:
-    """The type of the cache's numbers and the use of flash attention, "auto" resolved where it is
-    ours to say."""
+    """The type of the cache's numbers and the use of flash attention. "auto" is resolved unless the
+    library decides."""
     kind, attention = runtime.cache_type, runtime.flash_attention
     if offloads(runtime):
         return "f16" if kind == "auto" else kind, attention
-    # On the processor flash attention rounds to float16, and so differently for a token alone
-    # than for the same one in a tree; and it is slower over a tree. See docs/log.md.
+    # On the processor flash attention rounds to float16, differently for a single token and for the
+    # same token in a tree; it is also slower over a tree (docs/log.md).
     kind = "f32" if kind == "auto" else kind
     return kind, "off" if attention == "auto" and kind in EXACT else attention
 
 
 def exact(runtime: Runtime) -> bool:
-    """Whether all but the weights is computed in float32."""
     return not offloads(runtime) and numbers_of(runtime) == ("f32", "off")
 
 
 def context_parameters(model: Any, runtime: Runtime) -> Any:
-    """The context that trees need: one cache for all sequences, which rolls back where it can."""
+    """The parameters of a context for trees: one cache for all sequences."""
     length = context_length(model, runtime)
     kind, attention = numbers_of(runtime)
     parameters = llama_cpp.llama_context_default_params()
-    # Behind the context there is room for the largest tree.
+    # The cache also has room for the largest tree.
     parameters.n_ctx = length + TREE_ROWS
     parameters.n_batch = parameters.n_ubatch = max(runtime.batch_size, TREE_ROWS)
     parameters.n_seq_max = LEAVES if branches(model) else 1
@@ -159,14 +159,14 @@ def context_parameters(model: Any, runtime: Runtime) -> Any:
 
 
 def keeps_state(model: Any) -> bool:
-    """Whether some layers remember a text as one state, which cannot be shortened."""
+    """Whether some layers represent a text by one state, which cannot be shortened."""
     recurrent = llama_cpp.llama_model_is_recurrent(model)
     return bool(recurrent or llama_cpp.llama_model_is_hybrid(model))
 
 
 def branches(model: Any) -> bool:
-    """Whether several texts that begin alike can be told apart in one forward. A state is one text;
-    and positions of several parts have to rise from row to row."""
+    """Whether one forward can verify branches. A state represents a single text, and positions with
+    several parts must rise from row to row."""
     turning = {
         llama_cpp.LLAMA_ROPE_TYPE_MROPE,
         llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
@@ -176,45 +176,46 @@ def branches(model: Any) -> bool:
 
 
 def offloads(runtime: Runtime) -> bool:
-    """Whether a GPU computes some of the layers."""
     return runtime.gpu_layers != 0 and bool(llama_cpp.llama_supports_gpu_offload())
 
 
 def context_length(model: Any, runtime: Runtime) -> int:
-    """Tokens of a conversation: what the model was trained for, at most what is asked for."""
+    """The tokens of a conversation: those that the model was trained for, at most those of the
+    settings."""
     trained = llama_cpp.llama_model_n_ctx_train(model)
     return min(trained, runtime.context_length) if trained > 0 else runtime.context_length
 
 
 def threads_of(runtime: Runtime) -> int:
-    """Threads that compute: as asked for, else one per physical core, as the library guesses."""
+    """The number of computing threads: that of the settings, otherwise one per physical core, by
+    the library's own estimate."""
     return runtime.threads or max(1, (os.cpu_count() or 2) // 2)
 
 
 def weights_type(model: Any) -> str:
-    """How most of the weights are stored: "F32", "Q4_K_M", ..."""
-    # The library guesses where the file does not say.
-    wanted = llama_cpp.llama_model_ftype(model) & ~llama_cpp.LLAMA_FTYPE_GUESSED
+    """The type of most of the weights: "F32", "Q4_K_M", ..."""
+    # The library marks types that it guessed, because the file names none.
+    ftype = llama_cpp.llama_model_ftype(model) & ~llama_cpp.LLAMA_FTYPE_GUESSED
     for name, value in vars(llama_cpp).items():
-        if name.startswith("LLAMA_FTYPE_") and value == wanted:
+        if name.startswith("LLAMA_FTYPE_") and value == ftype:
             return name.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
     return "mixed"
 
 
 def complaint(start: int = 0) -> str:
-    """The library's first word about what is wrong: the cause, what follows is its consequence.
+    """The library's first error, which is the cause of later ones.
 
-    What it said before line `start` is about something else.
+    Lines of the log before number `start` are ignored.
     """
-    for wanted in (ERROR, WARNING):
-        for level, text in said[start:]:
-            if level == wanted and text.strip():
+    for severity in (ERROR, WARNING):
+        for level, text in log[start:]:
+            if level == severity and text.strip():
                 return text.partition(": ")[2].strip().rstrip(".") or text.strip()
     return ""
 
 
 def metadata(model: Any, key: str) -> str:
-    """A value of the file's header as text, "" where it has none."""
+    """A value of the file's header as text; "" if it is missing."""
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)

@@ -1,12 +1,16 @@
-"""What GGUF files are called, on the disk and on the hub, and how one is told from another file."""
+"""GGUF files, on the disk and on the hub: what their names and their headers show."""
 
+import mmap
 import os
 import re
+import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from engine.backends.base import digest
+from engine.models.memory import Outlook
 
 ENDING = ".gguf"
 MAGIC = b"GGUF"
@@ -14,27 +18,38 @@ MAGIC = b"GGUF"
 HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 KIND = re.compile(r"[-._](?:ud-)?(?:i?q|tq|mxfp|nvfp|bf|fp?)\d[\w.]*$")
-"""What the names of files end with that say the kind of weights."""
+"""The endings of names of files that give the type of weights."""
 NO_MODELS = ("mmproj", "imatrix")
-"""In the names of files that hold something else: an encoder of pictures, statistics."""
+"""Parts of the names of files that hold no model: an encoder of pictures, statistics."""
 HEADS = ("mtp-", "eagle3-")
-"""What the names of files begin with that hold the head of a model beside them, and no model."""
+"""The beginnings of names of files that hold only the head of a model in the same folder."""
 BLOCK, BLOCKS = 1 << 14, 16
-"""Bytes of each of the blocks that a file is known by, spread over it evenly."""
+"""The blocks that identify a file: their size in bytes, and their number, spread over it evenly."""
 NAMED = 8
-"""Files that an error names at most."""
+"""The most files that an error names."""
+
+STATES = ("ssm.", "shortconv.", "wkv.", "kda.", "rope.dimension_sections")
+"""Keys of headers, after the architecture's name, that show that only chains can be verified:
+layers that keep a state, or positions with several parts."""
+NEXTN = "nextn_predict_layers"
+MOST = 1 << 20
+"""The most entries of a valid header."""
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of the values of headers, by type; 8 is a text, 9 a list."""
+WHOLE = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
+TEXT, LIST = 8, 9
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """One GGUF file of a repository on the hub; `file` may lie in a folder of it."""
+    """One GGUF file of a repository on the hub; `file` may include folders."""
 
     repo: str
     file: str
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The files it consists of, in order; more than one where the model is split."""
+        """The files of the model in order; several if it is split."""
         split = SPLIT.fullmatch(self.file)
         if not split:
             return (self.file,)
@@ -49,14 +64,14 @@ def hub_file(source: str) -> HubFile | None:
 
 
 def is_head(name: str) -> bool:
-    """Whether a file holds a head and nothing else, by its name."""
+    """Whether a file holds only a head, by its name."""
     name = name.lower()
     return name.startswith(HEADS) and name.endswith(ENDING)
 
 
 def heads_for(file: str, names: Iterable[str]) -> list[str]:
-    """Those of some files that may hold a head for a model's, which lie beside it: the one of the
-    most similar name first. One whose name is more like that of another model is that one's."""
+    """The files in the folder of a model that may hold its head, the most similar name first. A
+    head whose name is more similar to that of another model belongs to the other one."""
     folder, name = os.path.split(file)
     found = [each for each in names if os.path.dirname(each) == folder]
     heads = [each for each in found if is_head(os.path.basename(each))]
@@ -66,24 +81,21 @@ def heads_for(file: str, names: Iterable[str]) -> list[str]:
         own = os.path.basename(other).partition("-")[2]
         return len(os.path.commonprefix([stem(own), stem(model)]))
 
+    def exact(head: str) -> int:  # with the kind of weights
+        own = os.path.basename(head).partition("-")[2].lower()
+        return len(os.path.commonprefix([own, name.lower()]))
+
     own = [each for each in heads if all(alike(each, m) <= alike(each, name) for m in models)]
-    return sorted(own, key=lambda each: (-alike(each, name), -exact(each, name), each))
-
-
-def exact(head: str, model: str) -> int:
-    """How much of the names of a head and of a model is the same, with the kind of weights."""
-    own = os.path.basename(head).partition("-")[2].lower()
-    return len(os.path.commonprefix([own, model.lower()]))
+    return sorted(own, key=lambda each: (-alike(each, name), -exact(each), each))
 
 
 def stem(name: str) -> str:
-    """What a file is called whatever the kind of its weights: a head serves all of them."""
+    """The name of a file without the type of its weights, because a head serves all types."""
     split = SPLIT.fullmatch(name)
     return KIND.sub("", (split[1] if split else name.lower().removesuffix(ENDING)).lower())
 
 
 def may_be_model(name: str) -> bool:
-    """Whether a file is a model by its name."""
     name = name.lower()
     return name.endswith(ENDING) and not is_head(name) and not any(w in name for w in NO_MODELS)
 
@@ -104,7 +116,7 @@ def is_model(path: str) -> bool:
 
 
 def listed(files: Collection[str]) -> str:
-    """What GGUF files a repository has and how to name one, in a sentence."""
+    """A sentence that lists the GGUF files of a repository and explains how to name one."""
     found = sorted(name for name in files if name.lower().endswith(ENDING))
     if not found:
         return "It has no GGUF files either. Choose another repository."
@@ -114,7 +126,7 @@ def listed(files: Collection[str]) -> str:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Names the weights: the size of a file, its beginning, and blocks from all over it."""
+    """Identifies the weights, by the size of a file and blocks spread over it."""
     size = path.stat().st_size
     parts: list[str | bytes] = [str(size)]
     with path.open("rb") as file:
@@ -122,3 +134,72 @@ def file_fingerprint(path: Path) -> str:
             file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
             parts.append(file.read(BLOCK))
     return digest(parts)
+
+
+def outlook_of(path: Path, heads: Collection[str] = ()) -> Outlook | None:
+    """What will draft for the model in a file, with the names of `heads` in the same folder; None
+    if its header cannot be read."""
+    try:
+        state = path.stat()
+        found = header(path, (state.st_size, state.st_mtime_ns))
+    except (OSError, ValueError, OverflowError, struct.error):
+        return None
+    kind = str(found.get("general.architecture", ""))
+    chains = any(key.startswith(tuple(f"{kind}.{each}" for each in STATES)) for key in found)
+    if found.get(f"{kind}.{NEXTN}"):
+        return Outlook(chains, "MTP, in its file")
+    head = next(iter(heads), "")
+    return Outlook(chains, f"in the file {head}" if head else "")
+
+
+@lru_cache(maxsize=64)
+def header(path: Path, state: tuple[int, int]) -> dict[str, object]:
+    """The keys of a GGUF file's header, with values that are integers or texts, None for others.
+    `state`, size and time, identifies the file in the cache. Raises ValueError, OverflowError,
+    struct.error."""
+    found: dict[str, object] = {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data[:4] != MAGIC:
+            raise ValueError(f"it begins with {data[:4]!r}")
+        _, count = struct.unpack_from("<QQ", data, 8)
+        if count > MOST:
+            raise ValueError(f"{count} entries")
+        at = 24
+        for _ in range(count):
+            key, at = text(data, at)
+            kind = struct.unpack_from("<I", data, at)[0]
+            found[key], at = value(data, at + 4, kind)
+    return found
+
+
+def text(data: mmap.mmap, at: int) -> tuple[str, int]:
+    start = at + 8
+    end = start + struct.unpack_from("<Q", data, at)[0]
+    if end > len(data):
+        raise ValueError("a text beyond the file")
+    return data[start:end].decode("utf-8", "replace"), end
+
+
+def value(data: mmap.mmap, at: int, kind: int) -> tuple[object, int]:
+    """A value of the header, None unless it is an integer or a text, and the offset after it."""
+    if kind == TEXT:
+        return text(data, at)
+    if kind == LIST:
+        return None, after_list(data, at)
+    if kind not in SIZES:
+        raise ValueError(f"values of the type {kind}")
+    read = struct.unpack_from(WHOLE[kind], data, at)[0] if kind in WHOLE else None
+    return read, at + SIZES[kind]
+
+
+def after_list(data: mmap.mmap, at: int) -> int:
+    kind, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if kind in SIZES:
+        return at + int(count) * SIZES[kind]
+    if kind != TEXT or count > MOST:
+        raise ValueError(f"a list of {count} values of the type {kind}")
+    length = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        at += 8 + length(data, at)[0]
+    return at

@@ -1,7 +1,8 @@
-"""Finding the head of a GGUF model and opening it beside the model.
+"""Finds the head of a GGUF model, and opens it together with the model.
 
-A head is in the model's file, or in one of its own: the one that is given by hand, else one next to
-the model's file whose name begins as heads' names do. What is found and cannot be used is told.
+A head is in the model's file or in a separate one: the file that is named explicitly, or a file in
+the same folder whose name begins like that of a head. A head that is found but cannot be used is
+reported.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
 from engine.models.format import found_at
-from engine.models.gguf import complaint, context_parameters, metadata, model_parameters, said
+from engine.models.gguf import complaint, context_parameters, log, metadata, model_parameters
 from engine.models.gguf_files import MAGIC, file_fingerprint, heads_for
 from engine.settings import Runtime, Sampling
 
@@ -32,7 +33,7 @@ GUESSING = frozenset(
 )  # fmt: skip
 """Architectures whose MTP layers llama.cpp 0.3.36 computes. With others it ends the process."""
 CROPPED = frozenset({"deepseek4", "gemma4-assistant", "mimo2", "qwen3next", "step35"})
-"""Those of which it hands out the states of rows with logits only."""
+"""Architectures of which llama.cpp returns only the states of rows with logits."""
 SHOWING = frozenset(
     {
         "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "llama", "mimo2",
@@ -40,20 +41,21 @@ SHOWING = frozenset(
         "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
     }
 )  # fmt: skip
-"""Architectures of which it hands out what goes into a layer; with others it ends the process."""
+"""Architectures of which llama.cpp returns the inputs of a layer; with others it ends the
+process."""
 STATES = frozenset({"gemma4", "gpt-oss"}) | GUESSING
-"""Those of which it hands out the state behind the last layer."""
+"""Architectures of which llama.cpp returns the state after the last layer."""
 HEADS_ONLY = frozenset({"eagle3", "gemma4-assistant"})
-"""Those of files that hold a head and nothing else."""
+"""Architectures of files that hold only a head."""
 SAMPLES = 512
-"""Tokens of two vocabularies that are compared."""
+"""The number of tokens by which two vocabularies are compared."""
 TOKENS = 12
-"""Of the text that a head is tried behind."""
+"""The length of the text after which a head is tested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A head's context, and its model where it has a file of its own: `path`."""
+    """A head's context, with its model and `path` if it has its own file."""
 
     kind: Kind
     context: Any
@@ -62,16 +64,14 @@ class Opened:
 
     @property
     def weights(self) -> int:
-        """Bytes of what its own file holds."""
         return int(llama_cpp.llama_model_size(self.model)) if self.model else 0
 
     @property
     def parameters(self) -> int:
-        """How many these are."""
         return int(llama_cpp.llama_model_n_params(self.model)) if self.model else 0
 
     def states(self, target: Any) -> int:
-        """Bytes of the hidden states of a part of a prompt: in the library, and copied."""
+        """The bytes of the hidden states of a part of a prompt, in the library and copied."""
         width = llama_cpp.llama_model_n_embd_out(llama_cpp.llama_get_model(target))
         numbers = int(llama_cpp.llama_n_batch(target) * width) * max(1, len(self.kind.layers))
         return 2 * numbers * ctypes.sizeof(ctypes.c_float)
@@ -80,20 +80,20 @@ class Opened:
 def opened_head(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
 ) -> Opened | None:
-    """The head of an opened model, None where there is none or none is wanted. Raises NoHead.
+    """The head of an opened model, None without one or if heads are off. Raises NoHead.
 
-    `fast` and `weights` are as for the model, see engine/models/gguf.py.
+    `fast` and `weights` are as for the model; see engine/models/gguf.py.
     """
     if runtime.head == "off":
         return None
     if runtime.head != "auto":
-        return of_file(model, context, given(runtime.head), runtime, fast, weights)
+        return head_of_file(model, context, named_file(runtime.head), runtime, fast, weights)
     if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
-        return of_model(model, context, runtime)
+        return head_of_model(model, context, runtime)
     problem: NoHead | None = None
-    for beside in heads_for(str(path), map(str, path.parent.iterdir())):
+    for near in heads_for(str(path), map(str, path.parent.iterdir())):
         try:
-            return of_file(model, context, Path(beside), runtime, fast, weights)
+            return head_of_file(model, context, Path(near), runtime, fast, weights)
         except NoHead as found:
             problem = problem or found
     if problem:
@@ -102,12 +102,10 @@ def opened_head(
 
 
 def architecture(model: Any) -> str:
-    """What the file calls its kind of model."""
     return metadata(model, "general.architecture")
 
 
-def given(text: str) -> Path:
-    """The file that somebody named. Raises NoHead."""
+def named_file(text: str) -> Path:
     path = Path(text).expanduser()
     if not path.is_file():
         raise NoHead(
@@ -119,8 +117,7 @@ def given(text: str) -> Path:
     return path
 
 
-def of_model(model: Any, context: Any, runtime: Runtime) -> Opened:
-    """The head that a model's own file holds. Raises NoHead."""
+def head_of_model(model: Any, context: Any, runtime: Runtime) -> Opened:
     bound()
     kind = architecture(model)
     if kind not in GUESSING:
@@ -131,14 +128,13 @@ def of_model(model: Any, context: Any, runtime: Runtime) -> Opened:
     return Opened(found, head_context(model, context, found, runtime))
 
 
-def of_file(
+def head_of_file(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool
 ) -> Opened:
-    """The head in a file of its own. Raises NoHead where it does not fit the model."""
     bound()
     parameters = model_parameters(runtime, fast, weights)
     parameters.load_mtp = True
-    start = len(said)
+    start = len(log)
     own = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not own:
         raise NoHead(f"{path.name} cannot be read ({complaint(start) or 'no reason is given'})")
@@ -151,7 +147,7 @@ def of_file(
 
 
 def fitting(model: Any, own: Any) -> Kind:
-    """How a head of a file of its own computes for a model. Raises NoHead for one of another."""
+    """The kind of a head in its own file. Raises NoHead if it does not fit the model."""
     target, kind = architecture(model), architecture(own)
     ahead = llama_cpp.llama_model_n_layer_nextn(own) > 0
     if not same_vocabulary(model, own):
@@ -161,11 +157,11 @@ def fitting(model: Any, own: Any) -> Kind:
         layers = bound().llama_model_target_layer_ids
         count = bound().llama_model_target_layer_ids_n(own)
         read = tuple(layers(own)[:count])
-        behind = llama_cpp.llama_model_n_layer(model)
-        if target not in SHOWING or (behind in read and target not in STATES):
+        layer_count = llama_cpp.llama_model_n_layer(model)
+        if target not in SHOWING or (layer_count in read and target not in STATES):
             raise NoHead(f"llama.cpp does not hand out the hidden states of {target} models")
-        if not read or not 0 <= min(read) <= max(read) <= behind:
-            raise NoHead(f"it reads the layers {list(read)}, and the model has {behind}")
+        if not read or not 0 <= min(read) <= max(read) <= layer_count:
+            raise NoHead(f"it reads the layers {list(read)}, and the model has {layer_count}")
         expected = metadata(own, "eagle3.target_hidden_size")
         found = Kind("EAGLE-3", layers=read)
     elif kind == "gemma4-assistant" and target == "gemma4":
@@ -183,7 +179,7 @@ def fitting(model: Any, own: Any) -> Kind:
 
 
 def same_vocabulary(model: Any, own: Any) -> bool:
-    """Whether two models number the same tokens, as far as a sample tells."""
+    """Whether two models have the same vocabulary, judged by a sample."""
     raw = [llama_cpp.llama_model_get_vocab(each) for each in (model, own)]
     sizes = {llama_cpp.llama_vocab_n_tokens(each) for each in raw}
     kinds = {llama_cpp.llama_vocab_type(each) for each in raw}
@@ -196,11 +192,11 @@ def same_vocabulary(model: Any, own: Any) -> bool:
 
 
 def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
-    """The library's context for a head, beside that of the model it serves. Raises NoHead."""
+    """The library's context for a head of the model in `target`. Raises NoHead."""
     parameters = context_parameters(llama_cpp.llama_get_model(target), runtime)
     parameters.n_ctx = llama_cpp.llama_n_ctx(target)
     parameters.n_batch = parameters.n_ubatch = ROWS
-    # As the model verifies branches, or chains alone.
+    # The head guesses branches only if the model verifies them.
     branches = 1 if llama_cpp.llama_n_seq_max(target) == 1 else WIDTH + 1
     parameters.n_seq_max = 1 if kind.shared else branches
     parameters.n_outputs_max = ROWS if kind.whole else branches
@@ -208,7 +204,7 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
     if not kind.layers:
         parameters.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
     parameters.ctx_other = target
-    start = len(said)
+    start = len(log)
     context = llama_cpp.llama_init_from_model(model, parameters)
     if not context:
         raise NoHead(f"llama.cpp cannot open it ({complaint(start) or 'it gives no reason'})")
@@ -218,10 +214,11 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
 def with_head(
     backend: LlamaCppBackend, path: Path, runtime: Runtime, fast: bool, problem: str = ""
 ) -> HeadInfo | None:
-    """Give a checked backend the head that comes with its model, and say what it is; None where
-    there is none. `problem` is why it cannot be used, where that is known already.
+    """Give a checked backend the head of its model, and return its description, None without one.
+    `problem` is the reason why it cannot be used, if that is already known.
 
-    One that cannot be used is told in its note. If it was given by hand, that raises ModelError.
+    The note of the description gives the reason why a head cannot be used. A head that was named
+    explicitly raises ModelError instead.
     """
     try:
         if problem:
@@ -259,7 +256,7 @@ def with_head(
 
 
 def tried(backend: LlamaCppBackend) -> str:
-    """What is wrong with the guesses of a head, "" if nothing is; leaves all caches empty."""
+    """Test the guesses of a head; returns the problem, "" for none. Leaves all caches empty."""
     head = backend.head
     assert head is not None
     tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
@@ -273,7 +270,7 @@ def tried(backend: LlamaCppBackend) -> str:
         chances = [first.likeliest(1)[0][1], head.extend([0], [token])[0].likeliest(1)[0][1]]
         return "" if all(0 < chance <= 1 for chance in chances) else "it gives no numbers"
     except Exception as error:
-        # Whatever the library makes of a file that its header does not show.
+        # The library may raise any exception for a file whose content is wrong.
         return f"its first guess fails ({first_line(error)})"
     finally:
         head.listen(False)

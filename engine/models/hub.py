@@ -1,8 +1,8 @@
-"""The Hugging Face hub and its cache: what is kept, how a file gets there, what can go wrong.
+"""The Hugging Face hub and its cache: stored files, downloads, and their errors.
 
-Downloads go into the hub's own cache, where other programs find them too. The hub's client throws
-away what it has of a file when it is interrupted; here that part stays, and the next attempt goes
-on behind it.
+Downloads are stored in the hub's own cache, where other programs find them too. The hub's client
+discards a partial file when it is interrupted; here the part is kept, and the next attempt
+continues after it.
 """
 
 import hashlib
@@ -38,37 +38,39 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from engine.errors import Cancelled, ModelError, StrataError, first_line
 
 Progress = Callable[[int, int], None]
-"""Is told the bytes that are there and the bytes in all; the first never falls."""
+"""Called with the bytes on this machine and the bytes in all; the first never falls."""
 
 SECONDS = 5.0
-"""How long the hub may take to answer at all."""
+"""The most seconds until the hub begins to answer."""
 ROOM = "Make room there, or let HF_HOME name a folder on another disk."
 UNREACHABLE = (
     "the hub cannot be reached ({}). Check the network, or choose a model that is on this machine."
 )
-BROKEN = "the connection broke off ({}). What was downloaded stays; try again to go on from there."
+BROKEN = (
+    "the connection broke off ({}). What was downloaded stays; try again to continue from there."
+)
 
 
 def cached(repo: str, name: str, revision: str | None = None) -> str | None:
-    """Where the hub's cache keeps a file of a repository, else None."""
+    """The path of a file of a repository in the hub's cache, None if it is not there."""
     try:
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
-        return None  # there can be no such repository; whoever asks the hub for it is told why
+        return None  # no valid name of a repository; the hub's client reports the reason
     return found if isinstance(found, str) else None
 
 
 def check_reachable(source: str) -> None:
-    """Raise ConnectionError when a hub id is neither cached nor to be had.
+    """Raise ConnectionError if a hub id is not cached and the hub cannot be reached.
 
-    One quick question first: the hub's client itself would go on trying for half a minute.
+    This is one quick query, because the hub's client itself retries for half a minute.
     """
     if cached(source, "config.json"):
         return
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json"), timeout=SECONDS)
     except HfHubHTTPError:
-        return  # it answers; what is wrong with the id is better worded by the loader
+        return  # the hub answers; the loader explains a wrong id better
     except Exception as error:
         raise ConnectionError(f"the hub cannot be reached ({error})") from error
 
@@ -84,34 +86,32 @@ class Remote:
 
 
 def remote(sibling: Any) -> Remote:
-    """A file as the hub lists it."""
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
     return Remote(sibling.rfilename, sibling.size or 0, sha256 or sibling.blob_id, sha256)
 
 
 class Meter:
-    """Stands where the hub's client would draw a bar: counts over all files, stops when told."""
+    """Replaces the hub client's progress bar: counts over all files, and can be cancelled."""
 
     def __init__(self, total: int, progress: Progress, cancelled: Callable[[], bool]) -> None:
         self.total, self.progress, self.cancelled = total, progress, cancelled
-        self.before = self.here = self.told = 0
+        self.before = self.here = self.reported = 0
 
     def begin(self, initial: int = 0, **_: object) -> "Meter":
-        """A file begins, or goes on behind its first `initial` bytes."""
+        """Begin a file, or continue it after its first `initial` bytes."""
         self.here = initial
         self.update(0)
         return self
 
     def update(self, count: float | None = 1) -> None:
-        """More bytes came; fewer are there when a server begins anew. Raises Cancelled."""
+        """Count received bytes, negative if a server starts again. Raises Cancelled."""
         if self.cancelled():
-            raise Cancelled("The download was stopped. What is there of it stays.")
+            raise Cancelled("The download was stopped. What has arrived stays.")
         self.here += int(count or 0)
-        self.told = max(self.told, self.before + self.here)
-        self.progress(self.told, self.total)
+        self.reported = max(self.reported, self.before + self.here)
+        self.progress(self.reported, self.total)
 
     def end(self, size: int) -> None:
-        """A file is there, whether it came now or was there before."""
         self.before += size
         self.begin()
 
@@ -130,15 +130,15 @@ class Store:
     commit: str
 
     def read(self, name: str) -> str:
-        """The text of a small file, which is downloaded where it is missing."""
+        """The text of a small file, which is downloaded if it is missing."""
         path = hf_hub_download(self.repo, name, revision=self.commit, etag_timeout=SECONDS)
         return Path(path).read_text("utf-8")
 
     def blob(self, file: Remote, ending: str = "") -> Path:
-        """Where a file's content is kept; the part that is there so far ends in ".part"."""
+        """The path of a file's content; an incomplete one has the ending ".part"."""
         return repo_folder(self.repo) / "blobs" / f"{file.blob}{ending}"
 
-    def there(self, file: Remote) -> int:
+    def bytes_here(self, file: Remote) -> int:
         """Bytes of a file that need not be downloaded."""
         if cached(self.repo, file.name, self.commit) or self.blob(file).is_file():
             return file.size
@@ -146,23 +146,23 @@ class Store:
         return part.stat().st_size if part.is_file() else 0
 
     def fetch(self, file: Remote, meter: Meter) -> str:
-        """The path of a file, after its download where it is missing."""
+        """The path of a file, which is downloaded if it is missing."""
         meter.begin()
         path = cached(self.repo, file.name, self.commit) or self.place(file, meter)
         meter.end(file.size)
         return path
 
     def place(self, file: Remote, meter: Meter) -> str:
-        """Put a file into the cache, with its content where that is missing as well."""
+        """Put a file into the cache; its content is downloaded if it is missing."""
         blob = self.blob(file)
         if not blob.is_file():
             blob.parent.mkdir(parents=True, exist_ok=True)
-            # The lock that the hub's client takes: two writers would spoil the file.
+            # This is the lock of the hub's client, because two writers would damage the file.
             lock = blob.parents[2] / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
             lock.parent.mkdir(parents=True, exist_ok=True)
             with WeakFileLock(lock, timeout=1.0):
                 self.fill(file, meter)
-        # The client finds the content there and puts the file's name to it.
+        # The client finds the content in the cache and links the file's name to it.
         path = hf_hub_download(self.repo, file.name, etag_timeout=SECONDS)
         if not os.path.islink(path):
             blob.unlink(missing_ok=True)  # a system without links: it was copied
@@ -187,22 +187,21 @@ class Store:
             if found != file.sha256:
                 part.unlink()
                 raise ModelError(
-                    f"The file {file.name!r} came damaged from the hub: its hash is {found}. "
-                    "It was thrown away; download it again."
+                    f"The file {file.name!r} arrived damaged from the hub: its hash is {found}. "
+                    "It was discarded; download it again."
                 )
         part.replace(self.blob(file))
 
 
 def repo_folder(repo: str) -> Path:
-    """Where the hub's cache keeps a repository."""
     return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
 
 
 def tidy(folder: Path, unwanted: Callable[[str], bool]) -> int:
     """Delete the files of a repository in the cache whose names are `unwanted`, in each of its
-    commits, and what is then named by nothing; returns the bytes that this frees.
+    commits, and all content without a name; returns the bytes that this frees.
 
-    Begun downloads go as well. Of a repository with no files left nothing stays.
+    Incomplete downloads are deleted as well. A repository without files is deleted completely.
     """
     before, named = disk_bytes(folder), set[str]()
     for snapshot in sorted((folder / "snapshots").glob("*")):
@@ -221,13 +220,12 @@ def tidy(folder: Path, unwanted: Callable[[str], bool]) -> int:
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the contents of a repository take in the cache; links take nothing."""
     found = (path for name in ("blobs", "snapshots") for path in (folder / name).rglob("*"))
     return sum(p.stat().st_size for p in found if p.is_file() and not p.is_symlink())
 
 
 def check_space(source: str, needed: int) -> None:
-    """Raise ModelError when the disk of the hub's cache has less than `needed` bytes free."""
+    """Raise ModelError if the disk of the hub's cache has less than `needed` bytes free."""
     cache = Path(constants.HF_HUB_CACHE)
     folder = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -240,20 +238,21 @@ def check_space(source: str, needed: int) -> None:
 
 @contextmanager
 def explained(source: str, otherwise: str) -> Iterator[None]:
-    """Turn what the hub's client raises into a ModelError; `otherwise` words what is left."""
+    """Turn the exceptions of the hub's client into ModelErrors; `otherwise` is the text for all
+    other exceptions."""
     try:
         yield
     except StrataError:
         raise
     except Exception as error:
-        # The client lets through what its HTTP library raises, over a dozen types.
+        # The client also raises the exceptions of its HTTP library, over a dozen types.
         raise ModelError(
             f"The model {source!r} could not be downloaded: {reason(source, error, otherwise)}"
         ) from error
 
 
 def reason(source: str, error: Exception, otherwise: str) -> str:
-    """What went wrong and what to do, as the end of a sentence and one more."""
+    """The problem and its solution: the end of one sentence, and another sentence."""
     match error:
         case OfflineModeIsEnabled():
             return "HF_HUB_OFFLINE is set. Unset it, or choose a model that is on this machine."

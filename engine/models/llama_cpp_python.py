@@ -1,7 +1,7 @@
-"""The library that GGUF files need: which one, whether it is here, and how it is installed.
+"""The library that GGUF files need: its version, whether it is installed, and how to install it.
 
-It is compiled when it is installed, which takes minutes. So Strata starts without it, and it may
-come while Strata runs (app/service/gguf_support.py). Nothing here imports it.
+It is compiled when it is installed, which takes minutes. Strata therefore starts without it, and it
+may be installed while Strata runs (app/service/gguf_support.py). Nothing here imports it.
 """
 
 import importlib
@@ -16,20 +16,22 @@ REQUIREMENT = "llama-cpp-python>=0.3.36,<0.4"
 
 
 def installed() -> bool:
-    """Whether the library is here. Imports remember what is in a folder, so that is read anew."""
+    """Whether the library is installed. It may have been installed a moment ago, so the caches of
+    the import system are cleared first."""
     importlib.invalidate_caches()
     return find_spec("llama_cpp") is not None
 
 
 def command() -> list[str]:
-    """The command that installs it beside Strata. An environment that uv made has no pip."""
+    """The command that installs it for Strata's Python. Environments that uv created have no
+    pip."""
     if find_spec("pip"):
         return [sys.executable, "-m", "pip", "install", REQUIREMENT]
     return ["uv", "pip", "install", "--python", sys.executable, REQUIREMENT]
 
 
 def check(source: str) -> None:
-    """Raise ModelError for a GGUF file while the library is not here."""
+    """Raise ModelError for a GGUF file while the library is not installed."""
     if not installed():
         raise ModelError(
             f"The model {source!r} is a GGUF file, and GGUF support is not set up. Press Set up "

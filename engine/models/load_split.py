@@ -1,9 +1,10 @@
-"""From a folder or a hub id to a model that is split over several processes, and checked.
+"""From a folder or a hub id to a checked model that is split over several processes.
 
-The library says how layers of an architecture are split, and each rank reads its part of the
-weights alone. What such a model computes is compared with itself, as any other: a tree forward
-against plain ones, on the same ranks. So its text is that of plain decoding on these ranks. One
-process sums in another order: its logits differ by about 1e-5, and a tie may fall the other way.
+The library has a plan for splitting the layers of an architecture, and each rank reads only its
+part of the weights. Like any other model, it is checked by comparing a tree forward with plain
+forwards on the same ranks. Its text is therefore that of plain decoding on these ranks. A single
+process adds in another order: its logits differ by about 1e-5, and a near-tie may be decided
+differently.
 """
 
 import json
@@ -19,17 +20,16 @@ from transformers import AutoConfig, DistributedConfig
 
 from engine.backends.chat_template import FILLER
 from engine.backends.parallel import Follower, ParallelBackend, held, splits
-from engine.backends.rank_group import Group
-from engine.backends.rank_processes import LITTLE, Ranks
+from engine.backends.rank_processes import LITTLE, Group, Ranks
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError
+from engine.machine import ranks_here
 from engine.models import load_transformers as whole
 from engine.models.torch_heads import with_head
-from engine.ranks import beside
 from engine.settings import Runtime
 
 HEADS = {"num_attention_heads": "attention heads", "num_key_value_heads": "key heads"}
-"""What each rank has an equal share of."""
+"""The counts of which each rank gets an equal share."""
 
 
 def load_split(source: str, runtime: Runtime) -> ParallelBackend:
@@ -41,7 +41,7 @@ def load_split(source: str, runtime: Runtime) -> ParallelBackend:
     source = whole.found(source)
     check_splits(source, where.type, size)
     FILLER.prepare("transformers")
-    threads = runtime.threads or max(1, whole.USUAL_THREADS // beside(size))
+    threads = runtime.threads or max(1, whole.USUAL_THREADS // ranks_here(size))
     job = {"source": source, "runtime": asdict(replace(runtime, threads=threads))}
     ranks = Ranks(size, where.type, job)
     try:
@@ -72,7 +72,7 @@ def read(source: str, where: torch.device, runtime: Runtime, threads: int) -> tu
 
 
 def follow(store: Store, rank: int) -> None:
-    """What another rank does: load its part, and compute what rank 0 says until that ends."""
+    """Run a rank other than the first: load its part, then execute the commands of rank 0."""
     job: Mapping[str, Any] = json.loads(store.get("job"))
     runtime = Runtime(**job["runtime"])
     store.set(f"here/{rank}", "")
@@ -86,7 +86,7 @@ def follow(store: Store, rank: int) -> None:
 
 
 def check_splits(source: str, device: str, size: int) -> None:
-    """Raise ModelError where a model cannot be split over so many ranks, before any is started."""
+    """Raise ModelError if a model cannot be split over so many ranks, before any is started."""
     if find_spec("accelerate") is None:
         raise ModelError(
             "A model is split over several processes with the package accelerate, which is not "
@@ -111,7 +111,6 @@ def check_splits(source: str, device: str, size: int) -> None:
 
 
 def refused(source: str, why: str, size: int = 0) -> ModelError:
-    """The error for a model that cannot be split."""
     over = f"{size} processes" if size else "several processes"
     return ModelError(
         f"The model {source!r} cannot be split over {over}: {why}. Set Tensor parallel to "

@@ -1,8 +1,8 @@
 """From a folder or a hub id to a checked backend.
 
 Only safetensors weights are read and no code that comes with a model is run. Before a model is
-handed out, one small tree forward is compared with plain forwards; a model that disagrees (or
-cannot roll back) is still usable, decodes plainly, and says why.
+returned, one small tree forward is compared with plain forwards. A model that disagrees or cannot
+roll back decodes plainly, and its note gives the reason.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
-from engine.backends.base import BackendInfo, Vocabulary, digest, fingerprint
+from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
@@ -26,23 +26,24 @@ from engine.backends.transformers_tokenizer import (
     tokenizer_type,
     vocabulary_of,
 )
-from engine.errors import ModelError, SettingError, first_line
+from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
-from engine.models.format import looks_like_path
+from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
-from engine.models.state_memory import CHAIN
-from engine.models.torch_heads import with_head
-from engine.settings import Sampling
+from engine.models.memory import CHAIN
+from engine.models.torch_heads import edges, with_head
 
-# The app says how far loading is; a bar of the library would be drawn below it.
+# The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
-"""Largest logit difference the check allows; a wrong mask or position is off by whole units."""
+"""The largest logit difference that the check allows; a wrong mask or position differs by whole
+units."""
 DEFAULT_CONTEXT = 8192
 USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
-"""The tokenizer's own limit would only print a warning; prompts are checked where they are used."""
+"""Disables the tokenizer's own limit, which would only print a warning; prompts are checked where
+they are used."""
 
 
 def load_transformers(
@@ -57,12 +58,12 @@ def load_transformers(
 
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
-    of torch, 0 for as many as it began with; they are those of all models. `head` as for
+    is the number of torch's threads for all models, 0 for the initial number. `head` is as for
     `with_head`. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
-    pick_dtype(dtype, where)  # an unknown one is refused before anything is read
+    pick_dtype(dtype, where)  # refuse an unknown type before anything is read
     source = found(source)
     FILLER.prepare("transformers")
     model, tokenizer = read(source, where, dtype)
@@ -80,28 +81,33 @@ def load_tokenizer(source: str) -> TransformersTokenizer:
     source = found(source)
     FILLER.prepare("transformers")
     try:
-        if not looks_like_path(source):
-            check_reachable(source)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        config, tokenizer = described(source)
         try:
             generation = GenerationConfig.from_pretrained(source)
         except OSError:
             generation = GenerationConfig.from_model_config(config)
     except Exception as error:
-        # As where a model is read: over a dozen types mean the same.
+        # Over a dozen types of exceptions mean the same, as in `read`.
         raise ModelError(
             f"The tokenizer of {source!r} could not be loaded: {one_line(error)} Check that "
             "config.json and the tokenizer's files are there and complete."
         ) from error
-    tokenizer.model_max_length = NO_LIMIT
-    info = Vocabulary(
+    info = TokenizerInfo(
         name_of(source),
         fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
         config.get_text_config().vocab_size,
         eos_ids(generation, config, tokenizer),
     )
     return TransformersTokenizer(tokenizer, info)
+
+
+def described(source: str) -> tuple[Any, Any]:
+    if not looks_like_path(source):
+        check_reachable(source)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    tokenizer.model_max_length = NO_LIMIT
+    return config, tokenizer
 
 
 def found(source: str) -> str:
@@ -118,25 +124,21 @@ def found(source: str) -> str:
 
 
 def name_of(source: str) -> str:
-    """What a model is called."""
     return Path(source).resolve().name if looks_like_path(source) else source
 
 
 def read(
     source: str, device: torch.device, dtype: str, more: Mapping[str, Any] | None = None
 ) -> tuple[Any, Any]:
-    """The library's model, on its device, and its tokenizer. `more` is what else the library is to
-    know. Raises ModelError."""
+    """The library's model, on its device, and its tokenizer. `more` are further arguments for the
+    library. Raises ModelError."""
     try:
-        if not looks_like_path(source):
-            check_reachable(source)
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        tokenizer.model_max_length = NO_LIMIT
+        config, tokenizer = described(source)
+        own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=pick_dtype(dtype, device, own_dtype(config)),
+            dtype=pick_dtype(dtype, device, own),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -144,16 +146,15 @@ def read(
         )
         model, report = loaded
         if report["missing_keys"]:
-            # The library would go on with random numbers in their place.
+            # The library would continue with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
         return model.eval().requires_grad_(False).to(device), tokenizer
     except Exception as error:
-        # The libraries below raise over a dozen types for an unusable model; all mean the same.
+        # The libraries raise over a dozen types for an unusable model; all mean the same.
         raise unusable(source, error) from error
 
 
 def unusable(source: str, error: Exception) -> ModelError:
-    """The error for a model that a library does not load."""
     return ModelError(
         f"The model {source!r} could not be loaded: {one_line(error)} "
         "Check that the files are complete and that the model is a causal language model "
@@ -162,9 +163,9 @@ def unusable(source: str, error: Exception) -> ModelError:
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
-    """Check what the model can do; `allowed` as for `check`. Raises ModelError.
+    """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError.
 
-    It keeps folded attention where that loses nothing, else it has the library's.
+    The model gets folded attention if it loses no ability by that, otherwise the library's.
     """
     described = backend.info
     if fold(backend.model):
@@ -179,10 +180,10 @@ def examine(backend: TransformersBackend, allowed: float) -> None:
 
 
 def examine_all(backend: TransformersBackend, allowed: float) -> None:
-    """Check a model with the attention that it has.
+    """Check a model with its present attention.
 
-    Where the rotary factors change with the length, on both sides of that, too: the tokens are few,
-    their positions are set.
+    If the rotary factors change at some length, the check is repeated on both sides of it, with a
+    few tokens whose positions are shifted there.
     """
     reference = backend.alone
     reach = backend.window or backend.chunk or 0
@@ -206,14 +207,14 @@ def pick_device(device: str) -> torch.device:
     if device == "auto":
         device = next(name for name in ("cuda", "mps", "cpu") if usable[name])
     if not usable.get(device.split(":")[0], False):
-        names = ", ".join(name for name, there in usable.items() if there)
+        names = ", ".join(name for name, available in usable.items() if available)
         raise ModelError(f"The device {device!r} is not available here. Choose auto, {names}.")
     return torch.device(device)
 
 
 def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dtype | str:
-    """The torch dtype for a name. "auto" is the checkpoint's `own` on a GPU, and bfloat16 on a
-    processor that computes with it; else float32 on the processor, which computes with that."""
+    """The torch dtype for a name. "auto" is the checkpoint's `own` on a GPU. On a processor it is
+    bfloat16 if the checkpoint has that and the processor computes with it, otherwise float32."""
     if dtype == "auto":
         if device.type != "cpu":
             return "auto"
@@ -224,21 +225,16 @@ def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dt
     return DTYPES[dtype]
 
 
-def own_dtype(config: Any) -> object:
-    """The dtype of a checkpoint's weights, as far as its config tells."""
-    return getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
-
-
 def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
-    """What the program needs to know of a loaded model; whether it can verify trees is a guess."""
+    """The description of a loaded model; its ability to verify trees is a guess."""
     config = model.config.get_text_config()
     own = getattr(config, "max_position_embeddings", None) or context_length
     context = min(int(own), context_length)
     kind, plainly, keeps = config.model_type, kinds_of(config) is None, is_recurrent(config)
     chains = keeps or counts_rows(config, context)
-    note = f"{kind} models take rows for positions, so chains are verified, not trees."
+    note = f"{kind} models take rows for positions, so one guess per token is checked, not several."
     if keeps:
-        note = f"{kind} models keep a state, so chains are verified, not trees."
+        note = f"{kind} models keep a state, so one guess per token is checked, not several."
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -250,7 +246,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         tokenizer_fingerprint=fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
         vocabulary_size=config.vocab_size,
         eos_ids=eos_ids(model.generation_config, model.config, tokenizer),
-        sampling=recommended(model),
+        sampling=recommended(vars(model.generation_config)),
         context_length=context,
         can_tree=not plainly,
         leaves=1 if chains else None,
@@ -268,38 +264,24 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
 
 
 def begin_of(tokenizer: Any) -> str:
-    """The token that a text begins with, where the tokenizer adds one."""
     token = tokenizer.bos_token_id
     added = token is not None and list(tokenizer.encode("a"))[:1] == [token]
     return str(tokenizer.bos_token) if added else ""
 
 
 def counts_rows(config: Any, context_length: int) -> bool:
-    """Whether some layer takes the number of a row in a forward for its position, where it matters.
+    """Whether some layer uses the number of a row in the cache as its position, and this matters.
 
-    Those of Llama 4 without rotary embeddings do, to scale attention by how many times
-    `floor_scale` fits a text. In a chain both numbers are one; in a tree they are not.
+    The layers of Llama 4 without rotary embeddings do, to scale attention by the position divided
+    by `floor_scale`. In a chain both numbers are equal; in a tree they are not.
     """
     scaled = getattr(config, "attn_temperature_tuning", False)
     layers = getattr(config, "no_rope_layers", None) or [1]
     return bool(scaled) and not all(layers) and config.floor_scale <= context_length
 
 
-def recommended(model: Any) -> Sampling:
-    """The sampler settings in the model's generation config; others, or unusable ones, are ours."""
-    values = {}
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        value = getattr(model.generation_config, name, None)
-        if value is not None:
-            values[name] = value
-    try:
-        return Sampling(**values)
-    except SettingError:
-        return Sampling()
-
-
 def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn, from the generation config, the config and the tokenizer."""
+    """Every id that ends a turn, from all three sources."""
     found: set[int] = set()
     for value in (
         generation.eos_token_id,
@@ -311,21 +293,17 @@ def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def model_fingerprint(source: str, model: Any) -> str:
-    """Names the weights: the config and the edges of each weight file, or the hub id's commit."""
+    """Identifies the weights, by the config and the edges of each weight file, or by the hub's
+    commit."""
     files = sorted(Path(source).glob("*.safetensors")) if looks_like_path(source) else []
     parts: list[str | bytes] = [model.config.to_json_string()]
     if not files:
         parts += [source, str(getattr(model.config, "_commit_hash", ""))]
     for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            parts += [path.name, str(size), file.read(1 << 16)]
-            file.seek(max(0, size - (1 << 16)))
-            parts.append(file.read())
+        parts += [path.name, *edges(path)]
     return digest(parts)
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error, ended like a sentence."""
     text = first_line(error)
     return text if text.endswith((".", "!", "?")) else f"{text}."

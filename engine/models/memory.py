@@ -1,42 +1,185 @@
-"""What a model will take before any of it is loaded, and what is free where it would go.
+"""The memory that a model will need before any of it is loaded, and the free memory on its device.
 
-The headers of the weight files tell the parameters, the config tells the cache. Nothing else of
-the files is read, so that a model which does not fit is refused in milliseconds.
+The headers of the weight files give the parameters, the config gives the cache. Nothing else of the
+files is read, so a model that does not fit is refused in milliseconds.
+
+Prediction layers, which transformers leaves out when it loads a model, are found by the names of
+their tensors. Two naming schemes are in use:
+
+- "shared" (Qwen 3.5, Qwen3-Next, EXAONE MoE): `mtp.fc`, two norms before it and one after, which
+  all layers share, and the layers as `mtp.layers.k`.
+- "apart" (DeepSeek V3, GLM 4.5): each layer follows those of the model, with its own norms and
+  projection.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
-from engine.models.outlook import Outlook, of_config
-from engine.models.prediction_layers import Prediction, prediction
-from engine.models.state_memory import layers_of, state_bytes, whole
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import TensorInfo  # type: ignore[attr-defined]
+
+ANY = re.compile(r"(?:^|[._])mtp(?:[._]|$)")
+SHARED = re.compile(r"^(?:model\.)?mtp\.(.+)$")
+LAYER = re.compile(r"^(.*?)\blayers\.(\d+)\.(.+)$")
+JOINTS = {
+    "fc.weight": "fc",
+    "pre_fc_norm_embedding.weight": "embedding",
+    "pre_fc_norm_hidden.weight": "hidden",
+    "norm.weight": "norm",
+    "eh_proj.weight": "fc",
+    "enorm.weight": "embedding",
+    "hnorm.weight": "hidden",
+    "shared_head.norm.weight": "norm",
+}
+"""The tensors around a layer, by their names in both schemes."""
+NEEDED = frozenset(JOINTS.values())
+BORROWED = ("embed_tokens.weight", "shared_head.head.weight")
+"""Copies of the model's own embedding and output matrix, which some files store once more."""
+
+
+Numbered = dict[int, dict[str, str]]
+"""The names of tensors, by the number of their layer and their part in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The prediction layers of a model. `joints[k]` are the tensors around layer k by their part,
+    `layers[k]` those in it by their name in a layer. `names` are all of their tensors, including
+    copies of the model's matrices."""
+
+    joints: tuple[Mapping[str, str], ...]
+    layers: tuple[Mapping[str, str], ...]
+    names: frozenset[str]
+
+    @property
+    def shared(self) -> bool:
+        return all(each is self.joints[0] for each in self.joints)
+
+    @property
+    def problem(self) -> str:
+        """Why the layers cannot be used; "" if they can."""
+        if not self.layers:
+            return f"their tensors have names that are not known here ({min(self.names)}, ...)"
+        for number, (joint, layer) in enumerate(zip(self.joints, self.layers, strict=True)):
+            if missing := sorted(NEEDED - joint.keys()):
+                known = (name for name, part in JOINTS.items() if part == missing[0])
+                return f"layer {number} has no tensor {' or '.join(known)}"
+            if not layer:
+                return f"layer {number} has no tensors of its own"
+        return ""
+
+
+def prediction(names: Iterable[str], layers: int) -> Prediction | None:
+    """The prediction layers among the tensors of a model with `layers` layers, None without any. If
+    their naming scheme is unknown, the result has only `names`."""
+    stored = list(names)
+    own = {name for name in stored if ANY.search(name)}
+    shared, inside = shared_layers(stored)
+    around: Numbered = {}
+    if not shared:
+        around, inside, more = apart_layers(stored, layers)
+        own |= more
+    if not own:
+        return None
+    numbers = range(1 + max((*around, *inside), default=0) if shared or around else 0)
+    return Prediction(
+        tuple(shared or around.get(number, {}) for number in numbers),
+        tuple(inside.get(number, {}) for number in numbers),
+        frozenset(own),
+    )
+
+
+def shared_layers(names: Iterable[str]) -> tuple[dict[str, str], Numbered]:
+    shared: dict[str, str] = {}
+    inside: Numbered = {}
+    for name in names:
+        rest = found[1] if (found := SHARED.match(name)) else ""
+        if rest in JOINTS:
+            shared[JOINTS[rest]] = name
+        elif layer := LAYER.match(rest):
+            inside.setdefault(int(layer[2]), {})[layer[3]] = name
+    return shared, inside
+
+
+def apart_layers(names: Iterable[str], layers: int) -> tuple[Numbered, Numbered, set[str]]:
+    """The tensors around each layer, those in it, and the names of all of them.
+
+    A layer after those of the model counts if a layer in the same place has a projection, because
+    the vision parts of a model number their layers, too.
+    """
+    found = [(name, layer) for name in names if (layer := LAYER.match(name))]
+    later = [(name, layer) for name, layer in found if int(layer[2]) >= layers]
+    places = {layer[1] for _, layer in later if JOINTS.get(layer[3]) == "fc"}
+    around: Numbered = {}
+    inside: Numbered = {}
+    own = set()
+    for name, layer in later:
+        if layer[1] in places:
+            own.add(name)
+            number, rest = int(layer[2]) - layers, layer[3]
+            if rest in JOINTS:
+                around.setdefault(number, {})[JOINTS[rest]] = name
+            elif rest not in BORROWED:
+                inside.setdefault(number, {})[rest] = name
+    return around, inside, own
+
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
-"""Bytes of a number in a weight file; what is not listed takes one."""
+"""Bytes of a number in a weight file; types that are not listed take one byte."""
 KEEPING = (
     "k_proj.weight", "v_proj.weight", "kv_b_proj.weight", "fc.weight", "eh_proj.weight",
     "post_projection.weight",
 )  # fmt: skip
-"""How the names of those tensors of a head end whose outputs it keeps for each token."""
+"""The ends of the names of tensors whose outputs a head keeps for each token."""
+AHEAD = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""The keys in config.json that give the number of prediction layers."""
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+CHAIN = 16
+"""The most levels of a chain for which the state after each level is kept."""
+MARKS = 3
+KEPT = 1 + MARKS + CHAIN + 1
+"""The most states of a layer: the current one, marks, and one for each row of a chain, including
+its root."""
+FLOAT32 = 4
+"""Recurrences are computed and kept in float32, whatever the weights are."""
+STATE, BOTH, ATTENTION = "state", "both", "attention"
+STATES = {"linear_attention", "conv", "mamba", "mamba2"}
+HYBRIDS = {"hybrid", "parallel", "hybrid_sliding"}
+PATTERN = {"M": STATE, "*": ATTENTION}
+"""The letters of Nemotron's patterns; other layers have neither attention nor a state."""
+PURE = {"mamba", "mamba2", "falcon_mamba"}
+PARALLEL = {"falcon_h1"}
+"""Types of models whose layers all keep a state, without and with attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How a model will draft. With `chains`, drafts are chains instead of trees. `head` describes
+    the head and its place in words; without one, `problem` may give the reason."""
+
+    chains: bool = False
+    head: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model takes: its parameters, bytes of its weights and of its cache.
+    """The size of a model: its parameters, and the bytes of its weights and of its cache.
 
-    `cache` is that of the conversation in use, with a full context. Others that stay warm come on
-    top of it; they are bounded by the limit of engine/sequences.py. `outlook` is what the same
-    files tell of what will draft for it, where they do.
+    `cache` is that of the conversation in use, with a full context. The caches of other open
+    conversations are additional, and limited by engine/loaded.py. `outlook` describes what will
+    draft for the model, as far as the same files show.
     """
 
     parameters: int
@@ -46,23 +189,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
         return self.weights + self.cache
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of a weight file: its name, the kind of its numbers, as such files name it, and its
-    shape."""
-
-    name: str
-    stored: str
-    shape: Sequence[int]
-
-    @property
-    def count(self) -> int:
-        """How many numbers it has."""
-        return prod(self.shape)
 
 
 def memory_need(
@@ -75,9 +202,9 @@ def memory_need(
 ) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
-    `dtype` is as for `load_transformers`, where `pick_dtype` says what "auto" is. `head` is the
-    folder of the head that is loaded with it; with `ahead` its prediction layers are, if it has
-    some. Raises ModelError for what is no model, or is not on this machine yet.
+    `dtype` is as for `load_transformers`, where `pick_dtype` explains "auto". `head` is the folder
+    of the head that is loaded with the model; with `ahead` its prediction layers are loaded, if it
+    has any. Raises ModelError for a source that is not a model, or not on this machine.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
@@ -86,41 +213,40 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
-    listed = {each.name: each for each in tensors(source, folder)}
+    listed = tensors(source, folder)
     layers = config.get("num_hidden_layers")
     found = prediction(listed, layers if isinstance(layers, int) else len(listed))
-    own = usable(found, listed) if found and ahead else []
-    left = found.names - {each.name for each in own} if found else ()
+    parts = (*found.joints, *found.layers) if found and ahead and not found.problem else ()
+    own = {name: listed[name] for part in parts for name in part.values()}
+    left = found.names - own.keys() if found else ()
     parameters = weights = 0
     for name, each in listed.items():
         if name in left:
             continue
-        floating = each.stored.startswith(("F", "BF"))
-        parameters += each.count
-        weights += each.count * SIZES.get(kind if kind and floating else each.stored, 1)
+        floating = each.dtype.startswith(("F", "BF"))
+        parameters += each.parameter_count
+        weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
-    cache = cache_numbers(source, config, context_length) * number + states(source, config)
+    with reading(source, "its config.json does not tell its sizes"):
+        cache = cache_numbers(config, context_length) * number
+    with reading(source, "its config.json does not tell its states"):
+        cache += state_bytes(config)
     cache += kept(own) * context_length * number
     if head is not None:
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
-    return Need(parameters, weights, cache, of_config(config, folder, found))
+    return Need(parameters, weights, cache, outlook_of(config, folder, found))
 
 
-def usable(found: Prediction, listed: Mapping[str, Tensor]) -> list[Tensor]:
-    """The tensors of prediction layers that are loaded: none where something is missing."""
-    parts = () if found.problem else (*found.joints, *found.layers)
-    return [listed[name] for name in {each for part in parts for each in part.values()}]
-
-
-def kept(tensors: Iterable[Tensor]) -> int:
+def kept(tensors: Mapping[str, "TensorInfo"]) -> int:
     """The numbers that a head of these tensors keeps per token: a hidden state, a key and a value
     of each layer."""
-    return sum(each.shape[0] for each in tensors if each.shape and each.name.endswith(KEEPING))
+    found = (each.shape for name, each in tensors.items() if name.endswith(KEEPING))
+    return sum(shape[0] for shape in found if shape)
 
 
 def folder_of(source: str) -> Path:
-    """The folder of a model: as given, or where the hub's cache keeps the config of that id."""
+    """The folder of a model: the source itself, or the folder of its config in the hub's cache."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -141,108 +267,195 @@ def folder_of(source: str) -> Path:
     return Path(found).parent
 
 
-def config_of(source: str, folder: Path) -> Mapping[str, Any]:
-    """The text model's part of config.json."""
+@contextmanager
+def reading(source: str, problem: str) -> Iterator[None]:
+    """Turn any exception because of a damaged file into a ModelError."""
     try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise unreadable(source, f"{problem} ({first_line(error)})") from error
+
+
+def config_of(source: str, folder: Path) -> Mapping[str, Any]:
+    with reading(source, "its config.json cannot be read"):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        inner = config.get("text_config", config)
-        return {**config, **inner}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise unreadable(source, f"its config.json cannot be read ({error})") from error
+        return {**config, **config.get("text_config", config)}
 
 
-def cache_numbers(source: str, config: Mapping[str, Any], context_length: int) -> int:
+def cache_numbers(config: Mapping[str, Any], context_length: int) -> int:
     """The keys and values of a full context: layers that have attention x 2 x heads x size of a
     head x rows."""
-    try:
-        layers, _ = layers_of(config)
-        if not layers:
-            return 0
-        heads = whole(config, "num_attention_heads", "n_head")
-        hidden = whole(config, "hidden_size", "n_embd")
-        key_heads = whole(config, "num_key_value_heads", default=heads)
-        size = whole(config, "head_dim", default=hidden // heads)
-        own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise unreadable(source, f"its config.json does not tell its sizes ({error})") from error
-    # Behind the context there is room for the largest draft tree and its root.
+    layers, _ = layers_of(config)
+    if not layers:
+        return 0
+    heads = whole(config, "num_attention_heads", "n_head")
+    hidden = whole(config, "hidden_size", "n_embd")
+    key_heads = whole(config, "num_key_value_heads", default=heads)
+    size = whole(config, "head_dim", default=hidden // heads)
+    own = whole(config, "max_position_embeddings", "n_positions", default=context_length)
+    # After the context there is room for the largest draft tree and its root.
     return layers * 2 * key_heads * size * (min(own, context_length) + LARGEST + 1)
 
 
-def states(source: str, config: Mapping[str, Any]) -> int:
-    """What layers that keep a state take, for all states that are kept."""
-    try:
-        return state_bytes(config)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise unreadable(source, f"its config.json does not tell its states ({error})") from error
-
-
-def tensors(source: str, folder: Path) -> Iterator[Tensor]:
-    """Every tensor of the weight files, or of those on the hub if they were not downloaded yet."""
-    from huggingface_hub import parse_local_safetensors_file_metadata
+def tensors(source: str, folder: Path) -> dict[str, "TensorInfo"]:
+    """Every tensor of the weight files. If these are not downloaded yet, only their headers are
+    fetched from the hub."""
+    from huggingface_hub import get_safetensors_metadata, parse_local_safetensors_file_metadata
 
     files: list[Any] = []
     for path in weight_files(source, folder):
-        try:
+        with reading(source, f"{path.name} is no sound safetensors file"):
             files.append(parse_local_safetensors_file_metadata(path))
-        except Exception as error:
-            # What a damaged header makes the library raise depends on the damage.
-            problem = f"{path.name} is no sound safetensors file ({first_line(error)})"
-            raise unreadable(source, problem) from error
-    for file in files or hub_files(source, folder):
-        for name, tensor in file.tensors.items():
-            yield Tensor(name, str(tensor.dtype), tensor.shape)
-
-
-def hub_files(source: str, folder: Path) -> list[Any]:
-    """The weight files of a model on the hub, of which only the headers are fetched."""
-    if folder == Path(source).expanduser():
+    if not files and folder == Path(source).expanduser():
         raise unreadable(source, "it holds no *.safetensors files")
-    from huggingface_hub import get_safetensors_metadata
-
-    try:
-        return list(get_safetensors_metadata(source).files_metadata.values())
-    except Exception as error:
-        # As above: whatever the hub's client raises, the weights cannot be had.
-        raise unreadable(source, f"the hub gives no weights ({first_line(error)})") from error
+    if not files:
+        with reading(source, "the hub gives no weights"):
+            files += get_safetensors_metadata(source).files_metadata.values()
+    return {name: each for file in files for name, each in file.tensors.items()}
 
 
 def head_numbers(folder: Path) -> tuple[int, int]:
     """The numbers in the weights of a head, and those that it keeps per token: a hidden state, a
-    key and a value. None where it cannot be read: it is left out then."""
+    key and a value. Zeros if it cannot be read."""
     from huggingface_hub import parse_local_safetensors_file_metadata
 
-    found: list[Tensor] = []
+    found: dict[str, TensorInfo] = {}
     for path in folder.glob("*.safetensors"):
         try:
-            tensors = parse_local_safetensors_file_metadata(path).tensors
+            found |= parse_local_safetensors_file_metadata(path).tensors
         except Exception:
-            # What a damaged header makes the library raise depends on the damage.
+            # The library raises various types for damaged headers.
             return 0, 0
-        found += [Tensor(name, "", each.shape) for name, each in tensors.items()]
-    return sum(each.count for each in found), kept(found)
+    return sum(each.parameter_count for each in found.values()), kept(found)
 
 
 def weight_files(source: str, folder: Path) -> Sequence[Path]:
-    """The files that would be loaded: those of the index, else the one file, else all there are."""
+    """The files that would be loaded: those of the index, or the single file, or else all."""
     index = folder / "model.safetensors.index.json"
-    try:
-        if index.is_file():
+    if index.is_file():
+        with reading(source, f"its {index.name} cannot be read"):
             names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
             return [folder / Path(name).name for name in sorted(set(names))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise unreadable(source, f"its {index.name} cannot be read ({error})") from error
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     return sorted(folder.glob("*.safetensors"))
 
 
 def unreadable(source: str, problem: str) -> ModelError:
-    """The error for a folder that is no model."""
     return ModelError(
         f"The model {source!r} cannot be used: {problem}. Give a folder that holds config.json, a "
         "tokenizer and *.safetensors files."
     )
+
+
+def outlook_of(config: Mapping[str, Any], folder: Path, found: Prediction | None = None) -> Outlook:
+    """What will draft for the model in a folder, by its config.json and the prediction layers
+    `found` in its weight files."""
+    chains = False
+    with suppress(KeyError, TypeError, ValueError):  # errors in sizes are reported elsewhere
+        chains = layers_of(config)[1] > 0
+    if (folder / "head" / "config.json").is_file():
+        return Outlook(chains, "in its folder head")
+    if found:
+        problem = f"its prediction layers cannot be used: {found.problem}" if found.problem else ""
+        return Outlook(chains, "" if problem else "MTP, in its files", problem)
+    ahead = any(config.get(name) for name in AHEAD)
+    lacking = "its config names a prediction layer, and its weight files do not hold it"
+    return Outlook(chains, problem=lacking if ahead else "")
+
+
+# States of recurrent layers. The size of a state does not depend on the length of the text, but
+# several are kept: that of the text, marks to go back to, and one for each row of a verified chain
+# (engine/backends/caches.py). Model families have different names for the same sizes.
+
+
+def layers_of(config: Mapping[str, Any]) -> tuple[int, int]:
+    """How many layers of a model have attention, and how many keep a state.
+
+    If the config names no kinds, all have attention. Raises KeyError, TypeError or ValueError.
+    """
+    listed = config.get("layer_types") or config.get("layers_block_type") or ()
+    count = len(listed) or whole(config, "num_hidden_layers", "n_layer")
+    model = config.get("model_type")
+    if model in PURE:
+        return 0, count
+    if model in PARALLEL:
+        return count, count
+    kinds = [kind_of(str(kind)) for kind in listed] or kinds_of(config, count)
+    attention = sum(kind in (ATTENTION, BOTH) for kind in kinds)
+    return attention, sum(kind in (STATE, BOTH) for kind in kinds)
+
+
+def kinds_of(config: Mapping[str, Any], count: int) -> Sequence[str]:
+    """The kind of each layer if the config does not list them: STATE, ATTENTION, or neither."""
+    if pattern := config.get("hybrid_override_pattern"):
+        return [PATTERN.get(letter, "") for letter in pattern]
+    if "attn_layer_period" in config:
+        period, offset = int(config["attn_layer_period"]), int(config["attn_layer_offset"])
+        return [ATTENTION if at % period == offset else STATE for at in range(count)]
+    for name in ("attn_layer_indices", "full_attn_idxs"):
+        if config.get(name) is not None:
+            places = set(config[name])
+            return [ATTENTION if at in places else STATE for at in range(count)]
+    if every := config.get("full_attention_interval"):
+        return [STATE if (at + 1) % int(every) else ATTENTION for at in range(count)]
+    return [ATTENTION] * count
+
+
+def kind_of(listed: str) -> str:
+    if listed in STATES:
+        return STATE
+    if listed in HYBRIDS:
+        return BOTH
+    return ATTENTION if "attention" in listed else listed
+
+
+def state_bytes(config: Mapping[str, Any]) -> int:
+    """The most bytes of all states of a conversation; 0 if no layer keeps one."""
+    layers = layers_of(config)[1]
+    return layers * state_numbers(config) * FLOAT32 * KEPT if layers else 0
+
+
+def state_numbers(config: Mapping[str, Any]) -> int:
+    """The numbers of one state of a layer. Raises KeyError, TypeError or ValueError."""
+    if "linear_key_head_dim" in config:
+        keys, values = (
+            whole(config, f"linear_{name}_head_dim") * whole(config, f"linear_num_{name}_heads")
+            for name in ("key", "value")
+        )
+        kernel = whole(config, "linear_conv_kernel_dim")
+        return values * whole(config, "linear_key_head_dim") + (2 * keys + values) * kernel
+    if "conv_L_cache" in config:
+        return whole(config, "hidden_size") * whole(config, "conv_L_cache")
+    states = whole(config, "ssm_state_size", "mamba_d_state", "state_size")
+    groups = whole(config, "n_groups", "mamba_n_groups", "mamba_ngroups", default=1)
+    kernel = whole(config, "conv_kernel", "mamba_d_conv", default=4)
+    wide = inner(config)
+    return wide * states + (wide + 2 * groups * states) * kernel
+
+
+def inner(config: Mapping[str, Any]) -> int:
+    if config.get("mamba_d_ssm"):
+        return whole(config, "mamba_d_ssm")
+    if config.get("mamba_num_heads"):
+        return whole(config, "mamba_num_heads") * whole(config, "mamba_head_dim")
+    return whole(config, "expand", "mamba_expand", default=2) * whole(config, "hidden_size")
+
+
+def whole(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these settings that is present, as a positive integer. Raises ValueError for
+    another value, KeyError if none is present and there is no default."""
+    for name in names:
+        if config.get(name) is not None:
+            value = int(config[name])
+            if value < 1:
+                raise ValueError(f"{name} is {value}")
+            return value
+    if default is None:
+        raise KeyError(names[0])
+    return default
 
 
 def free_memory(device: str) -> int:
@@ -250,6 +463,6 @@ def free_memory(device: str) -> int:
     if device.startswith("cuda"):
         import torch
 
-        torch.cuda.empty_cache()  # what a model left behind is torch's still, and free
+        torch.cuda.empty_cache()  # torch caches freed memory
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     return int(psutil.virtual_memory().available)

@@ -1,7 +1,7 @@
-"""Opens a GGUF file in a process of its own, and says on standard output what it is and needs.
+"""Opens a GGUF file in a separate process, and prints its properties and the memory that it needs.
 
-llama.cpp ends the process over some damaged files. So every file is opened here first, without its
-weights: whatever happens, the application goes on.
+llama.cpp crashes on some damaged files. Every file is therefore opened here first, without its
+weights, so a crash does not affect the application.
 """
 
 import json
@@ -9,32 +9,40 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
+from engine.errors import ModelError, first_line
+from engine.models import llama_cpp_python
+from engine.models.gguf_files import MAGIC
 from engine.process import RAISED, run
 from engine.settings import Runtime
 
+QUANTIZED = ("q8_0", "q4_0")
+"""Types of cache numbers that need flash attention."""
+
 SIZE = re.compile(r"(?::|compute buffer|output buffer) size = +([0-9.]+) MiB")
-"""What the library logs of its caches, its buffer for computing and that for logits."""
+"""The library's log lines on its caches and its buffers for computing and logits."""
 STATE = re.compile(r"llama_memory_recurrent: size = +([0-9.]+) MiB")
-"""What it logs of the states of layers that keep one, and of their snapshots."""
+"""Its log lines on the states of layers that keep one, including snapshots."""
 TYPE = re.compile(r"llama_model_loader: - type +(?!i\d)(\w+): +\d+ tensors\s*")
-"""What it logs of the types of numbers in a file. Whole numbers are never computed with."""
+"""Its log lines on the types of numbers in a file, except integers, which take no part in
+computing."""
 SNAPSHOTS, SHARE = 8, 1 / 4
-"""Snapshots of a model's state at most, and the share of its weights that they may take. Each adds
-operations to every forward, and few chains are longer."""
+"""The most snapshots of a model's state, and the share of its weights that they may take. Each one
+adds operations to every forward, and few chains are longer."""
 SECONDS = 60.0
 EVERY = "".join(map(chr, (*range(0x800), *range(0x800, 0x110000, 0x800))))
-"""A text of all bytes that UTF-8 has."""
+"""A text that contains every byte of UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a file is, in bytes and numbers; `problem` is not empty where it cannot be used.
+    """The properties of a file; if it cannot be used, `problem` is the reason.
 
-    `types` are those of its numbers, as the library names them ("f32", "q4_K"), in order.
-    `snapshots` are how many states of the last rows are worth their memory, see engine/models/gguf.
-    `head` says why the head that it brings cannot be used, where it brings such a one.
+    `types` are the types of its numbers, as the library names them ("f32", "q4_K"), in order.
+    `snapshots` is the number of snapshots that are worth their memory; see engine/models/gguf.py.
+    `head` is the reason why its head cannot be used, "" if there is no such problem.
     """
 
     problem: str = ""
@@ -46,8 +54,46 @@ class Probe:
     head: str = ""
 
 
+def probed(source: str, runtime: Runtime) -> Probe:
+    """The result of probing a file. Raises ModelError for one that cannot be used."""
+    llama_cpp_python.check(source)
+    if runtime.flash_attention == "off" and runtime.cache_type in QUANTIZED:
+        raise ModelError(
+            f"A cache of {runtime.cache_type} numbers needs flash attention, which is off. Turn it "
+            "on, or choose another cache type."
+        )
+    try:
+        path = Path(source).expanduser()
+        if not path.is_file():  # opening a pipe would block
+            raise refusal(source, "there is no such file")
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except (OSError, RuntimeError) as error:
+        raise refusal(source, f"the file cannot be read ({first_line(error)})") from error
+    if magic != MAGIC:
+        problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
+        raise refusal(source, problem)
+    state = path.stat()
+    return probe_of(source, path, runtime, (state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=64)
+def probe_of(source: str, path: Path, runtime: Runtime, state: tuple[int, int]) -> Probe:
+    found = probe(path, runtime)
+    if found.problem:
+        raise refusal(source, found.problem)
+    return found
+
+
+def refusal(source: str, problem: str) -> ModelError:
+    return ModelError(
+        f"The model {source!r} cannot be used: {problem}. Give a complete GGUF file of a language "
+        "model; download it again if it is damaged."
+    )
+
+
 def probe(path: Path, runtime: Runtime) -> Probe:
-    """What the process found. A head that makes the file a problem is left out, and told."""
+    """Probe a file in a separate process, without its head if that makes the file unusable."""
     found = tried(path, runtime)
     if found.problem and runtime.head != "off":
         without = tried(path, replace(runtime, head="off"))
@@ -56,7 +102,7 @@ def probe(path: Path, runtime: Runtime) -> Probe:
 
 
 def tried(path: Path, runtime: Runtime) -> Probe:
-    """What one process found. One that the library ended is a problem as well."""
+    """The result of one process. If the library ended the process, the result has a `problem`."""
     settings = json.dumps(asdict(runtime))
     try:
         ended = run("engine.models.probe", str(path), settings, seconds=SECONDS)
@@ -74,24 +120,30 @@ def tried(path: Path, runtime: Runtime) -> Probe:
 
 
 def found(path: Path, runtime: Runtime) -> Probe:
-    """What the library makes of a file. It may end the process."""
+    """Probe a file in this process, which the library may end."""
     import llama_cpp
 
     from engine.backends.llamacpp import tokens_of
-    from engine.backends.marks import MOST
+    from engine.backends.llamacpp_states import MOST
     from engine.heads.llamacpp import NoHead
-    from engine.models.gguf import Unusable, new_context, opened, said
+    from engine.models.gguf import Unusable, log, new_context, opened
     from engine.models.gguf_heads import opened_head
+
+    def types() -> set[str]:
+        return {named[1] for _, text in log if (named := TYPE.fullmatch(text))}
+
+    def mebibytes(size: re.Pattern[str]) -> float:
+        return sum(float(each) for _, text in log for each in size.findall(text))
 
     try:
         model, context = opened(path, runtime, fast=True, weights=False, snapshots=1)
         weights = llama_cpp.llama_model_size(model)
-        types = typed()
+        used = types()
         kept = 1 + llama_cpp.llama_n_rs_seq(context)
-        state, snapshots = sum(logged(STATE)) / kept, 0
+        state, snapshots = mebibytes(STATE) * 2**20 / kept, 0
         if kept > 1:
             snapshots = int(min(SNAPSHOTS, SHARE * weights / state if state else SNAPSHOTS))
-            said.clear()
+            log.clear()
             context = new_context(model, runtime, snapshots)
     except Unusable as problem:
         return Probe(str(problem))
@@ -100,31 +152,17 @@ def found(path: Path, runtime: Runtime) -> Probe:
         head = opened_head(model, context, path, runtime, fast=True, weights=False)
     except NoHead as problem:
         lacking = str(problem)
-    # Some vocabularies lack what only a text calls for.
+    # Some damaged vocabularies fail only when a text is tokenized.
     tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
     states = head.states(context) if head else 0
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),
         weights=weights + (head.weights if head else 0),
-        cache=round(sum(logged(SIZE)) + MOST * state) + states,
-        types=tuple(sorted(types | typed())),
+        cache=round(mebibytes(SIZE) * 2**20 + MOST * state) + states,
+        types=tuple(sorted(used | types())),
         snapshots=snapshots,
         head=lacking,
     )
-
-
-def typed() -> set[str]:
-    """The types of numbers that the library logged."""
-    from engine.models.gguf import said
-
-    return {named[1] for _, text in said if (named := TYPE.fullmatch(text))}
-
-
-def logged(size: re.Pattern[str]) -> list[float]:
-    """The bytes that the library logged in lines of such a form."""
-    from engine.models.gguf import said
-
-    return [float(found) * 2**20 for _, text in said for found in size.findall(text)]
 
 
 if __name__ == "__main__":

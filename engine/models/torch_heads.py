@@ -1,8 +1,9 @@
-"""The head of a transformers model: in the folder `head` beside its weights, or given, or the
-prediction layers in its weight files, which transformers leaves out.
+"""The head of a transformers model: in the folder `head`, in a named folder, or in its weight
+files.
 
-A head that was found and does not fit is left out, and the model says why; one that was asked for
-is an error then.
+Heads in the weight files are prediction layers, which transformers leaves out. If a head was found
+automatically and does not fit, the model runs without it, with a note on the reason; for a head
+that was named explicitly this is an error.
 """
 
 import json
@@ -19,37 +20,42 @@ from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
-from engine.heads.eagle3 import taps_of
-from engine.heads.eagle3_files import Target, read_head
-from engine.heads.eagle3_fused import FusedHead
-from engine.heads.eagle3_head import DEPTH, Eagle3Head, Eagle3Weights
-from engine.heads.eight_bits import COPIED, EightBits, Matrix, bytes_of, faster, packed
-from engine.heads.mtp import build
-from engine.heads.mtp_head import DeepMtpHead, MtpHead
+from engine.heads.eagle3 import Target, read_head, taps_of
+from engine.heads.eagle3_head import (
+    COPIED,
+    DEPTH,
+    Eagle3Head,
+    Eagle3Weights,
+    EightBits,
+    FusedHead,
+    Matrix,
+    bytes_of,
+    faster,
+    packed,
+)
+from engine.heads.mtp import DeepMtpHead, MtpHead, build
 from engine.models.format import found_at, head_folder
 from engine.models.gguf_files import ENDING
-from engine.models.memory import folder_of, weight_files
-from engine.models.prediction_layers import prediction
+from engine.models.memory import folder_of, prediction, weight_files
 from engine.settings import Sampling
 
 NAME, MTP = "EAGLE-3", "MTP"
 EDGE = 1 << 16
-"""Bytes at either end of a file of weights that tell it from others."""
+"""Bytes at either end of a file."""
 TOKENS = 12
-"""Of the text that prediction layers are tried behind."""
+"""The length of the text after which prediction layers are tried."""
 
 
-def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
-    """Give a loaded model its head: as `head_folder` finds it, else its prediction layers. Raises
-    ModelError for a given one that cannot be used."""
-    folder = head_folder(source, wanted)
-    if folder is None and wanted == "off":
+def with_head(backend: TransformersBackend, source: str, choice: str) -> None:
+    """Give a loaded model its head: the one that `head_folder` finds, or its prediction layers.
+    Raises ModelError for a named head that cannot be used."""
+    folder = head_folder(source, choice)
+    if folder is None and choice == "off":
         return
-    head: Eagle3Head | None
     try:
         head = given_head(backend, folder, source) if folder else own_head(backend, source)
     except ModelError as error:
-        if wanted != "auto":
+        if choice != "auto":
             raise
         info = HeadInfo(MTP if folder is None else NAME, 0, False, note=str(error))
         backend.info = replace(backend.info, head=info)
@@ -60,28 +66,21 @@ def with_head(backend: TransformersBackend, source: str, wanted: str) -> None:
 
 
 def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle3Head:
-    """The head in a folder. Raises ModelError."""
-    check_folder(folder)
     if kind_of(folder) not in TYPES:
         return Eagle3Head(weights_of(backend, folder, weights_digest(source)))
+    check_folder(folder)
     try:
-        head = assistant_head(backend, folder)
-        backend.head = head
-        try_out(backend, head)
-        return head
+        return tried(backend, assistant_head(backend, folder))
     except Exception as error:
-        # Whatever the library raises for files that are not what they say.
+        # The library raises any exception for files with wrong content.
         raise ModelError(
             f"The assistant in {str(folder)!r} cannot be used with {backend.info.name}: "
             f"{first_line(error)}. Choose one that was made for this model, or load the model "
             "without one."
         ) from error
-    finally:
-        backend.head = None
 
 
 def kind_of(folder: Path) -> str:
-    """What config.json says that a folder holds, "" where it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return str(config.get("model_type"))
@@ -90,7 +89,6 @@ def kind_of(folder: Path) -> str:
 
 
 def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
-    """Gemma 4's assistant. Raises ValueError where it does not fit, and what the library raises."""
     model = backend.model
     network = read_assistant(folder, model)
     if not backend.info.can_tree:
@@ -105,8 +103,8 @@ def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
 def info_of(
     backend: TransformersBackend, network: torch.nn.Module, depth: int, fingerprint: str
 ) -> HeadInfo:
-    """What is told of layers that are no EAGLE-3 head."""
-    # Matrices that are one are counted once; what is computed at load is not stored.
+    """The description of a head other than EAGLE-3."""
+    # Shared matrices are counted once; buffers that are computed at load are left out.
     held = {id(each): each for each in network.state_dict(keep_vars=True).values()}.values()
     return HeadInfo(
         MTP,
@@ -118,31 +116,27 @@ def info_of(
     )
 
 
-def own_head(backend: TransformersBackend, source: str) -> MtpHead | None:
-    """The prediction layers of a model; None where it has none. Raises ModelError where they cannot
-    be used."""
+def own_head(backend: TransformersBackend, source: str) -> Eagle3Head | None:
+    """The prediction layers of a model, None if it has none. Raises ModelError if they cannot be
+    used."""
     try:
         weights = own_weights(backend, source)
         if weights is None:
             return None
         if not backend.info.can_tree:
             raise ValueError("the model decodes plainly")
-        # Of several layers each guesses at a depth of its own.
-        head = MtpHead(weights) if weights.info.depth == DEPTH else DeepMtpHead(weights)
-        backend.head = head
-        try_out(backend, head)
-        return head
+        # Several layers each guess at their own depth.
+        single = weights.info.depth == DEPTH
+        return tried(backend, MtpHead(weights) if single else DeepMtpHead(weights))
     except Exception as error:
-        # Whatever the library raises for layers that it cannot compute alone.
+        # The library raises any exception for layers that it cannot compute alone.
         raise ModelError(
             f"The prediction layers of {backend.info.name} cannot be used: {first_line(error)}."
         ) from error
-    finally:
-        backend.head = None
 
 
 def own_weights(backend: TransformersBackend, source: str) -> Eagle3Weights | None:
-    """The same, read and built. Raises ValueError and what the library raises."""
+    """Read and build the prediction layers. Raises ValueError, and any exception of the library."""
     places = stored(source)
     config = backend.model.config.get_text_config()
     found = prediction(places, config.num_hidden_layers)
@@ -162,13 +156,13 @@ def own_weights(backend: TransformersBackend, source: str) -> Eagle3Weights | No
     head = build(backend.model, joints, layers)
     depth = DEPTH if len(layers) == 1 else len(layers)
     info = info_of(backend, head, depth, backend.info.fingerprint)
-    # The state behind the last norm: a decoder's first output.
+    # The state after the last norm: a decoder's first output.
     taps = [backend.model.get_decoder()]
     return Eagle3Weights(head, *backend.embeddings(), None, taps, info)
 
 
 def stored(source: str) -> dict[str, Path]:
-    """The tensors in the weight files of a model, and which file each is in."""
+    """The file of each tensor in the weight files of a model."""
     places: dict[str, Path] = {}
     for path in weight_files(source, folder_of(source)):
         with safe_open(path, framework="pt") as file:
@@ -188,9 +182,11 @@ def read(places: Mapping[str, Path], names: Sequence[str]) -> dict[str, torch.Te
     return tensors
 
 
-def try_out(backend: TransformersBackend, head: Eagle3Head) -> None:
-    """Raise where guesses fail or are no numbers. Leaves all caches empty."""
+def tried(backend: TransformersBackend, head: Eagle3Head) -> Eagle3Head:
+    """Test the guesses of a head and return it. Raises ValueError for guesses that are no numbers,
+    and any exception of the head. Leaves all caches empty."""
     tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
+    backend.head = head
     head.listen(True)
     try:
         backend.prefill(tokens, never)
@@ -200,13 +196,15 @@ def try_out(backend: TransformersBackend, head: Eagle3Head) -> None:
                 raise ValueError("they give no numbers")
             if depth + 1 < head.info.depth:
                 (guess,) = head.extend([0], [guess.likeliest(1)[0][0]])
+        return head
     finally:
         head.listen(False)
         backend.reset()
+        backend.head = None
 
 
 def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle3Weights:
-    """The EAGLE-3 head in a folder, beside its target and in its dtype. Raises ModelError."""
+    """The EAGLE-3 head in a folder, for its target and in its dtype. Raises ModelError."""
     check_folder(folder)
     model = backend.model
     config = model.config.get_text_config()
@@ -220,7 +218,7 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     if head.shape.output:
         named = pack(head.lm_head.weight.data)
     else:
-        # The target's own matrix stays, so a copy is kept only where it is small.
+        # The target's own matrix stays in memory, so only a small one is copied.
         small = output.numel() <= COPIED
         named = pack(output.data) if small else output
     kept = fused.bytes
@@ -255,7 +253,7 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ModelError for what is no head's folder, as far as the names in it tell."""
+    """Raise ModelError if the names in a folder show that it holds no head."""
     if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
         return
     gguf = folder.suffix.lower() == ENDING or any(folder.glob(f"*{ENDING}"))
@@ -268,17 +266,18 @@ def check_folder(folder: Path) -> None:
 
 
 def weights_digest(source: str) -> str:
-    """Names the files of a model's weights; "" where they are not in a folder."""
     return files_digest(sorted(Path(source).glob("*.safetensors"))) if Path(source).is_dir() else ""
 
 
 def files_digest(files: Sequence[Path]) -> str:
-    """Names files by their sizes and edges."""
-    parts: list[str | bytes] = []
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            parts += [str(size), file.read(EDGE)]
-            file.seek(max(0, size - EDGE))
-            parts.append(file.read())
+    parts = [part for path in files for part in edges(path)]
     return digest(parts) if parts else ""
+
+
+def edges(path: Path) -> tuple[str, bytes, bytes]:
+    """Identifies a file of weights: its size, its first bytes and its last ones."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(EDGE)
+        file.seek(max(0, size - EDGE))
+        return str(size), first, file.read()

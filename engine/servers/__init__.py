@@ -1,1 +1,1 @@
-"""Models that run elsewhere: OpenAI-compatible servers, asked over HTTP."""
+"""Models that run elsewhere: OpenAI-compatible servers, called over HTTP."""

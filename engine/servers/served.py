@@ -1,11 +1,11 @@
-"""A model that a server runs, in the place of one of this machine.
+"""A model that a server runs, used in place of a model on this machine.
 
-It is loaded as others are: its server is asked which model it has and what drafts there. Then
-answers come from it. Its weights and its tokenizer are not here, so nothing here drafts for it, and
-whatever needs them says so.
+It is loaded like other models: its server is queried for its model and its drafting. Answers then
+come from the server. The weights and the tokenizer are not on this machine, so nothing here drafts
+for it, and features that need them raise an error.
 
-What is guaranteed is what the server guarantees. With drafts vLLM promises its own greedy tokens
-at temperature 0 and the distribution above that, but not the text of a seed.
+The guarantees are those of the server. With drafts, vLLM promises its own greedy tokens at
+temperature 0 and the distribution at higher temperatures, but not the same text for a seed.
 """
 
 from collections.abc import Sequence
@@ -15,51 +15,57 @@ from engine.backends.base import BackendInfo, ServerInfo, digest
 from engine.errors import PromptError, ServerError
 from engine.heads.base import Head
 from engine.prompt import Chat, Size
-from engine.servers.address import KIND, Address
-from engine.servers.client import Access, Found, find
-from engine.servers.makers import GOES_ON, GUARANTEE, OFF, STRATA
+from engine.servers.client import (
+    COMPLETE,
+    GUARANTEE,
+    KIND,
+    OFF,
+    STRATA,
+    Access,
+    Address,
+    Found,
+    find,
+)
 from engine.types import CONTEXT, MODEL, STATISTICS, Message
 
 CHARACTERS = 4
-"""Of a token, where nobody can be asked: about right for English."""
+"""An estimate of the characters per token, about right for English."""
 MOST_TEXTS = 1 << 18
-"""Texts of tokens that are remembered."""
+"""The most texts of tokens that are kept."""
 
 
 class ServedModel:
-    """See the module's docstring. Until `connect` nothing is known of it."""
+    """See the module's docstring. Before `connect`, only its address is known."""
 
     def __init__(self, address: Address) -> None:
         self.access = Access(address)
         self.info = info_of(address, Found(address.model or address.host, 0, "", None, False))
         self.without: set[str] = set()
-        """Parameters that the server does not take."""
+        """Parameters that the server refuses."""
         self.texts: dict[int, str] = {}
-        """What tokens say, as far as it was told."""
+        """The reported texts of tokens."""
         self.numbers: dict[str, int] = {}
-        """Stand for tokens whose numbers are not told: one for each text."""
+        """Substitutes for ids that are not reported, one for each text."""
 
     @property
     def address(self) -> Address:
-        """Where it is."""
         return self.access.address
 
     @property
     def server(self) -> ServerInfo:
-        """What its server told of itself."""
         found = self.info.server
         assert found is not None
         return found
 
     def connect(self, key: str) -> None:
-        """Ask the server what it is. Raises ServerError."""
+        """Query the server for its model and abilities. Raises ServerError."""
         self.access = Access(self.address, key)
         self.info = info_of(self.address, find(self.access))
 
-    # what tokens say
+    # the texts of tokens
 
     def number(self, text: str) -> int:
-        """What stands for a token of which only the text is told: the same for the same text."""
+        """A substitute for the id of a token whose text alone is known."""
         if text not in self.numbers and len(self.numbers) >= MOST_TEXTS:
             self.numbers.clear()
         number = self.numbers.setdefault(text, len(self.numbers))
@@ -67,22 +73,19 @@ class ServedModel:
         return number
 
     def learn(self, number: int, text: str) -> None:
-        """Remember what a token says."""
         if len(self.texts) >= MOST_TEXTS:
             self.texts.clear()
         self.texts[number] = text
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens that the server sent."""
         return "".join(self.texts.get(token, "") for token in tokens)
 
-    # what is not here
+    # needs a model on this machine
 
     bytes = unread = 0
     head: Head | None = None
 
     def refuse(self, *_: object) -> NoReturn:
-        """There is nothing here that could do it."""
         raise ServerError(
             f"{self.info.name} runs on {self.address.host}, and this needs a model on this "
             "machine. Load one in the Models tab."
@@ -98,8 +101,8 @@ class ServedModel:
 
 
 class ServedChat(Chat):
-    """A conversation with such a model. How much of the context it takes is an estimate: the server
-    counts for itself, and says so where it does not fit."""
+    """A conversation with a model of a server. Its use of the context is an estimate; the server
+    counts exactly, and returns an error if the conversation does not fit."""
 
     def check(self, text: str) -> None:
         if not text.strip():
@@ -115,21 +118,17 @@ class ServedChat(Chat):
 
 
 def info_of(address: Address, found: Found) -> BackendInfo:
-    """What the rest of the program may know of a model on a server."""
     name, strata = found.model, found.strata
-    databases = strata.get("databases") if strata else None
-    deepest = strata.get("draft_tokens") if strata else None
-    drafting = found.counts if strata is None else strata.get("drafting") is True
     server = ServerInfo(
         address.host,
         found.maker,
-        drafting,
-        tuple(each for each in (CONTEXT, MODEL, STATISTICS) if each in (databases or ())),
-        deepest if isinstance(deepest, int) else 0,
+        strata.drafting if strata else found.counts,
+        tuple(each for each in (CONTEXT, MODEL, STATISTICS) if strata and each in strata.databases),
+        strata.draft_tokens if strata else 0,
         sources=strata is not None,
         counts=found.counts,
         switches=found.maker == STRATA or strata is not None and found.maker in OFF,
-        goes_on=found.maker in GOES_ON,
+        continues=found.maker in COMPLETE,
     )
     identity = digest([KIND, address.base, name])
     return BackendInfo(

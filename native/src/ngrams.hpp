@@ -107,7 +107,7 @@ class Counts : public Source {
 // Followers without the occurrences in others.
 Followers less(const Followers &all, const Followers &taken, Room &room);
 
-// Counts without those of one answer, which they hold: engine/drafting/model.py, Unlearned.
+// Counts without those of one answer, which they hold: engine/drafting/tiers.py, Unlearned.
 class Less : public Source {
   public:
     Less(Source &all, Source &taken) : all(all), taken(taken) {}

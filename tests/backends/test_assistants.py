@@ -13,10 +13,9 @@ import pytest
 
 from engine.decode import never
 from engine.errors import ModelError
-from engine.models.loaders import load, need
-from engine.settings import Runtime, Sampling
-from tests.backends.test_eagle3 import Guessing, answer, fresh, law
-from tests.support.lossless import assert_lossless, tokens_of
+from engine.models.loaders import need
+from engine.settings import Runtime
+from tests.support.heads import SAMPLINGS, loaded
 from tests.support.predicting import WINDOW, save_assistant, save_gemma
 from tests.support.tiny_hybrids import save_hybrid
 
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.model
 
 TEXT = [1, *(3 + 37 * at % 6000 for at in range(2 * WINDOW))]
 """Longer than the window."""
-SAMPLINGS = [Sampling(temperature=each, seed=7) for each in (0.0, 0.7, 1.0)]
 LAYERS = {0: (2, 3), 2: (0, 1)}
 """The last layers that keep keys, with a window and without one, by how many share them."""
 
@@ -42,14 +40,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return made
 
 
-def loaded(folder: Path, **settings: Any) -> TransformersBackend:
-    from engine.backends.transformers import TransformersBackend
-
-    backend = load(str(folder), Runtime(dtype="float32", threads=1, **settings))
-    assert isinstance(backend, TransformersBackend)
-    return backend
-
-
 @pytest.fixture(scope="module")
 def backends(folders: dict[int, Path]) -> dict[int, TransformersBackend]:
     return {shared: loaded(folder) for shared, folder in folders.items()}
@@ -62,6 +52,7 @@ def laws(folder: Path, shared: int, text: Sequence[int], path: Sequence[int]) ->
     from transformers import AutoModelForCausalLM
     from transformers.cache_utils import DynamicCache
 
+    from engine.backends.caches import cache_argument
     from engine.heads.assistant import sharing
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -69,7 +60,8 @@ def laws(folder: Path, shared: int, text: Sequence[int], path: Sequence[int]) ->
         assistant = AutoModelForCausalLM.from_pretrained(folder / "head", dtype=torch.float32)
     cache, found = DynamicCache(), []
     with torch.no_grad():
-        states = model.model(torch.tensor([list(text[:-1])]), past_key_values=cache)
+        named = {cache_argument(model.model.forward): cache}
+        states = model.model(torch.tensor([list(text[:-1])]), **named)
         state = states.last_hidden_state[:, -1:]
         keys = {
             kind: (cache.layers[at].keys, cache.layers[at].values)
@@ -111,35 +103,6 @@ def test_an_assistant_guesses_as_the_library_does(
         for guess, logits in zip(guesses, wanted, strict=True):
             assert np.abs(guess.logits - logits).max() < 1e-4 * np.abs(logits).max()
     backend.close()
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
-@pytest.mark.parametrize("shared", LAYERS)
-def test_answers_are_the_same_with_an_assistant_and_with_wrong_drafts(
-    shared: int, sampling: Sampling, backends: dict[int, TransformersBackend]
-) -> None:
-    backend, plain = backends[shared].open(), backends[shared].open()
-    head = Guessing(backend.head, sampling)
-    first = answer(backend, TEXT, sampling, head)
-    assert_lossless(answer(plain, TEXT, sampling), first)
-    assert head.calls > len(first) / 2
-    said = [token.id for token in tokens_of(first)]
-    for text in ([*TEXT, *said, 1, 3, 500, 41, 4], [*TEXT[:-3], 77, 3, 4]):
-        again = answer(backend, text, sampling, Guessing(backend.head, sampling))
-        assert_lossless(answer(plain, text, sampling), again)
-    backend.prefill(text, never)
-    assert np.abs(law(backend, text) - fresh(backend, text)).max() < 2e-3
-    # What was not listened to is not known; the next forward is enough to go on.
-    assert backend.head is not None
-    backend.head.listen(False)
-    backend.prefill([*text, 9, 8], never)
-    assert backend.head.start([*text, 9, 8], sampling, never) is None
-    backend.head.listen(True)
-    backend.prefill([*text, 9, 8, 7], never)
-    assert np.isfinite(law(backend, [*text, 9, 8, 7])).all()
-    backend.close()
-    assert not backend.head.bytes
-    plain.close()
 
 
 def test_an_assistant_is_found_counted_and_left_out(

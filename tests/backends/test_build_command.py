@@ -1,5 +1,6 @@
 """`python -m app.build_statistics`, the whole command, with the embedded model's tokenizer."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,10 +78,11 @@ def test_an_interrupted_command_leaves_the_old_file(
     out = tmp_path / "a.db"
     out.write_bytes(b"the old one")
 
-    def interrupt(*arguments: object) -> None:
+    def interrupted(*arguments: object) -> Iterator[tuple[int, bytes]]:
+        yield 1, b""
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("storage.statistics_build.write", interrupt)
+    monkeypatch.setattr("storage.statistics_build.rows", interrupted)
     assert main([str(texts), "--model", str(EMBEDDED), "--out", str(out)]) == 130
     assert "Cancelled" in capsys.readouterr().err
     assert out.read_bytes() == b"the old one"

@@ -201,13 +201,13 @@ def known(number: int) -> list[psutil.Process]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The templates that are asked for, for all models."""
     asked: list[str] = []
-    before = chat_template.FILLER.ask
+    before = chat_template.FILLER.send
 
-    def ask(library: Library, request: dict[str, Any]) -> dict[str, str]:
+    def send(library: Library, request: dict[str, Any]) -> dict[str, str]:
         asked.append(request["template"])
         return before(library, request)
 
-    monkeypatch.setattr(chat_template.FILLER, "ask", ask)
+    monkeypatch.setattr(chat_template.FILLER, "send", send)
     return asked
 
 
@@ -339,4 +339,4 @@ def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None
     filler.fill("llama_cpp", "{{ messages[0].content }}", TOKENS, TURNS)
     assert filler.process is not None
     words = psutil.Process(filler.process.pid).cmdline()
-    assert words[-2:] == ["engine.backends.template_process", "llama_cpp"]
+    assert words[-2:] == ["engine.backends.chat_template", "llama_cpp"]

@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import json
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice, zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from engine.decode import decode, never
+from engine.decode import never
 from engine.drafting.budget import Budget
 from engine.errors import ModelError
 from engine.models.loaders import load, need, scan
 from engine.prompt import Chat
-from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.settings import Runtime, Sampling
 from engine.tree import Tree
-from engine.types import Message, Step, Work
+from engine.types import Message, Work
 from tests.conftest import EMBEDDED
-from tests.support.lossless import assert_lossless, events_of, tokens_of
+from tests.support.heads import SAMPLINGS, Guessing, answer, fresh, law
+from tests.support.lossless import assert_lossless, tokens_of
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -275,49 +275,6 @@ def test_the_flags_of_speculators_change_what_is_normalised(tmp_path: Path) -> N
         assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max(), path
 
 
-class Guessing:
-    """Drafts the head's tree, two nodes wide, with wrong tokens among its own in three of ten
-    places; learns nothing."""
-
-    name = "head"
-
-    def __init__(
-        self, head: Any, sampling: Sampling, width: int = 2, wrong: float = 0.3, depth: int = 5
-    ) -> None:
-        self.head, self.sampling, self.width, self.wrong = head, sampling, width, wrong
-        self.depth = depth
-        self.random = random.Random(5)
-        self.calls = 0
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        guess = self.head.start(tokens, self.sampling, never)
-        level = [] if guess is None else [(0, guess)]
-        for depth in range(min(self.depth, budget.depth)):
-            rows, parents, said = [], [], []
-            for at, (row, guess) in enumerate(level):
-                drawn = guess.draw(len(tokens) + depth, self.sampling)
-                for token in {drawn, *(name for name, _ in guess.likeliest(self.width))}:
-                    if self.random.random() < self.wrong:
-                        token = self.random.randrange(budget.vocabulary)
-                    if len(tree) < budget.nodes and token not in tree.children[row]:
-                        rows.append(tree.add(row, token, "model"))
-                        parents.append(at)
-                        said.append(token)
-            if not rows or depth == self.depth - 1:
-                break
-            rows, parents, said = rows[:4], parents[:4], said[:4]
-            level = list(zip(rows, self.head.extend(parents, said), strict=True))
-            self.calls += 1
-        self.head.forget()
-        return {"model": Work(0.0)}
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-
 @pytest.fixture(scope="module")
 def random_head(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
     """The embedded target with a head of random weights, which knows a part of the vocabulary."""
@@ -326,81 +283,9 @@ def random_head(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend
     return loaded(written(folder, flat("LlamaForCausalLMEagle3"), tensors))
 
 
-SAMPLINGS = [Sampling(temperature=each, seed=7) for each in (0.0, 0.7, 1.0)]
-
-
 def ask(backend: TransformersBackend, text: str, before: Sequence[int] = ()) -> list[int]:
     chat = Chat(backend)
     return chat.prompt([Message("user", text)], before)
-
-
-def answer(
-    backend: TransformersBackend,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    drafter: Guessing | None = None,
-    tokens: int = 40,
-) -> list[Step]:
-    if backend.head:
-        backend.head.listen(drafter is not None)
-    drafting = Drafting(budget="fixed", nodes=24)
-    drafters = [] if drafter is None else [drafter]
-    return events_of(backend, prompt, Generation(sampling, max_tokens=tokens), drafters, drafting)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
-def test_answers_are_the_same_with_a_head_and_with_wrong_drafts(
-    sampling: Sampling, embedded: TransformersBackend, random_head: TransformersBackend
-) -> None:
-    for backend in (embedded.open(), random_head.open()):
-        plain = backend.open()
-        prompt = ask(backend, "Hi! What do you like to do when it rains?")
-        head = Guessing(backend.head, sampling)
-        first = answer(backend, prompt, sampling, head)
-        assert_lossless(answer(plain, prompt, sampling), first)
-        assert head.calls > len(first) / 2
-        # A second turn goes on behind the first one, and one that begins otherwise as well.
-        said = [token.id for token in tokens_of(first)]
-        for text in ([*prompt, *said, 1, 3, 500, 41, 4], [*prompt[:-3], 77, 3, 4]):
-            again = answer(backend, text, sampling, Guessing(backend.head, sampling))
-            assert_lossless(answer(plain, text, sampling), again)
-        backend.close()
-        plain.close()
-
-
-def law(backend: TransformersBackend, tokens: Sequence[int]) -> Any:
-    """What a head guesses behind a text that the backend holds but for the last token."""
-    assert backend.head is not None
-    guess = backend.head.start(tokens, SAMPLINGS[0], never)
-    assert guess is not None
-    return guess.logits
-
-
-def fresh(backend: TransformersBackend, tokens: Sequence[int]) -> Any:
-    """The same of a sequence that reads the text for the first time."""
-    other = backend.open()
-    assert other.head is not None
-    other.head.listen(True)
-    other.prefill(tokens, never)
-    found = law(other, tokens)
-    other.close()
-    return found
-
-
-def test_a_head_knows_what_was_decided_and_nothing_else(random_head: TransformersBackend) -> None:
-    backend = random_head.open()
-    prompt = ask(backend, "Tell me a story about a dog.")
-    steps = answer(backend, prompt, SAMPLINGS[1], Guessing(backend.head, SAMPLINGS[1]))
-    text = [*prompt, *(token.id for token in tokens_of(steps))]
-    # The cache lacks the last token at least; another text shares a part of it.
-    for tokens in (text, [*text[:-9], 11, 12, 13], text[:20], [*text[:19], 99], [*text, 4, 5]):
-        backend.prefill(tokens, never)
-        assert np.abs(law(backend, tokens) - fresh(backend, tokens)).max() < 2e-3
-        assert backend.head is not None
-        backend.head.extend([0, 0], [5, 6])
-        backend.head.extend([1], [8])
-        backend.head.forget()
-    backend.close()
 
 
 def test_long_prompts_are_read_in_parts_and_stopped_between_them(
@@ -438,10 +323,10 @@ def test_of_what_waits_to_be_read_the_latest_is_kept(random_head: TransformersBa
     backend.prefill(tokens, never)
     # Nothing was computed yet: the states are as the target left them, and few.
     assert head.done == 0 and head.states.values is None
-    assert head.rows == list(range(699 - LATEST, 699)) and head.behind == LATEST
+    assert head.rows == list(range(699 - LATEST, 699)) and head.waiting_rows == LATEST
     assert head.bytes == 4 * LATEST * 3 * HIDDEN
     one = law(backend, tokens)
-    assert (head.done, head.behind, head.waiting) == (LATEST, 0, [])
+    assert (head.done, head.waiting_rows, head.waiting) == (LATEST, 0, [])
     # What was read is kept however long the text grows; what waits is not.
     longer = [*tokens, *range(40, 40 + 2 * LATEST)]
     backend.prefill(longer, never)
@@ -452,7 +337,7 @@ def test_of_what_waits_to_be_read_the_latest_is_kept(random_head: TransformersBa
     # A text that is cut takes from what waits first.
     cut = longer[: -LATEST // 2]
     backend.prefill(cut, never)
-    assert head.rows[-1] == len(cut) - 2 and head.behind == LATEST - LATEST // 2
+    assert head.rows[-1] == len(cut) - 2 and head.waiting_rows == LATEST - LATEST // 2
     assert law(backend, cut).shape == one.shape
     backend.prefill(tokens, never)
     assert np.abs(law(backend, tokens) - one).max() < 1e-5
@@ -465,14 +350,14 @@ def test_a_step_of_which_the_head_is_not_asked_takes_a_copy_of_states_alone(
     backend = random_head.open()
     assert backend.head is not None
     multiplied = []
-    seam = "engine.heads.eagle3_fused.linear"
+    seam = "engine.heads.eagle3_head.linear"
     monkeypatch.setattr(seam, lambda *args: multiplied.append(args) or fail())
     backend.head.listen(True)
     backend.prefill(TEXT, never)
     for _ in range(5):
         backend.score(Tree(backend.cached[-1]), SAMPLINGS[0])
         backend.accept(())
-    assert not multiplied and backend.head.behind == len(TEXT) + 4
+    assert not multiplied and backend.head.waiting_rows == len(TEXT) + 4
     with pytest.raises(ZeroDivisionError):
         law(backend, [*backend.cached, 5])
     backend.close()
@@ -500,26 +385,6 @@ def test_eight_bits_guess_nearly_the_same_and_say_the_same(tmp_path: Path) -> No
         assert_lossless(plain, said)
 
 
-def test_what_was_read_while_nobody_listened_is_a_gap(random_head: TransformersBackend) -> None:
-    backend = random_head.open()
-    head = backend.head
-    assert head is not None
-    hooks = [len(each._forward_hooks) for each in head.weights.taps]
-    answer(backend, TEXT, SAMPLINGS[0], tokens=8)
-    assert not head.rows and not head.found and not head.bytes
-    assert [len(each._forward_hooks) for each in head.weights.taps] == hooks
-    known = list(backend.cached)
-    head.listen(True)
-    assert head.start([*known, 5], SAMPLINGS[0], never) is None
-    longer = [*known, 5, 9, 300]
-    backend.prefill(longer, never)
-    assert law(backend, longer).shape == (KNOWN,)
-    assert head.rows == [len(known), len(known) + 1]
-    assert backend.bytes > head.bytes > 0
-    backend.close()
-    assert not head.bytes
-
-
 def test_a_forward_that_fails_leaves_a_head_that_goes_on(
     random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,7 +396,7 @@ def test_a_forward_that_fails_leaves_a_head_that_goes_on(
         def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
             if len(tokens) > len(prompt) + 3:
                 with monkeypatch.context() as broken:
-                    broken.setattr(torch_functional(), "scaled_dot_product_attention", fail)
+                    broken.setattr("torch.nn.functional.scaled_dot_product_attention", fail)
                     self.head.start(tokens, self.sampling, never)
             return super().grow(tree, tokens, budget)
 
@@ -542,56 +407,8 @@ def test_a_forward_that_fails_leaves_a_head_that_goes_on(
     backend.close()
 
 
-def torch_functional() -> Any:
-    from torch.nn import functional
-
-    return functional
-
-
 def fail(*_: Any, **__: Any) -> Any:
     raise ZeroDivisionError
-
-
-def test_sequences_take_turns_with_a_head_each(random_head: TransformersBackend) -> None:
-    sampling, drafting = SAMPLINGS[1], Drafting(budget="fixed", nodes=24)
-    texts = ("What is a river?", "Tell me a joke.", "Hello!")
-    runs, said, plain = [], [], []
-    for text in texts:
-        backend = random_head.open()
-        prompt = ask(backend, text)
-        plain.append([token.id for token in tokens_of(answer(backend.open(), prompt, sampling))])
-        assert backend.head is not None
-        backend.head.listen(True)
-        drafters = [Guessing(backend.head, sampling)]
-        generation = Generation(sampling, max_tokens=40)
-        runs.append(decode(backend, prompt, drafters, generation, drafting))
-        said.append(list[int]())
-    for events in zip_longest(*runs):
-        for own, event in zip(said, events, strict=True):
-            own += [token.id for token in event.tokens] if isinstance(event, Step) else []
-    assert said == plain
-
-
-def test_a_stopped_answer_is_the_beginning_of_it(random_head: TransformersBackend) -> None:
-    backend = random_head.open()
-    prompt = ask(backend, "Tell me a story about a dog.")
-    plain = tokens_of(answer(backend.open(), prompt, SAMPLINGS[1]))
-    run = decode(
-        backend,
-        prompt,
-        [Guessing(backend.head, SAMPLINGS[1])],
-        Generation(SAMPLINGS[1], max_tokens=40),
-        Drafting(budget="fixed", nodes=24),
-    )
-    assert backend.head is not None
-    backend.head.listen(True)
-    some = [event for event in islice(run, 6) if isinstance(event, Step)]
-    run.close()
-    begun = [each.id for each in tokens_of(some)]
-    assert len(begun) >= 5 and begun == [each.id for each in plain[: len(begun)]]
-    again = answer(backend, prompt, SAMPLINGS[1], Guessing(backend.head, SAMPLINGS[1]))
-    assert [each.id for each in tokens_of(again)] == [each.id for each in plain]
-    backend.close()
 
 
 Change = Callable[[dict[str, Any], Tensors], object]
@@ -762,9 +579,11 @@ def test_the_head_that_comes_along_is_often_right(embedded: TransformersBackend)
 
 @pytest.mark.gguf
 def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
-    embedded: TransformersBackend,
+    embedded: TransformersBackend, gguf_files: dict[str, Path]
 ) -> None:
-    other = load(str(EMBEDDED.with_suffix(".gguf")), Runtime(threads=1))
+    """Behind weights of the same type: those of the shipped file are rounded to eight bits."""
+    shipped = EMBEDDED.parent / "eagle3-target.gguf"
+    other = load(str(gguf_files["target-F16"]), Runtime(threads=1, head=str(shipped)))
     one, tokens = loaded(EMBEDDED / "head"), ask(embedded, "What is a river?")
     assert one.info.head is not None and other.info.head is not None
     assert other.info.head.name == one.info.head.name
@@ -781,3 +600,67 @@ def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
             assert right.probability(name) == pytest.approx(chance, rel=0.05)
         left, right = (each.extend([0], [token])[0] for each in (one.head, other.head))
     one.close()
+
+
+# Matrices of eight bits.
+
+
+@pytest.mark.parametrize("shape", [(6, 64), (500, 256), (2048, 128), (3, 192)])
+def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
+    import torch
+
+    from engine.heads.eagle3_head import EightBits, bytes_of, linear
+
+    made = torch.Generator().manual_seed(3)
+    weight = torch.randn(shape, generator=made) * torch.rand((shape[0], 1), generator=made)
+    weight[0] = 0.0
+    states, bias = torch.randn(3, shape[1], generator=made), torch.randn(shape[0], generator=made)
+    rounded = EightBits(weight)
+    for more in ((), (bias,)):
+        wanted, found = linear(states, weight, *more), linear(states, rounded, *more)
+        assert found.dtype == torch.float32
+        assert (found - wanted).norm() < 0.02 * wanted.norm()
+    assert bytes_of(weight) == 4 * weight.numel()
+    assert bytes_of(rounded) == weight.numel() + 2 * shape[0]
+
+
+@pytest.mark.parametrize(("plain", "rounded", "wanted"), [(3.0, 1.0, True), (1.0, 3.0, False)])
+def test_eight_bits_are_taken_where_they_were_faster(
+    plain: float, rounded: float, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from engine.heads import eagle3_head
+
+    def clock() -> Iterator[float]:
+        now = 0.0
+        for takes in cycle((plain, rounded)):
+            yield now
+            now += takes
+            yield now
+
+    ticks = clock()
+    monkeypatch.setattr(eagle3_head, "perf_counter", lambda: next(ticks))
+    assert eagle3_head.faster([torch.ones(4, 64), torch.ones(8, 128)]) is wanted
+
+
+def test_a_width_that_the_library_would_read_beyond_stays_as_it_is() -> None:
+    import torch
+
+    from engine.heads.eagle3_head import EightBits, packed
+
+    narrow = torch.ones(8, 40)
+    assert packed(narrow) is narrow and isinstance(packed(torch.ones(8, 64)), EightBits)
+
+
+def test_without_the_librarys_function_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from engine.heads import eagle3_head
+
+    def never(*_: Any) -> float:
+        raise AssertionError("nothing to time")
+
+    monkeypatch.delattr(torch, "_weight_int8pack_mm")
+    monkeypatch.setattr(eagle3_head, "perf_counter", never)
+    assert not eagle3_head.faster([torch.ones(4, 8)])

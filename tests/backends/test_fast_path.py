@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 pytestmark = pytest.mark.gguf
 RUNTIME = Runtime(threads=1)
 CRASHES = "crashes (SIGSEGV)"
-TRIAL = "engine.backends.fast_path_trial"
+TRIAL = "engine.backends.fast_path"
 WEIGHTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K",
     "q6_K", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
@@ -242,13 +242,15 @@ def test_both_paths_say_the_same(
 def test_the_peers_of_a_benchmark_take_the_same_path(
     broken: None, gguf_files: dict[str, Path]
 ) -> None:
-    from bench.llama_peers import LlamaPeer, gguf_of
+    from contextlib import closing
+
+    from bench.llama_peers import LlamaPeer
 
     for name, fast in (("small-Q8_0", False), ("small-F32", True)):
         source = str(gguf_files[name])
-        gguf = gguf_of(load(source, RUNTIME), source, RUNTIME)
-        with LlamaPeer("llama-cpp-python", gguf) as peer:
-            assert gguf.fast is peer.llama.model_params.use_extra_bufts is fast
+        peer = LlamaPeer("llama-cpp-python", load(source, RUNTIME), source, RUNTIME)
+        with closing(peer):
+            assert peer.llama.model_params.use_extra_bufts is fast
 
 
 def calls(path: Path) -> list[str]:
@@ -267,12 +269,9 @@ def test_every_place_that_opens_weights_asks_which_path_to_take() -> None:
     places = {str(path.relative_to(ROOT)): found for path in paths if (found := calls(path))}
     assert sorted(places) == [
         "bench/llama_peers.py",
-        "bench/replay.py",
-        "engine/backends/fast_path_trial.py",
+        "engine/backends/fast_path.py",
         "engine/models/gguf.py",
         "engine/models/gguf_heads.py",
     ]
-    assert all("vocab_only=True" in call for call in places["bench/replay.py"]), "no weights"
-    assert [call.startswith("Llama(file.fast,") for call in places["bench/llama_peers.py"]] == [
-        True
-    ]
+    (peer,) = places["bench/llama_peers.py"]
+    assert peer.startswith("Llama(fast,")

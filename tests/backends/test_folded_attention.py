@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from engine.decode import never
-from engine.settings import Sampling
 from engine.tree import Tree
-from tests.backends.test_transformers import KINDS, alone, load, prompt_of, save_model, tree_of
+from tests.support.backends import GREEDY, KINDS, load, prompt_of, save_model
 
 pytestmark = pytest.mark.model
-GREEDY = Sampling(temperature=0.0)
 HEADS = ((4, 2), (6, 2), (5, 1), (9, 3), (4, 4))
 """Query heads and key heads."""
 
@@ -170,20 +168,21 @@ def test_the_cache_is_not_copied(nodes: int, tmp_path: Path) -> None:
         assert nodes == 0 or largest_made(backend, nodes) >= 4 * keys
 
 
-GROUPED = ["llama-gqa", "qwen3", "mistral-window", "gemma3-mixed", "qwen3-next-hybrid"]
+GROUPED = ["llama-gqa", "qwen3", "mistral-window", "gemma3-mixed", "qwen3-next"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_the_librarys_attention(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3-next"])
+def test_logits_are_those_of_the_librarys_attention(kind: str, subjects: Any) -> None:
     """Of plain steps and trees, before and beyond a window; where heads are grouped, folded."""
     from engine.backends.folded_attention import FOLDED, unfolded
 
-    backend = load(save_model(kind, tmp_path))
+    subject = subjects(kind)
+    backend = subject.model.open()
     folds = backend.model.config._attn_implementation == FOLDED
     assert folds or kind not in GROUPED
     for size in (1, 6, 60):
-        prompt = prompt_of(size, 160)
-        tree = tree_of(prompt[-1]) if backend.info.can_tree else Tree(prompt[-1])
+        prompt = subject.prompt(size)
+        tree = subject.tree(backend, prompt[-1], size)
 
         def rows(prompt: list[int] = prompt, tree: Tree = tree) -> np.ndarray:
             backend.reset()
@@ -197,39 +196,25 @@ def test_logits_are_those_of_the_librarys_attention(kind: str, tmp_path: Path) -
     assert (backend.model.config._attn_implementation == FOLDED) is folds
 
 
-def test_a_model_that_a_fold_gets_wrong_keeps_the_librarys_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["wrong", "broken"])
+def test_a_model_that_a_fold_gets_wrong_or_breaks_keeps_the_librarys_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     from transformers import AttentionInterface
 
     from engine.backends.folded_attention import FOLDED, LIBRARY, attend
 
-    def wrong(module: Any, query: Any, *others: Any, **named: Any) -> tuple[Any, None]:
+    def faulty(module: Any, query: Any, *others: Any, **named: Any) -> tuple[Any, None]:
+        if fault == "broken":
+            raise RuntimeError("no such kernel")
         return attend(module, query.flip(1), *others, **named)
 
     folder = save_model("llama-gqa", tmp_path)
-    monkeypatch.setitem(AttentionInterface._global_mapping, FOLDED, wrong)
+    monkeypatch.setitem(AttentionInterface._global_mapping, FOLDED, faulty)
     backend = load(folder)
     assert backend.model.config._attn_implementation == LIBRARY
     assert backend.info.can_tree and not backend.info.note
     prompt = prompt_of(20, 160)
     backend.prefill(prompt, never)
     row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
-    assert float(np.abs(row - alone(backend, prompt)).max()) < 1e-3
-
-
-def test_a_model_that_a_fold_breaks_keeps_the_librarys_attention(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AttentionInterface
-
-    from engine.backends.folded_attention import FOLDED, LIBRARY
-
-    def broken(*given: Any, **named: Any) -> tuple[Any, None]:
-        raise RuntimeError("no such kernel")
-
-    folder = save_model("llama-gqa", tmp_path)
-    monkeypatch.setitem(AttentionInterface._global_mapping, FOLDED, broken)
-    backend = load(folder)
-    assert backend.model.config._attn_implementation == LIBRARY
-    assert backend.info.can_tree and not backend.info.note
+    assert float(np.abs(row - backend.alone(prompt)).max()) < 1e-3

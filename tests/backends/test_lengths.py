@@ -5,7 +5,7 @@ The reference is the library's own generate(), on a model of its own.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,25 +16,20 @@ from engine.prompt import Chat
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Message, Prefill, Step
-from tests.backends.test_transformers import (
+from tests.support.backends import (
     GREEDY,
     KINDS,
     SMALL,
     WIDE,
-    alone,
-    drafters_for,
-    fresh,
     gap,
     load,
     prompt_of,
     save_model,
     tree_of,
+    wrong_at,
 )
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.replies import reply
-
-if TYPE_CHECKING:
-    from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
 SWITCH = 64
@@ -116,10 +111,10 @@ def run(backend: Any, prompt: Sequence[int], wanted: Generation, kind: str = "pl
         return events_of(backend, prompt, wanted)
     if kind == "hd":
         return events_of(backend, prompt, wanted, METHODS["hd"].drafters(Databases()))
-    plain = events_of(fresh(backend), prompt, wanted)
+    plain = events_of(backend.open(), prompt, wanted)
     truth = [*prompt, *ids(plain)]
     deep = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 40])], obedient=False)
-    drafters = [deep] if kind == "deep" else drafters_for(truth, Databases())
+    drafters = [deep] if kind == "deep" else [wrong_at(truth, 160, branches=True)]
     return events_of(backend, prompt, wanted, drafters)
 
 
@@ -140,7 +135,7 @@ def test_plain_decoding_says_what_the_library_generates(models: Any, kind: str) 
     crossed = 0
     for size in SIZES:
         prompt, most = prompt_of(size, 160), min(30, 96 - size)
-        said = ids(run(fresh(backend), prompt, Generation(GREEDY, max_tokens=most)))
+        said = ids(run(backend.open(), prompt, Generation(GREEDY, max_tokens=most)))
         assert said == generated(folder, prompt, most, sorted(backend.info.eos_ids)), size
         crossed += size <= SWITCH < size + len(said) - 1
     assert crossed >= 3
@@ -153,12 +148,12 @@ def test_accelerated_answers_are_the_plain_ones_across_the_switch(
 ) -> None:
     """With one cache for all of them, which holds what the one before has left."""
     _, backend = models[kind]
-    fast, crossed, accepted = fresh(backend), 0, 0
+    fast, crossed, accepted = backend.open(), 0, 0
     for number, size in enumerate(SIZES):
         prompt = prompt_of(size, 160)
         for temperature in (0.0, 0.7, 1.0):
             wanted = Generation(Sampling(temperature, seed=number), max_tokens=30)
-            plain = run(fresh(backend), prompt, wanted)
+            plain = run(backend.open(), prompt, wanted)
             steps = run(fast, prompt, wanted, drafts)
             assert_lossless(plain, steps)
             crossed += size <= SWITCH < size + len(ids(plain)) - 1
@@ -170,7 +165,7 @@ def test_accelerated_answers_are_the_plain_ones_across_the_switch(
 def test_later_turns_across_the_switch(models: Any, kind: str) -> None:
     """The cache of the last turn is used as far as a text of the new length can use it."""
     folder, backend = models[kind]
-    caches = {"plain": fresh(backend), "hd": fresh(backend), "truth": fresh(backend)}
+    caches = {"plain": backend.open(), "hd": backend.open(), "truth": backend.open()}
     text, reused = prompt_of(20, 160), list[int]()
     for turn in range(4):
         wanted = Generation(GREEDY, max_tokens=8)
@@ -191,21 +186,21 @@ def test_a_cache_of_the_other_side_is_not_used(models: Any, kind: str) -> None:
     _, backend = models[kind]
     long, short = prompt_of(100, 160), [*prompt_of(31, 160)[:30], 7]
     for before, after in ((long, short), (short, [*short[:30], *long[30:]])):
-        other = fresh(backend)
+        other = backend.open()
         other.prefill(before, never)
         assert other.prefill(after, never).reused == 0
-        assert gap(other.score(Tree(after[-1]), GREEDY).row(0), alone(other, after)) < 1e-3
-    one = fresh(backend)
+        assert gap(other.score(Tree(after[-1]), GREEDY).row(0), other.alone(after)) < 1e-3
+    one = backend.open()
     one.prefill(long, never)
     other = [*long[:80], 9, 8]
     assert one.prefill(other, never).reused == 80, "on one side it is used"
-    assert gap(one.score(Tree(8), GREEDY).row(0), alone(one, other)) < 1e-3
+    assert gap(one.score(Tree(8), GREEDY).row(0), one.alone(other)) < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["phi3-long", "llama-long", "gemma3-long"])
 def test_what_a_forward_across_the_switch_has_left_is_not_used(models: Any, kind: str) -> None:
     """Draft models may make one: the worst of it is a bad draft."""
-    other, prompt = fresh(models[kind][1]), prompt_of(62, 160)
+    other, prompt = models[kind][1].open(), prompt_of(62, 160)
     other.prefill(prompt, never)
     tree = Tree(prompt[-1])
     path = [tree.add(0, 5, ""), tree.add(1, 6, ""), tree.add(2, 7, "")]
@@ -213,7 +208,7 @@ def test_what_a_forward_across_the_switch_has_left_is_not_used(models: Any, kind
     other.accept(path[:1])
     again = [*prompt, 5]
     assert other.prefill(again, never).reused == 0
-    assert gap(other.score(Tree(5), GREEDY).row(0), alone(other, again)) < 1e-3
+    assert gap(other.score(Tree(5), GREEDY).row(0), other.alone(again)) < 1e-3
 
 
 @pytest.mark.parametrize("kind", ["phi3-long", "llama-long", "gemma3-long"])
@@ -224,7 +219,7 @@ def test_a_prompt_is_read_as_in_one_forward(
     """In chunks, the first of which lie before the switch."""
     _, backend = models[kind]
     monkeypatch.setattr("engine.backends.transformers.PREFILL_CHUNK", 20)
-    other, prompt = fresh(backend), prompt_of(size, 160)
+    other, prompt = backend.open(), prompt_of(size, 160)
     filled = other.prefill(prompt, never)
     assert filled.limit == (SWITCH if kind == "phi3-long" and size <= SWITCH else None)
     limit = other.depth_limit(size)
@@ -233,7 +228,7 @@ def test_a_prompt_is_read_as_in_one_forward(
     scores = other.score(tree, GREEDY)
     for row in range(len(tree) + 1):
         chain = [*prompt, *tree.path(row)]
-        assert gap(scores.row(row), alone(backend, chain)) < 1e-3, row
+        assert gap(scores.row(row), backend.alone(chain)) < 1e-3, row
 
 
 def test_dynamic_factors_stay_the_first_ones_within_the_context(models: Any) -> None:
@@ -243,7 +238,7 @@ def test_dynamic_factors_stay_the_first_ones_within_the_context(models: Any) -> 
     assert backend.info.context_length == 96
     before = module.inv_freq.clone()
     wanted = Generation(Sampling(0.7), max_tokens=500)
-    steps = run(fresh(backend), prompt_of(80, 160), wanted, "deep")
+    steps = run(backend.open(), prompt_of(80, 160), wanted, "deep")
     assert steps[-1].finish in ("context", "eos")
     assert (module.inv_freq == before).all()
 
@@ -252,7 +247,7 @@ def test_the_second_turn_of_a_chat_beyond_the_switch(models: Any) -> None:
     _, backend = models["phi3-long"]
     texts = []
     for name in ("plain", "hd"):
-        chat, messages, events = Chat(fresh(backend)), [], list[Any]()
+        chat, messages, events = Chat(backend.open()), [], list[Any]()
         drafters = METHODS[name].drafters(Databases())
         for words in ("hello there, you", "and again", "and more"):
             messages.append(Message("user", words))
@@ -310,8 +305,10 @@ def test_the_check_goes_beyond_the_switch(models: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(TransformersBackend, "forward", counted)
     assert load(folder).info.can_tree and sum(rows) < SWITCH
-    monkeypatch.setattr("engine.backends.rotary.with_last", lambda positions, length: positions)
-    monkeypatch.setattr("engine.backends.rotary.without_last", lambda *given: given[-1])
+    monkeypatch.setattr(
+        "engine.backends.transformers.with_last", lambda positions, length: positions
+    )
+    monkeypatch.setattr("engine.backends.transformers.without_last", lambda *given: given[-1])
     assert "decodes plainly: its tree forward is off by" in load(folder).info.note
 
 
@@ -326,38 +323,17 @@ def test_the_longer_check_is_left_out_where_it_would_take_long(
     assert load(folder).info.can_tree
 
 
-# Chunked attention, and layers that take the number of a row for its position.
-
-
-def llama4(folder: Path, **changes: Any) -> "TransformersBackend":
-    return load(save_model("llama4-chunks", folder, **changes))
-
-
-def test_a_tree_sees_its_own_chunk_only(tmp_path: Path) -> None:
-    """Trees that begin inside, at the edge of, and beyond the chunk."""
-    backend = llama4(tmp_path)
-    assert backend.layer_kinds == ["chunked_attention", "full_attention"] and backend.chunk == 8
-    assert backend.info.can_tree and backend.info.leaves is None
-    for size in (1, 4, 5, 7, 8, 9, 14, 16, 17, 40):
-        other, prompt = fresh(backend), prompt_of(size, 160)
-        other.prefill(prompt, never)
-        tree = tree_of(prompt[-1])
-        scores = other.score(tree, GREEDY)
-        for row in range(len(tree) + 1):
-            chain = [*prompt, *tree.path(row)]
-            assert gap(scores.row(row), alone(backend, chain)) < 2e-3, (size, row)
-
-
 def test_where_rows_are_taken_for_positions_chains_are_verified(tmp_path: Path) -> None:
     settings = {"attn_temperature_tuning": True, "floor_scale": 32, "attn_scale": 3.0}
-    backend = llama4(tmp_path, **settings)
-    assert backend.info.leaves == 1 and "chains are verified, not trees" in backend.info.note
+    folder = save_model("llama4-chunks", tmp_path, **settings)
+    backend = load(folder)
+    assert backend.info.leaves == 1 and "one guess per token is checked" in backend.info.note
     prompt = prompt_of(25, 160)
     for temperature in (0.0, 0.7, 1.0):
         wanted = Generation(Sampling(temperature, seed=2), max_tokens=30)
-        plain = events_of(fresh(backend), prompt, wanted)
+        plain = events_of(backend.open(), prompt, wanted)
         truth = [*prompt, *ids(plain)]
-        fast = events_of(backend, prompt, wanted, drafters_for(truth, Databases()))
+        fast = events_of(backend, prompt, wanted, [wrong_at(truth, 160, branches=True)])
         assert_lossless(plain, fast)
-    context = load(tmp_path, context_length=31)
+    context = load(folder, context_length=31)
     assert context.info.leaves is None and not context.info.note, "it never matters there"

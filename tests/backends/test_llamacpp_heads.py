@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from engine.backends.base import Backend
 from engine.decode import never
-from engine.drafting.base import Drafter
+from engine.drafting.base import Drafter, Guarded
 from engine.drafting.databases import Databases
-from engine.drafting.guarded import Guarded
 from engine.errors import ModelError
 from engine.methods import method_named
 from engine.models.loaders import load
@@ -25,9 +23,9 @@ from tests.support.gguf_files import opened_gguf, rewritten, tiny_gguf
 from tests.support.head_files import (
     assistant_gguf,
     eagle3_gguf,
-    gemma4_gguf,
     llama_gguf,
-    qwen35_gguf,
+    model_with_head,
+    opened_head,
 )
 from tests.support.lossless import (
     Adversary,
@@ -50,31 +48,14 @@ KINDS = (*BESIDE, "MTP", "MTP, marks")
 reads again behind marks."""
 
 
-def opened(kind: str, path: Path, **settings: Any) -> Any:
-    """The model of a kind, with what the library needs to go back."""
-    with patch("engine.models.probe.SNAPSHOTS", 0 if kind == "MTP, marks" else 8):
-        return opened_gguf(path, **settings)
-
-
-def made(kind: str, folder: Path) -> Path:
-    """The files of a model and its head."""
-    if kind == "EAGLE-3":
-        eagle3_gguf(folder)
-        return llama_gguf(folder)
-    if kind == "assistant":
-        assistant_gguf(folder)
-        return gemma4_gguf(folder)
-    return qwen35_gguf(folder)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {kind: made(kind, tmp_path_factory.mktemp("heads")) for kind in KINDS}
+    return {kind: model_with_head(kind, tmp_path_factory.mktemp("heads")) for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
 def models(files: dict[str, Path]) -> dict[str, Any]:
-    return {kind: opened(kind, path) for kind, path in files.items()}
+    return {kind: opened_head(kind, path) for kind, path in files.items()}
 
 
 @pytest.fixture(params=KINDS)
@@ -147,47 +128,32 @@ def test_an_eagle3_head_that_shares_the_output_or_says_a_part_of_the_tokens(
     assert by_head(fast) > 5
 
 
-def test_a_head_that_is_not_wanted_is_left_out(files: dict[str, Path]) -> None:
-    model = opened_gguf(files["EAGLE-3"], head="off")
-    assert model.head is None and model.info.head is None
-
-
-def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
-    model = opened_gguf(tiny_gguf(tmp_path / "tiny.gguf"))
-    assert model.head is None and model.info.head is None
+def test_a_model_without_a_head_or_that_is_to_have_none_has_none(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    for model in (
+        opened_gguf(tiny_gguf(tmp_path / "tiny.gguf")),
+        opened_gguf(files["EAGLE-3"], head="off"),
+    ):
+        assert model.head is None and model.info.head is None
 
 
 # The text.
 
 
-@pytest.mark.parametrize("name", ["head", "hd+head", "head@3"])
+@pytest.mark.parametrize("name", ["hd+head", "head@3"])
 @pytest.mark.parametrize(("temperature", "seed"), DRAWS)
 def test_the_text_is_the_plain_one(backend: Any, name: str, temperature: float, seed: int) -> None:
+    """Also with wrong drafts beside the head."""
     slow = plain(backend, temperature, seed)
-    backend.reset()
-    fast = events_of(
-        backend,
-        PROMPT,
-        generation(temperature, seed, STEPS),
-        drafters(backend, name, temperature, seed),
-        method_named(name).drafting,
-    )
-    assert_lossless(slow, fast)
-    assert by_head(fast) > 5 and len(fast) < len(slow)
-
-
-@pytest.mark.parametrize(("temperature", "seed"), DRAWS)
-def test_wrong_drafts_beside_the_head_change_nothing(
-    backend: Any, temperature: float, seed: int
-) -> None:
-    slow = plain(backend, temperature, seed)
-    backend.reset()
-    wrong = [*drafters(backend, "head@4", temperature, seed), Adversary(garbage)]
-    fast = events_of(
-        backend, PROMPT, generation(temperature, seed, STEPS), wrong, Drafting(nodes=128)
-    )
-    assert_lossless(slow, fast)
-    assert by_head(fast) > 5
+    wanted = generation(temperature, seed, STEPS)
+    for beside in ([], [Adversary(garbage)]):
+        backend.reset()
+        drafting = Drafting(nodes=128) if beside else method_named(name).drafting
+        every = [*drafters(backend, name, temperature, seed), *beside]
+        fast = events_of(backend, PROMPT, wanted, every, drafting)
+        assert_lossless(slow, fast)
+        assert by_head(fast) > 5 and len(fast) < len(slow)
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
@@ -207,49 +173,6 @@ def test_a_head_that_knows_nothing_changes_nothing(tmp_path: Path, architecture:
             )
             assert_lossless(slow, fast)
             assert sum(step.proposed.get(HEAD, 0) for step in fast) > 5
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_second_turns(backend: Any, temperature: float) -> None:
-    """In a warm cache, one of them after an edit of what was said."""
-    said: list[int] = []
-    prompt, kept = list(PROMPT), 0
-    for turn in range(4):
-        if turn == 3:
-            prompt = [*prompt[:45], 99, 98, 97]
-        slow = plain(backend, temperature, turn, prompt)
-        backend.reset()
-        if said:
-            events_of(backend, said, generation(temperature, 9, 1))
-        backend.head.listen(True)
-        fast = events_of(
-            backend,
-            prompt,
-            generation(temperature, turn, STEPS),
-            drafters(backend, "head@3", temperature, turn),
-        )
-        assert_lossless(slow, fast)
-        kept += by_head(fast)
-        said = [*prompt, *(token.id for token in tokens_of(fast))]
-        prompt = [*said, 41 + turn, 42, 43]
-    assert kept > 20
-
-
-def test_what_was_stopped_goes_on(backend: Any) -> None:
-    wanted = generation(0.7, 1, STEPS)
-    slow = plain(backend, 0.7, 1)
-    truth = [token.id for token in tokens_of(slow)]
-    for at in (1, 2, 5, 9):
-        left = iter([False] * at + [True] * 99)
-        steps = events_of(
-            backend, PROMPT, wanted, drafters(backend, "head@3", 0.7, 1),
-            cancelled=lambda left=left: next(left),
-        )  # fmt: skip
-        kept = [token.id for token in tokens_of(steps)]
-        assert steps[-1].finish == "cancelled" and kept == truth[: len(kept)]
-        rest = generation(0.7, 1, STEPS - len(kept))
-        more = events_of(backend, [*PROMPT, *kept], rest, drafters(backend, "head@3", 0.7, 1))
-        assert [*kept, *(token.id for token in tokens_of(more))] == truth
 
 
 def test_a_head_that_fails_is_told_and_the_next_answer_has_it_again(
@@ -313,7 +236,7 @@ def test_a_head_guesses_as_one_that_reads_all_anew(
     files: dict[str, Path], models: dict[str, Any], kind: str
 ) -> None:
     """After prompts in chunks, rejections, edits, and answers of branches."""
-    backend, other = models[kind], opened(kind, files[kind])
+    backend, other = models[kind], opened_head(kind, files[kind])
     backend.reset()
     text = list(PROMPT)
     for turn in range(3):
@@ -326,6 +249,16 @@ def test_a_head_guesses_as_one_that_reads_all_anew(
         assert same(here, alone(other, text))
         assert not same(here, alone(other, [*text[:-2], 5, text[-1]])), "what came before matters"
         text = [*text[: len(text) - turn], *range(50, 140)]
+
+
+def test_tokens_that_are_read_once_more_change_nothing(backend: Any) -> None:
+    """A model that keeps a state reads some again where it could not go back to their end."""
+    events_of(backend, PROMPT, generation(0.7, 1, 9), drafters(backend, "head@2", 0.7, 1))
+    head = backend.head
+    head.listen(True)
+    before = head.begin, head.fed, head.first, head.states.tolist()
+    head.take(head.known - 2, [0, 0])
+    assert before == (head.begin, head.fed, head.first, head.states.tolist())
 
 
 @pytest.mark.parametrize("kind", BESIDE)
@@ -354,54 +287,6 @@ def test_branches_are_guessed_as_chains_are(models: dict[str, Any], kind: str) -
     expected += [chained(*behind[parent], token) for parent, token in paths]
     assert same([guess.logits for guess in (*first, *second, *third)], expected)
     assert not same([first[0].logits], [first[1].logits])
-
-
-def test_sequences_take_turns(models: dict[str, Any], files: dict[str, Path]) -> None:
-    """Each goes on where it was, though they share the library's caches."""
-    for kind in KINDS:
-        backend, other = models[kind], opened(kind, files[kind])
-        backend.reset()
-        pair = [backend.open(), backend.open()]
-        texts = [list(PROMPT), [90, *PROMPT[::-1]]]
-        for turn in range(3):
-            for number, each in enumerate(pair):
-                each.head.listen(True)
-                wanted = generation(0.7, turn, 8)
-                steps = events_of(each, texts[number], wanted, drafters(each, "head@2", 0.7, turn))
-                texts[number] += [token.id for token in tokens_of(steps)]
-                assert each.bytes > 0
-        for number, each in enumerate(pair):
-            each.head.listen(True)
-            each.prefill(texts[number], never)
-            assert same(guesses(each, texts[number]), alone(other, texts[number])), kind
-            each.close()
-
-
-def test_a_head_that_did_not_listen_goes_on_behind_the_gap(backend: Any) -> None:
-    """It sees less of the text then, and changes none of it."""
-    slow = plain(backend, 0.7, 1)
-    text = [*PROMPT, *(token.id for token in tokens_of(slow))]
-    backend.reset()
-    events_of(backend, PROMPT, generation(0.7, 1, STEPS))
-    assert len(backend.head.states) == 0, "who is not asked keeps nothing"
-    backend.head.listen(True)
-    backend.prefill(text, never)
-    after = plain(backend, 0.7, 2, text)
-    backend.reset()
-    events_of(backend, PROMPT, generation(0.7, 1, STEPS))
-    fast = events_of(backend, text, generation(0.7, 2, STEPS), drafters(backend, "head@3", 0.7, 2))
-    assert_lossless(after, fast)
-    assert by_head(fast) > 5
-
-
-def test_tokens_that_are_read_once_more_change_nothing(backend: Any) -> None:
-    """A model that keeps a state reads some again where it could not go back to their end."""
-    events_of(backend, PROMPT, generation(0.7, 1, 9), drafters(backend, "head@2", 0.7, 1))
-    head = backend.head
-    head.listen(True)
-    before = head.begin, head.fed, head.first, head.states.tolist()
-    head.take(head.known - 2, [0, 0])
-    assert before == (head.begin, head.fed, head.first, head.states.tolist())
 
 
 def test_what_a_head_takes_for_a_conversation_is_told(backend: Any) -> None:
@@ -442,7 +327,7 @@ def test_a_library_without_the_bindings_is_told_and_all_else_works(
     import llama_cpp
 
     from engine.heads import llamacpp
-    from engine.models.load_llamacpp import probe_of
+    from engine.models.probe import probe_of
 
     slow = plain(models[kind], 0.7, 1)
     if name in llamacpp.SYMBOLS:
@@ -543,7 +428,7 @@ def test_a_head_that_ends_the_process_costs_nothing_but_itself(
 def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
     files: dict[str, Path], models: dict[str, Any]
 ) -> None:
-    from engine.models.load_llamacpp import need
+    from engine.models.loaders import need
 
     for kind in (*BESIDE, "MTP"):
         path = str(files[kind])
@@ -554,7 +439,7 @@ def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
 
 
 def test_files_of_heads_are_no_models(tmp_path: Path) -> None:
-    from engine.models.format_gguf import Gguf
+    from engine.models.formats import Gguf
     from engine.models.gguf_files import is_model
 
     head, model = eagle3_gguf(tmp_path), llama_gguf(tmp_path)

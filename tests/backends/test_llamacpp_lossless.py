@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench.divergence import divergences
+from bench.measure import divergences
 from engine.backends.base import Backend
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
 from engine.drafting.databases import Databases
 from engine.errors import ModelError
-from engine.hsd.family import Family
-from engine.hsd.stack import Stack
+from engine.hsd.family import Family, Stack
 from engine.methods import METHODS, method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,8 @@ from engine.hsd.measure import (
     Lowest,
     Profiler,
     Scored,
-    in_turn,
     judge,
     rounds_of,
-    starts,
     survival_of,
     timed,
 )
@@ -201,14 +198,6 @@ def test_the_planner_predicts_the_tokens_of_a_real_step(
     assert real > 1.3 and predicted == pytest.approx(real, rel=0.08)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_survival_never_rises_and_goes_deeper_for_better_models(sampling: Sampling) -> None:
-    _, profile = measured(sampling)
-    for pair in profile.pairs.values():
-        for survival in pair.survival.values():
-            assert list(survival) == sorted(survival, reverse=True) and 1 < len(survival) <= DEEPEST
-
-
 # Survival, from acceptances that are known.
 
 
@@ -256,28 +245,9 @@ def test_equal_acceptances_survive_by_their_powers(share: float) -> None:
     assert len(survival) == (DEEPEST if share else 1)
 
 
-def test_easy_stretches_are_passed_in_few_rounds() -> None:
-    """Half of the places are easy, but most rounds begin where it is hard."""
-    survival = survival_of([[1.0] * 10 + [0.0] * 10] * 40)
-    assert survival[0] < 0.3
-
-
 def test_survival_that_too_few_rounds_would_tell_is_not_told() -> None:
     assert survival_of([]) == survival_of([[]]) == survival_of([[1.0] * 3]) == (0.0,)
     assert len(survival_of([[1.0] * 12] * 100)) == 12
-
-
-@pytest.mark.parametrize("first", [0, 1, 4])
-def test_rounds_begin_behind_what_the_one_before_emitted(first: int) -> None:
-    class Fixed:
-        def random(self) -> float:
-            return 0.5
-
-    draw: Any = Fixed()
-    assert [*starts([1.0] * 20, first, draw)] == [*range(first, 20, ROUND + 1)]
-    assert [*starts([0.4] * 20, first, draw)] == [*range(first, 20)]
-    text = [0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9]
-    assert [*starts(text, 0, draw)] == [0, 3, 8]
 
 
 # One place.
@@ -294,11 +264,6 @@ def test_two_models_are_compared_place_by_place() -> None:
     assert judged.distances[2] == 0.25
     assert (judged.equal[1], judged.kept[1]) == ([0.0], [0.5])
     assert judged.pair().acceptance == pytest.approx(0.5)
-
-
-def test_a_pair_of_which_nothing_is_known_accepts_nothing() -> None:
-    pair = Judged().pair()
-    assert pair.acceptance == 0.0 and set(pair.survival.values()) == {(0.0,)}
 
 
 # Costs, databases, and the way to the end.
@@ -325,6 +290,9 @@ def test_a_models_costs_are_those_of_its_real_rounds() -> None:
         ({0: 1.0, 4: 9.0, 8: 4.0}, {0: 1.0, 3: 2.0, 8: 4.0}, {0: 1.0, 4: 2.0, 8: 4.0}),
         ({0: 3.0, 4: 3.0, 8: 3.0}, {0: 2.0, 2: 1.0, 7: 6.0}, {0: 1.5, 4: 1.5, 8: 6.0}),
         ({4: 2.0, 0: 1.0, 8: 1.5}, {}, {0: 1.0, 4: 1.75, 8: 1.75}),
+        # What was not timed follows the rest: the machine was busy before, or a forward is not all.
+        ({0: 2.0, 4: 4.0, 8: 6.0}, {0: 1.0, 3: 2.0}, {0: 1.0, 4: 2.0, 8: 3.0}),
+        ({0: 1.0, 4: 1.5, 8: 2.0}, {0: 2.0}, {0: 2.0, 4: 2.5, 8: 3.0}),
     ],
 )
 def test_a_curve_is_as_real_rounds_have_it_and_never_falls(
@@ -333,13 +301,6 @@ def test_a_curve_is_as_real_rounds_have_it_and_never_falls(
     """What a curve made of hiccups says of a size is forgotten once that was timed in use."""
     found = timed(points, [(n, seconds) for n, seconds in rounds.items() for _ in range(2000)])
     assert found == pytest.approx(wanted, rel=0.01) and list(found) == sorted(points)
-
-
-def test_what_was_not_timed_goes_with_the_rest() -> None:
-    faster = timed({0: 2.0, 4: 4.0, 8: 6.0}, [(0, 1.0), (3, 2.0)])
-    assert faster == pytest.approx({0: 1.0, 4: 2.0, 8: 3.0}), "the machine was busy before"
-    slower = timed({0: 1.0, 4: 1.5, 8: 2.0}, [(0, 2.0)])
-    assert slower == pytest.approx({0: 2.0, 4: 2.5, 8: 3.0}), "what goes on around a forward"
 
 
 def test_one_hiccup_says_little_of_a_size() -> None:
@@ -352,14 +313,6 @@ def test_the_rounds_with_something_below() -> None:
     assert rounds_of([1], [0.5]) == Rounds((1.0,), 0.5)
     found = rounds_of([1, 3, 1, 4], [1.0, 2.0, 1.0, 4.0])
     assert found == Rounds((0.5, 0.0, 0.25, 0.25), 1.75), "what took the longest counts as 3"
-
-
-def test_all_have_as_many_turns() -> None:
-    names = ["", "mid", "small"]
-    turns = in_turn(names, Random(3))
-    found = [next(turns) for _ in range(30)]
-    assert {name: found.count(name) for name in names} == dict.fromkeys(names, 10)
-    assert found[:3] != found[3:6] or found[3:6] != found[6:9]
 
 
 def knowing(ahead: int) -> dict[Source, Lowest]:
@@ -431,13 +384,6 @@ def test_it_may_be_stopped_anywhere() -> None:
         asked = at
         break
     assert asked > 20, "it is asked often, and only what was never stopped comes to its end"
-
-
-def test_every_prompt_has_a_seed_of_its_own() -> None:
-    first, second = (profiler(("mid",), [[0, 1]] * 2, Sampling(1.0, seed=seed)) for seed in (3, 4))
-    for work in (first, second):
-        assert [*work.run()]
-    assert first.judged[0, 1].kept[1] == second.judged[0, 1].kept[0] != first.judged[0, 1].kept[0]
 
 
 def test_answers_of_one_token_are_enough() -> None:

@@ -133,7 +133,7 @@ def test_a_model_on_the_hub_is_known_by_its_headers(
 
     (folder / "model.safetensors").unlink()
     config = str(folder / "config.json")
-    tensor = SimpleNamespace(dtype="BF16", shape=[3, 4])
+    tensor = SimpleNamespace(dtype="BF16", shape=[3, 4], parameter_count=12)
     file = SimpleNamespace(tensors={"a": tensor, "b": tensor})
     found = SimpleNamespace(files_metadata={"model.safetensors": file})
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: config)
@@ -163,13 +163,13 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_over_several_processes_needs_what_those_of_one_device_need(
     device: str, here: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models import format_transformers
+    from engine.models import formats
     from engine.settings import Runtime
 
-    transformers = format_transformers.Transformers()
+    transformers = formats.Transformers()
     monkeypatch.setattr(transformers, "device", lambda runtime: device)
     one = transformers.need(str(SMALL), Runtime())
-    monkeypatch.setattr(format_transformers, "beside", lambda size: here)
+    monkeypatch.setattr(formats, "ranks_here", lambda size: here)
     four = transformers.need(str(SMALL), Runtime(tensor_parallel=4))
     assert (four.weights, four.cache) == (one.weights // share, one.cache // share)
     assert four.parameters == one.parameters

@@ -4,20 +4,18 @@ layer; they are found by themselves; and answers stay what they were."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from engine.decode import decode, never
-from engine.drafting.head_trial import timed
-from engine.models.loaders import load, need
-from engine.settings import Drafting, Generation, Runtime, Sampling
-from engine.types import Step
-from tests.backends.test_eagle3 import Guessing, answer, fresh, law
-from tests.support.lossless import assert_lossless, tokens_of
+from engine.decode import never
+from engine.drafting.ceiling import timed
+from engine.models.loaders import need
+from engine.settings import Runtime, Sampling
+from tests.support.heads import SAMPLINGS, Guessing, answer, fresh, law, loaded
+from tests.support.lossless import tokens_of
 from tests.support.predicting import Tensors, put, save_deepseek, save_glm, save_qwen, tensors_of
 
 if TYPE_CHECKING:
@@ -28,16 +26,7 @@ pytestmark = pytest.mark.model
 TEXT = [1, 3, 500, 41, 2000, 17, 3000, 12, 9, 700, 4, 31, 800, 5000]
 PATH = (7, 900, 33)
 """Tokens that are guessed behind the text."""
-SAMPLINGS = [Sampling(temperature=each, seed=7) for each in (0.0, 0.7, 1.0)]
 QWENS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
-
-
-def loaded(folder: Path, **settings: Any) -> TransformersBackend:
-    from engine.backends.transformers import TransformersBackend
-
-    backend = load(str(folder), Runtime(dtype="float32", threads=1, **settings))
-    assert isinstance(backend, TransformersBackend)
-    return backend
 
 
 @pytest.fixture(scope="module")
@@ -205,69 +194,10 @@ def test_branches_of_deep_layers_do_not_see_each_other(
     backend.close()
 
 
-ANSWERING = ("qwen3.5", "qwen3-next", "two", "glm", "deepseek")
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
-@pytest.mark.parametrize("name", ANSWERING)
-def test_answers_are_the_same_with_layers_and_with_wrong_drafts(
-    name: str, sampling: Sampling, backends: dict[str, TransformersBackend]
-) -> None:
-    backend, plain = backends[name].open(), backends[name].open()
-    assert backend.head is not None
-    width = 2 if backend.head.info.branches else 1
-    depth = min(5, backend.head.info.depth)
-
-    def guessing() -> Guessing:
-        return Guessing(backend.head, sampling, width, depth=depth)
-
-    head = guessing()
-    first = answer(backend, TEXT, sampling, head)
-    assert_lossless(answer(plain, TEXT, sampling), first)
-    assert head.calls > len(first) / 2
-    # A second turn goes on behind the first one, and one that begins otherwise as well.
-    said = [token.id for token in tokens_of(first)]
-    for text in ([*TEXT, *said, 1, 3, 500, 41, 4], [*TEXT[:-3], 77, 3, 4]):
-        again = answer(backend, text, sampling, guessing())
-        assert_lossless(answer(plain, text, sampling), again)
-    # What the layers keep is that of the text, whatever was drafted and rejected on the way.
-    backend.prefill(text, never)
-    assert np.abs(law(backend, text) - fresh(backend, text)).max() < 2e-3
-    backend.close()
-    plain.close()
-
-
-@pytest.mark.parametrize("name", ["qwen3.5", "glm"])
-def test_a_stopped_answer_is_the_beginning_of_it(
-    name: str, backends: dict[str, TransformersBackend]
-) -> None:
-    sampling = SAMPLINGS[1]
-    backend = backends[name].open()
-    plain = tokens_of(answer(backend.open(), TEXT, sampling))
-    assert backend.head is not None
-    depth = min(5, backend.head.info.depth)
-    drafters = [Guessing(backend.head, sampling, 1, depth=depth)]
-    backend.head.listen(True)
-    run = decode(
-        backend,
-        TEXT,
-        drafters,
-        Generation(sampling, max_tokens=40),
-        Drafting(budget="fixed", nodes=24),
-    )
-    some = [event for event in islice(run, 6) if isinstance(event, Step)]
-    run.close()
-    begun = [each.id for each in tokens_of(some)]
-    assert len(begun) >= 5 and begun == [each.id for each in plain[: len(begun)]]
-    again = answer(backend, TEXT, sampling, Guessing(backend.head, sampling, 1, depth=depth))
-    assert [each.id for each in tokens_of(again)] == [each.id for each in plain]
-    backend.close()
-
-
 def test_deep_layers_catch_up_in_parts_and_over_gaps(
     backends: dict[str, TransformersBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.heads.mtp_head import CHUNK, DeepMtpHead
+    from engine.heads.mtp import CHUNK, DeepMtpHead
 
     monkeypatch.setattr("engine.heads.eagle3_head.LATEST", 2000)
     backend = backends["glm"].open()

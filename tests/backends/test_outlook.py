@@ -1,18 +1,21 @@
-"""What the header of a GGUF file tells, against what the library finds when it opens it."""
+"""What the header of a GGUF file and config.json tell, against what loading them finds."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from engine.models.formats import format_of
-from engine.models.outlook import Outlook, of_gguf
+from engine.models.gguf_files import outlook_of
+from engine.models.memory import Outlook
+from engine.models.memory import outlook_of as outlook_of_config
 from engine.settings import Runtime
 from tests.support.head_files import assistant_gguf, gemma4_gguf, qwen35_gguf
 from tests.support.tiny_gguf import ARCHITECTURES, tiny
+from tests.support.tiny_hybrids import FAMILIES
 
-pytestmark = pytest.mark.gguf
 
-
+@pytest.mark.gguf
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_chains_are_told_of_models_that_cannot_branch(tmp_path: Path, architecture: str) -> None:
     import llama_cpp
@@ -21,20 +24,22 @@ def test_chains_are_told_of_models_that_cannot_branch(tmp_path: Path, architectu
 
     path = tiny(tmp_path, architecture)
     model, context = opened(path, Runtime(), fast=False, weights=False)
-    outlook = of_gguf(path)
+    outlook = outlook_of(path)
     assert outlook is not None and outlook.chains is not branches(model)
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
 
 
+@pytest.mark.gguf
 def test_heads_in_a_file_and_beside_it_are_told(tmp_path: Path) -> None:
     inside = format_of("a.gguf").need(str(qwen35_gguf(tmp_path)), Runtime()).outlook
     assert inside == Outlook(chains=True, head="MTP, in its file")
     assistant_gguf(tmp_path)
     beside = format_of("a.gguf").need(str(gemma4_gguf(tmp_path)), Runtime()).outlook
-    assert beside == Outlook(head="in mtp-gemma.gguf, beside it")
+    assert beside == Outlook(head="in the file mtp-gemma.gguf")
 
 
+@pytest.mark.gguf
 def test_a_loaded_model_says_how_deep_its_chains_are(tmp_path: Path) -> None:
     from engine.models.loaders import load
 
@@ -44,7 +49,18 @@ def test_a_loaded_model_says_how_deep_its_chains_are(tmp_path: Path) -> None:
 
 def test_the_catalogue_counts_the_states_that_loading_keeps() -> None:
     from app.service.catalogue import STATES
-    from engine.backends.marks import MOST
+    from engine.backends.llamacpp_states import MOST
     from engine.models.probe import SNAPSHOTS
 
     assert STATES == 1 + SNAPSHOTS + MOST
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chains_are_told_of_every_family_that_keeps_a_state(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    name, settings = FAMILIES[family]
+    getattr(transformers, name)(**settings).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert outlook_of_config(config, tmp_path).chains

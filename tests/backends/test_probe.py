@@ -18,8 +18,6 @@ from tests.support.gguf_files import header_size, opened_gguf, rewritten, tiny_g
 
 pytestmark = pytest.mark.gguf
 RUNTIME = Runtime(threads=1)
-CELLS = 256 + 256
-"""Of a tiny model: its context and the room for a tree."""
 GAVE_UP = "its header is damaged; llama.cpp gave up over it"
 ENDING = {
     "a way to scale positions that is none": {"llama__rope__scaling__type": "xyz"},

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 
-from engine.drafting.lookup import LONGEST_COPY, LONGEST_MATCH, LookupDrafter
-from tests.unit.test_drafters_lookup import TEXTS, draft
+from engine.drafting.baselines import LONGEST_COPY, LONGEST_MATCH, LookupDrafter
+from tests.unit.test_baselines import TEXTS, draft
 
 
 @pytest.mark.model

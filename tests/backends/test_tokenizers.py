@@ -70,15 +70,15 @@ def test_from_the_hub_no_weights_are_downloaded(tmp_path: Path) -> None:
 
 @pytest.mark.gguf
 def test_of_a_gguf_file_the_header_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.models import gguf
+    from engine.models import load_llamacpp
 
-    opened, asked = gguf.opened, list[bool]()
+    opened, asked = load_llamacpp.opened, list[bool]()
 
     def spied(*arguments: Any, weights: bool = True, **options: Any) -> Any:
         asked.append(weights)
         return opened(*arguments, weights=weights, **options)
 
-    monkeypatch.setattr(gguf, "opened", spied)
+    monkeypatch.setattr(load_llamacpp, "opened", spied)
     source = str(EMBEDDED.with_suffix(".gguf"))
     alone = tokenizer(source)
     assert asked == [False]

@@ -1,42 +1,50 @@
-"""The program with the embedded model, a browser, and a page of the one in the other."""
+"""What the tests of a worker share: one program with the embedded model, and one Chromium. Each
+test has an owner of its own, so that it finds no conversation, run or setting of another test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a busy machine a page can be late for a test, which then runs once more. The summary names
-    it: what fails now and then may be a fault of the program all the same."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the pages and the programs were doing when a test failed."""
+    report = yield
+    if report.failed and call.when == "call":
+        from tests.support.pages import scene
+
+        with suppress(Exception):
+            report.sections.append(("the pages and programs", scene()))
+    return report
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the program keeps what it stores."""
-    return tmp_path_factory.mktemp("data")
+    """Where the program keeps what it stores: below a hidden folder, as is usual."""
+    return tmp_path_factory.mktemp("data") / ".local" / "strata"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def address(data: Path) -> Iterator[str]:
-    """The running program, with the embedded model."""
-    from tests.support.pages import end, start
+    """The running program. Modules that need another one override this."""
+    from tests.support.pages import running
 
-    process, url, _ = start(data)
-    yield url
-    end(process)
+    with running(data) as url:
+        yield url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     from tests.support.pages import chromium
 
@@ -45,25 +53,35 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page of a new browser. It must raise no error, open no dialog and ask nobody else."""
-    from tests.support.pages import PATIENCE, visit
+def owner() -> str:
+    """Whose data the pages of a test show."""
+    return f"test-{uuid4().hex}"
 
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(PATIENCE)
-    problems: list[str] = []
-    elsewhere: list[str] = []
+
+@pytest.fixture
+def another(browser: Browser, address: str, owner: str) -> Iterator[Callable[..., BrowserContext]]:
+    """Opens another browser of the same owner."""
+    from tests.support.pages import guarded
+
+    with ExitStack() as stack:
+
+        def open_browser(**options: Any) -> BrowserContext:
+            return stack.enter_context(guarded(browser, address, owner, **options))
+
+        yield open_browser
+
+
+@pytest.fixture
+def context(another: Callable[..., BrowserContext]) -> BrowserContext:
+    """A browser. `another` opens further ones."""
+    return another()
+
+
+@pytest.fixture
+def page(context: BrowserContext, address: str) -> Page:
+    """A page of it that shows the program."""
+    from tests.support.pages import visit
+
     opened = context.new_page()
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-
-    def asked(request: Any) -> None:
-        if not request.url.startswith((address, "data:", "blob:")):
-            elsewhere.append(request.url)
-
-    opened.on("requestfinished", asked)
     visit(opened, address)
-    yield opened
-    context.close()
-    assert problems == [], "the page raised errors or dialogs"
-    assert elsewhere == [], "the page reached beyond its own server"
+    return opened

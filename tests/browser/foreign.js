@@ -1,16 +1,23 @@
 // What a page may try on a server that is not its own. Returns the names of what succeeded: texts
 // that could be read, connections that opened. What only writes leaves its traces with the server.
-async (base) => {
+// An attempt is given up after `patience` milliseconds; `only` names those to make, if not all.
+async ({ base, patience = 2000, only = null }) => {
   const got = [];
-  const seconds = (n) => new Promise((done) => setTimeout(done, 1000 * n));
+  const late = () => new Promise((done) => setTimeout(done, patience));
   let open = new AbortController();
   const tried = async (name, attempt) => {
+    if (only && !only.includes(name)) return;
     try {
-      if (await Promise.race([attempt(), seconds(2)])) got.push(name);
+      if (await Promise.race([attempt(), late()])) got.push(name);
     } catch (error) { /* refused, as it should be */ }
     open.abort();
     open = new AbortController();
   };
+  // What is refused loads as well: as a page that says so.
+  const loaded = (frame, act) => new Promise((done) => {
+    frame.onload = done;
+    act();
+  });
   const ask = (path, options) => fetch(base + path, { signal: open.signal, ...options });
   const read = async (path, options) => {
     const reply = await ask(path, options);
@@ -33,7 +40,7 @@ async (base) => {
     const empty = { state: null, textbox: "", browserstate: {}, radio: null };
     const list = config.components.find((part) => part.props.elem_id === "conversations").id;
     const event = config.dependencies.find(
-      (one) => one.outputs.includes(list) && one.outputs.length === 2);
+      (one) => one.outputs.includes(list) && one.outputs.length === 1);
     const data = event.inputs.map((id) => empty[kinds.get(id).type]);
     const body = JSON.stringify({ data, fn_index: event.id, session_hash: "foreign" });
     await ask(api + "queue/join", { ...json, body });
@@ -51,17 +58,17 @@ async (base) => {
   }
   await tried("send a file by form", async () => {
     const frame = document.body.appendChild(document.createElement("iframe"));
-    frame.name = "target";
+    frame.name = "target of " + base;
     const form = document.body.appendChild(document.createElement("form"));
-    Object.assign(form, { method: "POST", enctype: "multipart/form-data", target: "target" });
+    Object.assign(form, { method: "POST", enctype: "multipart/form-data" });
+    form.target = frame.name;
     form.action = base + api + "upload";
     const input = form.appendChild(document.createElement("input"));
     Object.assign(input, { type: "file", name: "files" });
     const files = new DataTransfer();
     files.items.add(new File(["foreign words"], "foreign-form.txt"));
     input.files = files.files;
-    form.submit();
-    await seconds(0.5);
+    await loaded(frame, () => form.submit());
     return (frame.contentDocument.body.innerText || "").includes("foreign-form");
   });
   for (const [tag, path] of [["script", "/static/js/none.js"], ["img", "/favicon.ico"],
@@ -83,8 +90,7 @@ async (base) => {
   }));
   await tried("frame", async () => {
     const frame = document.body.appendChild(document.createElement("iframe"));
-    frame.src = base + "/";
-    await seconds(1);
+    await loaded(frame, () => { frame.src = base + "/"; });
     return frame.contentDocument.documentElement.outerHTML.includes("gradio_config");
   });
   return got;

@@ -1,4 +1,4 @@
-"""The API tab as its owner uses it: switched on, a key made and copied, used, revoked."""
+"""The API tab: it is switched on, a key is made, copied, used and revoked."""
 
 import re
 import shlex
@@ -13,6 +13,7 @@ from tests.support.pages import (
     be_exact,
     finished,
     open_tab,
+    pick,
     send,
     set_number,
     settled,
@@ -24,12 +25,13 @@ QUESTION = "Tell me about the sea."
 
 
 def test_a_program_is_let_in_answered_as_the_page_is_and_shut_out(page: Page, address: str) -> None:
-    models = f"{address.rstrip('/')}/v1/models"
+    base = f"{address.rstrip('/')}/v1"
+    models = f"{base}/models"
     assert httpx.get(models).json()["error"]["code"] == "api_off"
     open_tab(page, "API")
     expect(page.locator("#api-state")).to_contain_text("The API is off")
     page.get_by_label("Answer other programs").check()
-    expect(page.locator("#api-state code")).to_have_text(f"{address.rstrip('/')}/v1")
+    expect(page.locator("#api-state code")).to_have_text(base)
     assert httpx.get(models).status_code == 200
 
     page.locator("#api-name").locator("input, textarea").fill("<b>my editor</b>")
@@ -50,14 +52,10 @@ def test_a_program_is_let_in_answered_as_the_page_is_and_shut_out(page: Page, ad
     be_exact(page)
     send(page, QUESTION)
     finished(page)
-    asked = {
-        "messages": [{"role": "user", "content": QUESTION}],
-        "temperature": 0,
-        "max_tokens": 60,
-    }
+    messages = [{"role": "user", "content": QUESTION}]
+    asked = {"messages": messages, "temperature": 0, "max_tokens": 60}
     headers = {"authorization": f"Bearer {secret}"}
-    completions = f"{address.rstrip('/')}/v1/chat/completions"
-    said = httpx.post(completions, json=asked, headers=headers, timeout=60).json()
+    said = httpx.post(f"{base}/chat/completions", json=asked, headers=headers, timeout=60).json()
     assert said["choices"][0]["message"]["content"] == answer(page)
 
     page.reload()
@@ -65,8 +63,7 @@ def test_a_program_is_let_in_answered_as_the_page_is_and_shut_out(page: Page, ad
     open_tab(page, "API")
     expect(page.locator("#api-keys td").first).to_have_text("<b>my editor</b>")
     assert secret not in page.content()
-    page.locator("#api-which input").click()
-    page.get_by_role("option", name="<b>my editor</b>").click()
+    pick(page, "#api-which", re.compile("my editor"))
     page.locator("#api-revoke").click()
     page.get_by_role("button", name="Revoke it").click()
     expect(page.locator("#api-keys")).to_contain_text("no keys yet")

@@ -1,52 +1,65 @@
-"""The program as people meet it: a real server, the embedded model, a real browser."""
+"""Messages and conversations: nothing destroys anything, and all pages show the same."""
 
 import json
 import re
-import socket
-import subprocess
-import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.conftest import ROOT
+from engine.types import MODEL
+from storage.conversations import Conversations, Piece
+from storage.database import Database
 from tests.support.pages import (
     LONG,
-    PATIENCE,
     act,
     answer,
     choose,
-    end,
     entry,
     finished,
+    fixed_budget,
     long_answer,
-    open_advanced,
-    open_tab,
-    pictures,
     send,
     set_number,
-    settings,
-    settled,
-    start,
-    stored,
+    show,
     until,
     visit,
 )
 
 pytestmark = pytest.mark.browser
-HOSTILE = (
-    "<img src=x onerror=alert(1)> ${alert(2)} {{constructor.constructor('alert(3)')()}} "
-    "</span></div><script>alert(4)</script> ![](http://198.51.100.7/remote.png)"
-)
+MARKDOWN = "So **this** is `it`.\n\n| a | b |\n|---|---|\n| $x$ | y |\n\n```js\nlet a = 1;\n```"
+THOUGHT = f"<think>\nLet me see.\n</think>\n\n{MARKDOWN}"
+SEARCH = "#search :is(textarea, input)"
+TITLES = ("Tides", "Boats <b>", "Rain", "Bread")
+
+
+def keep_conversations(data: Path, owner: str) -> None:
+    with Database(data / "strata.db") as db:
+        store = Conversations(db, owner)
+        for title in reversed(TITLES):
+            id = store.create(title).id
+            store.append(id, "user", f"Of {title.lower()}, please")
+            store.append(id, "assistant", f"Much can be said of {title.lower()}.")
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator("#conversations .title").all_text_contents()
+
+
+def guessed(page: Page) -> str:
+    """What is said below the last answer of its guesses."""
+    return (page.locator("#tokens .message:not(.mine) .note").last.text_content() or "").strip()
+
+
+def guessed_in_the_panel(page: Page) -> str:
+    return (page.locator("#figures .saved").text_content() or "").strip()
 
 
 def test_a_message_is_answered_token_by_token_and_found_again(page: Page, address: str) -> None:
-    # One seed, whose answer is long enough, and drafts whether they pay beside a browser or not.
-    open_advanced(page)
-    page.get_by_label("Fixed", exact=True).check()
-    page.get_by_label("A new seed for each answer").uncheck()
-    open_tab(page, "Chat")
+    fixed_budget(page)
     send(page, "Tell me a short story about a boat.")
     finished(page)
     text = answer(page)
@@ -67,274 +80,278 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     assert answer(page) == text, "a reload shows the conversation as it was"
 
 
-def test_stop_regenerate_and_edit(page: Page) -> None:
+def test_a_stored_answer_is_formatted_copied_and_reached_by_the_keyboard(
+    another: Callable[..., BrowserContext], address: str, data: Path, owner: str
+) -> None:
+    with Database(data / "strata.db") as database:
+        store = Conversations(database, owner)
+        id = store.create("Formatted").id
+        store.append(id, "user", "Show me.")
+        parts = re.findall(r"\w+|\W", THOUGHT)
+        pieces = [Piece(part, MODEL, 1, n, n, 0.5) for n, part in enumerate(parts)]
+        store.append(id, "assistant", THOUGHT, pieces=pieces)
+    page = another(permissions=["clipboard-read", "clipboard-write"]).new_page()
+    asked: list[str] = []
+    page.on("response", lambda got: asked.append(got.url) if "/vendor/" in got.url else None)
+
+    def copied() -> Any:
+        return page.evaluate("navigator.clipboard.readText()")
+
+    visit(page, address)
+    entry(page, "Formatted").locator(".open").click()
+    expect(page.locator("#tokens .formatted .katex")).to_have_count(1)
+    assert answer(page) == THOUGHT
+    expect(page.locator("#tokens .formatted strong")).to_have_text("this")
+    expect(page.locator("#tokens .formatted .hljs-keyword")).to_have_text("let")
+    assert any("katex.min.css" in url for url in asked)
+    message = page.locator("#tokens .message").last
+    message.hover()
+    page.get_by_role("button", name="Copy code").click()
+    until(page, lambda: copied() == "let a = 1;\n")
+    names = message.locator(".acts .act:visible")
+    expect(names).to_have_text(["Copy", "Regenerate", "Branch", "Delete", "Prove it"])
+    act(page, "Copy")
+    until(page, lambda: copied() == MARKDOWN)
+    # Both buttons have said "Copied" for a moment.
+    expect(page.get_by_role("button", name="Copy code")).to_have_count(1)
+    expect(message.get_by_role("button", name="Copy", exact=True)).to_have_count(1)
+
+    expect(page.get_by_role("log", name="Conversation")).to_be_visible()
+    page.locator("#tokens .turn.answered").focus()
+    reached = list[str]()
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        here = "document.activeElement"
+        reached.append(page.evaluate(f"{here}.getAttribute('aria-label') || {here}.tagName"))
+    wanted = ["SUMMARY", "Copy code", "Copy", "Regenerate", "Branch", "Delete", "Prove it"]
+    assert [name for name in reached if name in wanted] == wanted
+
+    show(page, "Tokens")
+    page.locator("#view").get_by_role("button", name="Colours").click()
+    visit(page, address)
+    expect(page.locator("#tokens .turn.answered")).to_have_text(THOUGHT)
+    expect(page.locator("#view [aria-pressed=true]")).to_have_text("Tokens")
+    show(page, "Formatted")
+    expect(page.locator("#tokens .formatted strong")).to_have_text("this")
+
+
+def test_versions_stay_when_a_message_is_edited_or_answered_again(page: Page) -> None:
+    set_number(page, "Max tokens", 30)
+    send(page, "Tell me about a boat.")
+    finished(page)
+    first = answer(page)
+    act(page, "Regenerate")
+    versions = page.locator("#tokens .message:not(.mine) .versions")
+    expect(versions).to_have_text("2 / 2")
+    finished(page)
+    second = answer(page)
+    assert second != first
+    for way, text, number in (("before", first, 1), ("after", second, 2), ("before", first, 1)):
+        act(page, f"Version {way}")
+        expect(versions).to_have_text(f"{number} / 2")
+        until(page, lambda text=text: answer(page) == text)
+        until(page, lambda: guessed(page) == guessed_in_the_panel(page))
+    act(page, "Edit", "said")
+    editor = page.locator("#tokens .editor textarea")
+    expect(editor).to_have_value("Tell me about a boat.")
+    editor.fill("Tell me about a hill.")
+    editor.press("Enter")
+    expect(page.locator("#tokens .mine .versions")).to_have_text("2 / 2")
+    finished(page)
+    act(page, "Version before", "said")
+    expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about a boat.")
+    until(page, lambda: answer(page) == first)
+    act(page, "Version after", "said")
+    expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about a hill.")
+
+
+def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(page: Page) -> None:
     long_answer(page)
-    expect(page.locator("#tokens .turn.answered .tok").nth(60)).to_be_attached()
+    expect(page.locator("#tokens .turn.answered .tok").nth(30)).to_be_attached()
     page.click("#stop")
     finished(page)
-    stopped = answer(page)
     expect(page.locator("#figures")).to_contain_text("stopped")
-    set_number(page, "Max tokens", 40)
-    act(page, "Regenerate")
-    expect(page.locator("#figures")).not_to_contain_text("stopped")
-    finished(page)
-    assert answer(page) != stopped
-    assert page.locator("#tokens .turn.answered").count() == 1
-    act(page, "Edit", "said")
-    expect(page.locator("#box textarea")).to_have_value(LONG)
-    send(page, "Tell me about hills instead.")
-    finished(page)
-    expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about hills instead.")
-
-
-def test_an_empty_message_gets_a_notice_and_a_long_one_is_not_lost(page: Page) -> None:
-    page.click("#send")
-    expect(page.locator(".toast-body")).to_contain_text("message is empty")
-    words = "word " * 3000
-    page.fill("#box textarea", words)
-    page.click("#send")
-    expect(page.locator(".toast-body").last).to_contain_text("tokens, and")
-    expect(page.locator("#box textarea")).to_have_value(words)
-
-
-def test_hostile_text_is_inert_wherever_it_is_shown(page: Page) -> None:
+    stopped = answer(page)
     set_number(page, "Max tokens", 20)
-    send(page, HOSTILE)
+    act(page, "Continue")
+    until(page, lambda: len(answer(page)) > len(stopped))
     finished(page)
-    expect(page.locator("#tokens .turn.said")).to_have_text(HOSTILE)
-    pictures(page)
-    assert page.locator("#tokens .turns :is(script, [onerror])").count() == 0
-    choose(page, "<img src=x", "Rename")
-    page.locator("#conversations .line").fill(f"Renamed: {HOSTILE[:140]}")
-    page.keyboard.press("Enter")
-    expect(page.locator("#conversations .current .title")).to_contain_text("Renamed: <img src=x")
-    page.fill("#search textarea, #search input", "onerror")
-    expect(page.locator("#conversations .title")).to_have_count(1)
-    open_tab(page, "Databases")
-    expect(page.locator("#tier-model")).to_contain_text("n-grams")
-    pictures(page)
+    longer = answer(page)
+    assert longer.startswith(stopped)
+    act(page, "Delete")
+    expect(page.locator("#tokens .turn.answered")).to_have_count(0)
+    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
+    page.locator("#tokens .offers").get_by_role("button", name="Undo").click()
+    expect(page.locator("#tokens .turn.answered")).to_have_count(1)
+    until(page, lambda: answer(page) == longer)
+    expect(page.locator("#tokens .offers button")).to_have_count(0)
+
+    send(page, "What grows further")
+    finished(page)
+    first = page.locator("#tokens .message", has=page.locator(".turn.answered")).first
+    first.hover()
+    trunk = page.evaluate("document.documentElement.dataset.conversation")
+    first.get_by_role("button", name="Branch").click()
+    expect(page.locator("#conversations .title")).to_have_count(2)
+    # The composer is told in its turn: what is written before that belongs to the trunk.
+    page.wait_for_function(
+        "old => document.documentElement.dataset.conversation !== old", arg=trunk
+    )
+    expect(page.locator("#tokens .turn")).to_have_count(2)
+    expect(page.locator("#conversations .current .title")).to_contain_text("Tell me a very long")
+    send(page, "Another way")
+    finished(page)
+    expect(page.locator("#tokens .turn")).to_have_count(4)
 
 
-def test_conversations_are_made_renamed_and_deleted_and_brought_back(page: Page) -> None:
+@pytest.mark.parametrize("one_browser", [True, False])
+def test_two_pages_show_the_same(
+    another: Callable[..., BrowserContext], page: Page, address: str, one_browser: bool
+) -> None:
+    """Pages of one browser tell each other; those of others ask. What is open stays open."""
     set_number(page, "Max tokens", 20)
-    send(page, "A conversation to delete")
+    send(page, "Seen twice")
     finished(page)
-    expect(page.locator("#conversations .current .title")).to_have_text("A conversation to delete")
-    before = page.locator("#conversations .title").count()
+    other = (page.context if one_browser else another()).new_page()
+    visit(other, address)
+    if not one_browser:
+        entry(other, "Seen twice").locator(".open").click()
+    expect(other.locator("#tokens .turn")).to_have_count(2)
+    assert answer(other) == answer(page)
+    set_number(page, "Max tokens", 300)
+    send(page, "Say more.")
+    expect(other.locator("#tokens .turn")).to_have_count(4)
+    for each in (page, other):
+        finished(each)
+    assert answer(other) == answer(page)
+    act(other, "Delete")
+    expect(page.locator("#tokens .turn")).to_have_count(3)
+    other.locator("#tokens .offers").get_by_role("button", name="Undo").click()
+    expect(page.locator("#tokens .turn")).to_have_count(4)
+
     page.click("#new")
     expect(page.locator("#empty")).to_be_visible()
-    page.locator("#conversations .title", has_text="A conversation to delete").click()
-    expect(page.locator("#tokens .turn.said")).to_have_text("A conversation to delete")
-    entry(page, "A conversation to delete").locator(".open").focus()
-    page.keyboard.press("F2")
-    page.locator("#conversations .line").fill("Short-lived")
+    send(page, "Of clouds, please")
+    expect(other.locator("#conversations .title").first).to_have_text("Of clouds, please")
+    finished(page)
+    choose(page, "Of clouds", "Delete")
+    expect(other.locator("#conversations .title")).to_have_text(["Seen twice"])
+    expect(other.locator("#conversations .current .title")).to_have_text("Seen twice")
+    expect(other.locator("#tokens .turn")).to_have_count(4)
+
+
+def test_the_list_is_arranged_searched_and_carried_off(
+    context: BrowserContext, address: str, data: Path, owner: str, tmp_path: Path
+) -> None:
+    keep_conversations(data, owner)
+    page = context.new_page()
+    visit(page, address)
+    heads = page.locator("#conversations h2")
+    expect(heads).to_have_text(["Today"])
+    choose(page, "Rain", "Pin")
+    expect(heads).to_have_text(["Pinned", "Today"])
+    choose(page, "Tides", "Move to folder")
+    page.locator("#conversations .line").fill("Sea")
     page.keyboard.press("Enter")
-    expect(page.locator("#conversations .current .title")).to_have_text("Short-lived")
-    choose(page, "Short-lived", "Delete")
-    expect(page.locator("#conversations .title")).to_have_count(before - 1)
+    expect(heads).to_have_text(["Pinned", "Sea", "Today"])
+    assert titles(page) == ["Rain", "Tides", "Boats <b>", "Bread"]
+    # By keyboard: down twice, open it, rename it; delete it and the one below, and undo the first.
+    page.locator("#conversations .open[tabindex='0']").focus()
+    for key in ("Home", "ArrowDown", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    said, current = (
+        page.locator("#tokens .turn.said"), page.locator("#conversations .current .title")
+    )  # fmt: skip
+    expect(said).to_have_text("Of boats <b>, please")
+    expect(current).to_have_text("Boats <b>")
+    entry(page, "Boats").locator(".open").focus()
+    page.keyboard.press("F2")
+    page.locator("#conversations .line").fill("Ships <b>")
+    page.keyboard.press("Enter")
+    expect(current).to_have_text("Ships <b>")
+    choose(page, "Ships", "Delete")
     expect(page.locator("#empty")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator("#conversations .title")).to_have_count(before)
-    expect(page.locator("#tokens .turn.said")).to_have_text("A conversation to delete")
+    expect(page.locator("#conversations .title")).to_have_count(4)
+    expect(said).to_have_text("Of boats <b>, please")
+    entry(page, "Bread").locator(".open").focus()
+    page.keyboard.press("Delete")
+    expect(page.locator("#conversations .title")).to_have_count(3)
+    expect(said).to_have_text("Of boats <b>, please")
+    # A search shows the words, and leads to them.
+    page.fill(SEARCH, "said of TIDES")
+    expect(page.locator("#conversations .title")).to_have_text(["Tides"])
+    expect(page.locator("#conversations mark")).to_have_text("said of tides")
+    entry(page, "Tides").locator(".open").click()
+    expect(page.locator("#tokens .turn.answered")).to_contain_text("Much can be said of tides.")
+    page.fill(SEARCH, "nowhere to be found")
+    expect(page.locator("#conversations .nothing")).to_be_visible()
+    page.press(SEARCH, "Escape")
+    expect(page.locator(SEARCH)).to_have_value("")
+    expect(page.locator("#conversations .title")).to_have_count(3)
+    # One as a page that shows what was said and runs nothing, all of them as one file each.
+    with page.expect_download() as coming:
+        choose(page, "Ships", "Export as a page with colours")
+    name = coming.value.suggested_filename
+    assert name == "Ships b.html"
+    coming.value.save_as(tmp_path / name)
+    for kind, file in (("JSON", "all.json"), ("Markdown", "all.zip")):
+        page.click("#export-all")
+        with page.expect_download() as coming:
+            page.get_by_role("button", name=kind, exact=True).click()
+        coming.value.save_as(tmp_path / file)
+    assert len(json.loads((tmp_path / "all.json").read_text())) == 3
+    with zipfile.ZipFile(tmp_path / "all.zip") as archive:
+        assert len(archive.namelist()) == 3
+    shown = context.new_page()
+    shown.goto((tmp_path / name).as_uri())
+    expect(shown.locator("h1")).to_have_text("Ships <b>")
+    assert shown.locator("b, script").count() == 0
 
 
-def test_compare_is_identical_and_draws_its_charts(page: Page) -> None:
-    set_number(page, "Max tokens", 60)
-    open_advanced(page)
-    # The measured budget rests where drafts do not pay, as beside a browser on two cores.
-    page.get_by_label("Fixed", exact=True).check()
-    # Some seeds end the answer after a few words, with hardly anything drafted.
-    page.get_by_label("A new seed for each answer").uncheck()
-    open_tab(page, "Compare")
-    page.click("#compare")
-    expect(page.locator("#verdict .same")).to_contain_text("Identical")
-    expect(page.locator("#verdict .same")).to_contain_text("3 of 3 repeats")
-    plots = page.locator(".js-plotly-plot:visible")
-    expect(plots).to_have_count(6)
-    # A title says what was found, an axis what is drawn.
-    axes = plots.locator(".xtitle, .ytitle").all_text_contents()
-    assert {"seconds of decoding", "tokens", "tokens from one step", "% of tokens"} <= set(axes)
-    titles = plots.locator(".gtitle").all_text_contents()
-    assert len(titles) == 6 and all(titles), titles
-    assert page.locator("#compare-fast .tok:not(.k-target)").count() > 3
-    open_tab(page, "Diagnostics")
-    expect(page.locator("#runs")).to_contain_text("Compare")
-    expect(page.locator(".js-plotly-plot:visible")).to_have_count(9)
-
-
-def test_what_forwards_cost_is_drawn_and_can_be_measured_again(page: Page) -> None:
-    set_number(page, "Max tokens", 40)
-    send(page, "Tell me about a garden.")
-    finished(page)
-    open_tab(page, "Diagnostics")
-    plot = page.locator(".js-plotly-plot:visible").last
-    expect(plot.locator(".gtitle")).to_have_text("What a step costs, and how much was drafted")
-    expect(plot.locator(".bars .point").first).to_be_attached()
-    expect(plot.locator(".scatterlayer .js-line").first).to_be_attached()
-    line = page.locator("#costs")
-    expect(line).to_contain_text("Cost of a step: measured")
-    page.click("#measure")
-    expect(line).to_contain_text("Measuring")
-    expect(line).to_contain_text("Cost of a step: measured")
-    expect(plot.locator(".bars .point").first).to_be_attached()
-
-
-def test_the_databases_tab_shows_what_evidence_was_worth(page: Page) -> None:
-    set_number(page, "Max tokens", 60)
-    send(page, "Say the same thing twice, then twice again.")
-    finished(page)
-    open_tab(page, "Databases")
-    plot = page.locator(".js-plotly-plot:visible")
-    expect(plot).to_have_count(1)
-    expect(plot.locator(".gtitle")).to_have_text("How much a match is trusted")
-    expect(plot.locator(".scatterlayer .point").first).to_be_attached()
-    before = plot.locator(".scatterlayer .point").count()
-    assert before > 0
-    page.get_by_role("button", name="Empty Past answers").click()
-    page.locator(".asking:visible").get_by_role("button", name="Empty it").click()
-    expect(plot.locator(".scatterlayer .point")).to_have_count(0)
-
-
-def test_the_budget_is_kept_with_the_conversation(page: Page, address: str, data: Path) -> None:
-    set_number(page, "Max tokens", 10)
-    send(page, "A conversation with a fixed budget")
-    finished(page)
-    open_advanced(page)
-    expect(page.get_by_label("Adaptive", exact=True)).to_be_checked()
-    before = settings(data / "strata.db")
-    page.get_by_label("Fixed", exact=True).check()
-    until(page, lambda: settings(data / "strata.db") != before)
+def test_a_menu_is_left_as_it_was_found(
+    another: Callable[..., BrowserContext], address: str, data: Path, owner: str
+) -> None:
+    keep_conversations(data, owner)
+    page = another(viewport={"width": 1200, "height": 500}).new_page()
     visit(page, address)
-    open_advanced(page)
-    expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
+    last = entry(page, "Bread")
+    last.locator(".open").focus()
+    page.keyboard.press("Shift+F10")
+    menu = page.get_by_role("menu")
+    expect(menu).to_be_in_viewport(ratio=1)
+    expect(page.get_by_role("menuitem", name="Pin")).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(page.get_by_role("menuitem", name="Delete")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_have_count(0)
+    expect(last.locator(".open")).to_be_focused()
+    page.keyboard.press("F2")
+    page.locator("#conversations .line").fill("Another title")
+    # What changes the list meanwhile waits until the title is written.
+    with page.expect_response("**/queue/join*"):
+        page.locator(SEARCH).evaluate(
+            "(box) => { box.value = 'Tides'; box.dispatchEvent(new Event('input', "
+            "{ bubbles: true })); }"
+        )
+    page.wait_for_timeout(500)  # Time for what must not happen.
+    expect(page.locator("#conversations .line")).to_have_value("Another title")
+    page.keyboard.press("Escape")
+    expect(page.locator("#conversations .title")).to_have_text(["Tides"])
+    page.fill(SEARCH, "")
+    expect(page.locator("#conversations .title")).to_have_count(len(TITLES))
+    assert titles(page) == list(TITLES), "Escape keeps the title"
 
 
-def test_dark_and_narrow(page: Page) -> None:
-    page.click("#theme")
-    assert page.evaluate("document.body.classList.contains('dark')")
-    page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth + 1")
-    expect(page.locator("#send")).to_be_in_viewport()
-
-
-def test_no_event_is_an_api_for_others(page: Page, address: str) -> None:
-    reply = page.request.get(f"{address}gradio_api/info")
-    assert not reply.ok or json.loads(reply.text())["named_endpoints"] == {}
-    policy = page.request.get(address).headers["content-security-policy"]
-    assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
-
-
-def test_an_answer_outlives_a_kill(browser: Browser, tmp_path: Path) -> None:
-    process, url, _ = start(tmp_path)
-    page = browser.new_page()
-    page.set_default_timeout(PATIENCE)
-    visit(page, url)
-    long_answer(page)
-    expect(page.locator("#tokens .turn.answered .tok").nth(40)).to_be_attached()
-    until(page, lambda: sum(len(each.pieces) for each in stored(tmp_path / "strata.db")) > 40)
-    process.kill()
-    process.wait(20)
-    assert process.stdout is not None
-    process.stdout.close()
-    page.close()
-    process, url, _ = start(tmp_path)
-    page = browser.new_page()
-    page.set_default_timeout(PATIENCE)
-    visit(page, url)
-    page.locator("#conversations .title").first.click()
-    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
-    expect(page.locator("#tokens .turn.answered .tok").nth(20)).to_be_attached()
-    page.close()
-    end(process)
-
-
-def test_an_import_is_opened_and_its_upload_deleted(browser: Browser, tmp_path: Path) -> None:
-    folder = tmp_path / ".local" / "strata"
-    process, url, _ = start(folder)
-    page = browser.new_page()
-    page.set_default_timeout(PATIENCE)
-    visit(page, url)
+def test_an_import_is_opened_and_its_upload_deleted(page: Page, data: Path, tmp_path: Path) -> None:
     message = {"role": "user", "content": "A question from elsewhere"}
-    contents = {"chat.json": json.dumps([message]), "deep.json": "[" * 100_000}
-    for name, content in contents.items():
+    choose_file = page.locator(".tools input[type=file]")
+    for name, content in {"chat.json": json.dumps([message]), "deep.json": "[" * 100_000}.items():
         (tmp_path / name).write_text(content)
-        page.locator(".tools input[type=file]").set_input_files(tmp_path / name)
+        choose_file.set_input_files(tmp_path / name)
         if name == "chat.json":
             expect(page.locator("#tokens .turn.said")).to_have_text(message["content"])
         else:
             expect(page.locator(".toast-body")).to_contain_text("too deeply")
-    page.close()
-    end(process)
-    assert (folder / "uploads").is_dir()
-    left = [path for path in (folder / "uploads").rglob("*") if path.is_file()]
-    assert [path for path in left if path.stat().st_size] == []
-
-
-def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> None:
-    process, url, said = start(tmp_path, "--host", "0.0.0.0")
-    found = re.search(r"'guest' with the password (\S+)", said)
-    assert found, said
-    url = url.replace("0.0.0.0", "127.0.0.1")
-    titles = []
-    for text in ("The first guest's words", "The second guest's words"):
-        context = browser.new_context()
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.goto(url)
-        page.get_by_label("username").fill("guest")
-        page.get_by_label("password").fill(found[1])
-        page.get_by_role("button", name="Login").click()
-        settled(page)
-        expect(page.get_by_role("tab", name="Databases")).to_have_count(0)
-        open_tab(page, "Diagnostics")
-        expect(page.locator("#costs")).to_contain_text("Cost of a step")
-        expect(page.locator("#measure")).to_have_count(0)
-        set_number(page, "Max tokens", 10)
-        send(page, text)
-        finished(page)
-        expect(page.locator("#conversations .title")).to_have_count(1)
-        titles.append(page.locator("#conversations .title").all_inner_texts())
-        page.click("#log-out")
-        expect(page.get_by_label("password")).to_be_visible()
-        context.close()
-    assert titles == [["The first guest's words"], ["The second guest's words"]]
-    end(process)
-
-
-def run_to_its_end(*arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "app.py", "--no-browser", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stderr
-
-
-def test_a_busy_port_a_missing_model_and_a_bad_folder_are_explained(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        code, words = run_to_its_end("--port", port, "--data-dir", str(tmp_path))
-        assert code == 2 and port in words and "--port" in words and "Traceback" not in words
-    code, words = run_to_its_end("--model", "./no/such/model", "--data-dir", str(tmp_path))
-    assert code == 2 and "./no/such/model" in words and "Traceback" not in words
-    (tmp_path / "file").write_text("not a folder")
-    code, words = run_to_its_end("--data-dir", str(tmp_path / "file"))
-    assert code == 2 and "file" in words and "Traceback" not in words
-
-
-def test_a_damaged_database_is_put_aside_and_said_in_the_page(
-    browser: Browser, tmp_path: Path
-) -> None:
-    (tmp_path / "strata.db").write_bytes(b"this is no database " * 500)
-    process, url, said = start(tmp_path)
-    assert "was damaged" in said
-    page = browser.new_page()
-    page.goto(url)
-    expect(page.locator("#header .notice")).to_contain_text("was damaged")
-    page.close()
-    end(process)
+    assert (data / "uploads").is_dir()
+    until(page, lambda: not [*(data / "uploads").rglob("*.json")])

@@ -1,23 +1,13 @@
-"""GGUF support as people meet it: a file that cannot be read yet, a button, and then it can."""
+"""GGUF support: a file that cannot be read yet, a button, and then it can."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.support.pages import (
-    PATIENCE,
-    answer,
-    end,
-    finished,
-    open_tab,
-    send,
-    set_number,
-    start,
-    visit,
-)
+from tests.support.pages import answer, finished, open_tab, running, send, set_number, visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.gguf]
 
@@ -70,25 +60,24 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def page(browser: Browser, machine: Machine, tmp_path: Path) -> Iterator[Page]:
-    process, url, _ = start(tmp_path / "data")
-    opened = browser.new_page(viewport={"width": 1400, "height": 900})
-    opened.set_default_timeout(PATIENCE)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    visit(opened, url)
-    set_number(opened, "Max tokens", 30)
-    open_tab(opened, "Models")
-    yield opened
-    opened.close()
-    end(process)
-    assert problems == []
+def address(machine: Machine, tmp_path: Path) -> Iterator[str]:
+    """The program on such a machine."""
+    with running(tmp_path / "data") as url:
+        yield url
 
 
 def test_gguf_files_can_be_loaded_once_it_is_set_up(page: Page, machine: Machine) -> None:
+    set_number(page, "Max tokens", 30)
+    open_tab(page, "Models")
     status = page.locator("#gguf-status")
     page.locator("#models-choice label", has_text="llama.cpp").first.click()
     expect(page.locator("#models-need")).to_contain_text("Press Set up GGUF support")
+    page.click("#gguf-load")
+    expect(status).to_contain_text("Compiling file 1 of 4")
+    page.click("#gguf-stop")
+    expect(status).to_contain_text("it was stopped")
+    expect(page.locator("#gguf-stop")).to_be_hidden()
+    assert not (machine.folder / "mark").exists()
     page.click("#gguf-load")
     expect(status).to_contain_text(re.compile(r"Compiling file 1 of 4 · 0:\d\d · 25 %"))
     open_tab(page, "Chat")
@@ -116,13 +105,3 @@ def test_gguf_files_can_be_loaded_once_it_is_set_up(page: Page, machine: Machine
     assert answer(page)
     open_tab(page, "Models")
     expect(page.locator("#gguf")).to_be_hidden()
-
-
-def test_it_can_be_stopped(page: Page, machine: Machine) -> None:
-    page.click("#gguf-load")
-    expect(page.locator("#gguf-status")).to_contain_text("Compiling file 1 of 4")
-    page.click("#gguf-stop")
-    expect(page.locator("#gguf-status")).to_contain_text("it was stopped")
-    expect(page.locator("#gguf-load")).to_be_visible()
-    expect(page.locator("#gguf-stop")).to_be_hidden()
-    assert not (machine.folder / "mark").exists()

@@ -1,4 +1,4 @@
-"""The live figures as a page shows them: told by events while an answer grows, by values else."""
+"""The live figures: told by events while an answer grows, by values else."""
 
 import re
 from dataclasses import replace
@@ -9,13 +9,13 @@ from playwright.sync_api import Page, expect
 
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
-from engine.types import TARGET, Prefill, Step, Token
-from tests.support.pages import act, finished, send
+from engine.types import MODEL, TARGET, Prefill, Step, Token
+from tests.support.pages import act, be_exact, finished, send, set_number, settled
 from tests.support.runs import summed
 from tests.web.test_metrics_panel import RUN
 
 pytestmark = pytest.mark.browser
-EVIL = "<img src=x onerror=alert(1)> ${alert(2)} {{constructor.constructor('alert(3)')()}}"
+EVIL = "<img src=x onerror=fired()> ${fired()} {{constructor.constructor('fired()')()}}"
 FIRE = """([name, details]) => {
   for (const detail of details) document.dispatchEvent(new CustomEvent(name, { detail }));
 }"""
@@ -47,22 +47,27 @@ def columns(page: Page) -> list[str]:
     return found
 
 
-def test_an_empty_panel_has_dashes(page: Page) -> None:
+def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page) -> None:
+    lead = page.locator("#figures .figure.lead")
+    levels = page.locator("#figures .levels")
+    # Without an answer there are dashes.
     assert figure(page, "Speed") == "– | tokens per second"
     assert figure(page, "Speedup") == "– | of the whole answer"
     assert figure(page, "First token") == "– | in the model"
     names = ("This chat", "Past answers", "General text", "Built-in head", "The model itself")
     assert cells(page) == [f"{name} | – | – | –" for name in names]
-    expect(page.locator("#figures .levels")).to_be_hidden()
+    expect(levels).to_be_hidden()
     expect(page.locator("#figures .ended")).to_be_hidden()
     assert columns(page) == []
+    # The legend's shares are of the conversation, these of one answer.
+    expect(page.locator("#figures h4").first).to_have_text("Where this answer's tokens came from")
+    said = tuple(Token(n, n, MODEL if n == 3 else TARGET) for n in range(8))
+    fire(page, told([Step(0, said, {MODEL: 1}, {MODEL: 1}, verify_seconds=0.01)]))
+    assert [row.split(" | ")[1] for row in cells(page)] == ["0 %", "13 %", "0 %", "0 %", "88 %"]
 
-
-def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None:
     fire(page, told(RUN[:30], ended="60 tokens"))
-    assert figure(page, "Speed") == "142 | tokens per second"
+    assert figure(page, "Speed") == "142 | tokens/s; plain: 100"
     assert figure(page, "Speedup") == "1.39× | estimated from 10 plain steps"
-    lead = page.locator("#figures .figure.lead")
     assert lead.get_attribute("title") == "decoding alone 1.42×"
     assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
     assert figure(page, "First token") == "44 ms | in the model"
@@ -81,9 +86,11 @@ def test_figures_change_in_their_places_and_the_ribbon_grows(page: Page) -> None
     kept = page.locator("#figures .ribbon b").evaluate_all("all => all.map(n => Boolean(n.mine))")
     assert kept == [True] * 30 + [False] * 20, "columns are appended"
     expect(page.locator("#figures .ended")).to_have_text("100 tokens")
+    fire(page, told(RUN[:30], speedup=Speedup(1.67, 1.8)))
+    assert figure(page, "Speedup") == "1.67× | of the whole answer; decoding alone 1.80×"
+    assert figure(page, "Speed") == "142 | tokens per second", "no estimate, nothing it is of"
 
-
-def test_the_ribbon_shows_the_latest_steps_once(page: Page) -> None:
+    # The ribbon shows the latest steps, each once.
     fire(page, told(RUN[:60]), told(RUN[:90], 60), told(RUN[:95], 80))
     assert columns(page) == [
         f"step {n + 1}: {n % 3 + 1} token{'s' if n % 3 else ''}" for n in range(31, 95)
@@ -95,8 +102,7 @@ def test_the_ribbon_shows_the_latest_steps_once(page: Page) -> None:
     fire(page, told(RUN[:3], prompt=0.05))
     assert len(columns(page)) == 3, "another run begins anew"
 
-
-def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
+    # Names of draft models are text, and have a row each.
     small, evil = "draft:small", f"draft:{EVIL}"
     said = (Token(1, 0, small), Token(2, 1, evil), Token(3, 2, TARGET))
     one = Step(0, said, {small: 3, evil: 2}, {small: 1, evil: 1}, look_ups={small: 0.004})
@@ -111,7 +117,7 @@ def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
         "Draft small | 5 | drafts alone",
     ]
     assert page.locator("#figures img, #figures script").count() == 0
-    page.locator("#figures tr").evaluate_all("all => all.forEach(row => { row.mine = true; })")
+    page.locator("#figures tr").evaluate_all(mark)
     fire(page, told([step, replace(step, index=1)], 1))
     assert page.locator("#figures tr").evaluate_all("all => all.every(row => row.mine)")
     colours = page.locator("#figures .shares i:nth-child(n + 6)").evaluate_all(
@@ -120,7 +126,25 @@ def test_names_of_draft_models_are_text_and_have_a_row_each(page: Page) -> None:
     assert len(set(colours)) == 2 and len(columns(page)) == 2
     fire(page, told(RUN[:2]))
     assert len(cells(page)) == 5 and cells(page, "levels") == []
-    expect(page.locator("#figures .levels")).to_be_hidden()
+    expect(levels).to_be_hidden()
+
+    # Many updates at once are laid out once: none of them reads a size or a place.
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def laid_out() -> int:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return int(next(m["value"] for m in metrics if m["name"] == "LayoutCount"))
+
+    page.wait_for_timeout(500)
+    before = laid_out()
+    fire(page, *(told(RUN[: n + 10], n) for n in range(0, 400, 10)))
+    page.wait_for_timeout(200)
+    assert 1 <= laid_out() - before <= 4
+    count = "document.querySelectorAll('#figures *').length"
+    nodes = page.evaluate(count)
+    fire(page, *(told(RUN[: n + 10], n) for n in range(400, 800, 10)))
+    assert page.evaluate(count) == nodes, "a long answer needs no more nodes"
 
 
 def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
@@ -142,46 +166,33 @@ def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
     assert figure(page, "First token") == "114 ms | in the model"
 
 
-def test_a_measured_speedup_says_of_what(page: Page) -> None:
-    fire(page, told(RUN[:30], speedup=Speedup(1.67, 1.8)))
-    assert figure(page, "Speedup") == "1.67× | of the whole answer; decoding alone 1.80×"
-
-
-def test_updates_ask_for_no_layout(page: Page) -> None:
-    """Many updates at once are laid out once: none of them reads a size or a place."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-
-    def laid_out() -> int:
-        metrics = session.send("Performance.getMetrics")["metrics"]
-        return int(next(m["value"] for m in metrics if m["name"] == "LayoutCount"))
-
-    page.wait_for_timeout(500)
-    before = laid_out()
-    fire(page, *(told(RUN[: n + 10], n) for n in range(0, 400, 10)))
-    page.wait_for_timeout(200)
-    assert 1 <= laid_out() - before <= 4
-    count = "document.querySelectorAll('#figures *').length"
-    nodes = page.evaluate(count)
-    fire(page, *(told(RUN[: n + 10], n) for n in range(400, 800, 10)))
-    assert page.evaluate(count) == nodes, "a long answer needs no more nodes"
-
-
-def test_an_answer_a_proof_and_a_new_conversation(page: Page) -> None:
+def test_an_answer_its_proof_and_a_new_conversation(page: Page) -> None:
+    """The header follows the plain speed; a page that opens later shows the same."""
+    pace, small = page.locator("#header .pace"), page.locator("#figures .figure.lead small")
+    set_number(page, "Max tokens", 60)
+    be_exact(page)
     send(page, "Tell me a short story about a boat.")
     finished(page)
     expect(page.locator("#figures .ended")).to_contain_text("steps")
     first = r"[\d.]+ m?s \| (on screen; in the model [\d.]+ m?s|in the model)"
     assert re.fullmatch(first, figure(page, "First token"))
     assert 1 <= len(columns(page)) <= 64
+    expect(pace).to_contain_text("(by the last answer)")
+    plain = figure(page, "Speed").rpartition(" ")[2]
+    assert pace.inner_text().strip() == f"plain decoding {plain} tokens/s (by the last answer)"
     act(page, "Prove it")
     expect(page.locator("#proof .same")).to_contain_text("Identical")
-    expect(page.locator("#figures .figure.lead small")).to_have_text(
-        re.compile("of the whole answer; decoding alone|no draft was accepted")
+    expect(small).to_have_text(
+        re.compile("of the whole answer.*; decoding alone|no (draft was|measurable difference)")
     )
+    expect(pace).to_contain_text("(by the last proof)")
+    proved = pace.inner_text()
+    page.reload()
+    settled(page)
+    expect(pace).to_have_text(proved)
     page.click("#new")
-    expect(page.locator("#figures .figure.lead small")).to_have_text("of the whole answer")
+    expect(small).to_have_text("of the whole answer")
     fire(page, told(RUN[:30]))
     page.click("#new")
-    expect(page.locator("#figures .figure.lead small")).to_have_text("of the whole answer")
+    expect(small).to_have_text("of the whole answer")
     assert figure(page, "Speed") == "– | tokens per second" and columns(page) == []

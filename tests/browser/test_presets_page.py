@@ -1,4 +1,4 @@
-"""Presets as people meet them: saved in Settings, chosen beside New conversation."""
+"""Presets: saved in Settings, chosen beside New conversation."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ from tests.support.pages import (
     answer,
     finished,
     open_tab,
+    pick,
     send,
     set_number,
     settings,
@@ -20,25 +21,21 @@ pytestmark = pytest.mark.browser
 EVIL = "<img src=x onerror=alert(1)>{{7*7}}"
 
 
-def choose(page: Page, where: str, name: str) -> None:
-    """Choose from a list."""
-    page.locator(f"{where} input").click()
-    page.get_by_role("option", name=name, exact=True).click()
-
-
-def test_a_conversation_starts_from_a_preset(page: Page, address: str, data: Path) -> None:
+def test_a_conversation_starts_from_a_preset(
+    page: Page, address: str, data: Path, owner: str
+) -> None:
     set_number(page, "Max tokens", 12)
     open_tab(page, "Settings")
     page.get_by_label("System prompt").fill("Speak of the sea.")
     page.fill("#preset-name textarea, #preset-name input", EVIL)
     page.click("#preset-save")
     expect(page.locator("#preset input")).to_have_value(EVIL)
-    choose(page, "#preset", "Storyteller")
+    pick(page, "#preset", "Storyteller")
     page.click("#preset-use")
     expect(page.get_by_label("System prompt")).to_have_value(re.compile("^Tell stories"))
     expect(page.get_by_label("Max tokens", exact=True)).to_have_value("1024")
     open_tab(page, "Chat")
-    choose(page, "#start-from", EVIL)
+    pick(page, "#start-from", EVIL)
     page.click("#new")
     open_tab(page, "Settings")
     expect(page.get_by_label("System prompt")).to_have_value("Speak of the sea.")
@@ -47,17 +44,16 @@ def test_a_conversation_starts_from_a_preset(page: Page, address: str, data: Pat
     send(page, "Tell me a short story about a boat.")
     finished(page)
     assert answer(page)
-    assert settings(data / "strata.db")["generation"]["max_tokens"] == 12
+    assert settings(data, owner)["generation"]["max_tokens"] == 12
     assert page.locator("img[src='x']").count() == 0
     open_tab(page, "Settings")
-    choose(page, "#preset", EVIL)
+    pick(page, "#preset", EVIL)
     page.click("#preset-begin")
     expect(page.locator("#preset-first")).to_contain_text(EVIL)
     page.click("#preset-delete")
     expect(page.locator("#preset-first")).to_contain_text("its makers' settings")
     page.click("#preset-undo")
     expect(page.locator("#preset-first")).to_contain_text(EVIL)
-    page.context.clear_cookies()
     page.evaluate("() => localStorage.clear()")  # as in another browser, with nothing open
     visit(page, address)
     expect(page.locator("#start-from input")).to_have_value(EVIL)

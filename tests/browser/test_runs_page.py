@@ -1,4 +1,5 @@
-"""Past runs and databases as people meet them: down to one step, and a file built in the page."""
+"""Diagnostics and Databases: from past runs down to one step, and a statistics file that is built
+in the page."""
 
 import re
 from pathlib import Path
@@ -6,10 +7,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.support.pages import finished, open_tab, send
+from tests.support.pages import finished, open_tab, send, set_number
 
 pytestmark = pytest.mark.browser
-EVIL = "<img src=x onerror=alert(1)>"
+EVIL = "<img src=x onerror=fired()>"
 STORY = "The boat went out to sea and the storm came over the hills. "
 
 
@@ -26,6 +27,7 @@ def point_at(page: Page, point: Locator) -> None:
 
 
 def test_from_filters_to_a_run_to_a_step_and_into_a_file(page: Page) -> None:
+    set_number(page, "Max tokens", 60)
     for text in (f"Tell me of a boat. {EVIL}", "Tell me of the sea."):
         send(page, text)
         finished(page)
@@ -42,6 +44,8 @@ def test_from_filters_to_a_run_to_a_step_and_into_a_file(page: Page) -> None:
     expect(page.locator("#run-prompt")).to_contain_text(EVIL)
     expect(page.locator("#run-prompt")).not_to_contain_text("Tell me of the sea.")
     expect(page.locator("#run-text .tok").first).to_be_attached()
+    # What it said is drawn wherever it is on the page: it is in a print of all of it.
+    expect(page.locator("#run-text .message")).to_have_css("content-visibility", "visible")
     expect(page.locator("#step-card")).to_contain_text("Step 1 of")
     page.locator("#steps").get_by_test_id("cell-3-0").click()
     expect(page.locator("#step-card")).to_contain_text("Step 4 of")
@@ -56,6 +60,16 @@ def test_from_filters_to_a_run_to_a_step_and_into_a_file(page: Page) -> None:
         page.click("#runs-csv")
     text = Path(saved.value.path()).read_text()
     assert saved.value.suggested_filename == "runs.csv" and len(text.splitlines()) == 3
+    # What a step costs is drawn, and can be measured again.
+    costs = charts.last
+    expect(costs.locator(".gtitle")).to_have_text("What a step costs, and how much was drafted")
+    expect(costs.locator(".scatterlayer .js-line").first).to_be_attached()
+    line = page.locator("#costs")
+    expect(line).to_contain_text("Cost of a step: measured")
+    page.click("#measure")
+    expect(line).to_contain_text("Measuring")
+    expect(line).to_contain_text("Cost of a step: measured")
+    expect(costs.locator(".bars .point").first).to_be_attached()
     assert page.locator("img[src='x']").count() == 0
 
 
@@ -66,9 +80,13 @@ def test_a_file_is_built_in_the_page_and_another_build_is_stopped(
     small.write_text(STORY * 300)
     large.write_text(STORY * 400_000)
     folder = data / "statistics"
-    send(page, "Tell me of a boat.")
+    set_number(page, "Max tokens", 60)
+    send(page, "Say the same thing twice, then twice again.")
     finished(page)
     open_tab(page, "Databases")
+    trust = page.locator(".js-plotly-plot:visible")
+    expect(trust.locator(".gtitle")).to_have_text("How much a match is trusted")
+    expect(trust.locator(".scatterlayer .point").first).to_be_attached()
     status = page.locator("#general-status")
     with page.expect_file_chooser() as chooser:
         page.click("#general-upload")
@@ -87,11 +105,9 @@ def test_a_file_is_built_in_the_page_and_another_build_is_stopped(
     page.fill("#words textarea, #words input", "The boat went")
     page.click("#look-up")
     expect(page.locator("#found")).to_contain_text("␣out")
-    page.click("#learned-prune")
-    expect(page.locator("#prune-told")).to_contain_text("0 of")
-    page.locator("#prune-2 input").fill("1000")
-    expect(page.locator("#prune-told")).to_contain_text(re.compile(r"([1-9][\d,]*) of \1 n-grams"))
-    page.get_by_role("button", name="Forget the others").click()
+    page.get_by_role("button", name="Empty Past answers").click()
+    page.locator(".asking:visible").get_by_role("button", name="Empty it").click()
+    expect(trust.locator(".scatterlayer .point")).to_have_count(0)
     expect(page.locator("#tier-model dd").first).to_have_text("0")
     page.click("#general-remove")
     expect(status).to_contain_text("was removed")

@@ -1,8 +1,7 @@
-"""The Stack tab as people meet it: two draft models, one of them with a hostile name."""
+"""The Stack tab: two draft models, one of them with a hostile name."""
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,10 @@ from tests.support.pages import (
     act,
     end,
     finished,
+    guarded,
     open_advanced,
     open_tab,
+    running,
     send,
     start,
     told,
@@ -24,19 +25,7 @@ from tests.support.pages import (
 
 pytestmark = pytest.mark.browser
 SAME = re.compile(r"(\d) of \1 gave the text")
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    opened = browser.new_page(viewport={"width": 1440, "height": 900})
-    opened.set_default_timeout(PATIENCE)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
-    yield opened
-    opened.close()
-    assert problems == [], "the page raised errors or dialogs"
+EVIL = "<img src=x onerror=fired()>"
 
 
 def type_plan(page: Page, spec: str) -> None:
@@ -61,14 +50,14 @@ def load_and_profile(page: Page, folder: Path) -> None:
     expect(page.locator("#stack-status")).to_contain_text("was stopped")
     page.click("#stack-profile")
     expect(page.locator("#stack-status .progress")).to_be_visible()
-    expect(page.locator("#stack-profiled")).to_contain_text("positions", timeout=3 * PATIENCE)
+    expect(page.locator("#stack-profiled")).to_contain_text("measured on", timeout=3 * PATIENCE)
 
 
-def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> None:
-    folder = tmp_path / EVIL
+def test_from_two_models_to_a_coloured_answer(browser: Browser, tmp_path: Path) -> None:
+    folder, data = tmp_path / EVIL, tmp_path / "data"
     shutil.copytree(EMBEDDED.parent / "small", folder)
-    process, url, _ = start(tmp_path / "data")
-    try:
+    with running(data) as url, guarded(browser, url) as context:
+        page = context.new_page()
         visit(page, url)
         load_and_profile(page, folder)
         expect(page.locator(".js-plotly-plot:visible")).to_have_count(4)
@@ -103,12 +92,11 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         act(page, "Prove it")
         expect(page.locator("#proof .same")).to_contain_text("Identical")
         assert page.locator("img[src='x']").count() == 0
-    finally:
-        end(process)
     shutil.rmtree(folder)
-    process, url, _ = start(tmp_path / "data")
-    try:
-        assert "cannot be found" in told(process, "The draft models were not loaded")
+    process, url, _ = start(data)
+    assert "cannot be found" in told(process, "The draft models were not loaded")
+    with guarded(browser, url) as context:
+        page = context.new_page()
         visit(page, url)
         expect(page.locator("#header .notice")).to_contain_text("were not loaded")
         page.locator("#conversations .title").first.click()
@@ -116,5 +104,4 @@ def test_from_two_models_to_a_coloured_answer(page: Page, tmp_path: Path) -> Non
         act(page, "Regenerate")
         expect(page.get_by_text("none is loaded")).to_be_visible()
         expect(page.locator("#tokens .turn.answered")).to_have_count(1)
-    finally:
-        end(process)
+    end(process)

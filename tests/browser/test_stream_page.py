@@ -3,7 +3,7 @@
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 from tests.support.pages import (
     LONG,
-    PATIENCE,
+    Stored,
     act,
     answer,
-    end,
+    answer_at_length,
     finished,
+    guarded,
     long_answer,
     send,
     set_number,
     show,
-    start,
+    stop,
     stored,
     until,
     visit,
@@ -31,51 +32,34 @@ from tests.support.pages import (
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The running program's address, and where it keeps what it stores."""
-    folder = tmp_path_factory.mktemp("data")
-    process, url, _ = start(folder)
-    yield url, folder / "strata.db"
-    end(process)
-
-
 @pytest.fixture
-def context(browser: Browser, program: tuple[str, Path]) -> Iterator[BrowserContext]:
-    made = browser.new_context(viewport={"width": 1440, "height": 900})
-    made.set_default_timeout(PATIENCE)
-    problems: list[str] = []
-    made.on("weberror", lambda error: problems.append(str(error.error)))
-    yield made
-    made.close()
-    assert problems == [], "the page raised errors"
-
-
-@pytest.fixture
-def page(context: BrowserContext, program: tuple[str, Path]) -> Page:
+def alone(context: BrowserContext, address: str) -> Page:
+    """A page of a browser without shared workers, which asks for each stream itself: so it shows
+    what is asked for and what comes."""
+    context.add_init_script("delete window.SharedWorker;")
     opened = context.new_page()
-    visit(opened, program[0])
+    visit(opened, address)
     return opened
 
 
-def complete(page: Page, database: Path) -> None:
-    """What the page shows is all that is stored, token by token, each once."""
-    text, pieces, ended = stored(database)[0]
-    assert ended
-    assert answer(page) == text == "".join(piece.text for piece in pieces)
-    show(page, "Tokens")
-    spans = page.locator("#tokens .turn.answered").last.locator(".tok")
-    assert "".join(spans.all_text_contents()) == text
-    counts = spans.evaluate_all("all => all.map((span) => span.count)")
-    assert sum(counts) == len(pieces)
-    show(page, "Formatted")
+@pytest.fixture
+def complete(data: Path, owner: str) -> Callable[[Page], Stored]:
+    """Checks that a page shows all that is stored of the newest answer, token by token, each
+    once."""
 
+    def checked(page: Page) -> Stored:
+        found = stored(data, owner)[0]
+        assert found.ended
+        assert answer(page) == found.text == "".join(piece.text for piece in found.pieces)
+        show(page, "Tokens")
+        spans = page.locator("#tokens .turn.answered").last.locator(".tok")
+        assert "".join(spans.all_text_contents()) == found.text
+        counts = spans.evaluate_all("all => all.map((span) => span.count)")
+        assert sum(counts) == len(found.pieces)
+        show(page, "Formatted")
+        return found
 
-def asked(page: Page) -> list[str]:
-    """The addresses that the page asks for from now on."""
-    found: list[str] = []
-    page.on("request", lambda request: found.append(request.url))
-    return found
+    return checked
 
 
 def told_by_the_queue(page: Page) -> list[int]:
@@ -96,50 +80,26 @@ def told_by_the_queue(page: Page) -> list[int]:
     return sizes
 
 
-def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
-    page: Page, program: tuple[str, Path]
-) -> None:
-    seen = asked(page)
+def test_the_first_token_waits_for_no_timer_and_each_is_described(page: Page) -> None:
+    """It is drawn in the next frame: only what follows it is paced."""
+    answer_at_length(page, 60)
     page.evaluate(
-        "() => { window.firsts = []; window.figures = [];"
-        "document.addEventListener('strata:first', (e) => firsts.push(e.detail.seconds));"
-        "document.addEventListener('strata:figures', (e) => figures.push(e.detail)); }"
+        """() => {
+          const later = window.setTimeout;
+          window.held = [];
+          window.setTimeout = (act, wait, ...more) => {
+            const drawn = document.querySelector("#tokens .turn.answered");
+            if (!drawn && /schedule/.test(new Error().stack)) window.held.push(wait);
+            return later(act, wait, ...more);
+          };
+        }"""
     )
-    sizes = told_by_the_queue(page)
-    long_answer(page, 1500, "Databases (hierarchy drafting)")
-    early = len(answer(page))
+    send(page, LONG)
     finished(page)
-    assert len(answer(page)) > early
-    complete(page, program[1])
-    spans = page.locator("#tokens .turn.answered .tok").count()
-    pieces = stored(program[1])[0].pieces
-    assert spans < 0.8 * len(pieces), "a node per run, not per token"
-    assert len([url for url in seen if "/stream/" in url]) == 1
-    (first,) = page.evaluate("firsts")
-    assert 0 < first < 60
-    figures = page.evaluate("figures")
-    assert (
-        figures
-        and figures[-1]["h"][2] == f"{len(pieces) / len({piece.step for piece in pieces}):.2f}"
-    )
-    sizes.clear()
-    send(page, "And what then?")
-    finished(page)
-    page.wait_for_function("firsts.length === 2")
-    first_text = stored(program[1])[1].text
-    # It was seen to be less than the text alone; with its tokens it would be three times as much.
-    assert sum(sizes) < 2 * len(first_text), "the first answer is not sent again"
-    expect(page.locator("#tokens .turn")).to_have_count(4)
-    complete(page, program[1])
-
-
-def test_every_token_of_a_run_is_described(page: Page) -> None:
-    long_answer(page, 60)
-    finished(page)
+    assert page.evaluate("window.held") == []
     runs = page.locator("#tokens .turn.answered .tok")
     on_one_line = "(span) => span.count > 2 && span.getClientRects().length === 1"
-    at = runs.evaluate_all(f"all => all.findIndex({on_one_line})")
-    run = runs.nth(at)
+    run = runs.nth(runs.evaluate_all(f"all => all.findIndex({on_one_line})"))
     run.scroll_into_view_if_needed()
     box = run.bounding_box()
     assert box is not None
@@ -155,56 +115,66 @@ def test_every_token_of_a_run_is_described(page: Page) -> None:
     assert re.search(r"step \d+", run.get_attribute("title") or "")
 
 
-def test_a_reload_in_mid_answer_goes_on_and_ends_complete(
-    page: Page, program: tuple[str, Path]
+def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
+    alone: Page, complete: Callable[[Page], Stored]
 ) -> None:
-    long_answer(page)
-    visit(page, program[0])
-    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
-    expect(page.locator("#stop")).to_be_visible()
-    expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
+    page = alone
+    seen: list[str] = []
+    page.on("request", lambda request: seen.append(request.url))
+    page.evaluate(
+        "() => { window.firsts = []; window.figures = [];"
+        "document.addEventListener('strata:first', (e) => firsts.push(e.detail.seconds));"
+        "document.addEventListener('strata:figures', (e) => figures.push(e.detail)); }"
+    )
+    sizes = told_by_the_queue(page)
+    long_answer(page, 1500, "Databases (hierarchy drafting)")
     early = len(answer(page))
     finished(page)
     assert len(answer(page)) > early
-    expect(page.locator("#tokens .turn")).to_have_count(2)
-    expect(page.locator("#figures")).to_contain_text("tokens in")
-    complete(page, program[1])
+    text, pieces, _ = complete(page)
+    spans = page.locator("#tokens .turn.answered .tok").count()
+    assert spans < 0.8 * len(pieces), "a node per run, not per token"
+    assert len([url for url in seen if "/stream/" in url]) == 1
+    (first,) = page.evaluate("firsts")
+    assert 0 < first < 60
+    figures = page.evaluate("figures")
+    per_step = len(pieces) / len({piece.step for piece in pieces})
+    assert figures and figures[-1]["h"][2] == f"{per_step:.2f}"
+    sizes.clear()
+    send(page, "And what then?")
+    finished(page)
+    page.wait_for_function("firsts.length === 2")
+    # It was seen to be less than the text alone; with its tokens it would be three times as much.
+    assert sum(sizes) < 2 * len(text), "the first answer is not sent again"
+    expect(page.locator("#tokens .turn")).to_have_count(4)
+    complete(page)
 
 
-def test_a_page_that_is_closed_leaves_a_complete_answer(
-    context: BrowserContext, page: Page, program: tuple[str, Path]
+def test_an_answer_ends_complete_whether_its_page_is_opened_again_or_closed(
+    context: BrowserContext, page: Page, address: str, complete: Callable[[Page], Stored]
 ) -> None:
-    long_answer(page)
+    long_answer(page, 800)
+    visit(page, address)
+    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
+    expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
     early = len(answer(page))
     page.close()
     again = context.new_page()
-    visit(again, program[0])
+    visit(again, address)
     finished(again)
-    complete(again, program[1])
-    assert len(answer(again)) > early
-
-
-def test_two_pages_watch_one_answer_and_either_may_stop_it(
-    context: BrowserContext, page: Page, program: tuple[str, Path]
-) -> None:
-    long_answer(page)
-    other = context.new_page()
-    visit(other, program[0])
-    expect(other.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
-    other.click("#stop")
-    for each in (page, other):
-        finished(each)
-        expect(each.locator("#figures")).to_contain_text("stopped")
-        complete(each, program[1])
+    assert len(answer(again)) >= early
+    expect(again.locator("#tokens .turn")).to_have_count(2)
+    complete(again)
 
 
 class Between:
-    """Stands between a browser and the program, under a port of its own, and cuts the connections
-    that bring a stream, the first `cuts` of them, after `most` bytes."""
+    """Stands between a browser and the program, under a port of its own, and cuts the connection
+    that all streams share, `most` bytes after each of the first `cuts` streams of an answer."""
 
     def __init__(self, port: int, cuts: int, most: int) -> None:
-        self.port, self.cuts, self.most = str(port), cuts, most
-        self.begun: list[str] = []
+        self.port, self.cuts, self.most, self.left = str(port), cuts, most, most
+        self.begun: list[int] = []
+        """Of each stream of an answer the place where it begins."""
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.own = str(self.listener.getsockname()[1])
         threading.Thread(target=self.accept, daemon=True).start()
@@ -216,30 +186,31 @@ class Between:
             except OSError:
                 return
             far = socket.create_connection(("127.0.0.1", int(self.port)))
-            streams = threading.Event()
+            shared = threading.Event()
             for work in (self.ask, self.answer):
-                threading.Thread(target=work, args=(near, far, streams), daemon=True).start()
+                threading.Thread(target=work, args=(near, far, shared), daemon=True).start()
 
-    def ask(self, near: socket.socket, far: socket.socket, streams: threading.Event) -> None:
+    def ask(self, near: socket.socket, far: socket.socket, shared: threading.Event) -> None:
         """Pass requests on, under the name that the program answers to."""
         with suppress(OSError):
             while part := near.recv(1 << 16):
-                if found := re.match(rb"GET /stream/.*?\r\n\r\n", part, re.DOTALL):
-                    place = re.search(rb"(?i)last-event-id: *(\d+)", found[0])
-                    self.begun.append(place[1].decode() if place else "")
-                    streams.set()
+                if b"GET /shared " in part:
+                    shared.set()
+                    self.left = self.most
+                if found := re.search(rb"/stream/[\w-]+\?from=(\d+)", part):
+                    self.left = self.most
+                    self.begun.append(int(found[1]))
                 far.sendall(part.replace(f":{self.own}".encode(), f":{self.port}".encode()))
         self.close(near, far)
 
-    def answer(self, near: socket.socket, far: socket.socket, streams: threading.Event) -> None:
-        """Pass answers on, streams up to their end."""
-        left = self.most
+    def answer(self, near: socket.socket, far: socket.socket, shared: threading.Event) -> None:
+        """Pass answers on, what is shared up to its cut."""
         with suppress(OSError):
             while part := far.recv(1 << 16):
-                cut = streams.is_set() and len(self.begun) <= self.cuts
-                near.sendall(part[:left] if cut else part)
-                left -= len(part) if cut else 0
-                if left <= 0:
+                cut = shared.is_set() and 0 < len(self.begun) <= self.cuts
+                near.sendall(part[: self.left] if cut else part)
+                self.left -= len(part) if cut else 0
+                if cut and self.left <= 0:
                     break
         self.close(near, far)
 
@@ -252,68 +223,60 @@ class Between:
 
 
 def test_a_connection_that_is_cut_is_taken_up_again(
-    context: BrowserContext, program: tuple[str, Path]
+    browser: Browser, address: str, owner: str, complete: Callable[[Page], Stored]
 ) -> None:
-    address, database = program
-    port = re.search(r":(\d+)", address)
-    assert port
-    between = Between(int(port[1]), cuts=4, most=4000)
-    page = context.new_page()
-    visit(page, address.replace(port[1], between.own))
-    long_answer(page, 600)
-    finished(page)
-    between.listener.close()
-    assert len(between.begun) == 5 and between.begun[0] == ""
-    places = [int(place) for place in between.begun[1:]]
-    # A connection that brought no whole event is taken up again at the same place.
-    assert places == sorted(places), "each goes on where the one before ended"
-    assert places[-1] > 0, "what was brought is not asked for again"
-    complete(page, database)
+    port = address.rstrip("/").rpartition(":")[2]
+    between = Between(int(port), cuts=4, most=2500)
+    near = address.replace(port, between.own)
+    with guarded(browser, near, owner) as context:
+        page = context.new_page()
+        visit(page, near)
+        long_answer(page)
+        finished(page)
+        between.listener.close()
+        assert len(between.begun) == 5 and between.begun[0] == 0
+        places = between.begun[1:]
+        # A connection that brought no whole event is taken up again at the same place.
+        assert places == sorted(places), "each goes on where the one before ended"
+        assert places[-1] > 0, "what was brought is not asked for again"
+        complete(page)
 
 
-def test_the_queue_stands_in_where_the_stream_cannot_be_had(
-    page: Page, program: tuple[str, Path]
+def test_the_queue_stands_in_where_the_stream_cannot_be_had_or_is_held_back(
+    alone: Page, address: str, complete: Callable[[Page], Stored]
 ) -> None:
-    blocked: list[str] = []
+    """As by a proxy that refuses it, and by one that waits for the end before it passes anything
+    on."""
+    page, stopped = alone, list[Route]()
 
-    def block(route: Route) -> None:
-        blocked.append(route.request.url)
+    def refuse(route: Route) -> None:
+        stopped.append(route)
         route.abort()
 
-    page.route("**/stream/**", block)
-    page.click("#new")
+    page.route("**/stream/**", refuse)
     long_answer(page)
     early = len(answer(page))
     page.click("#stop")
     finished(page)
-    assert blocked and len(answer(page)) >= early
+    assert stopped and len(answer(page)) >= early
     expect(page.locator("#figures")).to_contain_text("stopped")
-    complete(page, program[1])
-    set_number(page, "Max tokens", 200)
+    complete(page)
+    page.unroute("**/stream/**")
+    visit(page, address)
+    stopped.clear()
+    page.route("**/stream/**", lambda route: stopped.append(route))
+    set_number(page, "Max tokens", 400)
     act(page, "Regenerate")
     expect(page.locator("#stop")).to_be_visible()
     finished(page)
+    assert stopped
     expect(page.locator("#figures")).to_contain_text("tokens in")
-    complete(page, program[1])
-
-
-def test_the_queue_stands_in_where_the_stream_is_held_back(
-    page: Page, program: tuple[str, Path]
-) -> None:
-    """As by a proxy that waits for the end before it passes anything on."""
-    held: list[Route] = []
-    page.route("**/stream/**", lambda route: held.append(route))
-    page.click("#new")
-    long_answer(page, 600)
-    assert held
-    finished(page)
-    complete(page, program[1])
+    complete(page)
 
 
 def test_views_and_conversations_are_switched_while_an_answer_grows(
-    page: Page, program: tuple[str, Path]
+    page: Page, complete: Callable[[Page], Stored]
 ) -> None:
-    page.click("#new")
     set_number(page, "Max tokens", 10)
     send(page, "A short one.")
     finished(page)
@@ -324,23 +287,22 @@ def test_views_and_conversations_are_switched_while_an_answer_grows(
         show(page, view)
         expect(page.locator("#tokens .formatted")).to_have_count(int(view == "Formatted"))
         expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
-        until(page, lambda early=early: len(answer(page)) > early)
+        ends = page.locator("#stop").is_hidden
+        until(page, lambda early=early, ends=ends: len(answer(page)) > early or ends())
     page.locator("#conversations .title", has_text="A short one").first.click()
     expect(page.locator("#tokens .turn.said")).to_have_text("A short one.")
     expect(page.locator("#send")).to_be_visible()
-    page.wait_for_timeout(500)  # Nothing of the other answer comes, though it goes on.
+    page.wait_for_timeout(500)  # Time for what must not happen, though the answer goes on.
     expect(page.locator("#tokens .turn")).to_have_count(2)
     page.locator("#conversations .title", has_text="Tell me a very long").first.click()
     expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
+    stop(page)
     finished(page)
-    complete(page, program[1])
+    complete(page)
 
 
-def test_who_has_scrolled_up_is_left_in_peace_and_nothing_of_the_layout_is_read(
-    page: Page, program: tuple[str, Path]
-) -> None:
+def test_the_end_is_followed_unless_somebody_reads_above_and_no_layout_is_read(page: Page) -> None:
     page.set_viewport_size({"width": 1100, "height": 560})
-    page.click("#new")
     long_answer(page)
     turns = page.locator("#tokens .turns")
     page.wait_for_function(
@@ -375,10 +337,34 @@ def test_who_has_scrolled_up_is_left_in_peace_and_nothing_of_the_layout_is_read(
     before = spans.count()
     expect(spans.nth(before + 3)).to_be_attached()
     assert page.evaluate("window.reads") == 0
-    turns.evaluate("t => { t.scrollTop = 10; }")
-    page.wait_for_timeout(200)
+    turns.evaluate(
+        """t => new Promise((then) => {
+          const frames = (act) => requestAnimationFrame(() => requestAnimationFrame(act));
+          const up = () => {
+            t.scrollTop = 10;
+            frames(() => (t.classList.contains("pinned") ? up() : then()));
+          };
+          up();
+        })"""
+    )
     before = spans.count()
     expect(spans.nth(before + 3)).to_be_attached()
     assert turns.evaluate("t => t.scrollTop") == 10, "and it is not when somebody reads above"
-    page.click("#stop")
+    stop(page)
     finished(page)
+    # At the end, the buttons of the last answer stay in sight whatever changes its size.
+    turns.evaluate("t => { t.scrollTop = t.scrollHeight; }")
+    expect(turns).to_have_class(re.compile(r"\bpinned\b"))
+    below = """() => {
+      const end = document.querySelector("#tokens .turns").getBoundingClientRect().bottom;
+      return [...document.querySelectorAll("#tokens .foot")].pop().getBoundingClientRect().bottom
+        - end;
+    }"""
+
+    resize = """(turn, height) => new Promise((then) => {
+      turn.style.marginBottom = height;
+      requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(then)));
+    })"""
+    for height in ("120px", "0px", "60px", "300px"):
+        page.locator("#tokens .turn.answered").evaluate(resize, height)
+        until(page, lambda: page.evaluate(below) <= 1)

@@ -12,7 +12,17 @@ from playwright.sync_api import Browser, expect
 
 import strata_chat
 from tests.conftest import ROOT
-from tests.support.pages import answer, end, finished, open_tab, send, set_number, told, visit
+from tests.support.pages import (
+    answer,
+    end,
+    finished,
+    guarded,
+    open_tab,
+    send,
+    set_number,
+    told,
+    visit,
+)
 
 PACKAGES = ("app", "engine", "storage", "assets", "strata_chat")
 VERSION = strata_chat.__version__
@@ -88,14 +98,14 @@ def test_it_answers_without_a_checkout(browser: Browser, installed: Path, tmp_pa
     )  # fmt: skip
     try:
         ready = told(process, "ready at")
-        page = browser.new_page()
-        visit(page, ready.split()[-1])
-        set_number(page, "Max tokens", 40)
-        send(page, "Tell me a short story about a boat.")
-        finished(page)
-        assert len(answer(page).split()) > 10
-        open_tab(page, "Models")
-        expect(page.locator("#models-loaded")).to_contain_text("assets/models/tiny-chat/target")
-        page.close()
+        with guarded(browser, ready.split()[-1]) as context:
+            page = context.new_page()
+            visit(page, ready.split()[-1])
+            set_number(page, "Max tokens", 40)
+            send(page, "Tell me a short story about a boat.")
+            finished(page)
+            assert len(answer(page).split()) > 10
+            open_tab(page, "Models")
+            expect(page.locator("#models-loaded")).to_contain_text("assets/models/tiny-chat/target")
     finally:
         end(process)

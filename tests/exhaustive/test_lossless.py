@@ -8,8 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from engine.backends.base import Backend
-from engine.backends.scores import LogitScores
+from engine.backends.base import Backend, LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
 from engine.drafting.calibration import Calibration
@@ -274,10 +273,11 @@ def test_drafting_the_known_answer_accepts_everything() -> None:
 
 
 def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
-    """The gate is not one-way: drafting is tried again, in case it has become worth it."""
+    """The gate is not one-way: drafting is tried again, in case it has become worth it. Each time
+    it is not, the wait for the next try doubles."""
     databases, drafting, curve = warm_toy(), Drafting(), curves()["never"]
     kinds: list[bool] = []
-    for seed in range(12):
+    for seed in range(24):
         wanted = generation(0.7, seed)
         drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
         fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
@@ -285,7 +285,7 @@ def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
         kinds += [bool(step.proposed) for step in fast]
     probes = [at for at, drafted in enumerate(kinds) if drafted]
     gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
-    assert len(gaps) > 3 and min(gaps) > DRAFTED and max(gaps) < 2 * DRAFTED
+    assert gaps == [1 + DRAFTED * 2**number for number in range(len(gaps))] and len(gaps) == 3
 
 
 def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:

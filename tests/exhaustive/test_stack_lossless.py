@@ -16,8 +16,7 @@ from engine.backends.toy import (
 )
 from engine.decode import never
 from engine.drafting.databases import Databases
-from engine.hsd.family import Family
-from engine.hsd.stack import LevelDrafter, Stack
+from engine.hsd.family import Family, LevelDrafter, Stack
 from engine.methods import method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 
+from app.arguments import EMBEDDED
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from tests.conftest import ROOT
@@ -69,6 +71,52 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     assert running.process.stdout is not None
     rest = running.process.stdout.read()
     assert running.process.wait(60) in (0, -15) and "Traceback" not in rest
+    running.process.stdout.close()
+
+
+def printed(running: Running, *words: str) -> str:
+    """What the program prints until a line has all these words."""
+    assert running.process.stdout is not None
+    said = ""
+    for line in running.process.stdout:
+        said += line
+        if all(word in line for word in words):
+            return said
+    raise AssertionError(f"The program ended with {running.process.wait()}:\n{said}")
+
+
+def kill_engine(running: Running) -> None:
+    """End the process that holds the model, without warning."""
+    holders = psutil.Process(running.process.pid).children()
+    max(holders, key=lambda process: process.memory_info().rss).kill()
+
+
+def test_every_end_of_the_engine_is_printed_and_it_is_tried_again(tmp_path: Path) -> None:
+    """Killed, killed as soon as it is healthy again, and killed once more."""
+    shutil.copytree(EMBEDDED, tmp_path / "mine")  # of no other format, which would take its place
+    running = started(tmp_path / "data", "--model", str(tmp_path / "mine"))
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    with httpx.Client(base_url=running.address, timeout=60) as client:
+        kill_engine(running)
+        first = printed(running, "mine is being loaded again.")
+        assert "ended (SIGKILL)" in first
+        while client.get("/health").status_code != 200:
+            pass
+        kill_engine(running)
+        again = printed(running, "mine is being loaded again.")
+        assert "while" not in again
+        printed(running, "mine is loaded again.")
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        kill_engine(running)
+        last = printed(running, "for the third time", "is tried again in 30 seconds.")
+        assert "Models tab" not in first + again + last
+        found = client.post("/v1/chat/completions", json=body)
+        assert found.status_code == 503 and "Models tab" not in found.text
+        assert "It is tried again in" in found.json()["error"]["message"]
+        assert "It is tried again in" in client.get("/health").json()["error"]["message"]
+    running.process.terminate()
+    assert running.process.wait(60) in (0, -15)
+    assert running.process.stdout is not None
     running.process.stdout.close()
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -13,13 +14,12 @@ from threading import Thread
 
 import pytest
 
-from app.service.generation import Answer
+from app.service.answering import Answer, Update
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.base import Backend, Filled
-from engine.backends.scores import LogitScores
+from engine.backends.base import Backend, Filled, LogitScores
 from engine.backends.toy import ToyBackend
-from engine.errors import StrataError
+from engine.errors import EngineDied, StrataError
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
 from engine.models.memory import Need
@@ -83,13 +83,16 @@ def session() -> Iterator[Session]:
 
 
 def kill(session: Session) -> None:
+    """Kill the process, and wait until another one has taken its place."""
     assert isinstance(session.engine, Remote)
-    os.kill(session.engine.process.pid, signal.SIGKILL)
+    killed = session.engine.process.pid
+    os.kill(killed, signal.SIGKILL)
+    assert soon(lambda: session.engine.process.pid != killed)  # type: ignore[attr-defined]
 
 
 def ready(session: Session) -> bool:
     """Whether a model is there and nobody loads another one."""
-    return session.engine.state.there and session.models.loading is None
+    return session.engine.state.is_loaded and session.models.loading is None
 
 
 def ask(session: Session) -> Answer:
@@ -142,3 +145,25 @@ def test_killed_at_any_moment(session: Session, what: str, number: int) -> None:
     again = ask(session)
     assert soon(lambda: again.over) and not again.error
     assert again.tokens == 60 and stored(session, again) == again.update.text  # type: ignore[union-attr]
+
+
+def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> None:
+    assert soon(lambda: ready(session))
+    session.notices.take(OWNER)
+    plain = replace(CHOSEN, method="plain")
+    conversation = session.chat.say(OWNER, None, "hello there")
+    answer = session.answering.answer(OWNER, conversation, plain)
+    next(answer)
+    kill(session)
+    with pytest.raises(EngineDied, match="SIGKILL"):
+        list(answer)
+    cut = session.chat.conversations(OWNER).messages(conversation)[1]
+    assert soon(lambda: ready(session))
+    assert "one is being loaded again" in session.notices.take(OWNER)[0]
+    left = replace(plain.generation, max_tokens=60 - len(cut.pieces or ()))
+    session.chat.go_on(OWNER, conversation)
+    *_, whole = session.answering.answer(OWNER, conversation, replace(plain, generation=left))
+    session.chat.again(OWNER, conversation)
+    *_, last = session.answering.answer(OWNER, conversation, plain)
+    assert isinstance(whole, Update) and isinstance(last, Update)
+    assert whole.text == last.text and whole.tokens == last.tokens == 60

@@ -24,13 +24,14 @@ from typing import Any
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
-from engine.drafting.model import ModelTier
+from engine.drafting.tiers import ModelTier
 from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import Generation, Sampling
 from storage import leftovers
 from storage.conversations import StoredMessage
 from storage.database import Database
+from storage.drafting import DraftingStore
 from storage.traces import Traces
 
 OWNER = "local"
@@ -91,7 +92,8 @@ def child(folder: str, seed: int) -> None:
         note("learned", "")
 
     ModelTier.finish = learn_slowly  # type: ignore[method-assign]
-    session = Session(Local(backend=Slow()), Database(Path(folder, "strata.db")))
+    db = Database(Path(folder, "strata.db"))
+    session = Session(Local(backend=Slow(), store=DraftingStore(db)), db)
     for number, text in answers(session, seed):
         note(number, text)
 
@@ -174,7 +176,7 @@ def outcome(killed: Killed) -> Outcome:
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
-        session = Session(Local(backend=ToyBackend()), db)
+        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
         store = session.chat.conversations(OWNER)
         stored = [message for item in store.list() for message in store.messages(item.id)]
         cut = bool(stored) and is_cut(session, stored[-1])
@@ -250,6 +252,28 @@ def test_fifty_kills_lose_a_second_at_most(tmp_path: Path) -> None:
     assert Counter(each.doing for each in found).keys() == {"answering", "learning"}
     assert max(each.lost_seconds for each in found) <= LOST_SECONDS + SLACK
     assert sum(each.cut for each in found) > MOMENTS // 10
+
+
+def writer(path: str, begun: Any) -> None:
+    """Another process of the program, in the middle of a write."""
+    with Database(Path(path), made=True).write() as handle:
+        handle.execute("INSERT INTO owners (name) VALUES ('cut')")
+        begun.set()
+        time.sleep(LATEST)
+
+
+def test_a_process_that_is_killed_while_it_writes_holds_up_no_other(tmp_path: Path) -> None:
+    with Database(tmp_path / "strata.db") as db:
+        begun = CONTEXT.Event()
+        process = CONTEXT.Process(target=writer, args=[str(db.path), begun])
+        process.start()
+        assert begun.wait(20)
+        process.kill()
+        process.join()
+        with db.at_once(), db.write() as handle:
+            handle.execute("INSERT INTO owners (name) VALUES ('whole')")
+        assert db.execute_read("SELECT name FROM owners") == [("whole",)]
+        assert db.execute_read("PRAGMA integrity_check") == [("ok",)]
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import ray
 from engine.errors import StorageError
-from storage.statistics_ray import count_on_hosts
+from storage.statistics_shards import count_on_hosts
 from storage.statistics_shards import reduce
 from tests.support.shards import Made, job, plan
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 MB = 1 << 20
@@ -22,3 +24,20 @@ def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:
     assert len(lines) == 10 and all(told <= 4 * MB for _, told in lines)
     resident = [size for size, _ in lines]
     assert resident[-1] - resident[0] < 4 * MB, resident
+
+
+def test_prompts_that_were_given_up_while_they_waited_leave_no_memory(
+    pytestconfig: pytest.Config,
+) -> None:
+    """Of 7.9 MB each. One that was kept would be seen at once, and 40 are more than may be."""
+    prompts = 200 if pytestconfig.getoption("whole") else 42
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.aborted", str(prompts)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    before, after = map(int, run.stdout.split())
+    assert after - before < 50 * MB

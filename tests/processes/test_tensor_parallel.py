@@ -14,7 +14,7 @@ import pytest
 
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.engine import Request, Started, answered, unknown
+from engine.engine import Request, Started
 from engine.errors import ModelError
 from engine.hsd.profile import Profile
 from engine.local import Local
@@ -62,11 +62,11 @@ def ranks(session: Session) -> list[psutil.Process]:
 
 
 def ready(session: Session) -> bool:
-    return session.engine.state.there and session.models.loading is None
+    return session.engine.state.is_loaded and session.models.loading is None
 
 
 def run(session: Session, request: Request) -> list[Any]:
-    return list(answered(session.engine.generate(request), unknown))
+    return list(session.engine.generate(request))
 
 
 def said(events: list[Any]) -> list[int]:
@@ -127,7 +127,7 @@ def test_an_answer_that_is_stopped_leaves_the_ranks_in_step(session: Session, pl
         asked = Message("user", question)
         request = Request((asked,), (), generation, METHODS["auto"], conversation="stopped")
         stream, events = session.engine.generate(request), list[Any]()
-        for event in answered(stream, unknown):
+        for event in stream:
             events.append(event)
             if stopped and isinstance(event, Step):
                 stream.stop()

@@ -1,14 +1,23 @@
-"""What tests of the service share: no toy needs two seconds to be timed."""
-
-from functools import partial
+"""What tests of the service share: a session over a toy that waits when it is told to."""
 
 import pytest
 
-from engine.drafting.costs import measure_costs
+from app.service.session import Session
+from engine.local import Local
+from storage.database import Database
+from storage.drafting import DraftingStore
+from tests.support.inside import Held
+from tests.support.quick import each_step, quick
+from tests.support.shop import shop
+
+__all__ = ["each_step", "quick", "shop"]
 
 
-@pytest.fixture(autouse=True)
-def quick_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure what forwards cost with few rounds."""
-    measure = partial(measure_costs, sizes=(0, 1, 4), seconds=0.01)
-    monkeypatch.setattr("engine.loaded.measure_costs", measure)
+@pytest.fixture
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
+    return Session(Local(backend=toy, store=DraftingStore(db)), db)

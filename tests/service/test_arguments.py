@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.arguments import KeysAsked, is_local, parse, parse_keys
+from app.arguments import KeysOptions, is_local, parse, parse_keys
 from app.cli import main, tell_of_keys
-from engine.ranks import Place, beside, launched
+from engine.machine import Place, launched, ranks_here
 from engine.settings import Runtime
 from storage.api_keys import ApiKeys
 from storage.database import Database
@@ -53,7 +53,7 @@ def test_a_model_is_split_over_as_many_processes_as_torchrun_has_started(
     assert launched() == Place(3, 4, 1, 2, "10.0.0.1", 29500)
     assert parse([]).runtime == Runtime(tensor_parallel=4)
     assert parse(["--tensor-parallel", "1"]).runtime == Runtime()
-    assert beside(4) == 2 and beside(3) == 3
+    assert ranks_here(4) == 2 and ranks_here(3) == 3
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert launched() is None and parse([]).runtime == Runtime()
 
@@ -72,7 +72,8 @@ def test_a_model_may_be_named_in_every_way(source: str) -> None:
 
 
 def test_draft_models_are_separated_by_commas() -> None:
-    assert parse([]).drafts == ()
+    for nothing in ([], ["--drafts", "auto"], ["--drafts", ""]):
+        assert parse(nothing).drafts == (), "those that were chosen before"
     assert parse(["--drafts", "a/small, org/mid,"]).drafts == ("a/small", "org/mid")
 
 
@@ -162,9 +163,11 @@ def test_origins_of_pages_that_may_ask_are_named() -> None:
 
 
 def test_keys_are_listed_made_and_revoked() -> None:
-    assert parse_keys(["list"]) == KeysAsked("list", "", None)
-    assert parse_keys(["make", "Open WebUI"]) == KeysAsked("make", "Open WebUI", None)
-    assert parse_keys(["revoke", "abc", "--data-dir", "d"]) == KeysAsked("revoke", "abc", Path("d"))
+    assert parse_keys(["list"]) == KeysOptions("list", "", None)
+    assert parse_keys(["make", "Open WebUI"]) == KeysOptions("make", "Open WebUI", None)
+    assert parse_keys(["revoke", "abc", "--data-dir", "d"]) == KeysOptions(
+        "revoke", "abc", Path("d")
+    )
     for wrong in ([], ["make"], ["steal"]):
         with pytest.raises(SystemExit):
             parse_keys(wrong)
@@ -179,14 +182,14 @@ def test_keys_are_managed_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
 
     made = strata("make", "my editor")
     secret = made.splitlines()[-1]
-    assert secret.startswith("sk-strata-") and "this once" in made
+    assert secret.startswith("sk-strata-") and "only once" in made
     with Database(tmp_path / "strata.db") as database:
         found = ApiKeys(database).find(secret)
     assert found is not None and found.name == "my editor"
     listed = strata("list")
     assert found.id in listed and "my editor" in listed and secret not in listed
     assert "already" in strata("make", "my editor")
-    assert "opens nothing" in strata("revoke", found.id) and strata("list") == ""
+    assert "no longer works" in strata("revoke", found.id) and strata("list") == ""
     assert "There is no key" in strata("revoke", found.id)
 
 

@@ -6,31 +6,19 @@ from typing import Any
 
 import pytest
 
-from app.service.background import MOST, TRIES, Background, told
 from app.service.comparison import Proof
 from app.service.preferences import Preferences
+from app.service.proofs import MOST, TRIES, Background, stored_outcome
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
-from engine.errors import EngineDied, SettingError
-from engine.local import Local
+from engine.errors import EngineDied
 from engine.methods import METHODS
 from engine.runs import Verdict
 from engine.settings import Generation, Sampling
 from engine.types import Run, Step, Token
-from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, SECONDS, Held, local, soon, swap
-
-
-@pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy), db)
 
 
 def preferences(check: bool = True, tokens: int = 40, rule: str = "match") -> Preferences:
@@ -66,14 +54,6 @@ def test_an_answer_gets_a_proof_only_where_that_is_wanted(session: Session) -> N
     assert found["speedup"] is None or found["speedup"] > 0
     plain = ask(session, preferences(check=False))
     assert session.background.idle(SECONDS) and proofs(session, plain) == [{}]
-
-
-def test_a_proof_survives_a_restart(session: Session) -> None:
-    conversation = ask(session)
-    found = proved(session, conversation)
-    again = Session(Local(backend=ToyBackend()), session.database)
-    assert proofs(again, conversation) == [found]
-    assert proofs(again, conversation, "bob") == []
 
 
 def test_a_proof_gives_way_and_begins_again(session: Session, toy: Held) -> None:
@@ -121,25 +101,25 @@ def test_a_proof_ends_with_its_conversation(session: Session, toy: Held) -> None
     assert proofs(session, conversation) in ([], [{}])
 
 
-def test_no_badge_is_given_where_a_proof_would_mean_nothing(session: Session) -> None:
-    found = proved(session, ask(session, preferences(rule="rejection")))
-    assert found["kind"] == "skipped" and "Same distribution" in found["why"]
-
-
-def test_an_answer_of_several_runs_has_no_badge(session: Session) -> None:
-    conversation = ask(session, preferences(check=False))
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        ("another rule", "Same distribution"),
+        ("several runs", "other settings"),
+        ("another model", "Another model"),
+    ],
+)
+def test_no_badge_is_given_where_a_proof_would_mean_nothing(
+    session: Session, case: str, why: str
+) -> None:
+    rule = "rejection" if case == "another rule" else "match"
+    conversation = ask(session, preferences(check=False, rule=rule))
     answered = session.history.last[OWNER, conversation]
-    session.background.add(OWNER, conversation, replace(answered, one=False))
+    if case == "another model":
+        swap(session, Another(), "other")
+    session.background.add(OWNER, conversation, replace(answered, one=case != "several runs"))
     found = proved(session, conversation)
-    assert found["kind"] == "skipped" and "other settings" in found["why"]
-
-
-def test_another_model_proves_nothing(session: Session, toy: Held) -> None:
-    conversation = ask(session, preferences(check=False))
-    swap(session, Another(), "other")
-    session.background.add(OWNER, conversation, session.history.last[OWNER, conversation])
-    found = proved(session, conversation)
-    assert found["kind"] == "skipped" and "Another model" in found["why"]
+    assert found["kind"] == "skipped" and why in found["why"]
 
 
 class Another(ToyBackend):
@@ -165,12 +145,12 @@ def test_an_answer_that_differs_says_where_and_by_how_little(session: Session) -
     plain, shown = run((1, 0.9), (2, 0.401)), run((1, 0.9), (3, 0.4))
     verdict = Verdict(False, 1, 2, "<b>a</b>", "b")
     proof = Proof(2, "hd", verdict, Speedup(), plain, shown, shown)
-    assert told(proof) == {
+    assert stored_outcome(proof) == {
         "kind": "differs", "at": 2, "plain": "<b>a</b>", "said": "b", "early": False,
         "gap": pytest.approx(log(0.401 / 0.4), abs=1e-6),
     }  # fmt: skip
     early = replace(proof, shown=run((1, 0.9)))
-    assert told(early)["gap"] is None
+    assert stored_outcome(early)["gap"] is None
 
 
 def test_an_engine_that_is_gone_ends_the_proofs(
@@ -208,7 +188,9 @@ def test_of_too_many_answers_the_oldest_are_left_out(
     background = Background(session.proofs)
     for number in range(MOST + 3):
         background.add(OWNER, str(number), Kept(str(number)))  # type: ignore[arg-type]
-    assert [job.conversation for job in background.jobs] == [str(n) for n in range(3, MOST + 3)]
+    assert [check.conversation for check in background.checks] == [
+        str(n) for n in range(3, MOST + 3)
+    ]
 
 
 class Kept:
@@ -218,11 +200,3 @@ class Kept:
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-
-
-@pytest.mark.parametrize("value", [1, "yes", None, [True]])
-def test_the_setting_is_true_or_false(value: object) -> None:
-    assert Preferences.from_mapping({"check": True}).check
-    assert not Preferences.from_mapping({}).check
-    with pytest.raises(SettingError, match="background"):
-        Preferences.from_mapping({"check": value})

@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 
 from app.service import benchmark
-from app.service.benchmark import OWNER as NOBODY
-from app.service.benchmark import BenchmarkRuns, Cell, cells
-from app.service.benchmark_export import as_csv, as_json
-from app.service.benchmark_report import Plan, Report, drops, report
+from app.service.benchmark import Cell, cells
+from app.service.benchmark_report import Plan, Report, as_csv, as_json, drops, report
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
-from engine.engine import Load, Request, answered, unknown
-from engine.errors import EngineDied, ModelError, PromptError, SettingError, StorageError
+from engine.engine import Load, Request
+from engine.errors import Cancelled, EngineDied, ModelError, PromptError, SettingError, StorageError
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.models.loaders import ModelLoaders
@@ -27,6 +25,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
+from storage.drafting import BENCHMARK, DraftingStore
 from tests.support.inside import OWNER, Held, local, memory, soon
 
 HD, CONTEXT, MODEL = (
@@ -48,26 +47,14 @@ def plan(
 
 
 @pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def session(db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.setattr("app.service.comparison.UPDATE_SECONDS", 0.0)
+def session(db: Database, toy: Held, each_step: None) -> Session:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    return Session(Local(backend=toy, loaders=loaders), db)
-
-
-def over(runs: BenchmarkRuns) -> bool:
-    return soon(lambda: not runs.busy.locked())
+    return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
 
 
 def made(session: Session, wanted: Plan) -> Report:
     """A benchmark from its beginning to its end."""
-    name = session.benchmarks.start(OWNER, wanted)
-    assert over(session.benchmarks) and session.benchmarks.problem == ""
-    return session.benchmarks.report(OWNER, name)
+    return session.benchmarks.report(OWNER, session.benchmarks.start(OWNER, wanted).result())
 
 
 def stored(session: Session, name: str) -> tuple[Result, ...]:
@@ -121,7 +108,7 @@ def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Databa
     assert model.tokens_per_step == 1.0, "nothing was said before"
     assert db.execute_read("SELECT count(*) FROM runs") == [(0,)]
     assert db.execute_read("SELECT count(*) FROM ngrams") == [(0,)]
-    assert NOBODY not in memory(session).past_answers
+    assert BENCHMARK not in memory(session).past_answers
 
 
 def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) -> None:
@@ -133,6 +120,8 @@ def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) ->
         made(session, plan((PLAIN, MODEL), asked=asked, known=known)) for known in (False, True)
     )
     assert fresh.figures[1].tokens_per_step == 1.0 < known.figures[1].tokens_per_step
+    assert session.past_answers.ngrams(BENCHMARK, "toy").rows() == 0, "the copy is gone"
+    assert session.past_answers.ngrams(OWNER, "toy").rows() > 0
     assert session.benchmarks.before(OWNER, known.benchmark) is None, "that is another thing"
 
 
@@ -141,20 +130,24 @@ def test_a_stop_keeps_what_is_done_and_it_goes_on_from_there(
 ) -> None:
     runs = session.benchmarks
     toy.allow(200)
-    name = runs.start(OWNER, plan())
+    job = runs.start(OWNER, plan())
     assert soon(lambda: toy.allowed[0] == 0)
     standing = runs.standing
     assert standing is not None and 0 < standing.done < 8 == standing.runs
     with pytest.raises(ModelError, match="under way already"):
         runs.start(OWNER, plan())
+    runs.stop("someone else")
+    assert not job.stop.is_set()
     runs.stop(OWNER)
     toy.allow()
-    assert over(runs) and runs.problem == "", "who stops it knows why"
+    with pytest.raises(Cancelled):
+        job.result()
+    assert job.problem == "", "who stops it knows why"
+    name = standing.benchmark
     kept = stored(session, name)
     assert len(kept) == standing.done
     again = Session(local(session), db)  # as after a restart of the program
-    again.benchmarks.resume(OWNER, name)
-    assert over(again.benchmarks) and again.benchmarks.problem == ""
+    assert again.benchmarks.resume(OWNER, name).result() == name
     results = stored(again, name)
     assert len(results) == 8 and results[: len(kept)] == kept, "nothing is measured twice"
     assert again.benchmarks.report(OWNER, name).complete == 4
@@ -241,10 +234,10 @@ def test_only_the_same_is_compared_with_the_last_run(session: Session) -> None:
     assert {drop.method for drop in session.benchmarks.lost(OWNER, found)[1]} <= {"plain"}
 
 
+@pytest.mark.usefixtures("each_step")
 def test_who_chats_comes_first_and_the_run_is_made_again(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     asked, answer = list[tuple[str, str]](), Local.answer
 
     def noted(engine: Local, request: Request, stream: Any) -> None:
@@ -253,7 +246,7 @@ def test_who_chats_comes_first_and_the_run_is_made_again(
 
     monkeypatch.setattr(Local, "answer", noted)
     toy.allow(30)
-    name = session.benchmarks.start(OWNER, plan(asked=QUESTIONS[:1]))
+    job = session.benchmarks.start(OWNER, plan(asked=QUESTIONS[:1]))
     assert soon(lambda: toy.allowed[0] == 0)
     given_up = asked[-1]
     conversation = session.chat.say(OWNER, None, "hello")
@@ -262,8 +255,8 @@ def test_who_chats_comes_first_and_the_run_is_made_again(
     before = len(asked)
     toy.allow()
     list(waiting)
-    assert over(session.benchmarks) and session.benchmarks.problem == ""
-    assert given_up[0] == NOBODY and asked[before][0] == OWNER, "the answer comes next"
+    name = job.result()
+    assert given_up[0] == BENCHMARK and asked[before][0] == OWNER, "the answer comes next"
     assert given_up in asked[before + 1 :], "and then the run once more"
     results = stored(session, name)
     assert len(results) == 2 and not any(result.disturbed for result in results)
@@ -287,20 +280,22 @@ def test_a_question_that_cannot_be_answered_is_told_and_the_others_are(session: 
 
 
 def test_another_model_ends_it_and_that_one_can_go_on(session: Session, toy: Held) -> None:
-    list(answered(session.engine.load(Load("one")), unknown))
+    list(session.engine.load(Load("one")))
     runs, first = session.benchmarks, Local.answer
-    name = runs.start(OWNER, plan(repeats=5))
+    job = runs.start(OWNER, plan(repeats=5))
+    name = job.progress.benchmark
     assert soon(lambda: runs.standing is not None and runs.standing.done > 1)
-    list(answered(session.engine.load(Load("two")), unknown))
-    assert over(runs)
-    assert "one was replaced by two" in runs.problem or "one made way" in runs.problem
+    list(session.engine.load(Load("two")))
+    with pytest.raises(ModelError, match="one was replaced by"):
+        job.result()
+    assert "one was replaced by" in job.problem
     kept = stored(session, name)
     assert 0 < len(kept) < 40 and all(result.tokens for result in kept)
     with pytest.raises(ModelError, match="This benchmark is of one"):
         runs.resume(OWNER, name)
-    list(answered(session.engine.load(Load("one")), unknown))
-    runs.resume(OWNER, name)
-    assert over(runs) and runs.report(OWNER, name).benchmark.done == 40
+    list(session.engine.load(Load("one")))
+    runs.resume(OWNER, name).result()
+    assert runs.report(OWNER, name).benchmark.done == 40
     assert first is Local.answer
 
 
@@ -318,8 +313,8 @@ def test_an_engine_that_dies_is_waited_for(
     monkeypatch.setattr(Local, "generate", dying)
     assert made(session, plan(asked=QUESTIONS[:1])).complete == 1
     monkeypatch.setattr(Local, "generate", lambda *_: (_ for _ in ()).throw(EngineDied("Again.")))
-    session.benchmarks.start(OWNER, plan())
-    assert over(session.benchmarks) and session.benchmarks.problem == "Again."
+    with pytest.raises(EngineDied, match=r"Again\."):
+        session.benchmarks.start(OWNER, plan()).result()
 
 
 def test_what_cannot_be_measured_is_refused(session: Session, db: Database) -> None:
@@ -335,7 +330,7 @@ def test_what_cannot_be_measured_is_refused(session: Session, db: Database) -> N
             session.benchmarks.start(OWNER, wanted)
     with pytest.raises(SettingError, match="others share this app"):
         Session(local(session), db, guests=True).benchmarks.start("guest:a", plan())
-    assert session.benchmarks.store(OWNER).list() == [] and not session.benchmarks.busy.locked()
+    assert session.benchmarks.store(OWNER).list() == [] and session.benchmarks.standing is None
 
 
 def test_a_benchmark_of_another_version_does_not_go_on(
@@ -371,8 +366,8 @@ def test_damaged_rows_hide_no_others(session: Session, db: Database) -> None:
         handle.execute("UPDATE benchmarks SET plan = '[' WHERE id = ?", [other.benchmark.id])
     assert [each.id for each in session.benchmarks.store(OWNER).list()] == [name]
     assert len(stored(session, name)) == 7
-    session.benchmarks.resume(OWNER, name)
-    assert over(session.benchmarks) and session.benchmarks.report(OWNER, name).complete == 4
+    session.benchmarks.resume(OWNER, name).result()
+    assert session.benchmarks.report(OWNER, name).complete == 4
     with db.write() as handle:
         handle.execute("UPDATE benchmarks SET plan = '{\"methods\": 3}' WHERE id = ?", [name])
     with pytest.raises(StorageError, match="damaged in the database, or of another version"):

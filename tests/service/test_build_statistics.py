@@ -26,10 +26,8 @@ from engine.local import document_text
 from engine.models.loaders import ModelLoaders
 from engine.settings import Runtime
 from storage import documents as reader
-from storage.documents import Meter, Reading, document_of, documents
-from storage.duck import connection
-from storage.statistics_map import Job
-from storage.statistics_ray import count_on_hosts
+from storage.documents import Meter, Reading, connection, documents
+from storage.statistics_shards import Job, count_on_hosts
 from tests.support.shards import Made, count_inline, job
 
 RECORDS = [
@@ -206,17 +204,11 @@ def test_a_packed_file_gives_only_so_much(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_bytes(content)
         taken = 0
-        with pytest.raises(StorageError, match="the most that is unpacked"):
+        with pytest.raises(StorageError, match="the most that is unpacked.*statistics --memory"):
             for found in documents(tmp_path / name, reading=little):
                 taken += len(found)
         assert taken <= 1 << 20
-
-
-def test_any_number_of_bytes_is_read_where_it_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"more than nine bytes")
-    with pytest.raises(StorageError, match="strata-statistics --memory"):
-        list(documents(tmp_path / "a.txt", reading=Reading(most_bytes=9)))
-    assert [*documents(tmp_path / "a.txt", reading=Reading(most_bytes=None))]
+    assert len([*documents(tmp_path / name, reading=Reading(most_bytes=None))]) > 1
 
 
 @pytest.mark.parametrize(
@@ -264,7 +256,7 @@ def test_parquet_is_read_a_few_rows_at_a_time(
         with connection(*words) as duck:
             yield Watched(duck)
 
-    monkeypatch.setattr("storage.parquet.connection", watched)
+    monkeypatch.setattr("storage.documents.connection", watched)
     meter, done = Meter(), list[int]()
     for number, found in enumerate(documents(tmp_path / "a.parquet", meter)):
         assert found == str(number)
@@ -298,11 +290,6 @@ def test_a_long_text_is_cut_where_lines_end_and_nothing_is_lost(tmp_path: Path) 
     assert all(len(each) <= 3 * reader.PIECE for each in found)
     assert all(each.endswith("\n") for each in found[:4])
     assert meter.done == len(content.encode())
-
-
-def test_a_chat_becomes_what_the_model_sees() -> None:
-    found = [document_of(record) for record in RECORDS]
-    assert [document_text(each, ToyBackend()) for each in found] == TEXTS
 
 
 def test_reading_stops_at_the_token_limit(tmp_path: Path) -> None:

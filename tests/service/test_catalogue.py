@@ -63,7 +63,7 @@ ENTRY: dict[str, Any] = {
 
 def models() -> list[Model]:
     own = [*chain.from_iterable((each.target, *each.drafts) for each in entries())]
-    return [*own, *(model.processor for model in own if model.processor)]
+    return [*own, *(model.on("cpu") for model in own if model.processor)]
 
 
 # What is in it.
@@ -154,7 +154,7 @@ def test_layers_states_and_parameters_of_hybrids_agree(
 
 def test_hybrids_bring_a_head_and_processors_get_files_that_verify_fast() -> None:
     hybrids = [each for each in entries() if each.target.state_bytes]
-    assert len(hybrids) >= 4 and all(each.head == Head("MTP") for each in hybrids)
+    assert len(hybrids) >= 4 and all(each.head == Head(name="MTP") for each in hybrids)
     beside = [each for each in entries() if each.head and each.head.bytes]
     assert any(each.name.startswith("Gemma 4") for each in beside)
     swapped = [each for each in entries() if each.on("cpu").target != each.target]
@@ -242,11 +242,11 @@ def test_states_are_counted_with_those_that_undo_drafts() -> None:
 def test_a_head_in_a_file_of_its_own_is_counted() -> None:
     own = {**ENTRY, "head": {"name": "MTP", "bytes": 700, "bytes_are": "estimated"}}
     (plain,), (each,) = parse([ENTRY]), parse([own])
-    assert each.head == Head("MTP", 700, estimated=True)
+    assert each.head == Head(name="MTP", bytes=700, bytes_are="estimated")
     assert each.alone_need(40).weights == plain.target.need(40).weights + 700
     assert each.need(40).total == plain.need(40).total + 700
     (inside,) = parse([{**ENTRY, "head": {"name": "MTP"}}])
-    assert inside.head == Head("MTP") and inside.need(40) == plain.need(40)
+    assert inside.head == Head(name="MTP") and inside.need(40) == plain.need(40)
 
 
 def test_half_of_float32_is_counted_on_a_processor_alone_and_for_folders_alone() -> None:
@@ -278,7 +278,10 @@ def test_the_formula_agrees_with_what_is_known_of_a_cache() -> None:
 def test_an_entry_is_read_as_it_stands() -> None:
     (each,) = parse([ENTRY])
     assert isinstance(each, Entry) and each.stack == each.drafts
-    assert each.target.layers == (Layers(3, 2, 8), Layers(1, 1, 16))
+    assert each.target.layers == (
+        Layers(count=3, key_heads=2, head_size=8),
+        Layers(count=1, key_heads=1, head_size=16),
+    )
     assert each.drafts[0].estimated and not each.target.estimated
     assert each.sources == ("https://example.org/family",)
 
@@ -288,56 +291,54 @@ def put(value: Any, *path: str | int) -> Callable[[dict[str, Any]], None]:
         place: Any = entry
         for step in path[:-1]:
             place = place[step]
-        place[path[-1]] = value
+        if value is MISSING:
+            del place[path[-1]]
+        else:
+            place[path[-1]] = value
 
     return change
+
+
+MISSING = object()
 
 
 def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
-    def change(entry: dict[str, Any]) -> None:
-        place: Any = entry
-        for step in path[:-1]:
-            place = place[step]
-        del place[path[-1]]
-
-    return change
+    return put(MISSING, *path)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (drop("maker"), "an entry ('Family') has no 'maker'"),
-        (drop("name"), "an entry has no 'name'"),
-        (put(1, "extra"), "an entry ('Family') has the unknown name 'extra'"),
-        (put("", "licence"), "'licence' of an entry ('Family') is '', not a text"),
-        (put(7, "description"), "is 7, not a text"),
-        (put("http://a", "licence_address"), "not an https address"),
-        (put(["x"], "sources"), "not an https address"),
-        (put([], "sources"), "names no sources"),
-        (put({}, "sources"), "not a list"),
-        (put([], "target"), "the target of 'Family' is [], not an object"),
-        (drop("target", "bytes"), "the target of 'Family' ('Large') has no 'bytes'"),
-        (put(0, "target", "bytes"), "is 0, not a whole number from 1"),
-        (put(1.5, "target", "parameters"), "is 1.5, not a whole number"),
-        (put(True, "target", "context"), "is True, not a whole number"),
-        (put("guessed", "target", "bytes_are"), "'guessed', not published or estimated"),
-        (put("large", "target", "source"), "is 'large', not a name on the hub"),
-        (put("some/large/file.gguf", "target", "source"), "not a name on the hub"),
-        (put([], "target", "layers"), "has no layers"),
-        (put(1, "target", "extra"), "the unknown name 'extra'"),
-        (put("8", "target", "layers", 0, "count"), "is '8', not a whole number"),
-        (put(1, "target", "layers", 0, "extra"), "the unknown name 'extra'"),
+        (drop("maker"), "in the entry 'Family', maker is missing"),
+        (drop("name"), "in the entry None, name is missing"),
+        (put(1, "extra"), "in the entry 'Family', extra is not known"),
+        (put("", "licence"), "in the entry 'Family', licence cannot be ''. Give a text"),
+        (put(7, "description"), "description cannot be 7. Give a text"),
+        (put("http://a", "licence_address"), "cannot be 'http://a'. Give an https address"),
+        (put([], "sources"), "sources cannot be []. Give a list of https addresses"),
+        (put([], "target"), "target cannot be []. Give an object"),
+        (drop("target", "bytes"), "in the entry 'Family', target.bytes is missing"),
+        (put(0, "target", "bytes"), "target.bytes cannot be 0. Give a whole number from 1"),
+        (put(True, "target", "context"), "cannot be True. Give a whole number"),
+        (put("guessed", "target", "bytes_are"), "'guessed'. Give 'published' or 'estimated'"),
+        (put("large", "target", "source"), "'large' is not a name on the hub"),
+        (put(1, "target", "extra"), "target.extra is not known"),
+        (
+            put("8", "target", "layers", 0, "count"),
+            "layers[0].count cannot be '8'. Give a whole number",
+        ),
         (put(1000, "drafts", 0, "parameters"), "are not smaller ones in the order"),
         (put([DRAFT, DRAFT], "drafts"), "are not smaller ones in the order"),
-        (put(["Tiny"], "stack"), "the stack of 'Family' is ['Tiny'], not some of its drafts"),
+        (put(["Tiny"], "stack"), "The stack (Tiny) is not some of its drafts"),
         (put(["Small", "Small"], "stack"), "not some of its drafts"),
         (put("it is small", "alone"), "has to have drafts, or in 'alone' the reason"),
-        (put({}, "head"), "the head of 'Family' has no 'name'"),
-        (put({"name": "MTP", "bytes": 0}, "head"), "is 0, not a whole number from 1"),
-        (put({"name": "MTP", "bytes": 7}, "head"), "has no 'bytes_are'"),
-        (put({"name": "MTP", "x": 7}, "head"), "the unknown name 'x'"),
-        (put(0, "target", "state_bytes"), "is 0, not a whole number from 1"),
-        (put({"source": "a"}, "target", "processor"), "'a', not a name on the hub"),
+        (put({}, "head"), "in the entry 'Family', head.name is missing"),
+        (put({"name": "MTP", "bytes": 0}, "head"), "cannot be 0. Give a whole number from 1"),
+        (put({"name": "MTP", "bytes": 7}, "head"), "one of 'bytes' and 'bytes_are'"),
+        (put(None, "head"), "Leave it out"),
+        (put({"name": "MTP", "x": 7}, "head"), "head.x is not known"),
+        (put(0, "target", "state_bytes"), "state_bytes cannot be 0. Give a whole number from 1"),
+        (put({"source": "a"}, "target", "processor"), "processor.bytes is missing"),
     ],
 )
 def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words: str) -> None:

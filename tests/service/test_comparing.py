@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import engine.loaded
+from app.service.answering import Update
 from app.service.comparison import LEFT, RIGHT, Progress, Proof, Side
 from app.service.preferences import Preferences
-from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import deviating
@@ -23,57 +23,36 @@ from engine.errors import Cancelled, EngineDied, ModelError, PromptError, Settin
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.metrics import summarise
-from engine.models.loaders import ModelLoaders
-from engine.models.memory import Need
 from engine.queue import Waiting
 from engine.runs import verdict
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, local, soon
+from tests.support.inside import OWNER, Held, first_pair, local, soon
 from tests.support.runs import run_of
+from tests.support.shop import Shop, told
 
 GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
+PLAINLY = Side(PLAIN, GENERATION)
 HD = METHODS["hd"].using(Drafting(budget="fixed"))
 CONTEXT = METHODS["context"].using(Drafting(budget="fixed"))
 
 
-class Shelf:
-    """Models as files: each a toy of its name, which needs 40 of 100 bytes."""
+class Shelf(Shop):
+    """Models that wait when they are told to, and the names of those that were loaded."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.broken, self.room = root, set[str](), 100
+        super().__init__(root, self.held)
         self.loaded: list[str] = []
         self.guesses: Any = None
-        for name in ("one", "two", "three", "draft"):
-            (root / f"{name}.gguf").write_text("")
 
-    def source(self, name: str) -> str:
-        return str(self.root / f"{name}.gguf")
+    def held(self, name: str) -> Held:
+        return Held(name=name, guesses=self.guesses)
 
     def load(self, source: str, runtime: Runtime) -> Backend:
-        name = Path(source).stem
-        self.loaded.append(name)
-        if name in self.broken:
-            raise RuntimeError("the file is damaged")
-        toy = Held(name=name, guesses=self.guesses)
-        toy.info = replace(toy.info, fingerprint=name, memory_bytes=40)
-        return toy
-
-    def session(self, db: Database, guests: bool = False) -> Session:
-        """An app that has just started with model one."""
-        loaders = ModelLoaders(
-            load=self.load,
-            need=lambda source, runtime: Need(1, 40, 0),
-            device=lambda source, runtime: "cpu",
-            free=lambda device: self.room,
-            scan=lambda folder: [],
-            present=lambda source: not source.startswith("hub/"),
-        )
-        session = Session(Local(loaders=loaders), db, guests, loaders)
-        list(session.models.start(self.source("one")))
-        return session
+        self.loaded.append(Path(source).stem)
+        return super().load(source, runtime)
 
 
 @pytest.fixture
@@ -103,7 +82,13 @@ def names(runs: Iterator[Run]) -> list[str]:
 def at_home(session: Session, shelf: Shelf) -> bool:
     """Whether the usual model is back, and nobody has to wait for it."""
     there = session.engine.state.source == shelf.source("one")
-    return soon(lambda: there and not session.lending.closed and not session.lending.lock.locked())
+    return soon(
+        lambda: there and not session.model_swap.closed and session.model_swap.slot.running is None
+    )
+
+
+def other_of(shelf: Shelf) -> Side:
+    return Side(PLAIN, GENERATION, shelf.source("two"))
 
 
 def test_two_methods_say_the_same_and_take_turns(
@@ -140,7 +125,7 @@ def test_no_side_knows_the_answer_that_was_just_given(session: Session) -> None:
 
 
 def test_a_plain_side_tells_the_gain_on_whichever_side_it_stands(session: Session) -> None:
-    last = last_of(sides(session, Side(HD, GENERATION), Side(PLAIN, GENERATION), 1))
+    last = last_of(sides(session, Side(HD, GENERATION), PLAINLY, 1))
     stored = {run.method: run.speedup for run in Traces(session.database, OWNER).history()}
     whole = last.speedup.whole
     assert whole and stored["plain"] is None
@@ -150,16 +135,14 @@ def test_a_plain_side_tells_the_gain_on_whichever_side_it_stands(session: Sessio
 
 def test_other_settings_may_say_something_else(session: Session) -> None:
     hot = replace(GENERATION, sampling=Sampling(temperature=1.2, seed=3))
-    last = last_of(sides(session, Side(PLAIN, GENERATION), Side(PLAIN, hot), 1))
+    last = last_of(sides(session, PLAINLY, Side(PLAIN, hot), 1))
     assert last.differs == "settings" and not last.same_text
     assert last.speedup.whole is not None, "two runs that are not the same may differ in speed"
     fewer = HD.using(Drafting(("context",), nodes=4))
     drafting = last_of(sides(session, Side(HD, GENERATION), Side(fewer, GENERATION), 1))
     assert drafting.same_text and drafting.differs == "", "how is drafted changes no text"
     apart = HD.using(Drafting(rule="rejection"))
-    assert not last_of(
-        sides(session, Side(PLAIN, GENERATION), Side(apart, GENERATION), 1)
-    ).same_text
+    assert not last_of(sides(session, PLAINLY, Side(apart, GENERATION), 1)).same_text
 
 
 def test_two_models_are_compared_and_the_first_one_is_back(session: Session, shelf: Shelf) -> None:
@@ -167,7 +150,7 @@ def test_two_models_are_compared_and_the_first_one_is_back(session: Session, she
     session.stacks.spec = "draft@2"
     shelf.loaded.clear()
     other = Side(HD, GENERATION, shelf.source("two"))
-    last = last_of(sides(session, Side(PLAIN, GENERATION), other, 3))
+    last = last_of(sides(session, PLAINLY, other, 3))
     assert last.over and last.differs == "model" and not last.same_text
     assert [names(iter(pair)) for pair in last.pairs] == [["one", "two"]] * 3
     assert last.by_character is not None and last.by_character > 0
@@ -183,14 +166,14 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     """What is measured at each load is another figure each time."""
     shelf.guesses, times = deviating(0.5), count(1)
     monkeypatch.setattr(engine.loaded, "too_dear", lambda *_: f"a guess takes {next(times)} ms")
-    words = [progress.words for progress in session.models.load(shelf.source("three"))]
+    words = [progress.words for progress in told(session, shelf.source("three"))]
     assert "Timing the head of three …" in words
     conversation = session.chat.say(OWNER, None, "hello there")
     list(session.answering.answer(OWNER, conversation, Preferences(GENERATION)))
-    last = last_of(sides(session, Side(PLAIN, GENERATION), other_of(shelf), 3))
+    last = last_of(sides(session, PLAINLY, other_of(shelf), 3))
     assert last.over and len(last.pairs) == 3
     assert soon(lambda: session.engine.state.source == shelf.source("three"))
-    assert soon(lambda: not session.lending.lock.locked()) and next(times) > 4
+    assert soon(lambda: session.model_swap.slot.running is None) and next(times) > 4
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None, "its answer can be proved still"
 
@@ -206,11 +189,8 @@ def test_two_methods_of_another_model_are_compared_by_it(session: Session, shelf
 
 @pytest.mark.parametrize("end", ["stop", "closed", "broken"])
 def test_however_it_ends_the_first_model_is_back(session: Session, shelf: Shelf, end: str) -> None:
-    other = Side(PLAIN, GENERATION, shelf.source("two"))
-    running = sides(session, Side(PLAIN, GENERATION), other, 5)
-    for item in running:
-        if isinstance(item, Progress) and item.pairs:
-            break
+    running = sides(session, PLAINLY, other_of(shelf), 5)
+    first_pair(running)
     assert session.current.info.name == "two"
     if end == "stop":
         session.tasks.stop(OWNER, "")
@@ -218,7 +198,7 @@ def test_however_it_ends_the_first_model_is_back(session: Session, shelf: Shelf,
     elif end == "closed":
         running.close()  # type: ignore[attr-defined]
     else:
-        shelf.broken.add("two")
+        shelf.broken.add(shelf.source("two"))
         with pytest.raises(ModelError, match="damaged"):
             list(running)
     assert soon(lambda: session.engine.state.source == shelf.source("one"))
@@ -240,32 +220,25 @@ def test_the_first_model_is_back_after_the_engine_ended_and_came_again(
         return start(source, *more)
 
     monkeypatch.setattr(session.models, "start", dead)
-    last = last_of(sides(session, Side(PLAIN, GENERATION), other_of(shelf), 1))
+    last = last_of(sides(session, PLAINLY, other_of(shelf), 1))
     assert last.over and not left
     assert at_home(session, shelf)
 
 
 def test_a_first_model_that_cannot_come_back_is_told(session: Session, shelf: Shelf) -> None:
-    shelf.broken.add("one")
-    last = last_of(sides(session, Side(PLAIN, GENERATION), other_of(shelf), 1))
+    shelf.broken.add(shelf.source("one"))
+    last = last_of(sides(session, PLAINLY, other_of(shelf), 1))
     assert last.over
-    assert soon(lambda: not session.lending.lock.locked()) and not session.lending.closed
+    assert soon(lambda: session.model_swap.slot.running is None) and not session.model_swap.closed
     (told,) = session.notices.take(OWNER)
     assert "one was not loaded again" in told and "damaged" in told
-
-
-def other_of(shelf: Shelf) -> Side:
-    return Side(PLAIN, GENERATION, shelf.source("two"))
 
 
 def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
     session: Session, shelf: Shelf
 ) -> None:
-    other = Side(PLAIN, GENERATION, shelf.source("two"))
-    running = sides(session, Side(PLAIN, GENERATION), other, 7)
-    for item in running:
-        if isinstance(item, Progress) and item.pairs:
-            break
+    running = sides(session, PLAINLY, other_of(shelf), 7)
+    first_pair(running)
     conversation = session.chat.say(OWNER, None, "hello")
     answer = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
     assert next(answer) == Waiting(1, loading=True)
@@ -288,22 +261,22 @@ def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
 
 def test_a_title_waits_for_the_usual_model_too(session: Session, shelf: Shelf) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
-    session.lending.closed = True
+    session.model_swap.closed = True
     with ThreadPoolExecutor() as pool:
         title = pool.submit(session.titles.suggest, OWNER, conversation)
-        assert soon(lambda: bool(session.lending.waiting)) and not title.done()
-        session.lending.closed = False
+        assert soon(lambda: bool(session.model_swap.waiting)) and not title.done()
+        session.model_swap.closed = False
         with suppress(PromptError):  # What a toy proposes may be no title.
             title.result(20)
 
 
 def test_an_answer_for_a_program_waits_for_the_usual_model_too(session: Session) -> None:
-    session.lending.closed = True
+    session.model_swap.closed = True
     request = Request((Message("user", "hello there"),), generation=GENERATION)
-    with session.programs.asked("api:key") as task:
+    with session.programs.task_for("api:key") as task:
         told = session.programs.answer("api:key", request, task)
         assert next(told) == Waiting(1, loading=True)
-        session.lending.closed = False
+        session.model_swap.closed = False
         assert any(isinstance(event, Step) for event in told)
 
 
@@ -315,10 +288,9 @@ def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -
     answer = session.answering.answer(OWNER, conversation, long)
     toy.allow(1)
     next(answer)
-    other = Side(PLAIN, GENERATION, shelf.source("two"))
-    running = sides(session, other, Side(PLAIN, GENERATION), 1)
+    running = sides(session, other_of(shelf), PLAINLY, 1)
     assert next(running) == Waiting(1)
-    assert shelf.loaded == ["one"] and session.lending.closed
+    assert shelf.loaded == ["one"] and session.model_swap.closed
     toy.allow()
     *_, whole = answer
     assert isinstance(whole, Update) and whole.finish != "cancelled"
@@ -327,53 +299,47 @@ def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -
 
 
 def test_a_model_that_the_user_loads_meanwhile_stays(session: Session, shelf: Shelf) -> None:
-    other = Side(PLAIN, GENERATION, shelf.source("two"))
-    running = sides(session, Side(PLAIN, GENERATION), other, 5)
-    for item in running:
-        if isinstance(item, Progress) and item.pairs:
-            break
+    running = sides(session, PLAINLY, other_of(shelf), 5)
+    first_pair(running)
     list(session.models.load(shelf.source("three")))
     with pytest.raises(ModelError, match="was replaced by another model"):
         list(running)
-    assert soon(lambda: not session.lending.lock.locked())
-    assert session.engine.state.source == shelf.source("three") and not session.lending.closed
+    assert soon(lambda: session.model_swap.slot.running is None)
+    assert session.engine.state.source == shelf.source("three") and not session.model_swap.closed
 
 
 def test_what_cannot_be_loaded_is_refused_before_anything_is_unloaded(
     session: Session, shelf: Shelf
 ) -> None:
-    home, plain = session.engine.state, Side(PLAIN, GENERATION)
+    home = session.engine.state
     with pytest.raises(ModelError, match="not on this machine"):
-        next(sides(session, plain, Side(PLAIN, GENERATION, "hub/else")))
+        next(sides(session, PLAINLY, Side(PLAIN, GENERATION, "hub/else")))
     shelf.room = -20
     with pytest.raises(ModelError, match="Nothing was loaded"):
-        next(sides(session, plain, Side(PLAIN, GENERATION, shelf.source("two"))))
-    assert session.engine.state == home and not session.lending.lock.locked()
+        next(sides(session, PLAINLY, other_of(shelf)))
+    assert session.engine.state == home and session.model_swap.slot.running is None
 
 
 def test_one_comparison_of_models_at_a_time(session: Session, shelf: Shelf) -> None:
-    other = Side(PLAIN, GENERATION, shelf.source("two"))
-    running = sides(session, other, Side(PLAIN, GENERATION), 2)
+    running = sides(session, other_of(shelf), PLAINLY, 2)
     next(running)
     with pytest.raises(ModelError, match="being compared already"):
-        next(sides(session, other, Side(PLAIN, GENERATION), 2))
+        next(sides(session, other_of(shelf), PLAINLY, 2))
     assert last_of(running).over
     assert at_home(session, shelf)
 
 
 def test_guests_compare_methods_of_the_loaded_model_alone(db: Database, shelf: Shelf) -> None:
     session = shelf.session(db, guests=True)
-    plain = Side(PLAIN, GENERATION)
     with pytest.raises(SettingError, match="others share this app"):
-        next(sides(session, plain, Side(PLAIN, GENERATION, shelf.source("two")), owner="guest:a"))
+        next(sides(session, PLAINLY, other_of(shelf), owner="guest:a"))
     same = Side(HD, GENERATION, shelf.source("one"))
-    assert last_of(sides(session, plain, same, owner="guest:a")).same_text
+    assert last_of(sides(session, PLAINLY, same, owner="guest:a")).same_text
 
 
 def test_a_stop_while_others_have_the_model_ends_it(session: Session, shelf: Shelf) -> None:
     with session.tasks.begin("else", ""):
-        other = Side(PLAIN, GENERATION, shelf.source("two"))
-        running = sides(session, other, Side(PLAIN, GENERATION), 2)
+        running = sides(session, other_of(shelf), PLAINLY, 2)
         assert next(running) == Waiting(1)
         session.tasks.stop(OWNER, "")
         with pytest.raises(Cancelled):

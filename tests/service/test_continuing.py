@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from app.service.answering import Update
 from app.service.comparison import Proof
 from app.service.preferences import Preferences
-from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.toy import ToyBackend, deviating
-from engine.engine import Load, answered, unknown
+from engine.engine import Load
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, StorageError
 from engine.local import Local
 from engine.methods import METHODS
@@ -19,9 +19,10 @@ from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.settings import Generation, Sampling
 from engine.types import Part, Prefill, Run
-from storage import exports
+from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
+from storage.drafting import DraftingStore
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held
 
@@ -39,11 +40,6 @@ EXACT = [
 @pytest.fixture
 def toy() -> Held:
     return Held(guesses=deviating(0.5))
-
-
-@pytest.fixture
-def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy), db)
 
 
 def wanted(
@@ -101,6 +97,7 @@ def same(session: Session, conversation: str, how: Preferences) -> Run:
     return run
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_an_answer_in_parts_is_the_one_that_nothing_interrupts(
@@ -146,16 +143,16 @@ def stopped(session: Session, toy: Held, forwards: int, how: Preferences) -> str
     return conversation
 
 
+@pytest.mark.usefixtures("each_step")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_stopped_answer_goes_on_also_after_a_restart(
-    session: Session, db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch, again: bool
+    session: Session, db: Database, toy: Held, again: bool
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     how = wanted(method="plain", temperature=STOPS)
     conversation = stopped(session, toy, 8, how)
     before = stored(session, conversation)
     assert before[1].finish == "cancelled" and before[0].content.endswith("\ufffd")
-    later = Session(Local(backend=ToyBackend()), db) if again else session
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db) if again else session
     later.chat.go_on(OWNER, conversation)
     updates = list(later.answering.answer(OWNER, conversation, wanted(61, "plain", STOPS)))
     run = same(later, conversation, how)
@@ -227,7 +224,7 @@ def test_other_settings_are_told_and_leave_nothing_to_prove(
 
 
 def other(session: Session, name: str = "other") -> None:
-    list(answered(session.engine.load(Load(name)), unknown))
+    list(session.engine.load(Load(name)))
 
 
 @pytest.fixture
@@ -238,7 +235,7 @@ def swapping(db: Database, toy: Held) -> Session:
             toy if source == "toy" else ToyBackend(name=source, logits=deviating(2.0))
         )
     )
-    return Session(Local(backend=toy, loaders=loaders), db)
+    return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
 
 
 def test_another_model_goes_on_from_the_text_and_then_to_the_token(swapping: Session) -> None:
@@ -278,7 +275,7 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     loading = swapping.engine.load(Load("other"))
     toy.allow()
     list(first)
-    list(answered(loading, unknown))
+    list(loading)
     with pytest.raises(ModelError, match="Another model was loaded meanwhile"):
         list(second)
     assert stored(swapping, conversation) == before
@@ -291,7 +288,7 @@ def test_an_imported_answer_goes_on_from_its_text(session: Session) -> None:
             {"role": "user", "content": QUESTION},
             {"role": "assistant", "content": "Once upon", "pieces": own},
         ]
-        export = exports.read(
+        export = imports.read(
             {"format": "strata-conversation", "version": 1, "title": "t", "messages": messages}
         )
         (conversation,) = session.chat.conversations(OWNER).import_([export])
@@ -306,14 +303,14 @@ def test_an_imported_answer_goes_on_from_its_text(session: Session) -> None:
         parts = stored(session, conversation)
         assert [t.id for t in parts[1].tokens] == [t.id for t in in_one_import(own).tokens]
         data = session.chat.conversations(OWNER).export(conversation)
-        (copy,) = session.chat.conversations(OWNER).import_([exports.read(data)])
+        (copy,) = session.chat.conversations(OWNER).import_([imports.read(data)])
         assert session.chat.conversations(OWNER).messages(copy)[-1].pieces == parts[0].pieces
 
 
 def in_one_import(own: object) -> Run:
     """What one run says behind the imported beginning."""
     with Database() as db:
-        session = Session(Local(backend=ToyBackend()), db)
+        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
         store = session.chat.conversations(OWNER)
         conversation = store.create().id
         store.append(conversation, "user", QUESTION)
@@ -379,23 +376,23 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_is(session: Session, db: Da
     assert answer(session, ended, wanted(4000, temperature=STOPS)).finish == "eos"
     with pytest.raises(PromptError, match="The model ended this answer"):
         session.chat.go_on(OWNER, ended)
-    small = Session(Local(backend=ToyBackend(context_length=64)), db)
+    small = Session(Local(backend=ToyBackend(context_length=64), store=DraftingStore(db)), db)
     conversation, full = ask(small, wanted(4000, temperature=0.0))
     assert full.finish == "context"
     before = stored(small, conversation)
-    with pytest.raises(PromptError, match="The answer cannot go on: .* reads at most 64"):
+    with pytest.raises(PromptError, match="The answer cannot be continued: .* reads at most 64"):
         go_on(small, conversation, wanted())
     assert stored(small, conversation) == before
     with db.write() as handle:
         handle.execute("UPDATE runs SET fingerprint = (SELECT max(id) FROM fingerprints)")
-    with pytest.raises(PromptError, match="The answer cannot go on: .* reads at most 64"):
+    with pytest.raises(PromptError, match="The answer cannot be continued: .* reads at most 64"):
         go_on(small, conversation, wanted())
 
 
+@pytest.mark.usefixtures("each_step")
 def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     how = wanted(method="plain", temperature=STOPS)
     conversation = stopped(session, toy, 8, how)
     before = stored(session, conversation)

@@ -5,30 +5,28 @@ import random
 import pytest
 
 from app.service.history import PROVABLE
-from app.service.latest import Latest
+from app.service.pages import Latest
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine import native
-from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
-from engine.drafting.context import SLACK, ContextTier
-from engine.drafting.databases import Databases
-from engine.drafting.memory import LIMIT, MOST_OPEN, DraftingMemory, OpenConversation, PastAnswers
-from engine.drafting.model import ModelTier
-from engine.local import Local
+from engine.drafting.databases import (
+    LIMIT,
+    MOST_OPEN,
+    Databases,
+    DraftingMemory,
+    OpenConversation,
+    PastAnswers,
+)
+from engine.drafting.tiers import SLACK, ContextTier, ModelTier
 from engine.settings import Generation, Sampling
 from engine.types import Gram
-from storage.contexts import ContextStore
 from storage.database import Database
+from storage.drafting import ContextStore
 from storage.ngrams import ModelNgrams
 from tests.support.inside import memory, open_conversation, past_answers
 
 MB = 1 << 20
-
-
-@pytest.fixture
-def session(db: Database) -> Session:
-    return Session(Local(backend=ToyBackend()), db)
 
 
 def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = None) -> str:
@@ -44,15 +42,15 @@ def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = 
 def test_owners_come_and_go_within_the_limit(session: Session) -> None:
     known = memory(session)
     known.limit = MB
-    for number in range(100):
-        ask(session, f"owner {number % 50}", seed=number)
+    for number in range(48):
+        ask(session, f"owner {number % 24}", seed=number)
         assert memory(session).bytes <= MB
     assert 0 < len(known.conversations) < 20 and 0 < len(known.past_answers) < 20
     assert {who for who, _ in known.conversations} <= set(known.past_answers)
     known.limit = LIMIT
-    for number in range(50):
+    for number in range(24):
         ask(session, f"owner {number}")
-    assert len(memory(session).past_answers) == 50, "with room for all, all stay"
+    assert len(memory(session).past_answers) == 24, "with room for all, all stay"
     assert len(known.conversations) == MOST_OPEN
 
 
@@ -168,11 +166,11 @@ def test_what_is_to_be_forgotten_goes_when_it_is_swept(
     known = DraftingMemory()
     for owner, name in map(tuple, ("a1", "a2", "b1")):
         enter(known, owner, name)
-    known.unwanted.append(wish)
+    known.to_forget.append(wish)
     assert len(known.conversations) == 3
     known.sweep()
     assert [f"{owner}{name}" for owner, name in known.conversations] == rooms
-    assert "".join(known.past_answers) == pasts and not known.unwanted
+    assert "".join(known.past_answers) == pasts and not known.to_forget
 
 
 def test_an_open_conversation_forgets_as_its_store_does(

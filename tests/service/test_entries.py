@@ -1,27 +1,27 @@
 """What the databases hold for some words, and what each brought; what was learned as a file."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from app.service.entries import Hit, followers
+from app.service.databases import Hit, followers
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import Local
 from engine.metrics import summarise
 from engine.types import CONTEXT, MODEL, STATISTICS
-from storage import brought
-from storage.contexts import ContextStore
+from storage import steps
 from storage.database import Database
+from storage.drafting import ContextStore, DraftingStore
 from storage.ngrams import Pruning
 from storage.statistics import SUFFIX, open_table
 from storage.statistics_build import build
 from storage.traces import Traces
-from tests.service.test_session import ask
-from tests.support.inside import OWNER, forgotten, past_answers, swap
+from tests.support.inside import OWNER, ask, forgotten, past_answers, swap
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def session(db: Database, tmp_path: Path) -> Session:
     general = np.frombuffer(b"the cat and the cat and the dog and the dog" * 4, dtype=np.uint8)
     path = tmp_path / f"bytes{SUFFIX}"
     build([general.astype(np.uint32)], path, "bytes", 260, "toy", 1 << 20)
-    engine = Local(lambda tokenizer, report: open_table([tmp_path], tokenizer, report))
+    opened = partial(open_table, [tmp_path])
+    engine = Local(opened, store=DraftingStore(db))
     session = Session(engine, db, folders=[tmp_path])
     swap(session, ToyBackend(), "/m/toy")
     return session
@@ -87,7 +88,7 @@ def test_what_each_brought_is_the_sum_over_the_latest_answers(
     ask(session, "plainly", "plain")
     store = Traces(db, OWNER)
     runs = [store.load(trace.id) for trace in store.page() if trace.method != "plain"]
-    found, sums = session.entries.brought(OWNER), [summarise(run) for run in runs]
+    found, sums = session.entries.contributions(OWNER), [summarise(run) for run in runs]
     assert found.runs == 3 and found.tokens == Counter(
         token.source for run in runs for token in run.tokens
     )
@@ -97,9 +98,9 @@ def test_what_each_brought_is_the_sum_over_the_latest_answers(
     assert found.timed == sum(len(step.tokens) for step in known)
     assert found.plain == pytest.approx(sum(step.plain_seconds or 0 for step in known))
     assert found.spent == pytest.approx(sum(step.seconds for step in known))
-    monkeypatch.setattr(brought, "MOST_STEPS", 1)
-    assert session.entries.brought(OWNER).runs == 1, "the last answer always counts"
-    nobody = session.entries.brought("somebody else")
+    monkeypatch.setattr(steps, "MOST_STEPS", 1)
+    assert session.entries.contributions(OWNER).runs == 1, "the last answer always counts"
+    nobody = session.entries.contributions("somebody else")
     assert (nobody.runs, nobody.tokens, nobody.timed) == (0, Counter(), 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.service import gguf_support
 from app.service.gguf_support import GgufSupport
-from app.service.models import Progress
+from app.service.jobs import Job, Progress
 from engine.errors import Cancelled, ModelError, SettingError
 from engine.models import llama_cpp_python
 from tests.support.inside import soon
@@ -48,11 +48,6 @@ NO_MEMORY = """
 """
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_support, "LOOK_SECONDS", 0.01)
-
-
 class Pip:
     """A stand-in for pip: a program that is given as text; the library is there once it made the
     file that `MARK` names."""
@@ -81,41 +76,30 @@ def pip(tmp_path: Path) -> Pip:
 
 def failed(support: GgufSupport) -> str:
     """What is said of a set-up that fails."""
-    support.start()
     with pytest.raises(ModelError) as caught:
-        list(support.watch())
-    assert not support.busy.locked(), "it can be tried again"
+        support.start().result()
+    assert support.slot.running is None, "it can be tried again"
     return str(caught.value)
 
 
 def test_it_is_there_when_pip_is_done(pip: Pip) -> None:
     support = pip.saying(COMPILED, 0)
     assert not support.installed()
-    support.start()
-    list(support.watch())
-    assert support.installed() and not support.busy.locked()
+    support.start().result()
+    assert support.installed() and support.slot.running is None
     assert support.lines[-1] == "Successfully installed llama-cpp-python-0.3.36"
 
 
-def test_the_compilation_tells_how_far_it_is(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(gguf_support, "monotonic", lambda: now[0])
-    support = pip.saying("", 0)
-    support.start()
-    list(support.watch())
-    support.share, support.words, seen = None, "Starting", list[Progress]()
-    for line in COMPILED.splitlines():
-        now[0] += 61
-        support.note(line.strip())
-        seen.append(support.progress())
-    shares = [progress.share for progress in seen]
-    assert shares == [None, None, None, 1 / 3, 1 / 3, 1.0, None, None]
+def test_the_compilation_tells_how_far_it_is() -> None:
+    progress, seen = Progress(None, "Starting"), list[Progress]()
+    for line in COMPILED.split("\n")[1:-1]:
+        progress = gguf_support.after(progress, line.strip())
+        seen.append(progress)
+    assert [progress.share for progress in seen] == [None, None, 1 / 3, 1 / 3, 1.0, None, None]
     words = [progress.words for progress in seen]
-    assert words[0] == "Starting · 1:01"
-    assert words[1] == "Collecting llama-cpp-python<0.4,>=0.3.36 · 2:02"
-    assert words[3] == "Compiling file 1 of 3 · 4:04"
-    assert words[4] == "Compiling file 1 of 3 · 5:05", "a warning is no news"
-    assert words[7] == "Successfully installed llama-cpp-python-0.3.36 · 8:08"
+    assert words[0] == "Collecting llama-cpp-python<0.4,>=0.3.36"
+    assert words[2] == words[3] == "Compiling file 1 of 3", "a warning is no news"
+    assert words[6] == "Successfully installed llama-cpp-python-0.3.36"
 
 
 @pytest.mark.parametrize(
@@ -145,15 +129,6 @@ def test_a_failure_is_told_with_its_reason(pip: Pip) -> None:
     assert "pip failed" in failed(pip.support("pass")), "it ended well, and nothing is there"
 
 
-def test_after_a_failure_it_can_be_tried_again(pip: Pip) -> None:
-    support = pip.saying(NO_NETWORK, 1)
-    failed(support)
-    pip.saying(COMPILED, 0)
-    support.start()
-    list(support.watch())
-    assert support.installed() and not any("WARNING" in line for line in support.lines)
-
-
 def test_of_a_long_output_the_end_is_kept(pip: Pip) -> None:
     code = "print('x' * 10_000)\nfor n in range(99):\n    print(n)\nprint('\\n\\ny' * 2)\nexit(1)"
     support = pip.support(code)
@@ -175,8 +150,7 @@ def test_pip_runs_in_an_empty_folder_that_goes_with_it(pip: Pip, tmp_path: Path)
         "open(MARK, 'w').close()\n"
     )
     support = pip.support(code)
-    support.start()
-    list(support.watch())
+    support.start().result()
     place, before, temporary, after = support.lines
     assert (before, after) == ("[]", "1")
     assert place == temporary and not Path(place).exists()
@@ -200,13 +174,16 @@ time.sleep(600)
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
-def running(support: GgufSupport) -> tuple[psutil.Process, psutil.Process]:
-    """pip, and what it started."""
-    support.start()
+def running(
+    support: GgufSupport,
+) -> tuple[Job[Progress, None], psutil.Process, psutil.Process]:
+    """The job, its pip, and what that started."""
+    job = support.start()
     assert soon(lambda: bool(support.lines))
-    assert support.process is not None
-    child = int(support.lines[-1].split()[1])
-    return psutil.Process(support.process.pid), psutil.Process(child)
+    child = psutil.Process(int(support.lines[-1].split()[1]))
+    pip = child.parent()
+    assert pip is not None
+    return job, pip, child
 
 
 @pytest.mark.parametrize("ignore", ["", DEAF])
@@ -216,48 +193,21 @@ def test_a_stop_ends_all_that_was_started(
     if ignore:
         monkeypatch.setattr(gguf_support, "GRACE", 0.1)
     support = pip.support(WAITS.format(ignore=ignore))
-    started = running(support)
-    assert not support.over.wait(0.05)
+    job, *started = running(support)
+    assert soon(lambda: started[0].nice() >= gguf_support.POLITE), "it gives way to the chat"
+    assert not job.over.wait(0.05)
     support.stop()
     with pytest.raises(Cancelled, match="stopped"):
-        list(support.watch())
+        job.result()
     assert soon(lambda: not any(process.is_running() for process in started))
-    assert not support.busy.locked() and not support.installed()
-
-
-def test_it_gives_way_to_the_chat(pip: Pip) -> None:
-    support = pip.support(WAITS.format(ignore=""))
-    process, _ = running(support)
-    assert soon(lambda: process.nice() >= gguf_support.POLITE)
-    support.stop()
-    assert support.over.wait(20)
+    assert support.slot.running is None and not support.installed()
 
 
 def test_a_stop_before_pip_runs_counts(pip: Pip) -> None:
     pip.script.write_text("import time; time.sleep(600)")
     support = GgufSupport(False, lambda: (support.stop(), pip.command())[1], pip.mark.exists)
-    support.start()
     with pytest.raises(Cancelled):
-        list(support.watch())
-
-
-def test_who_stops_looking_stops_nothing(pip: Pip) -> None:
-    support = pip.support("import time; time.sleep(0.2); open(MARK, 'w').close()")
-    support.start()
-    watching = support.watch()
-    next(watching)
-    watching.close()
-    list(support.watch())
-    assert support.installed()
-
-
-def test_one_at_a_time(pip: Pip) -> None:
-    support = pip.support(WAITS.format(ignore=""))
-    assert running(support)
-    with pytest.raises(ModelError, match="already"):
-        support.start()
-    support.stop()
-    assert support.over.wait(20)
+        support.start().result()
 
 
 def test_guests_set_up_nothing(pip: Pip) -> None:
@@ -265,13 +215,7 @@ def test_guests_set_up_nothing(pip: Pip) -> None:
     with pytest.raises(SettingError) as caught:
         support.start()
     assert shlex.join(pip.command()) in str(caught.value)
-    assert not support.busy.locked() and not pip.mark.exists()
-
-
-def test_the_usual_command_installs_the_library() -> None:
-    support = GgufSupport(False)
-    assert support.command() == llama_cpp_python.command()
-    assert support.installed() == llama_cpp_python.installed()
+    assert support.slot.running is None and not pip.mark.exists()
 
 
 # A real pip.
@@ -308,7 +252,6 @@ def test_pip_installs_and_what_it_installed_can_be_imported(
     words = failed(support)
     assert "pip failed" in words and any("No matching" in line for line in support.lines)
     wheel(index)
-    support.start()
-    list(support.watch())
+    support.start().result()
     assert support.lines[-1] == f"Successfully installed {NAME}-1.0"
     __import__(NAME)

@@ -1,21 +1,30 @@
 """What answers teach: kept per owner and model, wiped as one, never mixed up with a fresh start."""
 
+from dataclasses import replace
+
 import pytest
 
+from app.service.answering import Update
 from app.service.preferences import Preferences
-from app.service.recorder import Update
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
-from engine.engine import StoredPastAnswers
 from engine.errors import StorageError
 from engine.local import Local
 from engine.metrics import summarise
 from engine.settings import Generation, Sampling
-from engine.types import CalibrationRow
-from storage.calibrations import CalibrationStore
+from engine.types import CalibrationRow, Past
 from storage.database import Database
+from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
-from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers
+from tests.support.inside import (
+    OWNER,
+    Held,
+    local,
+    memory,
+    open_conversation,
+    past_answers,
+    under_way,
+)
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=60), fresh_seed=False)
 
@@ -24,19 +33,9 @@ def stored(db: Database, owner: str = OWNER) -> list[CalibrationRow]:
     return CalibrationStore(db, owner, "toy").load()
 
 
-@pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy), db)
-
-
 def ask(session: Session, owner: str = OWNER, method: str = "hd") -> str:
     conversation = session.chat.say(owner, None, "hello there")
-    list(session.answering.answer(owner, conversation, CHOSEN.with_method(method)))
+    list(session.answering.answer(owner, conversation, replace(CHOSEN, method=method)))
     return conversation
 
 
@@ -47,7 +46,7 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     rows = stored(db)
     assert "context" in {row.tier for row in rows}
     assert sorted(rows) == sorted(past_answers(session).calibration.rows())
-    later = Session(Local(backend=ToyBackend()), db)
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
     conversation = ask(later)
     assert sorted(later.history.last[OWNER, conversation].calibration) == sorted(rows)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
@@ -92,15 +91,12 @@ def wiped(session: Session, db: Database) -> bool:
     return not (stored(db) or rows or memory(session).past_answers or memory(session).conversations)
 
 
+@pytest.mark.usefixtures("each_step")
 def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
-    session: Session, db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+    session: Session, db: Database, toy: Held
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     ask(session)
-    conversation = session.chat.say(OWNER, None, "something else")
-    updates = session.answering.answer(OWNER, conversation, CHOSEN)
-    toy.allow(1)
-    next(updates)
+    conversation, updates = under_way(session, toy, "something else", CHOSEN)
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     toy.allow()
     *_, last = updates
@@ -109,34 +105,75 @@ def test_an_answer_under_way_does_not_bring_back_what_was_wiped(
     assert stored(db) and ModelNgrams(db, OWNER, "toy").rows()
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_wipe_while_the_past_is_read_leaves_nothing_of_it(
-    session: Session, db: Database, monkeypatch: pytest.MonkeyPatch, moment: str
+def test_a_wipe_just_after_the_past_was_read_leaves_nothing_of_it(
+    session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine has asked for it, and not had it yet."""
     ask(session)
-    later = Session(Local(backend=ToyBackend()), db)
-    recall = later.past_answers.recall
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    past = DraftingStore.past
 
-    def wiping(owner: str, fingerprint: str) -> StoredPastAnswers:
-        if moment == "before":
-            later.past_answers.wipe(OWNER, later.current.info.fingerprint)
-        found = recall(owner, fingerprint)
-        if moment == "after":
-            later.past_answers.wipe(OWNER, later.current.info.fingerprint)
-        assert (found == StoredPastAnswers()) is (moment == "before")
+    def wiping(store: DraftingStore, owner: str, fingerprint: str) -> Past:
+        found = past(store, owner, fingerprint)
+        later.past_answers.wipe(OWNER, later.current.info.fingerprint)
+        assert found.grams and found.rows
         return found
 
-    monkeypatch.setattr(later.past_answers, "recall", wiping)
+    monkeypatch.setattr(DraftingStore, "past", wiping)
     ask(later)
     assert wiped(later, db)
 
 
+@pytest.mark.usefixtures("each_step")
+def test_what_is_imported_after_a_wipe_stays_and_the_answer_under_way_adds_nothing(
+    session: Session, db: Database, toy: Held
+) -> None:
+    """Both within one answer."""
+    ask(session)
+    info, store = session.current.info, session.past_answers
+    file, known = store.saved(OWNER, info), ModelNgrams(db, OWNER, "toy").load()
+    conversation, updates = under_way(session, toy, "something else", CHOSEN)
+    store.wipe(OWNER, info.fingerprint)
+    store.take_in(OWNER, info, file.encode())
+    toy.allow()
+    list(updates)
+    assert ModelNgrams(db, OWNER, "toy").load() == known != []
+    assert not stored(db) and not memory(session).past_answers
+    ask(session)
+    assert stored(db) and past_answers(session).tier.size > 0
+
+
+@pytest.mark.usefixtures("each_step")
+def test_an_answer_adds_to_what_is_imported_meanwhile(
+    session: Session, db: Database, toy: Held
+) -> None:
+    ask(session, "ann")
+    info, store = session.current.info, session.past_answers
+    file = store.saved("ann", info).encode()
+    conversation, updates = under_way(session, toy, "something else", CHOSEN)
+    store.take_in(OWNER, info, file)
+    toy.allow()
+    list(updates)
+    told = {gram.tokens for gram in ModelNgrams(db, OWNER, "toy").load()}
+    assert told > {gram.tokens for gram in ModelNgrams(db, "ann", "toy").load()}
+    assert stored(db) and OWNER not in memory(session).past_answers, "all of it is read again"
+
+
+def test_a_conversation_that_is_deleted_meanwhile_leaves_no_log(
+    session: Session, db: Database, toy: Held
+) -> None:
+    conversation, updates = under_way(session, toy, "hello there", CHOSEN, 2)
+    session.chat.conversations(OWNER).delete(conversation)
+    toy.allow()
+    list(updates)
+    assert not db.execute_read("SELECT * FROM contexts")
+    assert ModelNgrams(db, OWNER, "toy").rows()
+
+
+@pytest.mark.usefixtures("each_step")
 def test_an_answer_that_waited_through_a_wipe_is_learned(
-    session: Session, db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+    session: Session, db: Database, toy: Held
 ) -> None:
     """It begins after it, from nothing."""
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     ask(session)
     first, second = (session.chat.say(OWNER, None, text) for text in ("one", "two"))
     updates = session.answering.answer(OWNER, first, CHOSEN)
@@ -147,7 +184,6 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     toy.allow()
     list(updates)
-    assert stored(db) == []
     list(waiting)
     assert session.history.last[OWNER, second].calibration == ()
     rows = ModelNgrams(db, OWNER, "toy").rows()
@@ -156,13 +192,10 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
 
 def test_only_the_models_thread_touches_what_is_in_memory(session: Session, toy: Held) -> None:
     """What another thread forgets stays for the run that uses it."""
-    conversation = session.chat.say(OWNER, None, "hello there")
-    updates = session.answering.answer(OWNER, conversation, CHOSEN)
-    toy.allow(2)
-    next(updates)
+    conversation, updates = under_way(session, toy, "hello there", CHOSEN, 2)
     used = local(session).loaded.memory
     rooms, pasts = dict(used.conversations), dict(used.past_answers)
-    session.stores.wipe_context(OWNER, conversation)
+    session.chat.wipe_context(OWNER, conversation)
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)
     assert rooms and pasts and (used.conversations, used.past_answers) == (rooms, pasts)
     toy.allow()
@@ -179,7 +212,7 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
     def locked(*_: object) -> None:
         raise StorageError("strata.db is locked by another program.")
 
-    later = Session(Local(backend=ToyBackend()), db)
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
     with monkeypatch.context() as patch:
         patch.setattr(CalibrationStore, "load", locked)
         ask(later)
@@ -191,6 +224,6 @@ def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: D
     ask(session)
     with db.write() as handle:
         handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
-    later = Session(Local(backend=ToyBackend()), db)
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
     ask(later)
     assert later.notices.take(OWNER) == [] and stored(db)

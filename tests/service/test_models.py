@@ -2,8 +2,7 @@
 fails, there is a model that answers."""
 
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -17,172 +16,36 @@ import pytest
 
 from app.arguments import EMBEDDED
 from app.service import models
-from app.service.models import Candidate, Progress
-from app.service.preferences import Preferences
-from app.service.recorder import Update
+from app.service.answering import Update
+from app.service.jobs import Progress, Stop, Tasks
+from app.service.models import Candidate
 from app.service.session import Session
-from app.service.tasks import Task, Tasks
-from engine.backends.base import Backend
-from engine.backends.scores import LogitScores
-from engine.backends.toy import END, VOCABULARY, ToyBackend, deviating
-from engine.drafting import costs as engine_costs
+from engine.backends.base import Backend, LogitScores
+from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.engine import Event, Request
 from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
 from engine.local import Local
-from engine.models.loaders import ModelLoaders
-from engine.models.memory import Need
+from engine.queue import Waiting
 from engine.runs import UNMEASURED
-from engine.sampling import Floats
-from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from engine.tree import Tree
-from storage.contexts import ContextStore
-from storage.costs import CostStore
 from storage.database import Database
+from storage.drafting import ContextStore
+from storage.machine import SourceStore
 from storage.ngrams import ModelNgrams
-from storage.sources import SourceStore
-from storage.statistics import SUFFIX, StatisticsTable, open_table
+from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
+from tests.support.inside import OWNER, local, preferences
+from tests.support.inside import ask as answered
+from tests.support.shop import Shop, ask, fails, told
 
-OWNER = "local"
-NAMES = ("one", "two", "three", "draft")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure with few rounds: the toy needs no two seconds."""
-    measure = partial(engine_costs.measure_costs, sizes=(0, 1, 4), seconds=0.01)
-    monkeypatch.setattr("engine.loaded.measure_costs", measure)
-    monkeypatch.setattr(
-        "engine.hsd.measure.measure_costs", lambda backend, seconds: measure(backend)
-    )
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    monkeypatch.setattr("app.service.comparison.UPDATE_SECONDS", 0.0)
-
-
-def endless(key: int) -> Callable[[tuple[int, ...]], Floats]:
-    """The logits of a model that never ends its answer."""
-    logits = deviating(3.0, key)
-
-    def without_end(suffix: tuple[int, ...]) -> Floats:
-        found = logits(suffix).copy()
-        found[END] = -20.0
-        return found
-
-    return without_end
-
-
-class Shop:
-    """Toy models as files, what they need, and what may go wrong with them.
-
-    A file holds the name of its tokenizer. A model that is not there yet has a hub id, and its
-    file appears with the download.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.room, self.broken = root, 1000, set[str]()
-        self.made: list[weakref.ref[Backend]] = []
-        self.runtimes: list[Runtime] = []
-        self.arrived: set[str] = set()
-        self.ours: set[str] = set()
-        """What lies in a folder of ours."""
-        self.pieces = 3
-        self.between: Callable[[], None] = lambda: None
-        for name in NAMES:
-            (root / f"{name}.gguf").write_text("bytes")
-
-    def source(self, name: str) -> str:
-        return str(self.root / f"{name}.gguf")
-
-    @property
-    def alive(self) -> list[str]:
-        """The models in memory. What can be collected is still there: freeing it is no accident."""
-        return sorted(backend.info.name for ref in self.made if (backend := ref()))
-
-    def free(self, device: str) -> int:
-        return self.room - 40 * len(self.alive)
-
-    def need(self, source: str, runtime: Runtime) -> Need:
-        if source.startswith("strange"):
-            raise ModelError("It does not tell.")
-        return Need(1, 40, runtime.context_length // 1024)
-
-    def load(self, source: str, runtime: Runtime) -> Backend:
-        if source in self.broken:
-            raise RuntimeError("the file is damaged")
-        path = Path(source)
-        name = source if source.startswith(("hub/", "strange")) else path.stem
-        toy = ToyBackend(name=name, logits=endless(sum(name.encode())))
-        tokenizer = path.read_text() if path.is_file() else "bytes"
-        toy.info = replace(
-            toy.info,
-            tokenizer_fingerprint=tokenizer,
-            tokenizer_type=tokenizer,
-            memory_bytes=40,
-        )
-        self.made.append(weakref.ref(toy))
-        self.runtimes.append(runtime)
-        return toy
-
-    def download(
-        self, source: str, progress: Callable[[int, int], None], cancelled: Callable[[], bool]
-    ) -> str:
-        for piece in range(1, self.pieces + 1):
-            if cancelled():
-                raise Cancelled("The download was stopped. What is there stays.")
-            progress(piece * 1024, self.pieces * 1024)
-            self.between()
-        self.arrived.add(source)
-        return source
-
-    def check(self, source: str) -> int:
-        if "gone" in source:
-            raise ModelError(f"There is no {source!r}.")
-        return 3072
-
-    def remove(self, source: str, folders: Sequence[Path]) -> int:
-        self.ours.discard(source)
-        Path(source).unlink(missing_ok=True)
-        self.arrived.discard(source)
-        return 4096
-
-    def loaders(self) -> ModelLoaders:
-        return ModelLoaders(
-            load=self.load,
-            need=self.need,
-            device=lambda source, runtime: "cpu",
-            free=self.free,
-            scan=lambda folder: sorted(str(path) for path in Path(folder).glob("*.gguf")),
-            present=lambda source: not source.startswith("hub/") or source in self.arrived,
-            download=self.download,
-            check=self.check,
-            removable=lambda source, folders: source in self.ours,
-            remove=self.remove,
-        )
-
-    def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:
-        """An app that has just started with that model."""
-        folders = [self.root / "statistics"]
-        engine = Local(partial(open_table, folders), self.loaders())
-        session = Session(engine, db, guests, self.loaders(), folders)
-        list(session.models.start(self.source(name)))
-        return session
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
+pytestmark = pytest.mark.usefixtures("each_step")
 
 
 @pytest.fixture
 def session(db: Database, shop: Shop) -> Session:
     return shop.session(db)
-
-
-def local(session: Session) -> Local:
-    """The engine, from inside."""
-    assert isinstance(session.engine, Local)
-    return session.engine
 
 
 def loaded(session: Session) -> Backend:
@@ -212,34 +75,6 @@ def held(monkeypatch: pytest.MonkeyPatch, steps: int = 5) -> Gate:
     return gate
 
 
-def preferences(method: str = "hd", tokens: int = 60, budget: str = "adaptive") -> Preferences:
-    generation = Generation(Sampling(temperature=0.8, seed=3), max_tokens=tokens)
-    return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
-
-
-def ask(
-    session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
-) -> Update:
-    conversation = session.chat.say(OWNER, None, text)
-    *_, last = session.answering.answer(OWNER, conversation, preferences(method, budget=budget))
-    return last
-
-
-def told(
-    session: Session, source: str, runtime: Runtime = models.DEFAULT_RUNTIME
-) -> list[Progress]:
-    return list(session.models.load(source, runtime))
-
-
-def fails(session: Session, source: str, runtime: Runtime = models.DEFAULT_RUNTIME) -> str:
-    """Why a model cannot be loaded."""
-    with pytest.raises(ModelError) as caught:
-        told(session, source, runtime)
-    text = str(caught.value)
-    del caught
-    return text
-
-
 # taking over
 
 
@@ -259,8 +94,7 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
 
 
 def test_conversations_stay_and_go_on_with_the_other_model(session: Session, shop: Shop) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    conversation, _ = answered(session, "hello")
     before = session.chat.conversations(OWNER).messages(conversation)
     told(session, shop.source("two"))
     assert session.chat.conversations(OWNER).messages(conversation) == before
@@ -289,8 +123,7 @@ def context(session: Session, conversation: str) -> list[int]:
 
 def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db: Database) -> None:
     (shop.root / "two.gguf").write_text("other tokens")
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    conversation, _ = answered(session, "hello")
     rows = ModelNgrams(db, OWNER, "one").rows()
     assert rows and remembered(session) == rows
     log = ContextStore(db, OWNER).load(conversation, "bytes")
@@ -353,6 +186,7 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
     for closed in first:
         with pytest.raises(Exception, match="closed"):
             closed()
+    assert "frequent" in vars(local(session).table), "the first answer does not wait for this"
     second = connections("other tokens")
     for opened in second:
         opened()
@@ -377,13 +211,11 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
     assert table is not None and list(table.top(3)) and session.current.statistics is None
 
 
-@pytest.mark.parametrize("method", ["hd", "plain", "hd-published", "lookup"])
+@pytest.mark.parametrize("method", ["hd", "hd-published"])
 def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
-    conversation = session.chat.say(OWNER, None, "hello there")
-    list(session.answering.answer(OWNER, conversation, preferences(method)))
+    conversation, _ = answered(session, "hello there", method=method)
     list(session.proofs.prove(OWNER, conversation))
-    if method != "plain":
-        list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
+    list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
     left = session.answering.answer(
@@ -395,16 +227,6 @@ def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, met
     assert shop.alive == ["draft", "one"]
     told(session, shop.source("two"))
     assert shop.alive == ["two"] and session.stacks.drafts == {}
-
-
-def test_what_an_answer_left_open_cannot_be_proved_with_another_model(
-    session: Session, shop: Shop
-) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
-    told(session, shop.source("two"))
-    with pytest.raises(Exception, match="no answer to prove"):
-        list(session.proofs.prove(OWNER, conversation))
 
 
 # room in memory
@@ -438,8 +260,8 @@ def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, 
     assert ask(session).text == text and len(shop.made) == 2
     del backend
     shorter = Runtime(context_length=1024)
-    assert session.models.need(shop.source("two"), shorter).total == 41
-    assert session.models.free(shop.source("two"), shorter) == 47
+    assert session.engine.need(shop.source("two"), shorter).total == 41
+    assert session.engine.room(shop.source("two"), shorter).total == 47
     told(session, shop.source("two"), shorter)
     assert session.models.runtime == shorter == shop.runtimes[-1] and shop.alive == ["two"]
 
@@ -493,8 +315,7 @@ def test_a_model_that_cannot_answer_counts_as_one_that_failed(
 
 
 def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: Shop) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    conversation, _ = answered(session, "hello")
     shop.room = 50
     shop.broken |= {shop.source("one"), shop.source("two")}
     words = fails(session, shop.source("two"))
@@ -524,24 +345,16 @@ def test_drafts_that_do_not_come_back_are_told(session: Session, shop: Shop) -> 
     assert session.stacks.drafts == {} and ask(session).text
 
 
-def test_what_no_one_foresaw_is_an_error_of_ours_too(session: Session, shop: Shop) -> None:
-    def fall(source: str) -> bool:
+def test_a_download_that_no_one_foresaw_to_fail_says_so(session: Session) -> None:
+    def fall(source: str, progress: Callable[[int, int], None], stopped: object) -> None:
+        progress(1, 2)
         raise OSError("cable cut")
 
-    session.models.loaders = replace(session.models.loaders, present=fall)
-    assert "two was not loaded: cable cut" in fails(session, shop.source("two"))
-    assert ask(session).text
-
-
-def test_a_download_that_no_one_foresaw_to_fail_says_so() -> None:
-    def fall(report: models.Report) -> None:
-        report(Progress(0.5, "halfway"))
-        raise OSError("cable cut")
-
-    found = models.reported("two", fall)
-    assert next(found) == Progress(0.5, "halfway")
-    with pytest.raises(ModelError, match="two was not loaded: cable cut. Choose another one."):
-        next(found)
+    session.models.loaders = replace(session.models.loaders, download=fall)
+    found = session.models.fetch_alone("hub/two", "two")
+    assert next(found).words.startswith("Downloading two")
+    with pytest.raises(ModelError, match=r"two was not loaded: cable cut\. Choose another one\."):
+        list(found)
 
 
 def test_a_memory_of_models_that_fails_costs_no_model(
@@ -555,30 +368,21 @@ def test_a_memory_of_models_that_fails_costs_no_model(
     assert session.models.notices == ["The disk is full."] and ask(session).text
 
 
-def test_stored_costs_that_cannot_be_read_are_measured(
-    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The database is locked.")
-
-    monkeypatch.setattr(CostStore, "load", full)
-    assert "Measuring two …" in [progress.words for progress in told(session, shop.source("two"))]
-    assert session.models.notices == ["The database is locked."] and ask(session).text
-
-
 # stopping and waiting
 
 
 def stop_of(tasks: Tasks, about: str = "") -> threading.Event:
     """What is set when the engine stops what it does for the one task that is known."""
     (task,) = tasks.known[OWNER, about]
-    return task.stop.streams[-1].stopped
+    stream: Stream[Any] = task.stop.endings[-1].__self__  # type: ignore[attr-defined]
+    return stream.stopped
 
 
-def loading_task(session: Session) -> Task:
-    """The load under way."""
-    (task,) = session.models.tasks.known[OWNER, ""]
-    return task
+def loading_stop(session: Session) -> Stop:
+    """What stops the load under way."""
+    job = session.models.slot.running
+    assert job is not None
+    return job.stop
 
 
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
@@ -593,7 +397,7 @@ def test_a_download_tells_how_far_it_is(session: Session) -> None:
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
     backend = loaded(session)
-    shop.between = lambda: loading_task(session).stop.event.wait(10) and None
+    shop.between = lambda: loading_stop(session).event.wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
         if "Downloading two:" in progress.words:
             break
@@ -623,7 +427,7 @@ def test_a_stop_while_it_waits_for_the_model_leaves_everything(
     with pytest.raises(Cancelled, match="before it began"):
         list(loading)
     done.set()
-    assert list(user) == []
+    assert all(isinstance(item, Waiting) for item in user)
     assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
 
 
@@ -666,8 +470,7 @@ def test_measurements_under_way_end_too(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     session.stacks.load([shop.source("draft")])
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    conversation, _ = answered(session, "hello")
     gate = held(monkeypatch, steps=20)
     if work == "profile":
         gate.set()  # It measures costs first.
@@ -698,8 +501,8 @@ def test_a_proof_that_another_model_ends_says_so(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after a pair: what it had seen by then is not enough."""
-    conversation = session.chat.say(OWNER, None, "hello")
-    list(session.answering.answer(OWNER, conversation, preferences()))
+    monkeypatch.setattr("app.service.proofs.ENOUGH", 1e9)
+    conversation, _ = answered(session, "hello")
     shop.broken.add(shop.source("two"))
     engine, gate, streams = local(session), held(monkeypatch, steps=0), list[Stream[Event]]()
     generate = engine.generate
@@ -782,27 +585,6 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
         assert update.finish == "cancelled" or update.text in whole.values()
 
 
-def test_a_load_that_nobody_watches_goes_on(session: Session, shop: Shop) -> None:
-    loading = session.models.load(shop.source("two"))
-    next(loading)
-    loading.close()  # type: ignore[attr-defined]
-    with session.models.busy:
-        assert session.current.info.name == "two"
-
-
-def test_one_load_at_a_time(session: Session, shop: Shop) -> None:
-    loading = session.models.load(shop.source("two"))
-    waits = threading.Event()
-    local(session).loaders = replace(
-        shop.loaders(), load=lambda *a: (waits.wait(), shop.load(*a))[1]
-    )
-    next(loading)
-    assert "three cannot be loaded now" in fails(session, shop.source("three"))
-    waits.set()
-    list(loading)
-    assert session.current.info.name == "two"
-
-
 # what may be asked for
 
 
@@ -863,13 +645,6 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
     assert first.source == str(EMBEDDED) and first.kind == "transformers" and first.bytes > 10**6
 
 
-def test_a_folder_without_models_is_refused(session: Session, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelError, match="no model in"):
-        session.models.scan(str(tmp_path / "empty"))
-    assert session.models.store.folders() == []
-
-
 def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
     session: Session, shop: Shop, db: Database
 ) -> None:
@@ -910,17 +685,6 @@ def test_each_target_has_the_draft_models_that_were_chosen_for_it(
     assert ask(session, method="hsd").text == ask(session, method="plain").text
 
 
-def test_draft_models_that_do_not_come_are_notices(session: Session, shop: Shop) -> None:
-    session.stacks.load([shop.source("draft")])
-    list(session.stacks.profile(Sampling(0.8), ("hello there",), 8))
-    session.stacks.choose("", Sampling(0.8), Drafting(), False)
-    told(session, shop.source("two"))
-    Path(shop.source("draft")).write_text("other tokens")
-    told(session, shop.source("one"))
-    (notice,) = session.models.notices
-    assert "draft" in notice and session.stacks.drafts == {} and ask(session).text
-
-
 def test_draft_models_on_the_hub_are_downloaded(session: Session, shop: Shop) -> None:
     session.stacks.load(["hub/draft"])
     list(session.stacks.profile(Sampling(0.8), ("hello there",), 8))
@@ -944,10 +708,10 @@ def test_draft_models_on_the_hub_are_downloaded(session: Session, shop: Shop) ->
 
 
 def test_embedded_targets_offer_their_own_kind_of_drafts(tmp_path: Path) -> None:
-    beside = models.drafts_beside(str(EMBEDDED))
+    beside = models.embedded_drafts(str(EMBEDDED))
     assert beside == [str(EMBEDDED.with_name(name)) for name in ("mid", "small")]
-    assert models.drafts_beside(str(EMBEDDED.with_name("mid"))) == [beside[1]]
-    files = models.drafts_beside(str(models.EMBEDDED_FILE))
+    assert models.embedded_drafts(str(EMBEDDED.with_name("mid"))) == [beside[1]]
+    files = models.embedded_drafts(str(models.EMBEDDED_FILE))
     assert files == [f"{path}.gguf" for path in beside if Path(f"{path}.gguf").exists()]
-    assert models.drafts_beside(str(tmp_path / "own")) == []
+    assert models.embedded_drafts(str(tmp_path / "own")) == []
     assert models.is_embedded(str(models.EMBEDDED_FILE)) and not models.is_embedded("")

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from app.service.preferences import Preferences
-from app.service.presets import PRESETS, Presets
+from app.service.preferences import PRESETS, Preferences, Presets, read
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.errors import SettingError, StorageError, StrataError
 from engine.local import Local
-from engine.settings import Generation, Sampling
+from engine.settings import Drafting, Generation, Sampling
 from storage.database import Database
 from storage.presets import StoredPreset
 from tests.support.inside import swap
@@ -170,8 +169,54 @@ def test_of_a_file_that_is_wrong_nothing_is_kept(presets: Presets, file: bytes) 
     assert names(presets) == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (7, "presets[1] cannot be 7. Give a list of presets with names,"),
+        ({"system_prompt": "x"}, "presets[1].name is missing."),
+        ({"name": "x", "system_prompt": None}, "presets[1].system_prompt cannot be None."),
+        ({"name": "x", "settings": []}, "presets[1].settings cannot be []."),
+    ],
+)
+def test_a_preset_that_is_none_is_named(entry: object, words: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        list(read(wrapped({"name": "good"}, entry)))
+    assert words in str(caught.value) and "Nothing was imported." in str(caught.value)
+
+
 def test_no_more_than_the_most_come_out_of_a_file(presets: Presets) -> None:
     file = wrapped(*({"name": f"preset {number}"} for number in range(300)))
     with pytest.raises(StrataError, match="the most"):
         presets.import_(OWNER, file)
     assert names(presets) == []
+
+
+def test_preferences_survive_storage() -> None:
+    usual = Preferences()
+    for chosen in (usual, CHOSEN, Preferences(drafting=Drafting(nodes=9, budget="fixed"))):
+        assert Preferences.from_mapping(chosen.mapping()) == chosen
+    assert Preferences.from_mapping({}) == usual and not usual.check
+    kept = usual.mapping()
+    del kept["drafting"]["rule"]
+    assert Preferences.from_mapping(kept) == usual and usual.drafting.rule == "match"
+
+
+def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
+    """Their limits fitted one machine; what drafts, and in which order, stays as it was chosen."""
+    drafting = {"tiers": ["model"], "policy": "hierarchical", "nodes": 7, "threshold": 0.01}
+    kept = Preferences.from_mapping({"method": "hd", "drafting": drafting}).drafting
+    assert kept == Drafting(("model",))
+    assert (kept.budget, kept.nodes) == ("adaptive", Drafting().nodes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"generation": {"max_tokens": -1}}, "-1"),
+        ({"drafting": {"budget": "magic"}}, "magic"),
+        *(({"check": value}, "background") for value in (1, "yes", None, [True])),
+    ],
+)
+def test_preferences_that_cannot_be_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        Preferences.from_mapping(values)

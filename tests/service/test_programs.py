@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 
-from app.service.programs import MOST_EACH, Programs, Sessions, beginnings, said
+from app.service.programs import MOST_EACH, Programs, Sessions, common_prefix
+from app.service.programs import text_of as request_text
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
-from engine.engine import Request, Started
-from engine.errors import Busy, Cancelled, ModelError, PromptError
-from engine.loaded import no_model
+from engine.engine import Request
+from engine.errors import Busy, Cancelled, PromptError
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
-from engine.queue import Waiting
 from engine.settings import Generation, Sampling
-from engine.types import Learned, Message, Prefill, Step
-from storage.calibrations import CalibrationStore
+from engine.types import Message, Prefill, Step
 from storage.database import Database
+from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
-from tests.service.test_session import preferences
+from tests.support.inside import local, soon
 
 PROGRAM, OTHER = "api-1", "api-2"
 
@@ -47,7 +46,7 @@ def model() -> Counting:
 
 @pytest.fixture
 def session(db: Database, model: Counting) -> Iterator[Session]:
-    made = Session(Local(backend=model), db)
+    made = Session(Local(backend=model, store=DraftingStore(db)), db)
     yield made
     made.engine.close()
 
@@ -62,7 +61,7 @@ def asking(*texts: str, seed: int = 3, tokens: int = 60, method: str = "hd") -> 
 
 def ask(session: Session, request: Request, owner: str = PROGRAM) -> list[Any]:
     programs = session.programs
-    with programs.asked(owner) as task:
+    with programs.place(owner), programs.task_for(owner) as task:
         return list(programs.answer(owner, request, task))
 
 
@@ -74,18 +73,6 @@ def reused(events: list[Any]) -> tuple[int, int]:
     """Tokens of the prompt, and how many were in the cache."""
     (prefill,) = (event for event in events if isinstance(event, Prefill))
     return prefill.tokens, prefill.reused
-
-
-def test_the_text_is_that_of_the_page_and_of_plain_decoding(session: Session) -> None:
-    chosen = preferences()
-    conversation = session.chat.say("local", None, "hello there")
-    *_, page = session.answering.answer("local", conversation, chosen)
-    generation = chosen.generation
-    for method in ("hd", "plain", "lookup"):
-        request = Request((Message("user", "hello there"),), (), generation, METHODS[method])
-        events = ask(session, request)
-        assert text_of(events) == page.text != ""
-        assert isinstance(events[0], Started) and isinstance(events[-1], Learned)
 
 
 def test_what_goes_on_reads_its_new_words_alone(session: Session, model: Counting) -> None:
@@ -158,15 +145,6 @@ def test_what_was_learned_drafts_for_this_owner_and_no_other(session: Session) -
     assert drafted(PROGRAM) > 10 and drafted(OTHER) == 0
 
 
-def test_what_was_learned_outlives_the_program(db: Database) -> None:
-    for times in range(2):
-        made = Session(Local(backend=ToyBackend()), db)
-        events = ask(made, asking("hello there", method="model"))
-        accepted = sum(s.accepted.get("model", 0) for s in events if isinstance(s, Step))
-        assert (accepted > 0) is (times == 1)
-        made.engine.close()
-
-
 def test_messages_that_do_not_fit_are_refused_not_left_out(session: Session) -> None:
     long = asking(*["x" * 900, "y" * 900] * 3, "and?")
     with pytest.raises(PromptError, match="at most 4,096 tokens") as refused:
@@ -176,15 +154,6 @@ def test_messages_that_do_not_fit_are_refused_not_left_out(session: Session) -> 
         ask(session, asking("x" * 9000))
     assert session.programs.sessions.known == {}, "and are not remembered"
     assert text_of(ask(session, asking("hello"))), "and the next one is answered"
-
-
-def test_without_a_model_it_is_said_at_once(db: Database) -> None:
-    engine = Local()
-    engine.loaded = no_model()
-    made = Session(engine, db)
-    with pytest.raises(ModelError, match="No model is loaded"):
-        ask(made, asking("hello"))
-    engine.close()
 
 
 class Held(Counting):
@@ -223,7 +192,7 @@ def background(work: Any) -> tuple[threading.Thread, list[Any]]:
 def test_the_page_and_every_key_take_turns(db: Database) -> None:
     """A key with many requests does not keep the page waiting for all of them."""
     model = Held()
-    session = Session(Local(backend=model), db)
+    session = Session(Local(backend=model, store=DraftingStore(db)), db)
 
     def one(owner: str) -> Any:
         return background(lambda: ask(session, asking(f"I am {owner}.", tokens=3), owner))
@@ -232,10 +201,9 @@ def test_the_page_and_every_key_take_turns(db: Database) -> None:
     assert model.entered.wait(20)
     others = []
     for owner in [PROGRAM] * 3 + [OTHER, "local"]:
-        before = len(session.engine.queue.waiting)  # type: ignore[attr-defined]
+        before = len(local(session).queue.waiting)
         others.append(one(owner))
-        while len(session.engine.queue.waiting) == before:  # type: ignore[attr-defined]
-            pass
+        assert soon(lambda before=before: len(local(session).queue.waiting) > before)
     model.go.set()
     for thread, _ in [first, *others]:
         thread.join(20)
@@ -246,12 +214,11 @@ def test_the_page_and_every_key_take_turns(db: Database) -> None:
 
 def test_an_owner_may_not_ask_without_end(db: Database) -> None:
     model = Held()
-    session = Session(Local(backend=model), db)
+    session = Session(Local(backend=model, store=DraftingStore(db)), db)
     threads = [
         background(lambda: ask(session, asking("hello", tokens=2))) for _ in range(MOST_EACH)
     ]
-    while session.programs.asking[PROGRAM] < MOST_EACH:
-        pass
+    assert soon(lambda: session.programs.asking[PROGRAM] == MOST_EACH)
     with pytest.raises(Busy, match="8 of your requests"):
         ask(session, asking("hello"))
     model.go.set()
@@ -266,11 +233,11 @@ def test_an_owner_may_not_ask_without_end(db: Database) -> None:
 @pytest.mark.parametrize("under_way", [True, False])
 def test_stop_ends_it_and_what_was_said_is_learned(db: Database, under_way: bool) -> None:
     model, programs = Counting(), list[Programs]()
-    session = Session(Local(backend=model), db)
+    session = Session(Local(backend=model, store=DraftingStore(db)), db)
     programs.append(session.programs)
     events, held = list[Any](), threading.Event()
-    blocker = session.engine.queue.thread.submit(held.wait)  # type: ignore[attr-defined]
-    with session.programs.asked(PROGRAM) as task:
+    blocker = local(session).queue.thread.submit(held.wait)
+    with session.programs.place(PROGRAM), session.programs.task_for(PROGRAM) as task:
         items = session.programs.answer(PROGRAM, asking("hello", tokens=4000), task)
         if under_way:
             held.set()
@@ -292,38 +259,81 @@ def test_stop_ends_it_and_what_was_said_is_learned(db: Database, under_way: bool
 
 
 def test_who_gives_up_listening_ends_it(session: Session, db: Database) -> None:
-    with session.programs.asked(PROGRAM) as task:
+    with session.programs.place(PROGRAM), session.programs.task_for(PROGRAM) as task:
         items = session.programs.answer(PROGRAM, asking("hello", tokens=4000), task)
         for item in items:
             if isinstance(item, Step):
                 break
         items.close()
-    assert session.engine.queue.running is None  # type: ignore[attr-defined]
+    assert local(session).queue.running is None
     assert ModelNgrams(db, PROGRAM, session.current.info.fingerprint).rows()
 
 
 # sessions
 
 
+def entered(sessions: Sessions, owner: str, text: str) -> str:
+    """The session of a request whose turn comes at once."""
+    name = sessions.find(owner, text)
+    sessions.enter(owner, name, text)
+    return name
+
+
 def test_sessions_are_found_by_what_was_said() -> None:
     gone: list[tuple[str, str]] = []
     sessions = Sessions(lambda owner, name: gone.append((owner, name)))
-    one = sessions.enter("a", "x" * 100)
+    one = entered(sessions, "a", "x" * 100)
     sessions.grow("a", one, "y" * 900)
-    assert sessions.enter("a", "x" * 100 + "y" * 900 + "z") == one
-    assert sessions.enter("a", "x" * 30) != one, "a beginning alone is another conversation"
-    assert sessions.enter("b", "x" * 100) not in (one, *[name for _, name in gone])
+    assert entered(sessions, "a", "x" * 100 + "y" * 900 + "z") == one
+    assert entered(sessions, "a", "x" * 30) != one, "a beginning alone is another conversation"
+    assert entered(sessions, "b", "x" * 100) not in (one, *[name for _, name in gone])
     assert gone == []
 
 
 def test_old_sessions_are_forgotten_by_the_engine_too() -> None:
     gone: list[tuple[str, str]] = []
     sessions = Sessions(lambda owner, name: gone.append((owner, name)))
-    names = [sessions.enter("a", chr(97 + n) * 50) for n in range(26)]
-    names += [sessions.enter("b", chr(97 + n) * 50) for n in range(26)]
+    names = [entered(sessions, "a", chr(97 + n) * 50) for n in range(26)]
+    names += [entered(sessions, "b", chr(97 + n) * 50) for n in range(26)]
     assert len(sessions.known) == Sessions.KEPT
     assert gone == [("a", name) for name in names[: 52 - Sessions.KEPT]]
     sessions.grow("a", names[0], "nothing comes of it")
+
+
+def test_long_sessions_are_forgotten_before_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sessions, "CHARACTERS", 1000)
+    gone: list[tuple[str, str]] = []
+    sessions = Sessions(lambda owner, name: gone.append((owner, name)))
+    names = [entered(sessions, "a", letter * 400) for letter in "abc"]
+    assert gone == [("a", names[0])]
+    longest = entered(sessions, "a", "d" * 5000)
+    assert list(sessions.known) == [("a", longest)], "the last one is always remembered"
+
+
+def test_what_waits_is_not_remembered(db: Database) -> None:
+    """Nor what is left of it once it was stopped: only its place in the queue."""
+    session = Session(Local(backend=Counting(), store=DraftingStore(db)), db)
+    ask(session, asking("tell me of the sea"))
+    known, held = dict(session.programs.sessions.known), threading.Event()
+    blocker = local(session).queue.thread.submit(held.wait)
+    for text in ("tell me of the sea and more", "another"):
+        with session.programs.place(PROGRAM), session.programs.task_for(PROGRAM) as task:
+            thread, outcome = background(
+                lambda text=text, task=task: list(
+                    session.programs.answer(PROGRAM, asking(text), task)
+                )
+            )
+            assert soon(lambda: bool(local(session).queue.waiting))
+            assert session.programs.sessions.known == known
+            session.programs.stop(task)
+            thread.join(20)
+            assert isinstance(outcome[0], Cancelled)
+    assert session.programs.sessions.known == known
+    held.set()
+    blocker.result(20)
+    session.engine.close()
 
 
 @pytest.mark.parametrize(
@@ -331,15 +341,15 @@ def test_old_sessions_are_forgotten_by_the_engine_too() -> None:
     [("", "", 0), ("a", "", 0), ("abc", "abd", 2), ("ab", "abc", 2), ("x" * 999, "x" * 500, 500)],
 )
 def test_beginnings_are_counted(left: str, right: str, alike: int) -> None:
-    assert beginnings(left, right) == beginnings(right, left) == alike
+    assert common_prefix(left, right) == common_prefix(right, left) == alike
 
 
 def test_requests_of_all_kinds_say_something_of_their_own() -> None:
     texts = {
-        said(Request((Message("user", "a"),))),
-        said(Request((Message("user", "a"), Message("assistant", "b")))),
-        said(Request(text="a")),
-        said(Request(prompt=(97,))),
+        request_text(Request((Message("user", "a"),))),
+        request_text(Request((Message("user", "a"), Message("assistant", "b")))),
+        request_text(Request(text="a")),
+        request_text(Request(prompt=(97,))),
     }
     assert len(texts) == 4
 
@@ -354,18 +364,3 @@ def test_a_key_that_is_revoked_is_forgotten_everywhere(session: Session, db: Dat
     events = ask(session, asking("hello there", method="model"), key.owner)
     steps = [event for event in events if isinstance(event, Step)]
     assert not any(step.proposed.get("model") for step in steps), "nor does the engine know it"
-
-
-def test_waiting_is_told(db: Database) -> None:
-    model = Held()
-    session = Session(Local(backend=model), db)
-    thread, _ = background(lambda: ask(session, asking("hello", tokens=2)))
-    assert model.entered.wait(20)
-    other, outcome = background(lambda: ask(session, asking("hi", tokens=2), OTHER))
-    while not session.engine.queue.waiting:  # type: ignore[attr-defined]
-        pass
-    model.go.set()
-    for each in (thread, other):
-        each.join(20)
-    assert outcome[0][0] == Waiting(1)
-    session.engine.close()

@@ -5,16 +5,10 @@ from pathlib import Path
 import pytest
 
 from app.arguments import EMBEDDED
-from app.service import removal
 from app.service.session import Session
 from engine.errors import ModelError
 from storage.database import Database
-from tests.service.test_models import Shop, quick, told  # noqa: F401
-
-
-@pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
+from tests.support.shop import Shop, told
 
 
 @pytest.fixture
@@ -43,11 +37,11 @@ def test_a_model_elsewhere_leaves_the_list_and_its_file_stays(session: Session, 
     two = shop.source("two")
     told(session, two)
     told(session, shop.source("one"))
-    assert "Its files stay" in removal.plan(session.models, two).question
-    assert "off the list" in removal.remove(session.models, two).done
+    assert "Its files stay" in session.models.removal(two).question
+    assert "off the list" in session.models.remove(two).done
     assert two not in listed(session) and Path(two).exists()
     session.models.add("hub/new")
-    removal.remove(session.models, "hub/new")
+    session.models.remove("hub/new")
     assert "hub/new" not in listed(session)
 
 
@@ -57,9 +51,9 @@ def test_a_model_in_a_folder_of_ours_is_deleted_and_what_that_frees_is_told(
     two = session.models.add(shop.source("two"))
     shop.ours.add(two)
     session.stacks.offer(two)
-    planned = removal.plan(session.models, two)
-    assert planned.deletes and planned.bytes == 5 and "5 B become free" in planned.question
-    assert "4.0 KiB are free again" in removal.remove(session.models, two).done
+    planned = session.models.removal(two)
+    assert planned.deletes and planned.bytes == 5 and "That frees 5 B" in planned.question
+    assert "4.0 KiB are free again" in session.models.remove(two).done
     assert two not in listed(session) and two not in session.stacks.offered
     assert not Path(two).exists()
 
@@ -71,8 +65,8 @@ def test_a_folder_that_was_added_as_a_whole_leaves_as_a_whole(session: Session, 
         (folder / f"{name}.gguf").write_text("bytes")
     session.models.add(str(folder))
     four = str(folder / "four.gguf")
-    assert "all 2 models" in removal.plan(session.models, four).question
-    assert str(folder) in removal.remove(session.models, four).done
+    assert "all 2 models" in session.models.removal(four).question
+    assert str(folder) in session.models.remove(four).done
     assert not {four, str(folder / "five.gguf")} & {*listed(session)}
     assert (folder / "four.gguf").exists() and session.models.store.folders() == []
 
@@ -95,7 +89,7 @@ def test_what_is_in_use_or_came_along_or_is_not_listed_stays(
         ("/etc/passwd", "not on the list"),
     ):
         with pytest.raises(ModelError, match=words):
-            removal.remove(session.models, source)
+            session.models.remove(source)
     assert Path(shop.source("three")).exists() and Path(shop.source("one")).exists()
 
 
@@ -105,7 +99,7 @@ def test_nothing_is_removed_while_a_model_is_loaded(session: Session, shop: Shop
 
     def remove() -> None:
         with pytest.raises(ModelError, match="while a model is being loaded"):
-            removal.remove(session.models, two)
+            session.models.remove(two)
         said.append("asked")
 
     shop.between = remove
@@ -122,5 +116,5 @@ def test_the_folder_of_models_in_the_data_directory_is_listed(shop: Shop, tmp_pa
         assert str(ours / "mine.gguf") in listed(session)
         assert session.models.kept == [ours]
         shop.ours.add(str(ours / "mine.gguf"))
-        removal.remove(session.models, str(ours / "mine.gguf"))
+        session.models.remove(str(ours / "mine.gguf"))
         assert str(ours / "mine.gguf") not in listed(session)

@@ -1,36 +1,26 @@
 """The engine's process ends: the model comes back as it was, or is given up and the app says so."""
 
-import os
-import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.service import revival
-from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends import fast_path
 from engine.backends.base import Backend
-from engine.backends.scores import LogitScores
-from engine.backends.toy import ToyBackend
 from engine.engine import Load, Request
 from engine.errors import EngineDied, ModelError
 from engine.loaded import no_model
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
-from engine.models.memory import Need
-from engine.remote import Remote
-from engine.settings import Drafting, Generation, Runtime, Sampling
+from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.tree import Tree
 from storage.database import Database
-from tests.service.test_models import OWNER, Shop, ask, preferences, quick, told  # noqa: F401
+from tests.support.inside import OWNER, preferences
+from tests.support.shop import Shop, ask, told
 
 REASON = "The process that runs the model ended (SIGSEGV). A native library failed."
 RUNTIME = Runtime(context_length=1024)
@@ -82,18 +72,24 @@ class Fragile(Local):
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Shop:
-    return Shop(tmp_path)
-
-
-@pytest.fixture
 def engine(shop: Shop) -> Fragile:
     return Fragile(shop.loaders())
 
 
+Later = list[tuple[float, Callable[[], None]]]
+"""What is to be done after so many seconds."""
+
+
+def opened(engine: Fragile, db: Database, shop: Shop, page: bool = True) -> tuple[Session, Later]:
+    """A session, and what it puts off."""
+    session, later = Session(engine, db, loaders=shop.loaders(), page=page), Later()
+    session.revival.later = lambda seconds, work: later.append((seconds, work))
+    return session, later
+
+
 @pytest.fixture
 def session(db: Database, shop: Shop, engine: Fragile) -> Session:
-    session = Session(engine, db, loaders=shop.loaders())
+    session, _ = opened(engine, db, shop)
     list(session.models.start(shop.source("one"), RUNTIME))
     return session
 
@@ -140,23 +136,24 @@ def test_while_it_comes_back_no_other_model_is_loaded(
     engine.ends = lambda wanted: isinstance(wanted, Request)
     with pytest.raises(EngineDied):
         list(engine.generate(Request(prompt=(1, 2))))
-    assert reached.wait(10) and session.models.busy.locked()
+    assert reached.wait(10) and session.models.loading is not None
     with pytest.raises(ModelError, match="two cannot be loaded now"):
         told(session, shop.source("two"))
     goes_on.set()
     engine.settle()
-    assert session.current.info.name == "one" and not session.models.busy.locked()
+    assert session.current.info.name == "one" and session.models.loading is None
 
 
 def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
     session: Session, engine: Fragile, shop: Shop
 ) -> None:
     end(session, engine, lambda wanted: isinstance(wanted, Load))
-    assert len(engine.loads) == 2 and engine.restarts == 2 and not engine.state.there
+    assert len(engine.loads) == 2 and engine.restarts == 2 and not engine.state.is_loaded
     first, last = session.notices.take(OWNER)
     assert "being loaded again" in first
     assert "ended again while one was being loaded" in last and "(SIGSEGV)" in last
-    assert "Choose another model or other settings in the Models tab." in last
+    assert "one is tried again in 30 seconds." in last
+    assert "choose another model or other settings in the Models tab." in last
     with pytest.raises(ModelError, match="No model is loaded"):
         ask(session)
     told(session, shop.source("two"))
@@ -170,8 +167,8 @@ def test_draft_models_that_end_the_engine_are_given_up_too(
 ) -> None:
     session.stacks.load([shop.source("draft")])
     end(session, engine, lambda wanted: not isinstance(wanted, Load))
-    assert len(engine.loads) == 2 and not engine.state.there
-    assert "ended again while one was being loaded" in session.notices.take(OWNER)[-1]
+    assert len(engine.loads) == 3 and not engine.state.is_loaded
+    assert "within five minutes, for the third time" in session.notices.take(OWNER)[-1]
 
 
 @pytest.mark.parametrize("apart", [140.0, 160.0])
@@ -184,9 +181,92 @@ def test_three_ends_within_five_minutes_are_too_many(
         end(session, engine)
         now[0] += apart
     often = apart < 150
-    assert engine.state.there != often and engine.restarts == 3
+    assert engine.state.is_loaded != often and engine.restarts == 3
     last = session.notices.take(OWNER)[-1]
     assert ("ended again within five minutes, for the third time" in last) == often
+
+
+def test_what_was_given_up_is_tried_again_after_growing_waits(
+    db: Database, engine: Fragile, shop: Shop
+) -> None:
+    """Without a page nobody else would; what happens is printed, and other programs are told."""
+    session, later = opened(engine, db, shop, page=False)
+    printed = list[str]()
+    session.notices.say = printed.append
+    list(session.models.start(shop.source("one"), RUNTIME))
+    end(session, engine, lambda wanted: isinstance(wanted, Load))
+    waits = list[float]()
+    engine.ends = lambda wanted: isinstance(wanted, Load)
+    for _ in range(7):
+        assert len(later) == 1 and not engine.state.is_loaded
+        outlook = session.programs.outlook()
+        assert "one is not loaded" in outlook and "tried again in" in outlook
+        assert "Models tab" not in outlook + "".join(printed)
+        with pytest.raises(ModelError, match="It is tried again"):
+            session.programs.check_loaded()
+        seconds, work = later.pop()
+        waits.append(seconds)
+        work()
+        engine.settle()
+    assert waits == [30, 60, 120, 240, 480, 900, 900]
+    assert sum("ended again while one was being loaded" in words for words in printed) == 8
+    engine.ends = lambda wanted: False
+    later.pop()[1]()
+    assert session.models.source == shop.source("one") and session.models.runtime == RUNTIME
+    assert printed[-2:] == ["one is being loaded again.", "one is loaded again."]
+    assert session.programs.check_loaded() is None and not later
+
+
+def test_a_model_that_stayed_begins_with_the_first_wait(
+    session: Session, engine: Fragile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, later = [1000.0], Later()
+    monkeypatch.setattr(revival, "monotonic", lambda: now[0])
+    session.revival.later = lambda seconds, work: later.append((seconds, work))
+    for lived, wait in ((10.0, 30.0), (10.0, 60.0), (revival.WINDOW, 30.0)):
+        now[0] += lived
+        end(session, engine, lambda wanted: isinstance(wanted, Load))
+        seconds, work = later.pop()
+        assert seconds == wait
+        work()
+        assert engine.state.is_loaded
+
+
+def test_a_kill_right_after_ready_is_none_while_loading(session: Session, engine: Fragile) -> None:
+    """What is still to be done of a load by then changes nothing: the model was there."""
+    session.notices.take(OWNER)
+    restore, killed = session.stacks.restore, list[bool]()
+
+    def die_once(*arguments: Any) -> list[str]:
+        if not killed:
+            killed.append(engine.state.is_loaded)
+            engine.die()
+            raise EngineDied(REASON)
+        return restore(*arguments)
+
+    session.stacks.restore = die_once  # type: ignore[method-assign]
+    end(session, engine)
+    assert killed == [True] and engine.state.is_loaded and len(engine.loads) == 3
+    assert session.notices.take(OWNER) == [f"{REASON} one is being loaded again."]
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    session: Session, engine: Fragile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later, restart = Later(), engine.restart
+    session.revival.later = lambda seconds, work: later.append((seconds, work))
+
+    def refuse() -> None:
+        raise EngineDied("The engine process could not be started: no memory.")
+
+    monkeypatch.setattr(engine, "restart", refuse)
+    end(session, engine)
+    assert "could not be started" in session.notices.take(OWNER)[-1] and not engine.state.is_loaded
+    later.pop()[1]()
+    assert [seconds for seconds, _ in later] == [60] and not engine.state.is_loaded
+    monkeypatch.setattr(engine, "restart", restart)
+    later.pop()[1]()
+    assert engine.state.is_loaded and session.models.source
 
 
 def test_a_model_that_ends_the_engine_leaves_the_old_one(
@@ -206,17 +286,21 @@ def test_a_model_that_ends_the_engine_leaves_the_old_one(
 def test_a_first_model_that_ends_the_engine_leaves_none(
     db: Database, engine: Fragile, shop: Shop
 ) -> None:
-    session = Session(engine, db, loaders=shop.loaders())
+    session, later = opened(engine, db, shop)
     engine.ends = lambda wanted: True
     with pytest.raises(EngineDied):
         list(session.models.start(shop.source("one")))
     engine.settle()
     assert session.notices.take(OWNER) == [
-        f"{REASON} No model is loaded now. Load one in the Models tab."
+        f"{REASON} one is tried again in 30 seconds. Or choose another model or other settings in "
+        "the Models tab."
     ]
     engine.ends = lambda wanted: False
     told(session, shop.source("two"))
     assert ask(session).text
+    for _, work in later:
+        work()
+    assert session.current.info.name == "two", "another one came meanwhile"
 
 
 def test_a_model_that_cannot_be_read_again_is_told(
@@ -226,7 +310,7 @@ def test_a_model_that_cannot_be_read_again_is_told(
     end(session, engine)
     last = session.notices.take(OWNER)[-1]
     assert "one was not loaded again." in last and "the file is damaged" in last
-    assert not engine.state.there and not session.models.busy.locked()
+    assert not engine.state.is_loaded and session.models.loading is None
 
 
 def test_everyone_who_has_asked_something_is_told(db: Database, shop: Shop) -> None:
@@ -245,76 +329,3 @@ def test_the_fast_path_is_tried_again(session: Session, engine: Fragile) -> None
     assert fast_path.remembered(here)
     end(session, engine)
     assert fast_path.remembered(here) == {}
-
-
-# in a process of its own
-
-
-class Slow(ToyBackend):
-    """A model that takes its time."""
-
-    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
-        time.sleep(0.005)
-        return super().score(tree, sampling)
-
-
-def toy(source: str, runtime: Runtime) -> Backend:
-    return Slow(name=Path(source).name)
-
-
-def anywhere(source: str, runtime: Runtime) -> str:
-    return "cpu"
-
-
-def little(source: str, runtime: Runtime) -> Need:
-    return Need(1, 1, 1)
-
-
-def plenty(device: str) -> int:
-    return 1 << 30
-
-
-MODEL_LOADERS = ModelLoaders(
-    load=toy,
-    need=little,
-    device=anywhere,
-    free=plenty,
-    present=os.path.isabs,  # type: ignore[arg-type]
-)
-
-
-@pytest.fixture
-def remote() -> Iterator[Remote]:
-    engine = Remote(partial(Local, loaders=MODEL_LOADERS))
-    yield engine
-    engine.close()
-
-
-def test_a_process_that_is_killed_costs_the_rest_of_an_answer(db: Database, remote: Remote) -> None:
-    session, back = Session(remote, db, loaders=MODEL_LOADERS), threading.Event()
-    list(session.models.start("/toys/one"))
-    revive = remote.on_death
-    assert revive == session.revival.revive
-    remote.on_death = lambda reason: (revive(reason), back.set())[0]
-    conversation = session.chat.say(OWNER, None, "hello there")
-    chosen = Preferences(
-        Generation(Sampling(0.8, seed=3), max_tokens=200), "plain", Drafting(), fresh_seed=False
-    )
-    answer = session.answering.answer(OWNER, conversation, chosen)
-    first = next(answer)
-    os.kill(remote.process.pid, signal.SIGKILL)
-    with pytest.raises(EngineDied, match="SIGKILL"):
-        list(answer)
-    cut = session.chat.conversations(OWNER).messages(conversation)[1]
-    said, left = cut.content, 200 - len(cut.pieces or ())
-    shown = first.text.removesuffix("\ufffd")  # type: ignore[union-attr]
-    assert shown and said.startswith(shown), "what was shown is kept"
-    assert back.wait(60) and session.current.info.name == "one" and remote.state.there
-    assert "one is being loaded again" in session.notices.take(OWNER)[0]
-    session.chat.go_on(OWNER, conversation)
-    rest = replace(chosen, generation=replace(chosen.generation, max_tokens=left))
-    *_, whole = session.answering.answer(OWNER, conversation, rest)
-    session.chat.again(OWNER, conversation)
-    *_, last = session.answering.answer(OWNER, conversation, chosen)
-    assert last.text.startswith(said.removesuffix("\ufffd"))  # type: ignore[union-attr]
-    assert whole.text == last.text and whole.tokens == last.tokens  # type: ignore[union-attr]

@@ -2,83 +2,60 @@
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
 
+from app.service.answering import Update
 from app.service.chat import UNTITLED
 from app.service.comparison import Progress, Proof
-from app.service.learned import MODEL_GRAMS
+from app.service.history import Answered
 from app.service.preferences import Preferences
-from app.service.recorder import Update
+from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS
 from app.service.session import Session
 from engine.backends.toy import END, ToyBackend
-from engine.compare import live
+from engine.compare import FEWEST, Reruns, Speedup, live
+from engine.drafting.base import Guarded
 from engine.drafting.budget import Budget
-from engine.drafting.context import ContextTier
-from engine.drafting.guarded import Guarded
-from engine.engine import Load, Request, StoredPastAnswers, answered, unknown
-from engine.errors import Busy, Cancelled, PromptError, SettingError, StorageError
+from engine.drafting.tiers import ContextTier
+from engine.engine import Load, Request
+from engine.errors import Busy, Cancelled, PromptError, StorageError
 from engine.local import Local
-from engine.methods import METHODS
 from engine.metrics import summarise
 from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting
 from engine.tree import Tree
-from engine.types import Finish, Followers, Work
-from storage.calibrations import CalibrationStore
-from storage.contexts import ContextStore
+from engine.types import Finish, Followers, Run, Work
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.drafting import MODEL_GRAMS, CalibrationStore, ContextStore, DraftingStore
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, local, memory, open_conversation, past_answers, soon
+from tests.support.inside import (
+    OWNER,
+    Held,
+    ask,
+    first_pair,
+    local,
+    memory,
+    open_conversation,
+    past_answers,
+    preferences,
+    run,
+    soon,
+    texts,
+    under_way,
+)
 from tests.support.thinking import SHUT, Thinking
-
-DATABASES = [
-    name for name, method in METHODS.items() if method.stack is None and "head" not in name
-]
-"""Methods without draft models and heads, which are tested in test_draft_models.py and
-test_drafting_heads.py."""
-
-
-@pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
-def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy), db)
-
-
-def preferences(method: str = "hd", tokens: int = 60, seed: int = 3) -> Preferences:
-    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
-    return Preferences(generation, method, METHODS["hd"].drafting, fresh_seed=False)
-
-
-def run(updates: Iterator[Update | Waiting]) -> Update:
-    *_, last = updates
-    assert isinstance(last, Update)
-    return last
-
-
-def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    conversation = session.chat.say(OWNER, None, text)
-    return conversation, run(session.answering.answer(OWNER, conversation, preferences(method)))
 
 
 def known(session: Session) -> set[tuple[int, ...]]:
     """The n-grams in the model tier."""
     return {gram for gram, _ in past_answers(session).tier.grams()}
-
-
-def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
-    return [m.content for m in session.chat.conversations(owner).messages(conversation)]
 
 
 def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
@@ -87,6 +64,8 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
     assert (said.role, said.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
+    own = session.database.execute_read("SELECT pieces FROM messages")
+    assert own == [(None,), (None,)], "its tokens are stored once, with the steps of its run"
     store = Traces(session.database, OWNER)
     (stored,) = store.history()
     assert answered.run_id == stored.id
@@ -97,18 +76,6 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
     assert astuple(replace(run, settings={})) == astuple(replace(proved, settings={}))
     assert run.settings == json.loads(json.dumps(proved.settings)) and run.learned is not None
     assert summarise(run) == figures and live(figures).whole == live(summarise(run)).whole
-
-
-def test_an_answer_is_stored_once(session: Session) -> None:
-    """Its tokens lie in its run's steps, and the message says nothing of its own but its text."""
-    conversation, update = ask(session)
-    stored = session.database.execute_read("SELECT content, pieces FROM messages ORDER BY position")
-    assert stored == [("hello there", None), (update.text, None)]
-    (told,) = session.database.execute_read("SELECT count(*), sum(tokens LIKE '[[%') FROM steps")
-    assert told == (update.forwards, update.forwards)
-    assert session.chat.conversations(OWNER).messages(conversation)[1].pieces == tuple(
-        update.pieces
-    )
 
 
 def test_the_first_message_names_the_conversation(session: Session) -> None:
@@ -122,27 +89,11 @@ def test_the_first_message_names_the_conversation(session: Session) -> None:
     assert UNTITLED != "Mine"
 
 
-def test_the_message_is_stored_before_decoding_begins(session: Session) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    session.answering.answer(OWNER, conversation, preferences())
-    assert texts(session, conversation) == ["hello"]
-
-
 @pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
 def test_a_message_that_cannot_be_answered_stores_nothing(session: Session, text: str) -> None:
     with pytest.raises(PromptError):
         session.chat.say(OWNER, None, text)
     assert session.chat.conversations(OWNER).list() == []
-
-
-def test_an_error_while_answering_keeps_the_message(session: Session) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    session.chat.conversations(OWNER).set_system_prompt(conversation, "y" * 5000)
-    with pytest.raises(PromptError):
-        run(session.answering.answer(OWNER, conversation, preferences()))
-    assert texts(session, conversation) == ["hello"]
-    session.chat.conversations(OWNER).set_system_prompt(conversation, "")
-    assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
 def test_a_failing_model_keeps_the_message_and_frees_the_model(
@@ -161,10 +112,11 @@ def test_a_failing_model_keeps_the_message_and_frees_the_model(
     assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
+@pytest.mark.usefixtures("each_step")
 def test_what_was_shown_is_stored_though_no_step_follows(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 0.01)
     conversation = session.chat.say(OWNER, None, "hello")
     updates = session.answering.answer(OWNER, conversation, preferences())
 
@@ -179,41 +131,12 @@ def test_what_was_shown_is_stored_though_no_step_follows(
     run(updates)
 
 
-def test_the_last_step_is_stored_before_it_is_shown(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
-    conversation = session.chat.say(OWNER, None, "hello")
-    for update in session.answering.answer(OWNER, conversation, preferences()):
-        if update.finish:
-            assert texts(session, conversation) == ["hello", update.text]
-            break
-    else:
-        raise AssertionError("no update was the last")
-
-
-def test_there_is_no_message_before_there_is_text(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[list[str]] = []
-    score = Held.score
-
-    def looked(*arguments: Any) -> Any:
-        found.append(texts(session, conversation))
-        return score(*arguments)
-
-    monkeypatch.setattr(Held, "score", looked)
-    conversation = session.chat.say(OWNER, None, "hello")
-    run(session.answering.answer(OWNER, conversation, preferences()))
-    assert found[0] == ["hello"] and all("" not in each for each in found)
-
-
+@pytest.mark.usefixtures("each_step")
 @pytest.mark.parametrize("meanwhile", ["edited", "answered"])
 def test_an_answer_does_not_hide_what_was_said_meanwhile(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    monkeypatch.setattr("app.service.recorder.FLUSH_SECONDS", 1000.0)
+    monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 1000.0)
     conversation = session.chat.say(OWNER, None, "hello")
     store = session.chat.conversations(OWNER)
     (said,) = store.messages(conversation)
@@ -232,10 +155,11 @@ def test_an_answer_does_not_hide_what_was_said_meanwhile(
     assert [message.content for message in answered_] == ["hello", last.text]
 
 
+@pytest.mark.usefixtures("each_step")
 def test_a_write_that_failed_is_tried_again(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+    monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 0.01)
     append, tries = Conversations.append, list[int]()
 
     def busy(*arguments: Any) -> Any:
@@ -256,10 +180,8 @@ def test_a_write_that_failed_is_tried_again(
     run(updates)
 
 
-def test_closing_the_page_keeps_what_was_said(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+@pytest.mark.usefixtures("each_step")
+def test_closing_the_page_keeps_what_was_said(session: Session, toy: Held) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
     updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(2)
@@ -277,15 +199,12 @@ def test_closing_the_page_keeps_what_was_said(
     assert ask(session)[1].text
 
 
+@pytest.mark.usefixtures("each_step")
 def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An iterator that nobody has any more is closed by whichever thread finds that out."""
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    conversation = session.chat.say(OWNER, None, "hello")
-    updates = session.answering.answer(OWNER, conversation, preferences("plain"))
-    toy.allow(1)
-    next(updates)
+    conversation, updates = under_way(session, toy, "hello", preferences("plain"))
     score = Held.score
 
     def closing(*arguments: Any, **named: Any) -> Any:
@@ -298,21 +217,6 @@ def test_the_thread_that_the_answer_needs_may_be_the_one_that_closes_it(
     assert len(texts(session, conversation)) == 2
 
 
-def test_stop_ends_the_answer_and_keeps_it(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    conversation = session.chat.say(OWNER, None, "hello")
-    updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
-    toy.allow(1)
-    next(updates)
-    session.tasks.stop(OWNER, conversation)
-    toy.allow()
-    last = run(updates)
-    assert last.finish == "cancelled" and 0 < last.metrics.tokens < 10
-    assert texts(session, conversation)[1] == last.text
-
-
 def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
     session.tasks.stop(OWNER, conversation)
@@ -323,12 +227,10 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
     assert run(session.answering.answer(OWNER, conversation, preferences())).text
 
 
+@pytest.mark.usefixtures("each_step")
 @pytest.mark.parametrize("later", ["say", "edit", "drop", "prove"])
-def test_no_later_request_takes_a_stop_back(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch, later: str
-) -> None:
+def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: str) -> None:
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
     conversation, _ = ask(session)
     said = session.chat.conversations(OWNER).messages(conversation)[0].id
     session.chat.say(OWNER, conversation, "more")
@@ -354,10 +256,8 @@ def test_no_later_request_takes_a_stop_back(
         )
 
 
-def test_a_waiting_answer_says_so_and_can_leave_the_queue(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
+@pytest.mark.usefixtures("each_step")
+def test_a_waiting_answer_says_so_and_can_leave_the_queue(session: Session, toy: Held) -> None:
     first, second = (session.chat.say(OWNER, None, text) for text in ("hello", "there"))
     updates = session.answering.answer(OWNER, first, preferences("plain", tokens=50))
     toy.allow(1)
@@ -374,11 +274,9 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(
     assert run(session.answering.answer(OWNER, second, preferences())).text
 
 
-def test_a_guest_may_have_one_request_waiting(
-    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    session = Session(Local(backend=toy, each=1), db, guests=True)
+@pytest.mark.usefixtures("each_step")
+def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
+    session = Session(Local(backend=toy, each=1, store=DraftingStore(db)), db, guests=True)
     conversations = [session.chat.say("guest:a", None, text) for text in ("one", "two")]
     running, waiting = (
         session.answering.answer("guest:a", c, preferences("plain")) for c in conversations
@@ -429,15 +327,13 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
     assert isinstance(last, Progress) and len(last.pairs) == 5 and not last.cancelled
 
 
+@pytest.mark.usefixtures("each_step")
 def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
-    db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
+    db: Database, toy: Held
 ) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    session = Session(Local(backend=toy, each=1), db, guests=True)
+    session = Session(Local(backend=toy, each=1, store=DraftingStore(db)), db, guests=True)
     pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
-    for item in pairs:
-        if isinstance(item, Progress) and item.pairs:
-            break
+    first_pair(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
     answer = session.answering.answer("guest:b", conversation, preferences("plain", tokens=500))
     toy.allow(1)
@@ -458,26 +354,24 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
 ) -> None:
     """What was broken off says nothing of a speed, whoever ended it."""
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders), db)
+    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
     pairs = session.proofs.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
-    for item in pairs:
-        if isinstance(item, Progress) and item.pairs:
-            break
+    first_pair(pairs)
     toy.allow(2)
     next(pairs)
     loading = session.engine.load(Load("other"))
     toy.allow()
     *_, last = pairs
     assert isinstance(last, Progress) and last.cancelled and len(last.pairs) == 1
-    list(answered(loading, unknown))
+    list(loading)
     assert len(Traces(db, OWNER).history(10)) == 2
 
 
 def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders), db)
+    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
     conversation, _ = ask(session)
-    list(answered(session.engine.load(Load("other")), unknown))
+    list(session.engine.load(Load("other")))
     with pytest.raises(PromptError, match="no answer to prove"):
         list(session.proofs.prove(OWNER, conversation))
 
@@ -486,8 +380,8 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     db: Database, toy: Held
 ) -> None:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders), db)
-    list(answered(session.engine.load(Load("other")), unknown))
+    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
+    list(session.engine.load(Load("other")))
     assert session.current.plain.when == "after loading"
     conversation, _ = ask(session)
     list(session.proofs.prove(OWNER, conversation))
@@ -495,8 +389,19 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     assert proved.when == "by the last proof"
     list(session.engine.load_drafts([("small", "small")]))
     assert session.engine.state.drafts and session.current.plain == proved
-    list(answered(session.engine.load(Load("third")), unknown))
+    list(session.engine.load(Load("third")))
     assert session.current.plain.when == "after loading"
+
+
+def test_an_answer_tells_the_plain_speed_unless_it_is_a_few_tokens(session: Session) -> None:
+    _, update = ask(session, method="plain")
+    plain = session.current.plain
+    assert plain.when == "by the last answer"
+    assert plain.tokens_per_second == update.metrics.plain_tokens_per_second > 0
+    conversation = session.chat.say(OWNER, None, "hello there")
+    few = preferences("plain", tokens=FEWEST - 1)
+    short = run(session.answering.answer(OWNER, conversation, few))
+    assert short.metrics.tokens < FEWEST and session.current.plain == plain
 
 
 def answer(session: Session, conversation: str, seed: int = 3) -> Update:
@@ -536,26 +441,17 @@ def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
     assert texts(session, conversation) == before
 
 
-def test_the_model_reads_the_branch_that_is_answered(session: Session) -> None:
-    conversation, _ = ask(session)
-    said, answered_ = session.chat.conversations(OWNER).messages(conversation)
-    session.chat.say(OWNER, conversation, "more")
-    answer(session, conversation)
-    other = session.chat.edit(OWNER, conversation, said.id, "something else")
-    read = session.chat.prompt(OWNER, conversation, other)
-    assert [message.content for message in read] == ["something else"]
-    read = session.chat.prompt(OWNER, conversation, answered_.id)
-    assert [message.content for message in read] == ["hello there", answered_.content]
-
-
 def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None:
     conversation, _ = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
     answer(session, conversation)
-    before, said = texts(session, conversation), store.messages(conversation)[0]
+    before, (said, first, *_) = texts(session, conversation), store.messages(conversation)
     other = session.chat.edit(OWNER, conversation, said.id, "something else")
     assert texts(session, conversation) == ["something else"]
+    for to, branch in ((other, ["something else"]), (first.id, before[:2])):
+        read = session.chat.prompt(OWNER, conversation, to)
+        assert [message.content for message in read] == branch, "the branch that is answered"
     answer(session, conversation)
     with pytest.raises(PromptError):
         session.chat.edit(OWNER, conversation, other, " ")
@@ -582,12 +478,6 @@ def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
     assert len(seeds) == 3 and 3 not in seeds
 
 
-def test_every_method_gives_the_same_text(session: Session) -> None:
-    _, plain = ask(session, method="plain")
-    for method in DATABASES:
-        assert ask(session, method=method)[1].text == plain.text
-
-
 def test_owners_cannot_reach_each_other(session: Session) -> None:
     conversation, _ = ask(session)
     other = session.owner("guest", "another-browser")
@@ -604,13 +494,13 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
         lambda: session.chat.branch(other, conversation, said.id),
         lambda: session.chat.revision(other, conversation),
         lambda: run(session.answering.answer(other, conversation, preferences())),
-        lambda: session.stores.wipe_context(other, conversation),
+        lambda: session.chat.wipe_context(other, conversation),
     ):
         with pytest.raises(StorageError):
             reach()
     with pytest.raises(PromptError):
         run(session.proofs.prove(other, conversation))  # type: ignore[arg-type]
-    assert session.past_answers.recall(other, "toy") == StoredPastAnswers()
+    assert session.past_answers.ngrams(other, "toy").rows() == 0
     assert set(memory(session).past_answers) == {OWNER}
     assert Traces(session.database, other).history() == []
     assert len(texts(session, conversation)) == 2
@@ -621,7 +511,7 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
 ) -> None:
     conversation, _ = ask(session)
     logged = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
-    later = Session(Local(backend=ToyBackend()), db)
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
     later.chat.again(OWNER, conversation)
     again = run(later.answering.answer(OWNER, conversation, preferences("context")))
     assert again.metrics.accepted.get("context", 0) > 0
@@ -638,7 +528,7 @@ def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
 ) -> None:
     conversation, first = ask(session, "one first word")
     assert first.finish == "eos"
-    later = Session(Local(backend=toy), db)
+    later = Session(Local(backend=toy, store=DraftingStore(db)), db)
     later.chat.say(OWNER, conversation, "some other words")
     run(later.answering.answer(OWNER, conversation, preferences()))
     opened = open_conversation(later, conversation)
@@ -651,7 +541,7 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     ask(session)
     stored = {g.tokens for g in ModelNgrams(db, OWNER, toy.info.fingerprint).load()}
     assert stored == known(session) != set()
-    later = Session(Local(backend=ToyBackend()), db)
+    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
     later.past_answers.wipe(OWNER, later.current.info.fingerprint)
@@ -660,9 +550,9 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
 
 
 def test_the_model_tier_is_pruned(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.service.learned.MODEL_GRAMS", 5)
+    monkeypatch.setattr("storage.drafting.MODEL_GRAMS", 5)
     ask(session)
-    assert len(session.past_answers.recall(OWNER, "toy").grams) == 5 < MODEL_GRAMS
+    assert session.past_answers.ngrams(OWNER, "toy").rows() == 5 < MODEL_GRAMS
     assert not memory(session).past_answers, "they are read again"
 
 
@@ -716,7 +606,8 @@ def test_deleting_ends_the_answer_and_undo_brings_all_of_it_back(
     toy.allow(3)
     growing = session.generations.start(OWNER, conversation, preferences("plain", tokens=500))
     assert soon(lambda: toy.allowed[0] == 0)
-    threading.Timer(0.3, toy.allow).start()
+    (task,) = session.tasks.known[OWNER, conversation]
+    threading.Thread(target=lambda: task.stop.event.wait(20) and toy.allow()).start()
     if what == "message":
         token = session.chat.delete_message(OWNER, conversation, said.id)
         assert texts(session, conversation) == []
@@ -766,47 +657,45 @@ def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault
 
 
 class Wild:
-    """A drafter that adds a node to the tree and then fails, or drafts what cannot be."""
+    """A drafter that may take out what others drafted, and then fails, or drafts what cannot be."""
 
     name = "context"
 
-    def __init__(self, token: int) -> None:
-        self.token = token
+    def __init__(self, token: int, replaces: bool) -> None:
+        self.token, self.replaces = token, replaces
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
+        if self.replaces:
+            tree.cut(0)
         tree.add(tree.add(0, 97, self.name), self.token, self.name)
         if self.token == 98:
             raise ValueError("damaged")
         return {self.name: Work(0.0)}
 
 
-@pytest.mark.parametrize("token", [-1, 98, 260])
-def test_what_a_faulty_drafter_added_is_taken_back(token: int) -> None:
+@pytest.mark.parametrize(
+    ("token", "replaces", "left"),
+    [
+        (-1, False, [1, 5, 6, 7]),
+        (98, False, [1, 5, 6, 7]),
+        (260, False, [1, 5, 6, 7]),
+        (97, True, [1, 97, 97]),
+        (-1, True, [1]),
+        (98, True, [1]),
+    ],
+)
+def test_what_a_faulty_drafter_added_is_taken_back(
+    token: int, replaces: bool, left: list[int]
+) -> None:
     notices: list[str] = []
-    guarded = Guarded(Wild(token), notices.append)  # type: ignore[arg-type]
-    tree = Tree(1)
-    tree.add(0, 5, "model")
-    budget = Budget(Drafting(), 9, 260)
-    assert guarded.grow(tree, [1], budget) == {} and guarded.grow(tree, [1], budget) == {}
-    assert (tree.tokens, tree.children) == ([1, 5], [{5: 1}, {}])
-    assert len(notices) == 1 and "context failed" in notices[0]
-
-
-class Replacing(Wild):
-    """A drafter that takes earlier drafts out before it adds its own."""
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> dict[str, Work]:
-        tree.cut(0)
-        return super().grow(tree, tokens, budget)
-
-
-@pytest.mark.parametrize(("token", "left"), [(97, [1, 97, 97]), (-1, [1]), (98, [1])])
-def test_a_drafter_may_replace_what_others_drafted(token: int, left: list[int]) -> None:
-    guarded = Guarded(Replacing(token), lambda text: None)  # type: ignore[arg-type]
-    tree = Tree(1)
+    guarded = Guarded(Wild(token, replaces), notices.append)  # type: ignore[arg-type]
+    tree, budget = Tree(1), Budget(Drafting(), 9, 260)
     tree.add(tree.add(tree.add(0, 5, "model"), 6, "model"), 7, "model")
-    guarded.grow(tree, [1], Budget(Drafting(), 9, 260))
-    assert tree.tokens == left
+    found = guarded.grow(tree, [1], budget)
+    assert tree.tokens == left and len(tree.children) == len(left)
+    if token != 97:
+        assert found == guarded.grow(tree, [1], budget) == {}, "it is not asked again"
+        assert len(notices) == 1 and "context failed" in notices[0]
 
 
 def test_a_store_that_fails_costs_memory_not_the_answer(
@@ -854,8 +743,61 @@ def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Sess
     assert proof.shown is not None and summarise(proof.shown) == update.metrics
     said = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
     assert said[0] == said[1] == said[2]
-    assert proof.speedup.whole and proof.speedup.decoding
+    assert proof.reruns is not None and proof.reruns.plain_seconds > 0 < proof.reruns.seconds
     assert len(texts(session, conversation)) == 2
+
+
+def reached(session: Session, conversation: str) -> tuple[int, list[list[str]]]:
+    """How many pairs a proof made, and the methods of each in their order."""
+    order: list[list[str]] = []
+    for proof in session.proofs.prove(OWNER, conversation):
+        if isinstance(proof, Proof) and proof.verdict is None:
+            order += [[] for _ in range(proof.pair - len(order))]
+            if order[-1][-1:] != [proof.running]:
+                order[-1].append(proof.running)
+    assert isinstance(proof, Proof) and proof.reruns is not None
+    return proof.reruns.pairs, order
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "seconds", "pairs"),
+    [
+        (1.5, 1.5 + 1.5 * NARROW, 1e9, FEWEST_PROOFS),
+        (1.5, 1.6, 1e9, PROOFS),
+        (0.9, 1.6, 1e9, PROOFS),
+        (0.9, 1.6, 0.0, 1),
+    ],
+)
+def test_an_answer_is_decoded_again_until_its_reruns_agree_or_took_long(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    low: float,
+    high: float,
+    seconds: float,
+    pairs: int,
+) -> None:
+    def found(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
+        return Reruns(len(pairs), 0, 2.0, 1.0, (low, high), Speedup(1.5, 1.5, None, low, high))
+
+    monkeypatch.setattr("app.service.proofs.reruns_of", found)
+    monkeypatch.setattr("app.service.proofs.ENOUGH", seconds)
+    conversation, _ = ask(session)
+    count, order = reached(session, conversation)
+    assert count == len(order) == pairs
+    for number, methods in enumerate(order):
+        swapped = ["hd", "plain"] if number % 2 else ["plain", "hd"]
+        assert methods == swapped, "neither comes first more often"
+
+
+def test_where_nothing_was_accepted_there_is_nothing_to_measure_for_long(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.service.proofs.ENOUGH", 1e9)
+    conversation, update = ask(session, method="model")
+    assert update.metrics.kept == 0
+    assert reached(session, conversation)[0] == FEWEST_PROOFS
+    *_, proof = session.proofs.prove(OWNER, conversation)
+    assert proof.speedup == Speedup(), "no ratio at all"
 
 
 @pytest.mark.parametrize("finish", ["length", "eos", "stop"])
@@ -913,17 +855,14 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
     assert fast.speedup == last.speedup.whole is not None
 
 
-def test_a_stopped_answer_can_be_proved_too(
-    session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.service.answering.UPDATE_SECONDS", 0.0)
-    conversation = session.chat.say(OWNER, None, "hello")
-    updates = session.answering.answer(OWNER, conversation, preferences(tokens=500))
-    toy.allow(1)
-    next(updates)
+@pytest.mark.usefixtures("each_step")
+def test_a_stopped_answer_can_be_proved_too(session: Session, toy: Held) -> None:
+    conversation, updates = under_way(session, toy, "hello", preferences(tokens=500))
     session.tasks.stop(OWNER, conversation)
     toy.allow()
     update = run(updates)
+    assert update.finish == "cancelled" and 0 < update.metrics.tokens < 60
+    assert texts(session, conversation)[1] == update.text, "what it said is kept"
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
     assert proof.verdict.tokens == update.metrics.tokens
@@ -933,7 +872,7 @@ def test_a_stopped_answer_can_be_proved_too(
     assert proof.shown is not None and not proof.shown.broken_off
 
 
-@pytest.mark.parametrize("method", [name for name in DATABASES if name != "plain"])
+@pytest.mark.parametrize("method", ["hd", "hd-published", "lookup"])
 def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method: str) -> None:
     ask(session)
     before, trusted = known(session), past_answers(session).calibration.rows()
@@ -953,67 +892,6 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     assert len(session.chat.conversations(OWNER).list()) == 1
     kinds = [r.kind for r in Traces(session.database, OWNER).history()]
     assert kinds.count("compare") == 6
-
-
-def test_a_comparison_can_be_stopped(session: Session, toy: Held) -> None:
-    progress = session.proofs.compare(OWNER, "hello", "", preferences(), 5)
-    toy.allow(8)
-    next(progress)
-    session.tasks.stop(OWNER, "")
-    toy.allow()
-    *_, last = progress
-    assert last.cancelled and len(last.pairs) < 5
-
-
-def test_a_comparison_does_not_know_the_answer_that_was_just_given(session: Session) -> None:
-    """Else it would draft that one, and read far above what the answer itself gained."""
-    ask(session, "hello there")
-    *_, progress = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
-    assert summarise(progress.pairs[0][1]).accepted.get("model", 0) == 0
-    *_, other = session.proofs.compare("other", "hello there", "", preferences(), 1)
-    first, second = (summarise(p.pairs[0][1]) for p in (progress, other))
-    assert first.proposed == second.proposed
-
-
-def test_plain_speed_is_measured(session: Session) -> None:
-    loaded = local(session).loaded
-    loaded.measure_plain()
-    assert loaded.plain.tokens_per_second > 0 and loaded.plain.when == "after loading"
-    assert Session(local(session), session.database).current.plain == loaded.plain
-
-
-def test_unknown_settings_are_refused(session: Session) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
-    with pytest.raises(SettingError, match="no method"):
-        run(session.answering.answer(OWNER, conversation, preferences("magic")))
-
-
-def test_preferences_survive_storage() -> None:
-    chosen = replace(preferences("hd-published"), fresh_seed=True)
-    assert Preferences.from_mapping(chosen.mapping()) == chosen
-    assert Preferences.from_mapping({}) == Preferences()
-    with pytest.raises(SettingError):
-        Preferences.from_mapping({"generation": {"max_tokens": -1}})
-    with pytest.raises(SettingError):
-        Preferences.from_mapping({"drafting": {"budget": "magic"}})
-
-
-def test_preferences_without_a_rule_keep_the_text() -> None:
-    kept = Preferences().mapping()
-    del kept["drafting"]["rule"]
-    assert Preferences.from_mapping(kept) == Preferences()
-    assert Preferences().drafting.rule == "match"
-
-
-def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
-    """Their limits fitted one machine; what drafts, and in which order, stays as it was chosen."""
-    drafting = {"tiers": ["model"], "policy": "hierarchical", "nodes": 7, "threshold": 0.01}
-    kept = Preferences.from_mapping({"method": "hd", "drafting": drafting}).drafting
-    assert kept == Drafting(("model",))
-    assert (kept.budget, kept.nodes) == ("adaptive", Drafting().nodes)
-    chosen = Drafting(nodes=9, threshold=0.2, budget="fixed")
-    preferences = Preferences(drafting=chosen)
-    assert Preferences.from_mapping(preferences.mapping()).drafting == chosen
 
 
 @pytest.mark.parametrize("thinking", [None, True, False])

@@ -11,19 +11,12 @@ from app.service.session import Session
 from app.service.why import PAGE, Data
 from engine.backends.toy import ToyBackend
 from engine.errors import EngineDied, StorageError
-from engine.local import Local
 from engine.methods import METHODS
 from engine.recorded import NODE, nodes
 from engine.settings import Generation, Sampling
 from engine.types import CONTEXT, MODEL, Run
-from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, swap
-
-
-@pytest.fixture
-def session(db: Database) -> Session:
-    return Session(Local(backend=Held()), db)
+from tests.support.inside import OWNER, swap
 
 
 def preferences(tokens: int = 200, seed: int = 3) -> Preferences:

@@ -19,22 +19,18 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.backends.toy import ToyBackend
-from engine.drafting.context import ContextTier
 from engine.drafting.databases import Databases
-from engine.drafting.model import ModelTier
+from engine.drafting.tiers import ContextTier, ModelTier
 from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.methods import METHODS, PLAIN
 from engine.runs import run as decoded
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import CalibrationRow, Message, Part, Prefill, Run
-from storage.calibrations import CalibrationStore
-from storage.contexts import ContextStore
 from storage.conversations import Conversations
-from storage.costs import CostStore
 from storage.database import Database
+from storage.drafting import CalibrationStore, ContextStore
+from storage.machine import CostStore, ProfileKey, ProfileStore, SourceStore
 from storage.ngrams import ModelNgrams
-from storage.profiles import ProfileKey, ProfileStore
-from storage.sources import SourceStore
 from storage.traces import Traces
 
 OWNERS = ("local", "guest:browser-1")

@@ -62,7 +62,7 @@ def opened(path: Path) -> str:
 def used(path: Path) -> str:
     """Load it, whatever the probe said, and have it answer."""
     try:
-        with patch("engine.models.load_llamacpp.probed", return_value=Probe(types=("f32",))):
+        with patch("engine.models.formats.probed", return_value=Probe(types=("f32",))):
             backend = load(str(path), RUNTIME)
         backend.detokenize(range(backend.info.vocabulary_size))
         prompt = backend.tokenize(backend.render([Message("user", "Hé, 日本 😀\0\n")])[-60:]) or [3]

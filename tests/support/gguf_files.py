@@ -4,7 +4,7 @@ A value is a number, a text or a list of them; it has the type that the key has 
 the one that fits: bool, uint32, float32, string.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -108,15 +108,33 @@ def byte_tokens() -> list[str]:
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
 
 
+WORDS = ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
+BYTES: dict[str, Any] = {
+    "general.file_type": 0,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": WORDS,
+    "tokenizer.ggml.token_type": [3, 3] + [1] * (len(WORDS) - 2),
+    "tokenizer.ggml.merges": ["Ġ t", "h e"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": False,
+    "tokenizer.chat_template": (
+        "{% for m in messages %}{{ m.role }}={{ m.content }}</s>{% endfor %}"
+    ),
+}
+BYTES_TYPES = {"tokenizer.ggml.token_type": [GGUFValueType.ARRAY, GGUFValueType.INT32]}
+"""What a header says of a vocabulary of single bytes and of how a conversation is written."""
+
+
 def tiny_gguf(path: Path, **values: Any) -> Path:
     """A model of one layer over single bytes, of 80 KB, with random weights.
 
     Values are named as in the header, with "__" for dots.
     """
     draw, width = np.random.default_rng(0), 32
-    words = ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
     arrays = {
-        "token_embd.weight": weights(draw, len(words), width),
+        "token_embd.weight": weights(draw, len(WORDS), width),
         "output_norm.weight": np.ones(width, np.float32),
         "blk.0.attn_norm.weight": np.ones(width, np.float32),
         "blk.0.ffn_norm.weight": np.ones(width, np.float32),
@@ -126,8 +144,7 @@ def tiny_gguf(path: Path, **values: Any) -> Path:
     }
     for name in ("q", "k", "v", "output"):
         arrays[f"blk.0.attn_{name}.weight"] = weights(draw, width, width)
-    known: dict[str, Any] = {
-        "general.file_type": 0,
+    known = BYTES | {
         "llama.context_length": 256,
         "llama.embedding_length": width,
         "llama.block_count": 1,
@@ -135,55 +152,10 @@ def tiny_gguf(path: Path, **values: Any) -> Path:
         "llama.attention.head_count": 2,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": 16,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(words) - 2),
-        "tokenizer.ggml.merges": ["Ġ t", "h e"],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": "{% for m in messages %}{{ m.role }}={{ m.content }}</s>"
-        "{% endfor %}",
     }
     known |= {name.replace("__", "."): value for name, value in values.items()}
-    types = {"tokenizer.ggml.token_type": [GGUFValueType.ARRAY, GGUFValueType.INT32]}
-    return write_gguf(
-        path, "llama", {k: v for k, v in known.items() if v is not None}, arrays, types
-    )
-
-
-def mamba_gguf(source: Path, path: Path) -> Path:
-    """A model that keeps a state, with the vocabulary of `source`, the embedded smallest one."""
-    draw, inner, state, rank = np.random.default_rng(0), 2 * WIDTH, 16, 4
-    arrays: dict[str, np.ndarray | None] = {
-        tensor.name: None for tensor in GGUFReader(source).tensors if tensor.name.startswith("blk")
-    }
-    for layer in range(LAYERS):
-        own = {
-            "attn_norm.weight": np.ones(WIDTH, np.float32),
-            "ssm_in.weight": weights(draw, 2 * inner, WIDTH),
-            "ssm_conv1d.weight": weights(draw, inner, 4),
-            "ssm_conv1d.bias": weights(draw, inner),
-            "ssm_x.weight": weights(draw, rank + 2 * state, inner),
-            "ssm_dt.weight": weights(draw, inner, rank),
-            "ssm_dt.bias": weights(draw, inner),
-            "ssm_a": -np.tile(np.arange(1, state + 1, dtype=np.float32), (inner, 1)),
-            "ssm_d": np.ones(inner, np.float32),
-            "ssm_out.weight": weights(draw, WIDTH, inner),
-        }
-        arrays |= {f"blk.{layer}.{name}": array for name, array in own.items()}
-    values = {
-        "mamba.ssm.conv_kernel": 4,
-        "mamba.ssm.inner_size": inner,
-        "mamba.ssm.state_size": state,
-        "mamba.ssm.time_step_rank": rank,
-        "mamba.feed_forward_length": 0,
-        "mamba.attention.head_count": 0,
-        "mamba.attention.head_count_kv": None,
-        "mamba.rope.dimension_count": None,
-    }
-    return rewritten(source, path, values, arrays, "mamba")
+    kept = {key: value for key, value in known.items() if value is not None}
+    return write_gguf(path, "llama", kept, arrays, BYTES_TYPES)
 
 
 def window_gguf(source: Path, path: Path, window: int) -> Path:
@@ -218,21 +190,31 @@ def longrope_gguf(path: Path, short: float, long: float, original: int = 64) -> 
     return rewritten(source, path, values, arrays)
 
 
-def turning_gguf(source: Path, path: Path) -> Path:
-    """A model whose positions have several parts, from the embedded smallest one."""
-    arrays = {
-        f"blk.{layer}.attn_{name}.bias": np.zeros(WIDTH, np.float32)
-        for layer in range(LAYERS)
-        for name in "qkv"
-    }
-    values = {"qwen2vl.rope.dimension_sections": [8, 12, 12, 0]}
-    return rewritten(source, path, values, arrays, "qwen2vl")
-
-
 def opened_gguf(path: Path, **settings: Any) -> Any:
     """The backend of a file, on one thread; what it is, is found out in this process."""
     from engine.models.loaders import load
     from engine.models.probe import found
 
-    with patch("engine.models.load_llamacpp.probe", found):
+    with patch("engine.models.probe.probe", found):
         return load(str(path), Runtime(**{"threads": 1, **settings}))
+
+
+def alone(backend: Any, tokens: Sequence[int]) -> np.ndarray:
+    """The logits after a text that is read in one go into an empty cache, without a tree."""
+    from engine.backends import llamacpp
+
+    return llamacpp.alone(backend, tokens)
+
+
+def check_cells(backend: Any, where: str = "") -> None:
+    """Every sequence holds what the backend believes that it does."""
+    import llama_cpp
+
+    order = list(backend.order)
+    assert sorted(order) == [*range(len(order))], where
+    assert not backend.dirty, where
+    for number in order:
+        held = len(backend.cached) if number == order[0] else backend.held[number]
+        assert held <= len(backend.cached), (where, number)
+        found = llama_cpp.llama_memory_seq_pos_max(backend.memory, number)
+        assert found == held - 1, (where, number, found, held)

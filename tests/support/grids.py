@@ -1,7 +1,7 @@
 """A few cases of a grid in the place of all: nothing that two of its axes say together is left out.
 
 A test with the mark `grid` that repeats itself over a product of parameters runs in the cases that
-`spread` chooses, which are the same in every run. `--whole` runs all of them, and CI does.
+`spread` chooses, which are the same in every run. `--whole` runs all of them: `make soak`.
 """
 
 from collections import defaultdict

@@ -8,14 +8,14 @@ All share a vocabulary of single bytes. Heads that know nothing are those of tin
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+from gguf import GGUFReader
 
-from tests.support.gguf_files import byte_tokens, rewritten, write_gguf
+from tests.support.gguf_files import BYTES, BYTES_TYPES, WORDS, opened_gguf, rewritten, write_gguf
 from tests.support.tiny_gguf import HEAD, HEADS, KEY_HEADS, WIDTH, Weights, tiny
 
-WORDS = ["<s>", "</s>", *byte_tokens(), "Ġt", "he"]
 NOISE = 0.03
 """How much a layer adds to what the last token alone says."""
 CONTEXT = 512
@@ -26,29 +26,10 @@ SOURCES = ("attn_output", "ssm_out", "ffn_down")
 Arrays = dict[str, np.ndarray]
 
 
-def words() -> tuple[dict[str, Any], dict[str, list[GGUFValueType]]]:
-    """What a header says of the vocabulary and of how a conversation is written, with types."""
-    values = {
-        "general.file_type": 0,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": WORDS,
-        "tokenizer.ggml.token_type": [3, 3] + [1] * (len(WORDS) - 2),
-        "tokenizer.ggml.merges": ["Ġ t", "h e"],
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": "{% for m in messages %}{{ m.role }}={{ m.content }}</s>"
-        "{% endfor %}",
-    }
-    return values, {"tokenizer.ggml.token_type": [GGUFValueType.ARRAY, GGUFValueType.INT32]}
-
-
 def written(path: Path, architecture: str, own: Mapping[str, Any], arrays: Arrays) -> Path:
     """A file of these arrays; `own` are the values that the architecture names."""
-    known, types = words()
-    values = known | {f"{architecture}.{name}": value for name, value in own.items()}
-    return write_gguf(path, architecture, values, arrays, types)
+    values = BYTES | {f"{architecture}.{name}": value for name, value in own.items()}
+    return write_gguf(path, architecture, values, arrays, BYTES_TYPES)
 
 
 def following(seed: int = 0) -> Arrays:
@@ -77,7 +58,7 @@ def qwen35_gguf(folder: Path) -> Path:
     found = {tensor.name: tensor.data.copy() for tensor in GGUFReader(source).tensors}
     joined = np.hstack([np.eye(WIDTH), NOISE * np.eye(WIDTH)]).astype(np.float32)
     arrays = quieter(found) | following() | {"blk.4.nextn.eh_proj.weight": joined}
-    return rewritten(source, folder / "knowing.gguf", words()[0], arrays)
+    return rewritten(source, folder / "knowing.gguf", BYTES, arrays)
 
 
 def attending(weights: Weights, layers: int) -> None:
@@ -219,3 +200,20 @@ def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf
         "nextn_predict_layers": 2,
     }
     return written(folder / name, "gemma4-assistant", values, weights.arrays)
+
+
+def model_with_head(kind: str, folder: Path) -> Path:
+    """The files of a model and its head."""
+    if kind == "EAGLE-3":
+        eagle3_gguf(folder)
+        return llama_gguf(folder)
+    if kind == "assistant":
+        assistant_gguf(folder)
+        return gemma4_gguf(folder)
+    return qwen35_gguf(folder)
+
+
+def opened_head(kind: str, path: Path, **settings: Any) -> Any:
+    """The model of a kind, with what the library needs to go back."""
+    with patch("engine.models.probe.SNAPSHOTS", 0 if kind == "MTP, marks" else 8):
+        return opened_gguf(path, **settings)

@@ -1,48 +1,87 @@
-"""The program with events that wait: `python -m tests.support.held FOLDER NAME... -- ARGUMENTS`.
+"""The program as tests start it: `python -m tests.support.held FOLDER ARGUMENTS`.
 
-NAME is a handler of a tab, `module.Class.method` below app/web/tabs. It ends once FOLDER has no
-file of that name (`late` in tests/support/pages.py makes and removes it), so that its answer comes
-as late as a test wants it to.
+Many tests share one program, so it differs from the real one in three ways. A browser says in the
+cookie "owner" whose data it shows, so that each test begins with none. The seeds that are drawn
+are the same for each of these owners, whatever other tests did before. And the handlers in HELD
+answer as late as a test wants: not while FOLDER has a file of that name, which `late` in
+tests/support/pages.py makes and removes. On SIGUSR1 it writes what its threads are doing into the
+file STACKS.
 """
 
+import faulthandler
+import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from app.cli import main
+from app.web.gradio_import import skip_stubs
 
+HELD = (
+    "diagnostics.Diagnostics.filter",
+    "diagnostics.Diagnostics.show",
+    "diagnostics.Diagnostics.choose",
+    "conversations.ConversationList.open",
+    "conversations.ConversationList.look",
+)
+"""`module.Class.method` below app/web/tabs."""
+STACKS = "stacks.txt"
 LOOK_SECONDS = 0.02
 
 
-def held(method: Callable[..., Any], file: Path) -> Callable[..., Any]:
-    """A method whose answer waits while the file is there. Another file says how often it began."""
-    begun = file.with_name(f"{file.name}.begun")
+def hold(folder: Path, name: str) -> None:
+    """Have a handler wait while its file is there. Another file says how often it began."""
+    module, kind, method = name.split(".")
+    found = getattr(import_module(f"app.web.tabs.{module}"), kind)
+    handler: Callable[..., Any] = getattr(found, method)
+    file, begun = folder / name, folder / f"{name}.begun"
 
-    @wraps(method)
+    @wraps(handler)
     def waiting(*values: object) -> Any:
-        with begun.open("a") as told:
-            told.write(".")
-        found = method(*values)
+        if begun.exists():
+            with begun.open("a") as told:
+                told.write(".")
+        answer = handler(*values)
         while file.exists():
             time.sleep(LOOK_SECONDS)
-        return found
+        return answer
 
-    return waiting
+    setattr(found, method, waiting)
 
 
-def hold(folder: Path, name: str) -> None:
-    """Hold a handler."""
-    module, owner, method = name.split(".")
-    found = getattr(import_module(f"app.web.tabs.{module}"), owner)
-    setattr(found, method, held(getattr(found, method), folder / name))
+def give_each_browser_its_own_data() -> None:
+    """Guests are told apart as always."""
+    from app.web import kit
+
+    owner_of = kit.owner_of
+    seeds, known = Random(0), set[str]()
+
+    def named_by_the_browser(session: Any, memory: Any, request: Any) -> str:
+        if request.username is not None:
+            return owner_of(session, memory, request)
+        owner: str = request.cookies.get("owner", "local")
+        if owner not in known:
+            known.add(owner)
+            seeds.seed(0)
+        return owner
+
+    kit.owner_of = named_by_the_browser
+    secrets.randbelow = seeds.randrange
 
 
 if __name__ == "__main__":
-    end = sys.argv.index("--")
-    for each in sys.argv[2:end]:
-        hold(Path(sys.argv[1]), each)
-    sys.exit(main(sys.argv[end + 1 :]))
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    stacks = folder.joinpath(STACKS).open("w")
+    faulthandler.register(signal.SIGUSR1, stacks)
+    skip_stubs()
+    give_each_browser_its_own_data()
+    for each in HELD:
+        hold(folder, each)
+    sys.exit(main(sys.argv[2:]))

@@ -102,3 +102,112 @@ def references(there: str) -> list[str]:
         form.format(there=there, host=host, encoded=encoded, n=number)
         for number, form in enumerate(forms)
     ]
+
+
+LONG = 20_000
+"""Characters of a message that repeats something."""
+FORMULAS = {
+    "fraction": (r"\frac{1}{", "}"),
+    "numerator": (r"\frac{", "}{2}"),
+    "exponent": ("x^{", "}"),
+    "index": ("x_{", "}"),
+    "both": ("x_a^{", "}"),
+    "root": (r"\sqrt{", "}"),
+    "cube root": (r"\sqrt[3]{", "}"),
+    "degree": (r"\sqrt[", "]{x}"),
+    "group": ("{", "}"),
+    "parenthesis": (r"\left(", r"\right)"),
+    "matrix": (r"\begin{matrix}", r"\end{matrix}"),
+    "cases": (r"\begin{cases}", r"\end{cases}"),
+    "text": (r"\text{", "}"),
+    "hat": (r"\hat{", "}"),
+    "overline": (r"\overline{", "}"),
+    "brace": (r"\underbrace{", "}"),
+    "box": (r"\boxed{", "}"),
+    "phantom": (r"\phantom{", "}"),
+    "binomial": (r"\binom{", "}{2}"),
+    "over": (r"{a \over ", "}"),
+    "stack": (r"\stackrel{a}{", "}"),
+    "choice": (r"\mathchoice{", "}{a}{b}{c}"),
+    "substack": (r"\substack{", "}"),
+    "colour": (r"\color{red} ", ""),
+    "size": (r"\large ", ""),
+    "style": (r"\displaystyle ", ""),
+    "font": (r"\mathbf ", ""),
+    "accent": (r"\vec ", ""),
+    "bare fraction": (r"\frac1", ""),
+    "bare root": (r"\sqrt", ""),
+    "bare exponent": ("x^", ""),
+}
+"""What formulas nest in each other, as the part before and the one after what is inside."""
+DEFINED = {
+    "long": r"\def\a{" + "x" * 7000 + "}" + r"\a" * 290,
+    "deep": r"\def\a#1{" + r"\frac{1}{" * 20 + "#1" + "}" * 21 + r"\a{" * 20 + "x" + "}" * 20,
+    "doubled": r"\def\a#1{#1#1}" + r"\a{" * 20 + "x" * 5000 + "}" * 20,
+    "new": r"\newcommand{\a}[1]{\sqrt{\sqrt{\sqrt{#1}}}}" + r"\a{" * 40 + "x" + "}" * 40,
+    "cells": r"\begin{matrix}" + "&" * 7900 + r"\end{matrix}",
+    "rows": r"\begin{matrix}" + r"\\" * 3900 + r"\end{matrix}",
+    "grid": r"\begin{matrix}" + "&" * 3900 + r"\\" * 1900 + r"\end{matrix}",
+    "columns": r"\begin{array}{" + "|c" * 1900 + "}" + "a&" * 1500 + r"\end{array}",
+    "fractions": r"\frac12" * 1100,
+    "sums": r"\sum_a^b " * 850,
+    "primes": "x" + "'" * 7000,
+    "negations": r"\not " * 290 + "x",
+}
+"""Formulas that are small and become large."""
+BLOCKS = ("- ", "> ", "1. ", "- > ", "> - ", "* + - ", "- [ ] ", "> 1. ", ">", "\t")
+INLINE = (
+    "**a *b ", "*a_ ", "*a **b ", "_a*b_", "~~a ", "`a``", "[", "[a](", "![", "[a](b) ", "![](b) ",
+    "<http://a", "<a@", "<a@b.c> ", "&amp;", "&", "\\", "\\(a ", "$a ", "$a$ ", "$$a ",
+    "$\\frac12$ ", "\\[a", "|a", "a|-", "<b>", "<!--", "\u0301", "\u202e", "\U0001f469\u200d",
+    "a\u00ad", "\u200b", "<think>", "</think>", "]](", "***", "a*", "_",
+)  # fmt: skip
+CODE = {
+    "markdown": ("[a](", "a<b>"), "csharp": ("async ", "a b "), "cpp": ("(", "a"),
+    "java": ("/a", "$a"), "javascript": ("((", "/a"), "css": ("/a", "`a"), "php": ("A",),
+    "bash": ('"""', "a"), "ini": ("a_", "--"), "python": ("x = '", "f'{"), "xml": ("<a ", "<!--"),
+    "typescript": ("a<", "()=>"), "c": ("x = '", "_a"), "sql": ("(", "'"), "r": ("(",),
+    "graphql": ("_a",), "perl": ("/a", "$a"), "ruby": ("#{", "/a"), "rust": ("'a", "r#"),
+    "yaml": ("- ", "{a: "), "json": ("[", '{"a":'), "latex": ("\\a{", "$a"), "diff": ("+a\n",),
+}  # fmt: skip
+"""Languages, and what is slow to highlight in them."""
+
+
+def heavy() -> dict[str, str]:
+    """Messages of at most some ten thousand characters that would hold up or end a page which
+    formats them without a limit, by what they consist of."""
+    found: dict[str, str] = {}
+    for name, (before, after) in FORMULAS.items():
+        for depth in (150, 400):
+            inside = before * depth + "x" + after * depth
+            found[f"maths: {name}, {depth} deep"] = f"$$\n{inside}\n$$"
+    found |= {f"maths: {name}": f"$$\n{tex}\n$$" for name, tex in DEFINED.items()}
+    found["maths: many"] = "$\\sqrt{\\frac{a}{b}}$ and " * 1000
+    found["maths: deep in a list"] = "> - " * 9 + "$" + r"\sqrt{" * 50 + "x" + "}" * 50 + "$"
+    for unit in BLOCKS:
+        found[f"blocks: {unit!r} in a line"] = unit * 2000 + "x"
+        stairs = (" " * level + unit + "x" for level in range(300))
+        found[f"blocks: {unit!r} as stairs"] = "\n".join(stairs)
+        found[f"blocks: {unit!r} in every line"] = "\n".join(unit * n + "x" for n in range(1, 100))
+    for unit in INLINE:
+        found[f"inline: {unit!r}"] = (unit * LONG)[:LONG]
+        found[f"inline: {unit!r} in every line"] = (unit + "\n") * (LONG // (len(unit) + 1))
+    for language, units in CODE.items():
+        for unit in units:
+            found[f"code: {language}, {unit!r}"] = f"```{language}\n{(unit * LONG)[: LONG - 20]}"
+    found |= {
+        "inline: closed emphasis": "**a *b " * 3000 + "c* d**" * 3000,
+        "inline: nested links": "[a" * 3000 + "](b)" * 3000,
+        "inline: line breaks": "\n" * 200_000,
+        "inline: spaces": " \n" * 60_000 + "x",
+        "inline: one word": "a" * 150_000,
+        "blocks: table": "|a|b|\n|-|-|\n" + "|a|b|\n" * 8000,
+        "blocks: wide table": "|a" * 500 + "\n" + "|-" * 500 + "\n" + ("|a" * 500 + "\n") * 40,
+        "blocks: headings": "# a\n" * 8000,
+        "blocks: rules": "---\n\n" * 8000,
+        "blocks: fences": "```\n```\n" * 5000,
+        "blocks: languages": "```js\nlet a = 1;\n```\n" * 1500,
+        "blocks: list": "- a\n" * 8000,
+        "blocks: loose list": "- a\n\n" * 6000,
+    }
+    return found

@@ -1,16 +1,21 @@
-"""What tests look at inside of an engine in this process, and a toy that waits when it is told."""
+"""What tests ask of a session and look at inside of an engine in this process, and a toy that waits
+when it is told to."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from app.service.answering import Update
+from app.service.comparison import Progress
+from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
-from engine.drafting.memory import DraftingMemory, OpenConversation, PastAnswers
+from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnswers
 from engine.local import Local
-from engine.settings import Runtime
+from engine.queue import Waiting
+from engine.settings import Drafting, Generation, Runtime, Sampling
 
 OWNER = "local"
 SECONDS = 20.0
@@ -37,6 +42,50 @@ class Held(ToyBackend):
             assert self.changed.wait_for(lambda: self.allowed[0] > 0, SECONDS)
             self.allowed[0] -= 1
         return super().score(*arguments, **named)
+
+
+def preferences(
+    method: str = "hd", tokens: int = 60, seed: int = 3, budget: str = "adaptive"
+) -> Preferences:
+    """The settings of an answer that is the same each time."""
+    generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
+    return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
+
+
+def run(updates: Iterator[Update | Waiting]) -> Update:
+    """The last update of an answer."""
+    *_, last = updates
+    assert isinstance(last, Update)
+    return last
+
+
+def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
+    """The id of a new conversation, and its first answer."""
+    conversation = session.chat.say(OWNER, None, text)
+    return conversation, run(session.answering.answer(OWNER, conversation, preferences(method)))
+
+
+def first_pair(items: Iterator[Progress | Waiting]) -> None:
+    """Take a comparison so far that it has a pair."""
+    for item in items:
+        if isinstance(item, Progress) and item.pairs:
+            return
+
+
+def under_way(
+    session: Session, toy: Held, text: str, chosen: Preferences, forwards: int = 1
+) -> tuple[str, Iterator[Update | Waiting]]:
+    """A new conversation, and its first answer, which waits after so many forwards."""
+    conversation = session.chat.say(OWNER, None, text)
+    updates = session.answering.answer(OWNER, conversation, chosen)
+    toy.allow(forwards)
+    next(updates)
+    return conversation, updates
+
+
+def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
+    """What is said in a conversation."""
+    return [m.content for m in session.chat.conversations(owner).messages(conversation)]
 
 
 def local(session: Session) -> Local:

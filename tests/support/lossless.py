@@ -8,8 +8,7 @@ from itertools import permutations
 
 import pytest
 
-from engine.backends.base import Backend, Filled
-from engine.backends.scores import LogitScores
+from engine.backends.base import Backend, Filled, LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
@@ -108,6 +107,24 @@ def curves() -> dict[str, CostCurve | None]:
 @cache
 def plain_toy(generation: Generation, prompt: tuple[int, ...] = PROMPT, context: int = 4096):
     return events_of(ToyBackend(context), prompt, generation)
+
+
+def as_plain(
+    wanted: Generation,
+    drafters: Sequence[Drafter],
+    drafting: Drafting | None = None,
+    costs: CostCurve | None = None,
+    backend: ToyBackend | None = None,
+) -> list[Step]:
+    """The steps of the toy's answer with these drafters, which is the plain one."""
+    backend = backend or ToyBackend()
+    fast = events_of(backend, PROMPT, wanted, drafters, drafting, costs=costs)
+    assert_lossless(plain_toy(wanted, PROMPT, backend.info.context_length), fast)
+    return fast
+
+
+def accepted_in(steps: Sequence[Step]) -> int:
+    return sum(sum(step.accepted.values()) for step in steps)
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, Route
 
-from app.web import layout, render, token_view, vendor
+from app.web import layout, render, routes, token_view
 from storage.conversations import Piece
 from tests.support.pages import PATIENCE
 
@@ -37,7 +37,7 @@ def message_view(browser: Browser) -> Iterator[Page]:
 
     def serve(route: Route) -> None:
         path = route.request.url.removeprefix(HOST)
-        file = vendor.files().get(path.removeprefix(f"{vendor.prefix()}/"))
+        file = routes.library_files().get(path.removeprefix(f"{routes.library_prefix()}/"))
         if path == "/":
             style, template = layout.css(), token_view.CHAT_TEMPLATE
             body = PAGE.format(style=style, template=template)
@@ -54,7 +54,7 @@ def message_view(browser: Browser) -> Iterator[Page]:
     page.add_init_script("window.ran = 0; window.fired = () => { window.ran += 1; };")
     page.route("**/*", serve)
     page.goto(HOST)
-    page.evaluate(OPEN, [token_view.script(chat=True), render.names(), vendor.prefix()])
+    page.evaluate(OPEN, [token_view.script(chat=True), render.names(), routes.library_prefix()])
     page.wait_for_function(READY)
     yield page
     assert page.evaluate("window.ran") == 0, "a script ran"

@@ -60,18 +60,18 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/verify.py",
-        "self.random.random() * proposed < wanted",
-        "proposed < wanted",
+        "self.random.random() * proposed < target",
+        "proposed < target",
         "unit/verify",
     ),
     Mutation(
         "engine/sampling.py",
-        "places = np.flatnonzero(warped >= max(floor, wanted - LARGEST - slack))",
-        "places = np.flatnonzero(warped >= max(floor, wanted - LARGEST / 2))",
+        "places = np.flatnonzero(warped >= max(floor, reached - LARGEST - slack))",
+        "places = np.flatnonzero(warped >= max(floor, reached - LARGEST / 2))",
         "unit/sampling",
     ),
     Mutation(
-        "engine/backends/scores.py",
+        "engine/backends/base.py",
         "if row not in self.choices:",
         "if True:",
         "unit/scores",
@@ -100,24 +100,24 @@ MUTATIONS = (
         "if count == leaves:",
         "unit/tree",
     ),
-    Mutation("engine/tree.py", "self.laws.pop(row, None)", "pass", "unit/tree"),
+    Mutation("engine/tree.py", "self.distributions.pop(row, None)", "pass", "unit/tree"),
     Mutation(
-        "engine/drafting/context.py",
-        "self.extend(tokens[max(0, start - KEY) : start])",
+        "engine/drafting/tiers.py",
+        "self.extend(tokens[max(0, start - CONTEXT_KEY) : start])",
         "self.extend(tokens[start:start])",
-        "unit/drafters_context",
+        "unit/tiers",
     ),
     Mutation(
-        "engine/drafting/model.py",
-        "for at in range(max(start, 1), len(tokens))}",
-        "for at in range(max(start, 1), len(tokens) - 1)}",
-        "unit/drafters_model",
+        "engine/drafting/tiers.py",
+        "for at in range(max(start, 1), len(tokens))\n    }",
+        "for at in range(max(start, 1), len(tokens) - 1)\n    }",
+        "unit/tiers",
     ),
     Mutation(
         "engine/drafting/hierarchy.py",
         "matches[at].total > matches[at + 1].total",
         "matches[at].total >= matches[at + 1].total",
-        "unit/drafters_hierarchy",
+        "unit/hierarchy unit/compiled",
     ),
     Mutation(
         "engine/drafting/calibration.py",
@@ -141,10 +141,10 @@ MUTATIONS = (
         "unit/controller unit/never_slower",
     ),
     Mutation(
-        "engine/hsd/stack.py", "self.cached = said[:-1]", "self.cached = list(said)", "unit/stack"
+        "engine/hsd/family.py", "self.cached = text[:-1]", "self.cached = list(text)", "unit/stack"
     ),
     Mutation(
-        "engine/hsd/stack.py",
+        "engine/hsd/family.py",
         "return self.tokens / step > budget.worth",
         "return self.tokens / step < budget.worth",
         "unit/stack",
@@ -174,10 +174,10 @@ MUTATIONS = (
         "unit/queue",
     ),
     Mutation(
-        "engine/sequences.py",
+        "engine/loaded.py",
         "place[0] != places[-1][0]",
         "place != places[-1]",
-        "backends/sequences",
+        "unit/sequences",
     ),
     Mutation(
         "storage/conversations.py",
@@ -220,16 +220,17 @@ MUTATIONS = (
         "web/access",
     ),
     Mutation(
-        "app/service/recorder.py",
+        "app/service/answering.py",
         "fresh and (text or self.message_id)",
         "fresh",
-        "service/recorder service/session",
+        "service/answering service/session",
     ),
     Mutation(
-        "app/service/recorder.py",
-        "            if self.keep(write):",
-        "            if self.keep(write) or True:",
-        "service/recorder service/session",
+        "app/service/answering.py",
+        "                ids = self.write(run, fresh, text)",
+        "                self.stored = len(run.steps)\n"
+        "                ids = self.write(run, fresh, text)",
+        "service/answering service/session",
     ),
 )
 

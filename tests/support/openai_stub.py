@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from app.http.ports import pick_port
+from app.http.access import pick_port
 
 SOURCES = ("target", "context", "context", "statistics")
 """Where the tokens of a forward come from, again and again."""

@@ -6,59 +6,95 @@ a slow machine with other work needs.
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Error,
+    Locator,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
 from tests.conftest import EMBEDDED, ROOT
+from tests.support.held import STACKS
 
-OWNER = "local"
-"""Whose the conversations are where nobody logs in."""
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
+DESKTOP: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+FOREIGN = ("evil.example", "evil.example.")
+"""Names that the browser takes for this machine, as a name server that changes its answer would
+tell it."""
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"),
+    f"--host-resolver-rules={', '.join(f'MAP {name} 127.0.0.1' for name in FOREIGN)}",
+    # Guards of newer browsers, which others do not have: the program must not rest on them.
+    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
+]
 PATIENCE = 90_000
 """Milliseconds that an expectation waits for. The usual answer takes two of its seconds."""
 LONG = "Tell me a very long story about the sea."
 ENDED = 60
 """Seconds that the program has for its end."""
+RUNNING: dict[subprocess.Popen[str], Path] = {}
+OPEN: list[BrowserContext] = []
+REQUESTS: deque[str] = deque(maxlen=40)
+"""The programs that run, the browsers that are open, and the last requests: what `scene` shows."""
+FIELDS = """() => [...document.querySelectorAll("input, textarea")]
+    .filter((field) => field.offsetParent && field.type !== "checkbox" && field.value)
+    .map((field) => `${(field.closest("[id]") || {}).id}: ${field.value.slice(0, 200)}`)"""
 
 
-def start(
-    folder: Path, *more: str, held: Sequence[str] = ()
-) -> tuple[subprocess.Popen[str], str, str]:
+def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
     """The running program, its address, and what it printed until it was ready.
 
     It runs the embedded model as a folder unless another `--model` is named: the format that it
-    takes by itself depends on the machine, and measuring that would disturb what is tested. The
-    handlers that are `held` answer when they are told to: see `late`.
+    takes by itself depends on the machine, and measuring that would disturb what is tested.
     """
-    program = ["-m", "tests.support.held", str(folder), *held, "--"] if held else ["app.py"]
-    command = [sys.executable, *program, "--no-browser", "--port", "0", "--data-dir", str(folder)]
-    command += [] if "--model" in more else ["--model", str(EMBEDDED)]
+    program = ["-m", "tests.support.held", str(folder), "--no-browser", "--port", "0"]
+    model = [] if "--model" in more else ["--model", str(EMBEDDED)]
     process = subprocess.Popen(
-        [*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+        [sys.executable, *program, "--data-dir", str(folder), *model, *more],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
         said += line
         if found := re.search(r"ready at (http\S+)", line):
+            RUNNING[process] = folder
             return process, found[1], said
     raise AssertionError(f"The program ended with {process.wait()}:\n{said}")
 
 
 @contextmanager
+def running(folder: Path, *more: str) -> Iterator[str]:
+    """The address of a program that ends with this."""
+    process, url, _ = start(folder, *more)
+    try:
+        yield url
+    finally:
+        end(process)
+
+
+@contextmanager
 def late(folder: Path, name: str) -> Iterator[Callable[[], int]]:
-    """While this goes on, a handler that is held does not answer. Tells how often it began:
-    a choice in a list may begin it twice."""
+    """While this goes on, a handler in HELD (tests/support/held.py) does not answer. Tells how
+    often it began: a choice in a list may begin it twice."""
     file, begun = folder / name, folder / f"{name}.begun"
     begun.write_text("")
     file.touch()
@@ -76,23 +112,77 @@ def told(process: subprocess.Popen[str], words: str) -> str:
 
 def end(process: subprocess.Popen[str]) -> None:
     """End the program, and wait until it has ended."""
+    RUNNING.pop(process, None)
     process.terminate()
     process.wait(ENDED)
     assert process.stdout is not None
     process.stdout.close()
 
 
+def scene() -> str:
+    """What there is to see when a test fails: notices, fields, requests, and what the programs are
+    doing."""
+    lines = []
+    for page in (page for context in OPEN for page in context.pages):
+        lines += [f"page {page.url}", *page.locator(".toast-body").all_inner_texts()]
+        lines += [f"  field {field}" for field in page.evaluate(FIELDS)]
+    lines += REQUESTS
+    for process, folder in RUNNING.items():
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        lines += [f"threads of {process.pid}", (folder / STACKS).read_text()[-20_000:]]
+    return "\n".join(lines)
+
+
 @contextmanager
-def chromium(*flags: str) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     """The browser that is installed, without a window."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     assert found, "These tests need Chromium: apt-get install chromium."
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=[*FLAGS, *flags])
+        opened = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield opened
         opened.close()
+
+
+@contextmanager
+def guarded(
+    browser: Browser, address: str, owner: str = "local", **options: Any
+) -> Iterator[BrowserContext]:
+    """A new browser that shows an owner's data. Its pages must raise no error, open no dialog or
+    window, run nothing that calls `fired`, and ask nobody but the program."""
+    context = browser.new_context(**{"viewport": DESKTOP, **options})
+    context.set_default_timeout(PATIENCE)
+    context.add_init_script("window.ran = 0; window.fired = () => { window.ran += 1; };")
+    context.add_cookies([{"name": "owner", "value": owner, "url": address}])
+    problems: list[str] = []
+
+    def opened(page: Page) -> None:
+        if page.opener() is not None:
+            problems.append(f"opened {page.url}")
+
+    def asked(request: Request) -> None:
+        if "/assets/" not in request.url:
+            sent = (request.post_data or "")[:300] if "/queue/join" in request.url else ""
+            REQUESTS.append(f"{time.strftime('%X')} {request.method} {request.url[-80:]} {sent}")
+        if not request.url.startswith((address, "data:", "blob:", "file:", "chrome-error:")):
+            problems.append(request.url)
+
+    context.on("weberror", lambda error: problems.append(str(error.error)))
+    context.on("dialog", lambda dialog: (problems.append(dialog.message), dialog.dismiss()))
+    context.on("page", opened)
+    context.on("requestfinished", asked)
+    OPEN.append(context)
+    try:
+        yield context
+        ran = [frame.evaluate("window.ran") for page in context.pages for frame in page.frames]
+    finally:
+        OPEN.remove(context)
+        context.close()
+    assert problems == [], "a page raised an error, opened something or asked another server"
+    assert not any(ran), "a script ran"
 
 
 def visit(page: Page, address: str) -> None:
@@ -120,6 +210,12 @@ def finished(page: Page) -> None:
     expect(page.locator("#tokens .turn").last).to_have_class(re.compile("answered"))
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator("#tokens .turn.growing")).to_have_count(0)
+
+
+def stop(page: Page) -> None:
+    """End the answer that grows, unless it has ended by itself: pages may be slower than it."""
+    with suppress(Error):
+        page.click("#stop", timeout=5000)
 
 
 def answer(page: Page) -> str:
@@ -159,6 +255,15 @@ def until(page: Page, wanted: Callable[[], bool]) -> None:
         page.wait_for_timeout(50)
 
 
+def fixed_budget(page: Page) -> None:
+    """From now on drafts are made whether they pay beside a browser or not, and all answers have
+    one seed."""
+    open_advanced(page)
+    page.get_by_label("Fixed", exact=True).check()
+    page.get_by_label("A new seed for each answer").uncheck()
+    open_tab(page, "Chat")
+
+
 def pictures(page: Page) -> None:
     """Every picture on the page has come or failed, and two frames were drawn since."""
     page.wait_for_function("[...document.images].every((image) => image.complete)")
@@ -173,10 +278,10 @@ class Stored(NamedTuple):
     ended: bool
 
 
-def stored(database: Path) -> list[Stored]:
-    """The answers that are stored, the newest first."""
-    with Database(database) as opened:
-        store, traces = Conversations(opened, OWNER), Traces(opened, OWNER)
+def stored(folder: Path, owner: str) -> list[Stored]:
+    """An owner's answers that are stored, the newest first."""
+    with Database(folder / "strata.db") as opened:
+        store, traces = Conversations(opened, owner), Traces(opened, owner)
         messages = [m for each in store.list() for m in store.messages(each.id)]
         answers = [m for m in messages if m.role == "assistant"]
         ends = [m.run_id and traces.load(m.run_id).finish for m in answers]
@@ -185,15 +290,27 @@ def stored(database: Path) -> list[Stored]:
     return [Stored(m.content, m.pieces or (), end is not None) for m, end in newest]
 
 
-def settings(database: Path) -> dict[str, Any]:
-    """The settings of the conversation that was used last."""
-    with Database(database) as opened:
-        return Conversations(opened, OWNER).list()[0].settings
+def settings(folder: Path, owner: str) -> dict[str, Any]:
+    """The settings of the conversation that an owner used last."""
+    with Database(folder / "strata.db") as opened:
+        return Conversations(opened, owner).list()[0].settings
 
 
 def open_tab(page: Page, name: str) -> None:
     """Go to a tab."""
     page.get_by_role("tab", name=name).click()
+
+
+def pick(page: Page, box: str, option: str | re.Pattern[str]) -> None:
+    """Choose from a dropdown."""
+    page.locator(f"{box} input").click()
+    exact = isinstance(option, str)
+    page.get_by_role("listbox").get_by_role("option", name=option, exact=exact).click()
+
+
+def fits(page: Page) -> bool:
+    """Whether nothing hangs out of the window at its side."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def open_advanced(page: Page) -> None:
@@ -218,15 +335,19 @@ def set_number(page: Page, label: str, value: int) -> None:
     open_tab(page, "Chat")
 
 
-def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") -> None:
-    """Begin an answer that takes seconds, and see some of it. Without drafts it takes long, and
-    without chance it does not end early."""
+def answer_at_length(page: Page, tokens: int, method: str = "Plain decoding") -> None:
+    """From now on answers take seconds: without drafts they take long, and without chance they do
+    not end early."""
     set_number(page, "Max tokens", tokens)
     be_exact(page)
     open_tab(page, "Settings")
-    page.locator("#method input").click()
-    page.get_by_role("option", name=method, exact=True).click()
+    pick(page, "#method", method)
     open_tab(page, "Chat")
+
+
+def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") -> None:
+    """Begin an answer that takes seconds, and see some of it."""
+    answer_at_length(page, tokens, method)
     send(page, LONG)
     expect(page.locator("#tokens .turn.answered .tok").nth(1)).to_be_attached()
 

@@ -57,11 +57,11 @@ def step(index: int) -> Step:
 class Worker:
     """Does what it is told, and fails in every way there is."""
 
-    def __init__(self, publish: Callable[[object], None], said: str = "made") -> None:
+    def __init__(self, publish: Callable[[object], None]) -> None:
         self.publish = publish
         self.released = threading.Event()
         self.blocked = threading.Semaphore(0)
-        publish(said)
+        publish("made")
 
     # Calls.
 
@@ -70,9 +70,6 @@ class Worker:
 
     def add(self, one: int, *, other: int = 1) -> int:
         return one + other
-
-    def environment(self, name: str) -> str | None:
-        return os.environ.get(name)
 
     def say(self, value: object) -> None:
         self.publish(value)
@@ -113,11 +110,27 @@ class Worker:
     def release(self) -> None:
         self.released.set()
 
+    def release_soon(self) -> Stream[str]:
+        """The same as a stream, which comes through where no call does."""
+        self.released.set()
+        return self._work(lambda stream: stream.put("released"))
+
     def modules(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if name in sys.modules}
 
     def threads(self) -> list[str]:
         return [thread.name for thread in threading.enumerate()]
+
+    def start_no_streams(self) -> None:
+        """Behave as a system that starts no further thread."""
+
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name.startswith("stream-"):
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        start = threading.Thread.start
+        threading.Thread.start = refuse  # type: ignore[method-assign]
 
     def shout(self) -> None:
         print("printed")
@@ -147,9 +160,6 @@ class Worker:
 
         return self._work(work)
 
-    def steps(self, count: int) -> Stream[Step]:
-        return self._work(lambda stream: [stream.put(step(n)) for n in range(count)])
-
     def until_stopped(self) -> Stream[str]:
         """One item at once, a last one after Stop."""
 
@@ -173,13 +183,6 @@ class Worker:
         threading.Thread(target=work).start()
         return stream
 
-    def questions(self, count: int) -> Stream[tuple[str, Any]]:
-        def work(stream: Stream[tuple[str, Any]]) -> None:
-            for number in range(count):
-                stream.put(("answer", stream.ask(("question", number))))
-
-        return self._work(work)
-
     def broken(self, good: int) -> Stream[int]:
         def work(stream: Stream[int]) -> None:
             stream.put_all(range(good))
@@ -191,7 +194,8 @@ class Worker:
         """A good one, and after it was seen one that cannot be written, or not read there."""
 
         def work(stream: Stream[Any]) -> None:
-            stream.ask("good")
+            stream.put("good")
+            self.block()
             stream.put(threading.Lock() if item == "unwritable" else OnlyHere())
             stream.stopped.wait()
 
@@ -223,7 +227,7 @@ class Worker:
             else:
                 stream.end()
 
-        threading.Thread(target=run).start()
+        threading.Thread(target=run, name="producer").start()
         return stream
 
 

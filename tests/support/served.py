@@ -10,17 +10,17 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
-from app.api.build import api_of
-from app.api.routes import Api
+from app.api.routes import Api, api_of
 from app.arguments import Options, parse
-from app.http.access import PROGRAMS, Access, Hosts
+from app.http.access import PROGRAMS, Access, Hosts, pick_port
 from app.http.login import LogIns
-from app.http.ports import pick_port
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
+from engine.engine import Engine
 from engine.local import Local
 from storage.database import Database
+from storage.drafting import DraftingStore
 
 
 @dataclass
@@ -47,12 +47,20 @@ def ask(client: httpx.Client, path: str = "chat/completions", **body: Any) -> ht
 
 @contextmanager
 def served(
-    backend: Backend | None = None, *arguments: str, db: Database | None = None, each: int = 32
+    backend: Backend | None = None,
+    *arguments: str,
+    db: Database | None = None,
+    each: int = 32,
+    engine: Engine | None = None,
 ) -> Iterator[Served]:
-    """A server with these arguments behind `strata serve`; without any, private."""
+    """A server with these arguments behind `strata serve`; without any, private. `engine` takes the
+    place of one in this process."""
     database = db or Database()
     options: Options = parse(["serve", *arguments])
-    session = Session(Local(backend=backend or ToyBackend(), each=each), database)
+    if engine is None:
+        store = DraftingStore(database)
+        engine = Local(backend=backend or ToyBackend(), each=each, store=store)
+    session = Session(engine, database)
     port = pick_port("127.0.0.1", 0)
     api = api_of(session, options)
     app: Any = Starlette(routes=api.routes)

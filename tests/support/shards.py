@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from storage.statistics_map import Job
-from storage.statistics_shards import Documents, Plan
+from storage.statistics_shards import Documents, Job, Plan
 
 
 def texts(seed: int, documents: int, length: int, vocabulary: int) -> list[Any]:

@@ -19,6 +19,7 @@ from engine.backends.toy import ToyBackend, toy_logits
 from engine.local import Local
 from engine.settings import Generation, Sampling
 from storage.database import Database
+from storage.drafting import DraftingStore
 
 METHODS = ("hd", "hd", "hd-published", "plain")
 
@@ -29,7 +30,7 @@ def main(conversations: int, owners: int, limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Database(Path(folder) / "soak.db") as database:
         # The toy remembers its logits, which is not what is measured here.
         backend = ToyBackend(4096, logits=toy_logits.__wrapped__)
-        engine = Local(backend=backend)
+        engine = Local(backend=backend, store=DraftingStore(database))
         session, memory = Session(engine, database), engine.loaded.memory
         memory.limit = limit
         engine.loaded.sequences.limit = limit

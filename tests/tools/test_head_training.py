@@ -67,11 +67,11 @@ def test_what_it_learns_is_what_it_does_when_it_drafts(made: Path, tmp_path: Pat
     """The loss is that of the laws which the engine's head gives at the same places."""
     import torch
 
-    from engine.heads.eagle3_files import Target, read_head
+    from engine.heads.eagle3 import Target, read_head
     from engine.models.loaders import load
     from engine.settings import Runtime, Sampling
-    from training.corpus import Corpus
     from training.head import FADE, of_target, within
+    from training.prepare import Corpus
     from training.train import loaded
 
     assert head(made, tmp_path, "--steps", "5") == 0
@@ -149,7 +149,7 @@ def test_a_head_is_measured_by_depth(
 def test_a_model_answers_the_questions_of_chats(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from training.documents import read
+    from training.prepare import read
 
     output, texts = tmp_path / "answers.jsonl", str(made / "texts.jsonl")
     target = str(made / "target")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.prompts import read_prompts
+from bench.harness import read_prompts
 from engine.models.loaders import load
 from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts
 from training.__main__ import main
-from training.samples import LEAST, PROMPTS, answered, longest_loop
+from training.answers import LEAST, PROMPTS, answered, longest_loop
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf]
 QUESTION = "I am person 5. What is the river like?"
@@ -43,6 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         own = str(folder / name)
         commands.append(["train", str(data), "--output", own, *PLAN, *options])
         commands.append(["export", f"{own}/weights", str(folder / "family" / name)])
+        commands[-1] += ["--type", "F16"]
     for command in commands:
         run(*command)
     (data / "held.jsonl").rename(folder / "family" / "held.jsonl")
@@ -99,9 +100,8 @@ def test_bits_are_those_of_every_document_alone(made: Path) -> None:
 
     import torch
 
-    from training.bits import ALL, held_out_bits
-    from training.documents import read
-    from training.prepare import rendered
+    from training.measure import ALL, held_out_bits
+    from training.prepare import read, rendered
     from training.train import loaded
 
     documents, cpu = list(read([made / "held.jsonl"])), torch.device("cpu")
@@ -141,7 +141,7 @@ def test_nothing_to_measure_is_told(
     assert main(["acceptance", held, target, str(made / "small")]) == 2
     assert "No chat is left in" in capsys.readouterr().err
     assert main(["samples", target, "--prompts", held]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "There is no question" in capsys.readouterr().err
     assert main(["samples", target, "--seeds", "0"]) == 2
     assert "at least one seed" in capsys.readouterr().err
     held = str(made / "held.jsonl")
@@ -170,7 +170,7 @@ def test_samples_are_answers_side_by_side(
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19, 20, 100])
 def test_every_token_but_the_first_is_told_once(size: int) -> None:
-    from training.bits import windows
+    from training.measure import windows
 
     pieces = [tokens for _, tokens in windows("a", list(range(size)), 10)]
     assert [token for piece in pieces for token in piece[1:]] == list(range(1, size))

@@ -2,18 +2,18 @@
 
 import json
 import lzma
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.__main__ import main
 from bench.replay import (
     BLIND,
     Count,
+    Material,
     Recording,
     contestants,
     measure,
@@ -25,29 +25,22 @@ from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.drafting.databases import Databases
-from engine.errors import ModelError, SettingError
+from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import TIERS, Step
-from tests.conftest import EMBEDDED, ROOT
+from tests.conftest import EMBEDDED
 from tests.support.lossless import knowing, toy_table
-from tests.unit.test_drafters_statistics import Table
+from tests.support.tiers import Table
 
 PROMPTS = ("once upon a time", "and then", "once more upon a time")
 Live = tuple[Recording, list[Step]]
 
 
-@dataclass
-class Bytes:
-    """The toy's vocabulary."""
+class Bytes(ToyBackend):
+    """The toy's vocabulary, in which a text is its bytes."""
 
-    size: int = VOCABULARY
-    bos: Sequence[int] = (END,)
-    eos: int = END
-    encoded: list[str] = field(default_factory=list)
-
-    def encode(self, text: str) -> list[int]:
-        self.encoded.append(text)
+    def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
 
@@ -72,30 +65,26 @@ def replayed(
     drafters: Sequence[Drafter], drafting: Drafting, recording: Recording
 ) -> tuple[int, int, int]:
     count = Count()
-    replay(drafters, drafting, recording, VOCABULARY, [count])
+    replay(drafters, drafting, recording, VOCABULARY, count)
     assert count.seconds >= 0 and count.expected >= count.forwards
     return count.tokens, count.forwards, count.drafted
 
 
 def compare(method: Method, known: bool = False) -> None:
-    """Answer after answer, live and replayed, each side with databases that learn on, whose noise
-    is `known` or not."""
-    here, there = (Databases(statistics=toy_table()) for _ in range(2))
-    for side in (here, there):
+    """Answer after answer, live and replayed, with databases that keep learning on both sides."""
+    sides = [Databases(statistics=toy_table()) for _ in range(2)]
+    for side in sides:
         method.drafters(side)
     saved = 0
-    for seed, temperature in enumerate((0.0, 0.7, 1.0, 1.5)):
-        for prompt in PROMPTS:
-            sampling = Sampling(temperature, seed=seed)
-            fresh = method.drafters(here.next_conversation(), None, sampling if known else None)
-            recording, steps = live(fresh, method.drafting, prompt, sampling)
-            fresh = method.drafters(
-                there.next_conversation(), None, recording.sampling if known else None
-            )
-            found = replayed(fresh, method.drafting, recording)
-            drafted = sum(sum(step.proposed.values()) for step in steps)
-            assert found == (len(recording.answer), len(steps), drafted)
-            saved += len(recording.answer) - len(steps)
+    for (seed, temperature), prompt in product(enumerate((0.0, 0.7, 1.0, 1.5)), PROMPTS):
+        sampling = Sampling(temperature, seed=seed)
+        noise = sampling if known else None
+        fresh, again = (method.drafters(side.next_conversation(), None, noise) for side in sides)
+        recording, steps = live(fresh, method.drafting, prompt, sampling)
+        drafted = sum(sum(step.proposed.values()) for step in steps)
+        found = replayed(again, method.drafting, recording)
+        assert found == (len(recording.answer), len(steps), drafted)
+        saved += len(recording.answer) - len(steps)
     assert saved > 50, "where nothing is accepted, nothing is compared"
 
 
@@ -138,13 +127,15 @@ ENTRIES = [
 
 def test_every_contestant_replays_every_answer_of_the_split() -> None:
     texts = recordings("the fox ran", "the dog slept", "the cow")
-    found = measure(texts, None, VOCABULARY, "test", 0, ENTRIES)
+    found = measure(Material(texts, VOCABULARY, Table({})), "test", 0, ENTRIES)
     assert list(found) == [title for title, *_ in ENTRIES]
-    for result in found.values():
-        assert result.all.tokens == sum(len(r.answer) for r in texts) and result.all == result.first
-        assert 0 < result.all.forwards <= result.all.tokens
-    limited = measure(texts, None, VOCABULARY, "test", 2, ENTRIES[:1])
-    assert limited["Prompt lookup"].all.tokens == sum(len(r.answer) for r in texts[:2])
+    for count in found.values():
+        assert count.tokens == sum(len(r.answer) for r in texts)
+        assert 0 < count.forwards <= count.tokens
+        assert count.figures()["nodes"] == round(count.drafted / count.forwards, 2)
+    limited = measure(Material(texts, VOCABULARY), "test", 2, ENTRIES[:1])
+    assert limited["Prompt lookup"].tokens == sum(len(r.answer) for r in texts[:2])
+    assert set(Count().figures().values()) == {0.0}
 
 
 @pytest.mark.parametrize("title", ["Published", "Ours", "Model tier"])
@@ -154,7 +145,7 @@ def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> Non
     text = "a long and winding answer that nobody would guess at once"
 
     def forwards(*texts: Recording) -> int:
-        return measure(list(texts), None, VOCABULARY, "test", 0, entries)[title].all.forwards
+        return measure(Material(texts, VOCABULARY), "test", 0, entries)[title].forwards
 
     alone = forwards(*recordings(text))
     # One answer is little evidence to a method that weighs it, so there are several.
@@ -181,18 +172,10 @@ def test_contestants_are_the_peers_and_ours_at_each_size() -> None:
     ]  # fmt: skip
 
 
-def test_figures_are_per_forward() -> None:
-    count = Count(tokens=30, forwards=10, drafted=50, expected=31.0, seconds=0.02)
-    assert count.figures() == {
-        "tokens_per_forward": 3.0, "expected": 3.1, "nodes": 5.0, "draft_ms": 2.0,
-    }  # fmt: skip
-    assert set(Count().figures().values()) == {0.0}
-
-
 def test_a_statistics_file_is_made_of_other_answers(tmp_path: Path) -> None:
-    assert statistics_of([], Bytes(), tmp_path) is None
+    assert statistics_of([], VOCABULARY, tmp_path) is None
     # A key must be seen more often than once to be worth its place.
-    table = statistics_of(recordings(*["the fox ran"] * 5), Bytes(), tmp_path)
+    table = statistics_of(recordings(*["the fox ran"] * 5), VOCABULARY, tmp_path)
     assert table is not None
     found = table.look_up(list(b"th"))
     assert found is not None and set(found.counts) == {ord("e")}
@@ -212,8 +195,8 @@ def test_traces_are_read_as_the_model_would_read_them(tmp_path: Path, suffix: st
     text = lines(GOOD, {"prompt": "ho {}", "output": ""})
     path.write_bytes(lzma.compress(text.encode()) if suffix.endswith("xz") else text.encode())
     first, second = read_traces(path, Bytes(), "<{}>")
-    assert first == Recording("hi", "test", [END, *b"<hi>"], [*b"yes", END])
-    assert second == Recording("ho {}", "train", [END, *b"<ho {}>"], [END])
+    assert first == Recording("hi", "test", [*b"<hi>"], [*b"yes", END])
+    assert second == Recording("ho {}", "train", [*b"<ho {}>"], [END])
 
 
 @pytest.mark.parametrize(
@@ -224,64 +207,21 @@ def test_traces_are_read_as_the_model_would_read_them(tmp_path: Path, suffix: st
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.xz"])
 def test_traces_that_are_none_are_refused_with_their_name(
-    tmp_path: Path, content: str | bytes | None, suffix: str
+    tmp_path: Path, content: str | bytes | None
 ) -> None:
-    path = tmp_path / f"traces{suffix}"
+    path = tmp_path / "traces.jsonl"
     if content is not None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(SettingError, match="Each line must be a JSON object with") as caught:
-        read_traces(path, Bytes(), "{}")
-    assert repr(str(path)) in str(caught.value)
-
-
-READER = """
-import sys
-from pathlib import Path
-from bench.replay import GgufVocabulary
-from engine.errors import ModelError
-for path in map(Path, sys.argv[1:]):
-    try:
-        print(GgufVocabulary(path).size)
-    except ModelError as error:
-        print(error)
-"""
-
-
-@pytest.mark.model
-def test_vocabularies_that_are_no_gguf_files_are_refused(tmp_path: Path) -> None:
-    """In a process of its own: the library leaves files open until its end."""
-    paths = [tmp_path / f"{number}.gguf" for number in range(4)]
-    for path, content in zip(paths, (b"", b"GGUF", b"no such thing" * 99), strict=False):
-        path.write_bytes(content)
-    done = subprocess.run(
-        [sys.executable, "-c", READER, *map(str, paths)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if line.startswith("The vocabulary")]
-    assert len(said) == len(paths) and "Traceback" not in done.stderr, done.stderr
-    for path, line in zip(paths, said, strict=True):
-        assert repr(str(path)) in line and "could not be read" in line
-
-
-@pytest.mark.model
-def test_the_vocabulary_of_a_folder_is_the_models(embedded: Any, tmp_path: Path) -> None:
-    from bench.replay import FolderVocabulary
-
-    vocabulary = FolderVocabulary(EMBEDDED)
-    text = "Once upon a time, there was a fox."
-    assert vocabulary.encode(text) == embedded.tokenize(text)
-    assert vocabulary.size == embedded.info.vocabulary_size
-    assert {vocabulary.eos} == embedded.info.eos_ids
-    assert all(token < vocabulary.size for token in vocabulary.bos)
-    with pytest.raises(ModelError, match="could not be read"):
-        FolderVocabulary(tmp_path)
+    for file in (path, path.with_suffix(".jsonl.xz")):
+        if content is not None:
+            file.write_bytes(path.read_bytes())  # which is no xz file either
+        with pytest.raises(SettingError, match="Each line must be a JSON object with") as caught:
+            read_traces(file, Bytes(), "{}")
+        assert repr(str(file)) in str(caught.value)
 
 
 def bench(*arguments: str) -> int:
-    from bench.__main__ import main
-
     return main(["replay", "--vocabulary", str(EMBEDDED), *arguments])
 
 
@@ -311,10 +251,10 @@ def test_a_replay_ends_in_one_json_line(
     report = json.loads(printed.strip().splitlines()[-1])
     assert report["bench"] == "replay" and report["answers"] == 2
     assert report["traces"] == "answers.jsonl" and str(tmp_path) not in printed
-    ours = [report["methods"][f"Hierarchy drafting, {size}"]["all"] for size in (4, 16)]
+    ours = [report["methods"][f"Hierarchy drafting, {size}"] for size in (4, 16)]
     assert set(report["methods"]) >= {METHODS[name].title for name in ("lookup", "hd-published")}
     for figures in report["methods"].values():
-        assert figures["all"]["tokens_per_forward"] > 1 and figures["all"]["nodes"] > 0
+        assert figures["tokens_per_forward"] > 1 and figures["nodes"] > 0
     assert ours[0]["nodes"] <= 4 < ours[1]["nodes"] <= 16
     assert bench("--traces", str(traces), "--nodes", "4", "--no-peers", "--limit", "1") == 0
     report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -329,7 +269,7 @@ def test_a_replay_ends_in_one_json_line(
         (["--traces", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--statistics", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--vocabulary", "/nowhere"], "'/nowhere'"),
-        (["--nodes", "999"], "Most drafted tokens"),
+        (["--nodes", "999"], "Max drafted tokens"),
         (["--tiers", "context,best"], "'best'"),
     ],
 )
@@ -341,20 +281,11 @@ def test_mistakes_end_with_status_2_and_a_message(
     assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
 
 
-def test_the_table_of_another_test_is_a_table() -> None:
-    """The statistics tier of a replay asks whatever table it is given."""
-    (entry,) = ENTRIES[2:3]
-    found = measure(recordings("ab"), Table({}), VOCABULARY, "test", 0, [entry])
-    assert found["Ours"].all.tokens == 3
-
-
 # Recordings of our own, whose noise is known.
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from bench.__main__ import main
-
     folder = tmp_path_factory.mktemp("recorded")
     questions, path = folder / "questions.jsonl", folder / "answers.jsonl"
     told = [{"category": name, "turns": [f"Tell me of a {name}."]} for name in ("fox", "sea")]
@@ -383,14 +314,12 @@ def test_a_recording_says_all_that_its_answer_was_drawn_with(recorded: Path, emb
 def test_a_replay_of_recordings_knows_the_noise_and_stands_beside_one_that_does_not(
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench.__main__ import main
-
     assert main(["replay", "--traces", str(recorded), "--nodes", "8", "--no-peers"]) == 0
     report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert report["answers"] == 2
     titles = ["Hierarchy drafting by probability, 8", "Hierarchy drafting, 8"]
     assert list(report["methods"]) == titles
-    blind, known = (report["methods"][title]["all"] for title in titles)
+    blind, known = (report["methods"][title] for title in titles)
     assert blind != known and min(blind["tokens_per_forward"], known["tokens_per_forward"]) > 1
 
 
@@ -405,8 +334,6 @@ def test_a_replay_of_recordings_knows_the_noise_and_stands_beside_one_that_does_
 def test_a_damaged_recording_is_named(
     tmp_path: Path, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench.__main__ import main
-
     good = {
         "question": "fox 1", "split": "test", "prompt": [1, 2], "answer": [3], "position": 2,
         "sampling": {"temperature": 0.7}, "vocabulary": 9, "tokenizer": "x",
@@ -420,26 +347,7 @@ def test_a_damaged_recording_is_named(
 
 
 def test_texts_need_a_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from bench.__main__ import main
-
     path = tmp_path / "answers.jsonl"
     path.write_text(lines(GOOD))
     assert main(["replay", "--traces", str(path)]) == 2
     assert "--vocabulary" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--limit", "-1"], "negative"),
-        (["--prompts", "/nowhere"], "'/nowhere'"),
-        (["--to", "/nowhere/answers.jsonl"], "'/nowhere/answers.jsonl'"),
-    ],
-)
-def test_mistakes_of_a_recording(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    from bench.__main__ import main
-
-    assert main(["record", "--to", str(tmp_path / "answers.jsonl"), *arguments]) == 2
-    assert words in capsys.readouterr().err

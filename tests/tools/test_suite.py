@@ -76,6 +76,37 @@ def test_to_know_the_tests_no_heavy_library_is_imported(folders: str, never: str
     assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr
 
 
+ELSEWHEN = """
+import sys
+import time
+
+import pytest
+
+now = time.time
+time.time = lambda: now() + float(sys.argv[1])
+assert pytest.main(["--collect-only", "-p", "no:cacheprovider", *sys.argv[2:]]) == 0
+"""
+"""Collects tests as if the clock showed another time."""
+
+
+def collected(seconds_ahead: int, hash_seed: int, *arguments: str) -> list[str]:
+    """The names of all tests, in order, as one worker would collect them."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHEN, str(seconds_ahead), *arguments],
+        cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_every_worker_collects_the_same_tests() -> None:
+    """Workers that collect different names end the run before its first test."""
+    here, elsewhen = collected(0, 1, "tests"), collected(100_000, 2, "tests")
+    assert len(here) > 1_000
+    assert here == elsewhen
+
+
 def test_a_test_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "test_faulty.py").write_text(CRASHES)
     (tmp_path / "test_other.py").write_text("def test_more() -> None:\n    pass\n")

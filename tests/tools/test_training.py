@@ -45,7 +45,7 @@ def test_training_that_was_stopped_goes_on_where_it_was(
     assert train(data, whole, *SMALL, "--steps", "3") == 0
     for _ in range(2):
         assert train(data, parts, *SMALL, "--steps", "3", "--minutes", "0") == 0
-        assert "The same command goes on from here." in capsys.readouterr().out
+        assert "The same command continues from here." in capsys.readouterr().out
     assert train(data, parts, *SMALL, "--steps", "3") == 0
     assert "Going on after step 2 of 3." in capsys.readouterr().out
     one, other = weights(whole), weights(parts)
@@ -76,8 +76,8 @@ def test_a_checkpoint_of_another_plan_is_left_alone(
 def test_what_is_learned_shows_in_the_log_and_in_held_out_bits(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from training.bits import ALL, held_out_bits
-    from training.documents import read
+    from training.measure import ALL, held_out_bits
+    from training.prepare import read
 
     assert train(data, tmp_path / "a", *SMALL, "--steps", "60", "--rate", "0.02") == 0
     lines = log(tmp_path / "a")
@@ -99,7 +99,7 @@ def test_what_is_learned_shows_in_the_log_and_in_held_out_bits(
 def test_the_rate_rises_stays_and_decays() -> None:
     import torch
 
-    from training.fit import Fit, Plan
+    from training.train import Fit, Plan
 
     plan = Plan(steps=20, warmup=0.2, decay=0.5)
     model = torch.nn.ModuleDict({"inner": torch.nn.Linear(4, 4)})
@@ -117,9 +117,8 @@ def test_the_rate_rises_stays_and_decays() -> None:
 def test_muon_gets_the_matrices_within_the_layers_and_adam_everything_else(data: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from bench.shape import Shape
-    from training.fit import Plan, optimizers_of
-    from training.train import config_of
+    from engine.models.shape import Shape
+    from training.train import Plan, config_of, optimizers_of
 
     tokenizer = AutoTokenizer.from_pretrained(str(data / "tokenizer"))
     config = config_of(Shape(64, 96, 1, 1, 2), tokenizer, 64, 10_000.0)

@@ -10,10 +10,8 @@ import pytest
 
 from engine.errors import SettingError
 from tests.support.training_texts import write_texts
-from training import corpus
 from training.__main__ import main
-from training.corpus import Corpus
-from training.documents import HELD, Document, parsed, read
+from training.prepare import HELD, Document, parsed, read
 
 CHAT = {"source": "a", "messages": [{"role": "user", "content": " Hi "}]}
 
@@ -82,7 +80,9 @@ def test_documents_that_begin_alike_are_held_out_alike() -> None:
 
 
 def test_every_token_comes_once_in_an_epoch(tmp_path: Path) -> None:
-    packed = corpus.write(tmp_path, some(500))
+    from training.prepare import pack
+
+    packed = pack(tmp_path, some(500))
     total = sum(len(tokens) for _, tokens in some(500))
     assert len(packed.tokens) == total and packed.names == ["even", "odd"]
     epoch = list(islice(packed.windows(10, {}, seed=3), (total - 1) // 10))
@@ -94,7 +94,9 @@ def test_every_token_comes_once_in_an_epoch(tmp_path: Path) -> None:
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
-    corpus.write(tmp_path, some(200))
+    from training.prepare import Corpus, pack
+
+    pack(tmp_path, some(200))
     packed = Corpus.open(tmp_path)
     length = (len(packed.tokens) - 1) // 10
 
@@ -106,7 +108,9 @@ def test_the_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
 
 
 def test_sources_come_as_often_as_is_said(tmp_path: Path) -> None:
-    packed = corpus.write(tmp_path, some(4000))
+    from training.prepare import pack
+
+    packed = pack(tmp_path, some(4000))
     order = packed.order({"even": 0.25, "odd": 2}, np.random.default_rng(0))
     times = Counter((order % 2).tolist())
     assert times[1] == 4000 and 400 < times[0] < 600
@@ -115,13 +119,15 @@ def test_sources_come_as_often_as_is_said(tmp_path: Path) -> None:
 
 
 def test_too_little_text_for_a_window_is_told(tmp_path: Path) -> None:
-    packed = corpus.write(tmp_path / "packed", some(10))
+    from training.prepare import Corpus, pack
+
+    packed = pack(tmp_path / "packed", some(10))
     with pytest.raises(SettingError, match="An epoch has 34 tokens, fewer than a window of 64"):
         next(packed.windows(64, {}, 0))
     with pytest.raises(SettingError, match="An epoch has 0 tokens"):
         next(packed.windows(64, {"even": 0, "odd": 0}, 0))
     with pytest.raises(SettingError, match="no text to pack"):
-        corpus.write(tmp_path / "empty", [])
+        pack(tmp_path / "empty", [])
     with pytest.raises(SettingError, match="no packed tokens in '.*nowhere'"):
         Corpus.open(tmp_path / "nowhere")
 
@@ -148,6 +154,8 @@ def test_a_tokenizer_is_trained_or_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from transformers import AutoTokenizer
+
+    from training.prepare import Corpus
 
     texts = str(write_texts(tmp_path / "a.jsonl", 500))
     first, second = tmp_path / "first", tmp_path / "second"

@@ -6,9 +6,8 @@ from math import isfinite
 
 import pytest
 
-from app.api.errors import told
-from app.api.figures import Answered, figures, ours, speculative, timings, usage
-from app.api.prometheus import SECONDS, Counters
+from app.api.figures import SECONDS, Answered, Counters, figures, ours, speculative, timings, usage
+from app.http.problems import api_error
 from engine.errors import (
     Busy,
     Cancelled,
@@ -214,7 +213,7 @@ def test_no_name_of_a_model_breaks_a_line(name: str) -> None:
     ],
 )
 def test_errors_of_ours_have_a_status(error: StrataError, status: int) -> None:
-    found = told(error, "messages")
+    found = api_error(error, "messages")
     assert found.status == status and found.words == str(error)
     assert ("retry-after" in found.headers) is (status in (429, 503))
     long = isinstance(error, PromptError) and "tokens" in str(error)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pypdf import PdfReader, PdfWriter
 
-from app.service import attachments, pdf_text
+from app.service import attachments
 from app.service.attachments import (
     MAX_BYTES,
     MAX_CHARACTERS,
@@ -17,8 +17,8 @@ from app.service.attachments import (
     Attachments,
     join,
     read,
-    said,
     split,
+    without_files,
 )
 from engine.errors import PromptError
 
@@ -91,8 +91,8 @@ def test_what_is_no_block_of_ours_stays_text(message: str) -> None:
 
 def test_what_a_message_says_beside_its_files_names_it() -> None:
     file = Attachment("a.txt", "x")
-    assert said(join([file], "Why?")) == "Why?"
-    assert said(join([file, file], "")) == "a.txt, a.txt"
+    assert without_files(join([file], "Why?")) == "Why?"
+    assert without_files(join([file, file], "")) == "a.txt, a.txt"
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_a_pdf_file_that_takes_too_long_is_given_up_within_a_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter(range(1_000_000))
-    monkeypatch.setattr(pdf_text.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(attachments.time, "monotonic", lambda: next(now))
     slow = pdf("x", commands=b"q Q " * 200)
     with pytest.raises(PromptError, match="slow.pdf took more than 20 seconds: 0 pages"):
-        pdf_text.pdf_text("slow.pdf", slow)
+        attachments.pdf_text("slow.pdf", slow)
     assert next(now) < 40, "it went on behind its end"
 
 
 def test_a_pdf_file_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdf_text, "MAX_PAGES", 2)
+    monkeypatch.setattr(attachments, "MAX_PAGES", 2)
     with pytest.raises(PromptError, match="3 pages, and at most 2"):
         read("book.pdf", pdf("a", "b", "c"))
 
@@ -171,10 +171,10 @@ def test_files_wait_for_their_owner_alone_and_are_gone_when_dropped() -> None:
     (mine,) = store.add("me", [Attachment("a.txt", "mine")])
     assert store.message("me", [mine.key], "hi") == join([mine.file], "hi")
     for owner, keys in (("you", [mine.key]), ("me", ["unknown"])):
-        with pytest.raises(PromptError, match="no longer there"):
+        with pytest.raises(PromptError, match="no longer available"):
             store.message(owner, keys, "hi")
     store.drop("me", [mine.key])
-    with pytest.raises(PromptError, match="no longer there"):
+    with pytest.raises(PromptError, match="no longer available"):
         store.message("me", [mine.key], "hi")
 
 

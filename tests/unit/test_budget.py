@@ -107,19 +107,6 @@ def test_a_draft_that_is_due_has_a_node_and_is_otherwise_the_best(
         assert every[budget.best - 1] >= max(every) * (1 - 1e-9)
 
 
-def test_expected_tokens_are_the_bonus_and_what_was_added() -> None:
-    budget = adaptive(CostCurve({0: 1.0, 9: 1.0}))
-    assert budget.expected == 1.0
-    assert grown(budget, [0.9, 0.5, 0.25]) == 3 and budget.expected == 2.65
-
-
-def test_where_nodes_are_free_all_are_taken_and_where_they_cost_too_much_none() -> None:
-    likely = [0.9] * 10
-    free, dear = adaptive(CostCurve({0: 1.0, 99: 1.0})), adaptive(CostCurve({0: 1.0, 9: 99.0}))
-    assert (grown(free, likely), free.best) == (10, 10)
-    assert (grown(dear, likely), dear.best) == (0, 0)
-
-
 def test_a_jump_of_the_curve_hides_nothing_behind_it() -> None:
     """The first node costs half a step, thirty of them not more."""
     costs = CostCurve({0: 1.0, 1: 1.5, 30: 1.5})
@@ -130,30 +117,20 @@ def test_a_jump_of_the_curve_hides_nothing_behind_it() -> None:
     assert lonely.best == 0, "one alone does not pay"
 
 
-def test_a_plateau_is_filled_and_the_next_jump_is_not_made() -> None:
-    costs = CostCurve({0: 1.0, 8: 1.2, 16: 9.0})
-    budget = adaptive(costs)
-    grown(budget, [0.2] * 16)
-    assert budget.best == 8
-
-
 @pytest.mark.parametrize("budget", ["fixed", "adaptive"])
-def test_without_costs_all_above_the_threshold_are_taken(budget: str) -> None:
+def test_without_costs_or_with_a_fixed_budget_all_above_the_threshold_are_taken(
+    budget: str,
+) -> None:
     drafting = Drafting(nodes=4, threshold=0.1, budget=budget)
+    dear = CostCurve({0: 1.0, 1: 999.0}) if budget == "fixed" else None
     for probabilities, taken in [
         ([0.5, 0.2, 0.1, 0.09, 0.01], 3),
         ([0.9] * 9, 4),
         ([0.05], 0),
         ([], 0),
     ]:
-        plenty = Budget(drafting, 9, 100)
+        plenty = Budget(drafting, 9, 100, dear)
         assert grown(plenty, probabilities) == plenty.best == taken
-
-
-def test_a_fixed_budget_does_not_ask_what_a_node_costs() -> None:
-    dear = CostCurve({0: 1.0, 1: 999.0})
-    budget = Budget(Drafting(nodes=4, budget="fixed"), 9, 100, dear)
-    assert grown(budget, [0.5] * 9) == budget.best == 4
 
 
 @pytest.mark.parametrize("costs", [None, CostCurve({0: 1.0, 1: 1.0})])

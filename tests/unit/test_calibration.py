@@ -8,36 +8,12 @@ import pytest
 
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import LONGEST, MEMORY, PRIORS, Calibration
-from engine.drafting.context import ContextTier
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.model import ModelTier
+from engine.drafting.tiers import ContextTier, ModelTier
 from engine.settings import Drafting
 from engine.tree import Tree
 from engine.types import CONTEXT, MODEL, STATISTICS, STRENGTHS, CalibrationRow, Followers
-
-
-class Said:
-    """A tier that always says the same."""
-
-    def __init__(self, name: str, *matches: Followers) -> None:
-        self.name = self.source = name
-        self.said = matches
-
-    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
-        return self.said
-
-    def unigrams(self) -> Followers | None:
-        return None
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-
-def sure(token: int, times: int = 50) -> Followers:
-    return Followers(times, 1, {token: times})
+from tests.support.tiers import Noting, Said, markov, sure
 
 
 def trust(calibration: Calibration, tier: str, length: int, followers: Followers) -> float:
@@ -74,31 +50,6 @@ def test_a_longer_match_is_asked_first_and_the_shorter_one_about_the_rest() -> N
     assert trust(calibration, CONTEXT, 1, short) == pytest.approx(0.75, abs=0.06)
 
 
-def test_of_equal_matches_the_tier_of_the_highest_locality_is_asked_first() -> None:
-    calibration, high, low = Calibration(), sure(7), sure(8)
-    hierarchy = Hierarchy([Said(CONTEXT, high), Said(STATISTICS, low)], calibration)
-    teach(hierarchy, drawn({7: 0.5, 8: 0.5}, 1900))
-    assert trust(calibration, CONTEXT, 1, high) == pytest.approx(0.5, abs=0.04)
-    assert trust(calibration, STATISTICS, 1, low) > 0.9
-
-
-def test_each_strength_has_a_trust_of_its_own() -> None:
-    calibration, weak, strong = Calibration(), sure(7, 1), sure(7, 300)
-    assert trust(calibration, CONTEXT, 1, weak) < trust(calibration, CONTEXT, 1, strong)
-    before = trust(calibration, CONTEXT, 1, strong)
-    teach(Hierarchy([Said(CONTEXT, weak)], calibration), [8] * 500)
-    assert trust(calibration, CONTEXT, 1, weak) < 0.1
-    assert trust(calibration, CONTEXT, 1, strong) == before
-
-
-def test_a_few_observations_do_not_overrule_what_was_known_before() -> None:
-    calibration, followers = Calibration(), sure(7)
-    before = trust(calibration, CONTEXT, 4, followers)
-    chain = Hierarchy([Said(CONTEXT, *[followers] * 4)], calibration)
-    teach(chain, [8, 8])
-    assert 0.8 * before < trust(calibration, CONTEXT, 4, followers) < before
-
-
 def test_trust_follows_a_change_of_subject() -> None:
     """However long it was right before, what it was worth then fades."""
     calibration, followers = Calibration(), sure(7)
@@ -127,48 +78,10 @@ def test_before_anything_is_learned_more_occurrences_and_agreement_are_trusted_m
             assert scattered <= agreeing
 
 
-class Noting(Budget):
-    """A budget that notes the probability of every node that is added."""
-
-    def __init__(self, drafting: Drafting, depth: int) -> None:
-        super().__init__(drafting, depth, 1000)
-        self.noted: list[float] = []
-
-    def added(self, size: int, probability: float) -> None:
-        super().added(size, probability)
-        self.noted.append(probability)
-
-
 def predicted(hierarchy: Hierarchy, tokens: Sequence[int], depth: int = 1) -> Noting:
-    budget = Noting(Drafting(nodes=128, threshold=0.0, budget="fixed"), depth)
+    budget = Noting(128, depth)
     hierarchy.grow(Tree(tokens[-1]), tokens, budget)
     return budget
-
-
-def test_no_prediction_exceeds_certainty_before_it_is_scaled() -> None:
-    draw = random.Random(3)
-    for _ in range(200):
-        tiers = []
-        for name in (CONTEXT, MODEL, STATISTICS):
-            said = []
-            for _ in range(draw.randrange(4)):
-                counts = {draw.randrange(9): draw.randrange(1, 99) for _ in range(5)}
-                said.append(Followers(sum(counts.values()) + draw.randrange(9), 5, dict(counts)))
-            tiers.append(Said(name, *said))
-        noted = predicted(Hierarchy(tiers, Calibration()), [1, 2]).noted
-        assert sum(noted) <= 1.0 + 1e-9 and all(share >= 0 for share in noted)
-
-
-def markov(tokens: int, symbols: int = 12, seed: int = 0) -> list[int]:
-    """A text in which the next token depends on the last one, a few of them likely."""
-    draw = random.Random(seed)
-    laws = {
-        token: (draw.sample(range(symbols), 4), [0.5, 0.25, 0.15, 0.1]) for token in range(symbols)
-    }
-    text = [0]
-    while len(text) < tokens:
-        text += draw.choices(*laws[text[-1]])
-    return text
 
 
 @pytest.mark.parametrize("past", [False, True], ids=["context", "context and model"])
@@ -179,11 +92,10 @@ def test_what_is_predicted_is_what_is_accepted(past: bool) -> None:
         for seed in range(1, 4):
             tiers[1].finish(markov(300, seed=seed), 299)
     hierarchy = Hierarchy(tiers[: 1 + past], Calibration())
-    drafting = Drafting(nodes=12, budget="fixed", threshold=0.02)
     tokens, said, yielded = text[:20], 0.0, 0
     hierarchy.observe(tokens, len(tokens))
     while len(tokens) < len(text) - 20:
-        budget, tree, at = Noting(drafting, 12), Tree(tokens[-1]), len(tokens)
+        budget, tree, at = Noting(12, 12, 0.02), Tree(tokens[-1]), len(tokens)
         hierarchy.grow(tree, tokens, budget)
         _, emitted = tree.walk(lambda row: text[at + tree.depths[row]])  # noqa: B023
         tokens += emitted
@@ -238,9 +150,3 @@ def test_damaged_rows_say_nothing() -> None:
     ]  # fmt: skip
     for row in bad:
         assert Calibration([*good, row]).rows() == good, row
-
-
-def test_rows_of_a_longer_memory_are_taken_as_they_are_worth() -> None:
-    row = CalibrationRow(CONTEXT, 1, 0, 100 * MEMORY, 25 * MEMORY)
-    value = Calibration([row]).weights[CONTEXT][0].values[0]
-    assert value == pytest.approx(0.25, abs=0.01)

@@ -6,18 +6,15 @@ from itertools import product
 
 import pytest
 
-from engine import native
 from engine.drafting import chains
-from engine.drafting.budget import Budget
 from engine.drafting.calibration import Calibration
 from engine.drafting.chains import Room, StepCost, grow_chains
 from engine.drafting.compiled import hierarchy
-from engine.drafting.context import ContextTier
 from engine.drafting.hierarchy import Hierarchy
-from engine.settings import Drafting
+from engine.drafting.tiers import ContextTier
 from engine.tree import Tree
 from engine.types import CONTEXT
-from tests.unit.test_compiled import in_python
+from tests.support.tiers import using
 
 FREE = StepCost(1e12)
 """Rows cost nothing."""
@@ -50,31 +47,20 @@ def expected(tree: Tree, chances: list[float], row: int) -> float:
     return total
 
 
-@pytest.mark.parametrize("core", ["native", "python"])
-def test_the_sharesof_a_tree_are_what_its_budget_was_told(core: str) -> None:
-    assert core == "python" or native.core is not None
-    draw = random.Random(3)
-    text = [draw.randrange(5) for _ in range(200)]
-    with in_python() if core == "python" else nullcontext():
-        made = drafter(text)
-    tree, budget = Tree(text[7]), Budget(Drafting(nodes=12, budget="fixed"), 6, 5)
-    made.grow(tree, text[:8], budget)
-    found = made.chances()
-    assert len(found) == len(tree.tokens) == 13 and found[0] == 1.0
-    assert sum(found) == pytest.approx(budget.expected)
-    assert all(found[row] <= found[tree.parents[row]] for row in range(1, 13))
-
-
 def test_both_cores_find_the_same_chances() -> None:
     draw = random.Random(4)
     text = [draw.randrange(5) for _ in range(300)]
     found = []
     for slow in (True, False):
-        with in_python() if slow else nullcontext():
+        with using(None) if slow else nullcontext():
             made = drafter(text)
         for at in range(3, 60):
-            made.grow(Tree(text[at]), text[: at + 1], Room(6, 5, 0.02).budget())
-            found.append(made.chances())
+            tree, budget = Tree(text[at]), Room(6, 5, 0.02).budget()
+            made.grow(tree, text[: at + 1], budget)
+            chances = made.chances()
+            assert len(chances) == len(tree.tokens) and chances[0] == 1.0
+            assert sum(chances) == pytest.approx(budget.expected)
+            found.append(chances)
             made.observe(text[: at + 3], 2)
     assert found[:57] == found[57:]
 
@@ -122,12 +108,6 @@ def test_a_chain_is_the_path_that_goes_on_for_long() -> None:
     text = [1, 2, 3, 4, 5, 6, 7] * 9
     (made,) = grow_chains([(drafter(text), text, Room(5, 10, 0.02))], FREE)
     assert made.tokens == [1, 2, 3, 4, 5] and made.sources == [CONTEXT] * 5
-
-
-def test_where_rows_are_dear_nothing_is_drafted() -> None:
-    text = [1, 2, 3, 4] * 9
-    asked = (drafter(text), text, Room(5, 10, 0.02))
-    assert grow_chains([asked], StepCost(0.01, drafted=9.0)) == [chains.NOTHING]
 
 
 def test_the_larger_the_crowd_the_less_is_drafted() -> None:

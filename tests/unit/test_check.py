@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.backends.base import Filled, common_prefix
+from engine.backends.base import Filled, LogitScores, common_prefix
 from engine.backends.check import check, difference, resumes
-from engine.backends.scores import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError
 from engine.sampling import Floats

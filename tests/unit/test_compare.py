@@ -5,7 +5,18 @@ from dataclasses import replace
 import pytest
 
 from engine.backends.toy import ToyBackend
-from engine.compare import FEWEST, UNKNOWN, Speedup, cold, gain, live, overall, speedup
+from engine.compare import (
+    FEWEST,
+    UNKNOWN,
+    Speedup,
+    cold,
+    gain,
+    interval,
+    live,
+    overall,
+    reruns,
+    speedup,
+)
 from engine.decode import decode
 from engine.metrics import Metrics
 from engine.settings import Drafting, Generation, Sampling
@@ -120,16 +131,58 @@ def test_no_answer_without_an_accepted_draft_is_shown_faster(plain: float) -> No
     assert live(paced(plain)).decoding == pytest.approx(plain / 4.0), "with drafts as it is"
 
 
-def test_an_answer_that_rests_reads_about_one() -> None:
-    """A plain step knows its own time, which is what it would have taken plainly."""
-    steps = [
-        Step(at, (Token(1, at, "target"),), verify_seconds=0.01, plain_seconds=0.01)
-        for at in range(40)
-    ]
-    found = live(summed(Prefill(9, 0, 0.02), steps))
-    assert found == Speedup(pytest.approx(1.0), pytest.approx(1.0), 40)
+# reruns of an answer
+
+
+def again(*ratios: float, kept: int = 5) -> list[tuple[Metrics, Metrics]]:
+    """Pairs of reruns whose decoding differs by such factors; they read a long prompt anew."""
+    return [(run(50.0, 8.0 * r, 0.0), run(50.0, 7.5, 0.5, kept=kept)) for r in ratios]
 
 
 def test_nothing_is_divided_by_steps_that_took_no_time() -> None:
     steps = [Step(at, (Token(1, at, "target"),), plain_seconds=0.0) for at in range(20)]
     assert live(summed(None, steps)) == Speedup(plain_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("count", "left_out"), [(1, 0), (3, 0), (7, 0), (8, 1), (10, 1), (15, 3), (25, 7), (31, 10)]
+)
+def test_the_range_of_a_median_leaves_out_what_it_may(count: int, left_out: int) -> None:
+    """The ranks are those of the usual table for nine cases of ten."""
+    assert interval(range(count)) == (left_out, count - 1 - left_out)
+
+
+def test_the_speedup_of_reruns_is_of_the_answer_as_it_was_shown() -> None:
+    """What an answer found in the cache is read anew by its reruns, and counts for neither."""
+    shown = run(1.0, 9.0, 0.5)
+    found = reruns(again(2.0, 1.9, 2.1, 9.0, 2.0), shown)
+    assert (found.pairs, found.middle) in ((5, 0), (5, 4))
+    assert (found.plain_seconds, found.seconds) == (17.0, 9.0)
+    whole, decoding = 17.0 / 9.0, 16.0 / 7.5
+    assert found.speedup == Speedup(whole, decoding, None, 16.2 / 9.0, 73.0 / 9.0)
+    assert reruns(again(2.0), shown).speedup == Speedup(whole, decoding, None, whole, whole)
+
+
+def test_reruns_without_a_token_say_nothing() -> None:
+    empty = summed(None, [])
+    assert reruns([(empty, empty)], run(0.0, 8.0, 0.0)).speedup == UNKNOWN
+
+
+def test_reruns_that_cannot_tell_a_difference_show_none() -> None:
+    found = reruns(again(0.9, 1.0, 1.1, 1.05, 1.2), run(0.0, 8.0, 0.0))
+    assert found.speedup.whole is None and found.speedup.decoding is None
+    assert found.speedup.low == pytest.approx(0.9) and found.speedup.high == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("shown", "kept"), [(0, 5), (5, 0), (0, 0)])
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])
+def test_reruns_without_an_accepted_draft_have_no_speedup(
+    shown: int, kept: int, ratio: float
+) -> None:
+    found = reruns(again(*[ratio] * 5, kept=kept), run(0.0, 8.0, 0.0, kept=shown))
+    assert found.speedup == UNKNOWN and found.pairs == 5
+
+
+def test_one_rerun_of_many_that_accepts_nothing_takes_no_speedup_away() -> None:
+    pairs = [*again(2.0, 2.0, 2.0, 2.0), *again(1.9, kept=0)]
+    assert reruns(pairs, run(0.0, 8.0, 0.0)).speedup.whole == 2.0

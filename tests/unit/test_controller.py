@@ -1,16 +1,18 @@
-"""The gate: what drafting saves of late decides whether it goes on, for databases and models alike.
+"""The controller: what drafting saved recently decides whether it continues, for databases and
+draft models alike.
 
-Steps are made up here, on a machine whose costs stay as they were stated; whole answers by a
-made-up clock are in tests/unit/test_never_slower.py.
+Steps take stated times here, on a machine whose costs stay as they were stated; whole answers on a
+simulated clock are in tests/unit/test_never_slower.py.
 """
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from random import Random
 
 import pytest
 
+from engine.drafting.base import Drafter, Learner
 from engine.drafting.budget import Budget
 from engine.drafting.controller import (
     DRAFTED,
@@ -24,12 +26,13 @@ from engine.drafting.controller import (
     TRIAL,
     DraftController,
 )
-from engine.drafting.costs import CostCurve, Gain, Gate
+from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain, Gate
 from engine.settings import Drafting
-from engine.tree import Tree
-from engine.types import DATABASES, HEAD, STACK, Step, Token, Work
+from engine.types import DATABASES, HEAD, STACK, Step, Token
 
 START = Gain().balance
+PLAIN_STEPS = [False] * (STEADY + COUNTED)
+"""Whether drafting is asked in the plain steps that tell what plain decoding takes."""
 WAYS = [DATABASES, STACK]
 
 
@@ -40,31 +43,25 @@ class Still(CostCurve):
         """Nothing."""
 
 
-class Named:
+def named(name: str) -> Drafter:
     """A drafter that is only a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        raise NotImplementedError
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        raise NotImplementedError
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        raise NotImplementedError
+    drafter = Learner(())
+    drafter.name = name
+    return drafter
 
 
 def flat() -> CostCurve:
-    return Still({0: 1.0, 9: 1.0})
+    """The first plain steps are over."""
+    costs = Still({0: 1.0, 9: 1.0})
+    costs.gate.plain_after = PLAIN
+    return costs
 
 
 NINE = Drafting(nodes=9)
 
 
 def controller(costs: CostCurve | None, *ways: str, drafting: Drafting = NINE) -> DraftController:
-    return DraftController([Named(name) for name in ways or (DATABASES,)], drafting, 100, costs)
+    return DraftController([named(name) for name in ways or (DATABASES,)], drafting, 100, costs)
 
 
 def gain(costs: CostCurve, name: str = DATABASES) -> Gain:
@@ -85,8 +82,8 @@ def step(nodes: int, emitted: int = 1, draft: float = 0.0, **look_ups: float) ->
     )
 
 
-def asked(plan: tuple[Budget, Sequence[object]]) -> list[str]:
-    return [drafter.name for drafter in plan[1]]  # type: ignore[attr-defined]
+def asked(plan: tuple[Budget, Sequence[Drafter]]) -> list[str]:
+    return [drafter.name for drafter in plan[1]]
 
 
 def drafts(name: str, emitted: int, draft: float) -> Step:
@@ -103,9 +100,10 @@ def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
 
     at_work = controller(Noting({0: 1.0, 9: 1.0}))
     at_work.observe(step(5, draft=4.0, context=0.5, draft_small=1.0, draft_mid=2.0), learning=0.25)
-    at_work.observe(step(0))
+    for _ in range(STEADY):
+        at_work.observe(step(0))
     at_work.observe(step(0, draft=0.5, context=0.25))
-    assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)], "behind a plain step only"
+    assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)], "only after steady plain steps"
 
 
 # the balance and the back-off, one rule for both
@@ -113,11 +111,45 @@ def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
 
 def tried(name: str, costs: CostCurve, emitted: int, draft: float, steps: int) -> list[bool]:
     """Whether a way is asked in the next steps, if it emits so many tokens where it is."""
-    at_work, found = controller(costs, name), []
+    at_work, found = controller(costs, name), list[bool]()
     for _ in range(steps):
         found.append(bool(asked(at_work.plan(20))))
         at_work.observe(drafts(name, emitted, draft) if found[-1] else step(0))
     return found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_that_saves_time_continues_except_for_plain_steps(name: str) -> None:
+    """These measure plain decoding: soon at first, then rarely."""
+    found = tried(name, Still({0: 1.0, 9: 1.0}), 2, 0.5, 8 + 64 + 512 + 3 * len(PLAIN_STEPS))
+    assert found == [asks for n in (8, 64, 512) for asks in [True] * n + PLAIN_STEPS]
+    found = tried(name, flat(), 4, 2.5, 3 * (PLAIN + len(PLAIN_STEPS)))
+    assert found == ([True] * PLAIN + PLAIN_STEPS) * 3
+
+
+def test_a_way_that_has_not_drafted_for_long_is_tried_again() -> None:
+    """Draft models that databases outdo; databases whose drafts the costs forbid, not because of
+    the balance: who drafts nothing loses its look-ups, and these may be free."""
+    at_work = controller(flat(), DATABASES, STACK)
+    for at in range(PROBE + 2):
+        budget, _ = at_work.plan(20)
+        assert (budget.due == STACK) == (at == PROBE)
+        at_work.observe(drafts(STACK, 2, 0.5) if budget.due else step(3, 3, 0.25))
+    at_work = controller(flat())
+    for at in range(DRAFTED + 2):
+        budget, _ = at_work.plan(20)
+        assert (budget.due == DATABASES) == (at == DRAFTED)
+        at_work.observe(step(3 if budget.due else 0))
+
+
+@pytest.mark.parametrize(("name", "probed"), [(DATABASES, True), (STACK, False)])
+def test_databases_that_back_off_are_probed_at_once_in_every_answer(
+    name: str, probed: bool
+) -> None:
+    """Where a text is repeated that was there before, the next token may do."""
+    costs = flat()
+    gain(costs, name).backoff = 100
+    assert tried(name, costs, 1, 9.0, FIRST + 1) == [False] * FIRST + [probed]
 
 
 def lost(balance: float, loss: float) -> int:
@@ -151,15 +183,6 @@ def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize(("emitted", "draft"), [(2, 0.5), (4, 2.5)])
-def test_a_way_that_saves_time_goes_on_but_for_plain_steps(
-    name: str, emitted: int, draft: float
-) -> None:
-    found = tried(name, flat(), emitted, draft, 10 * (PLAIN + 2))
-    assert found == ([True] * PLAIN + [False, False]) * 10, "the second one tells what plain takes"
-
-
-@pytest.mark.parametrize("name", WAYS)
 def test_a_probe_that_saves_something_ends_a_back_off_and_pays_for_the_try(name: str) -> None:
     for emitted, over in ((1, False), (2, True), (4, True)):
         costs = flat()
@@ -178,19 +201,6 @@ def test_a_probe_that_saves_something_ends_a_back_off_and_pays_for_the_try(name:
             assert gain(costs, name).balance == pytest.approx(TRIAL + emitted - 1.25, rel=1e-4)
 
 
-def test_a_back_off_of_databases_is_probed_at_once_in_every_answer() -> None:
-    """Where a text is repeated that was there before, the next word may do."""
-    for name, probed in ((DATABASES, True), (STACK, False)):
-        costs = flat()
-        gain(costs, name).backoff = 100
-        at_work = controller(costs, name)
-        kinds = []
-        for _ in range(FIRST + 1):
-            kinds.append(bool(asked(at_work.plan(20))))
-            at_work.observe(step(0))
-        assert kinds == [False] * FIRST + [probed]
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_after_a_good_time_the_first_back_off_is_short_again(name: str) -> None:
     costs = flat()
@@ -206,11 +216,11 @@ def test_after_a_good_time_the_first_back_off_is_short_again(name: str) -> None:
 
 
 def guessed(right: float, seconds: float) -> float:
-    """The share of 20,000 steps in which a head drafts three guesses, each right so often, for so
+    """The share of 4,000 steps in which a head drafts three guesses, each right so often, for so
     many plain steps."""
     costs, chances, used = flat(), Random(7), 0
     at_work = controller(costs, HEAD)
-    for _ in range(20_000):
+    for _ in range(4000):
         asks = bool(asked(at_work.plan(20)))
         emitted = 1
         while asks and emitted < 4 and chances.random() < right:
@@ -219,7 +229,7 @@ def guessed(right: float, seconds: float) -> float:
         one = step(3, emitted, took, head=took) if asks else step(0)
         at_work.observe(replace(one, levels={HEAD: (3, 3, 3)}) if asks else one)
         used += asks
-    return used / 20_000
+    return used / 4000
 
 
 def test_a_head_whose_gains_come_in_bursts_goes_on_and_one_that_is_wrong_does_not() -> None:
@@ -245,40 +255,21 @@ def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_ro
     assert asked(at_work.plan(20)) == [STACK], "their look-ups came to nothing"
 
 
-def test_draft_models_that_databases_outdo_are_not_forgotten() -> None:
-    costs = flat()
-    at_work = controller(costs, DATABASES, STACK)
-    for at in range(PROBE + 2):
-        budget, _ = at_work.plan(20)
-        assert (budget.due == STACK) == (at == PROBE)
-        at_work.observe(drafts(STACK, 2, 0.5) if budget.due else step(3, 3, 0.25))
-
-
-def test_a_draft_is_tried_again_where_the_costs_forbade_it_for_long() -> None:
-    """Not because of the balance: who drafts nothing loses its look-ups, and these may be free."""
-    costs = flat()
-    at_work = controller(costs)
-    for at in range(DRAFTED + 2):
-        budget, _ = at_work.plan(20)
-        assert (budget.due == DATABASES) == (at == DRAFTED)
-        at_work.observe(step(3 if budget.due else 0))
-
-
 # learning is charged
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_what_learning_takes_is_lost(name: str) -> None:
+def test_learning_is_charged_to_the_way_that_drafted(name: str) -> None:
     costs = flat()
     controller(costs, name).observe(drafts(name, 2, 1.75), learning=0.0)
     assert gain(costs, name).balance == START + 2 - 2.75
-    controller(costs, name).observe(
-        step(3, 2, 1.75, **({"draft_small": 1.0} if name == STACK else {})), learning=0.5
-    )
+    look_ups = {"draft_small": 1.0} if name == STACK else {}
+    controller(costs, name).observe(step(3, 2, 1.75, **look_ups), learning=0.5)
     assert gain(costs, name).balance == START - 0.75 - 0.75
 
 
-def test_look_ups_beside_draft_models_are_charged_to_the_databases() -> None:
+def test_look_ups_and_learning_are_charged_to_databases_unless_these_back_off() -> None:
+    """Then they learn only for the draft models, and everything that was decided."""
     costs = flat()
     at_work = controller(costs, DATABASES, STACK)
     at_work.observe(step(3, 3, 1.5, draft_small=1.0), learning=0.25)
@@ -286,18 +277,10 @@ def test_look_ups_beside_draft_models_are_charged_to_the_databases() -> None:
     assert gain(costs, DATABASES).balance == START - 0.5
     gain(costs, DATABASES).backoff = 9
     at_work.observe(step(3, 2, 1.25, draft_small=1.0), learning=0.25)
-    assert gain(costs, STACK).balance == START + 1 - 0.25, "who learns for them alone"
-
-
-def test_learning_alone_can_make_drafting_back_off() -> None:
-    """Drafts that save half a step cost one to learn from."""
-    costs = flat()
-    at_work = controller(costs)
-    for number in range(lost(START, 0.5)):
-        assert not gain(costs).backoff, number
-        at_work.plan(20)
-        at_work.observe(step(3, 2, 1.5), learning=1.0 + (number % 2) / 8)
-    assert gain(costs).backoff == SHORTEST
+    assert gain(costs, STACK).balance == START + 1 - 0.25
+    for _ in range(9):
+        budget, _ = at_work.plan(20)
+        assert at_work.learns(budget) and at_work.learnable(50) == 50
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -345,16 +328,6 @@ def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
     assert at_work.learnable(50) == 50, "cheap enough to leave nothing out"
 
 
-def test_databases_that_back_off_learn_on_where_draft_models_draft() -> None:
-    """They may be asked below the smallest of them."""
-    costs = flat()
-    gain(costs).backoff = 100
-    at_work = controller(costs, DATABASES, STACK)
-    for _ in range(9):
-        budget, _ = at_work.plan(20)
-        assert at_work.learns(budget) and at_work.learnable(50) == 50
-
-
 def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
     costs = flat()
     at_work = controller(costs)
@@ -385,12 +358,6 @@ def test_a_probe_does_not_pay_without_what_learning_its_tokens_takes() -> None:
 
 
 # what is known from answer to answer, and what is not weighed
-
-
-def test_what_drafting_was_worth_is_known_in_the_next_answer() -> None:
-    costs = flat()
-    tried(DATABASES, costs, 1, 0.5, lost(START, 0.5))
-    assert controller(costs).backing_off(DATABASES)
 
 
 def test_what_is_known_is_plain_data_and_a_copy_of_it_is_apart() -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from engine.errors import StorageError
 from engine.types import NO_RUN, Run, Step, Token
-from storage import deletions, exports, imports
-from storage.contexts import ContextStore
+from storage import deletions, imports
 from storage.conversations import MAX_TITLE, Conversation, Conversations, Piece
 from storage.database import Database
+from storage.drafting import ContextStore
 from storage.traces import Traces
+from tests.support.odd import spoiled
 
 HOSTILE = [
     "'; DROP TABLE messages; --",
@@ -52,7 +53,7 @@ def contents(conversations: Conversations, id: str) -> list[str]:
 
 
 def imported(conversations: Conversations, data: object) -> Conversation:
-    (id,) = conversations.import_([exports.read(data)])
+    (id,) = conversations.import_([imports.read(data)])
     return conversations.get(id)
 
 
@@ -80,12 +81,11 @@ def test_a_new_conversation_is_empty(ada: Conversations) -> None:
     assert before <= conversation.created <= conversation.updated <= time.time()
     assert ada.get(conversation.id) == conversation
     assert ada.messages(conversation.id) == []
-
-
-def test_ids_are_opaque(ada: Conversations) -> None:
-    ids = [ada.create().id for _ in range(20)]
-    assert len(set(ids)) == 20
-    assert min(map(len, ids)) >= 16
+    with pytest.raises(StorageError, match="'tool'"):
+        ada.append(conversation.id, "tool", "x")
+    assert ada.messages(conversation.id) == []
+    ids = {ada.create().id for _ in range(20)}
+    assert len(ids) == 20 and min(map(len, ids)) >= 16, "ids cannot be guessed"
 
 
 def test_the_last_changed_comes_first(ada: Conversations) -> None:
@@ -106,15 +106,6 @@ def test_titles_have_limits(ada: Conversations, title: str) -> None:
     assert [item.title for item in ada.list()] == ["x" * MAX_TITLE]
 
 
-def test_system_prompt_and_settings_are_kept(ada: Conversations) -> None:
-    id = ada.create().id
-    settings = {"temperature": 0.1, "stop": ["\n", "ü"], "nested": {"on": True, "none": None}}
-    ada.set_settings(id, settings)
-    ada.set_system_prompt(id, "Be brief.")
-    assert ada.get(id).settings == settings
-    assert ada.get(id).system_prompt == "Be brief."
-
-
 def test_messages_keep_order_and_pieces(db: Database, ada: Conversations) -> None:
     id = ada.create().id
     run = save_run(db, "ada", id)
@@ -130,13 +121,6 @@ def test_messages_keep_order_and_pieces(db: Database, ada: Conversations) -> Non
     assert stored[0].source == "model"
 
 
-def test_an_unknown_role_is_refused(ada: Conversations) -> None:
-    id = ada.create().id
-    with pytest.raises(StorageError, match="'tool'"):
-        ada.append(id, "tool", "x")
-    assert ada.messages(id) == []
-
-
 def test_a_message_can_be_updated_while_it_grows(db: Database, ada: Conversations) -> None:
     id = ada.create().id
     traces, first, second = Traces(db, "ada"), step_of(0, PIECES[0]), step_of(1, PIECES[1])
@@ -150,15 +134,6 @@ def test_a_message_can_be_updated_while_it_grows(db: Database, ada: Conversation
     assert (stored.id, stored.content, stored.pieces) == (answer.id, "Hello", both)
     assert (stored.position, stored.created) == (answer.position, answer.created)
     assert stored.run_id == run
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_words_grow_as_they_are(ada: Conversations, text: str) -> None:
-    id = ada.create().id
-    answer = ada.append(id, "assistant", text)
-    for _ in range(3):
-        ada.extend(answer.id, text)
-    assert contents(ada, id) == [4 * text]
 
 
 def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversations) -> None:
@@ -219,14 +194,9 @@ def test_delete_takes_everything_with_it(db: Database, ada: Conversations) -> No
     for table in ("messages", "contexts", "runs"):
         rows = db.execute_read(f"SELECT DISTINCT conversation FROM {table}")
         assert rows == [(kept.id,)], table
-
-
-def test_a_message_outlives_its_run(db: Database, ada: Conversations) -> None:
-    id = ada.create().id
-    ada.append(id, "assistant", "Hello", save_run(db, "ada", None))
     with db.write() as handle:
         handle.execute("DELETE FROM runs")
-    assert [message.run_id for message in ada.messages(id)] == [None]
+    assert [message.run_id for message in ada.messages(kept.id)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +216,7 @@ def test_a_message_outlives_its_run(db: Database, ada: Conversations) -> None:
         lambda mine, id, message_id: mine.messages(id, to=message_id),
         lambda mine, id, message_id: mine.show(id, message_id),
         lambda mine, id, message_id: mine.copy(id, message_id),
-        lambda mine, id, message_id: mine.beside(id, message_id, "user", "taken"),
+        lambda mine, id, message_id: mine.add_version(id, message_id, "user", "taken"),
         lambda mine, id, message_id: mine.delete_message(id, message_id),
         lambda mine, id, _: mine.export(id),
         lambda mine, _, message_id: mine.extend(message_id, "taken"),
@@ -267,14 +237,11 @@ def test_another_owners_conversation_does_not_exist(
     assert (ada.export(theirs.id), ada.get(theirs.id)) == before
 
 
-def test_another_owners_words_are_not_found(ada: Conversations, bob: Conversations) -> None:
-    ada.append(ada.create("secret").id, "user", "a secret word")
-    assert bob.list() == bob.list("secret") == []
-
-
-def test_another_owners_run_cannot_be_attached(
+def test_another_owners_words_and_runs_are_out_of_reach(
     db: Database, ada: Conversations, bob: Conversations
 ) -> None:
+    ada.append(ada.create("secret").id, "user", "a secret word")
+    assert bob.list() == bob.list("secret") == []
     run, id = save_run(db, "ada", None), bob.create().id
     with pytest.raises(StorageError, match="no run"):
         bob.append(id, "assistant", "Hello", run)
@@ -288,24 +255,21 @@ def test_hostile_words_come_back_as_they_were(db: Database, text: str) -> None:
     mine = Conversations(db, text)
     id = mine.create(text).id
     mine.set_system_prompt(id, text)
-    mine.set_settings(id, {text: [text]})
+    mine.set_settings(id, {text: [text, {"on": True, "none": None}]})
     mine.append(id, "user", text, pieces=[(text, text, 0, 0, 0, 0.5)])
+    grown = mine.create().id
+    answer = mine.append(grown, "assistant", text)
+    for _ in range(3):
+        mine.extend(answer.id, text)
+    assert contents(mine, grown) == [4 * text]
     conversation, (message,) = mine.get(id), mine.messages(id)
     assert (conversation.title, conversation.system_prompt) == (text, text)
-    assert conversation.settings == {text: [text]}
+    assert conversation.settings == {text: [text, {"on": True, "none": None}]}
     assert message.content == text
     assert message.pieces == ((text, text, 0, 0, 0, 0.5),)
     copy = imported(mine, json.loads(json.dumps(mine.export(id))))
     assert contents(mine, copy.id) == [text]
     assert db.execute_read("SELECT name FROM owners") == [(text,)]
-
-
-def test_half_a_surrogate_pair_is_replaced(ada: Conversations) -> None:
-    id = ada.create("a\ud800b").id
-    ada.append(id, "user", "c\udfffd")
-    assert ada.get(id).title == "a\ufffdb"
-    assert contents(ada, id) == ["c\ufffdd"]
-    assert [item.id for item in ada.list("c\udfffd")] == [id]
 
 
 def test_search_reads_titles_and_messages_and_takes_wildcards_literally(ada: Conversations) -> None:
@@ -329,9 +293,11 @@ def test_an_export_can_be_imported_by_another(ada: Conversations, bob: Conversat
     ada.set_settings(id, {"seed": 3})
     ada.append(id, "user", "Hi")
     ada.append(id, "assistant", "Hello", None, PIECES)
+    ada.pin(id, True)
+    ada.file(id, "Work")
     data = json.loads(json.dumps(ada.export(id)))
     copy = imported(bob, data)
-    assert copy.id != id
+    assert copy.id != id and copy.pinned and copy.folder == "Work"
     assert bob.export(copy.id) == data
     assert bob.messages(copy.id)[1].pieces == tuple(PIECES)
     assert [item.id for item in bob.list()] == [copy.id]
@@ -345,70 +311,27 @@ def deep(levels: int) -> Any:
     return value
 
 
+USER = {"role": "user", "content": "x"}
+
+
 @pytest.mark.parametrize(
     "data",
     [
         None,
-        [],
         "text",
-        {},
         exported(format="other"),
         exported(version=3),
         exported(version=True),
         exported(version=0),
-        exported(title=None),
-        exported(title=" "),
-        exported(title="x" * 201),
-        exported(system_prompt=["x"]),
-        exported(settings=[1]),
         exported(settings={"x": "y" * 70_000}),
         exported(settings={"x": float("nan")}),
         exported(settings={"x": 10**5000}),
         exported(settings=deep(9)),
         exported(settings=deep(100_000)),
-        exported(created="yesterday"),
         exported(created=float("inf")),
         exported(created=-1),
-        exported(messages=None),
-        exported(messages={"0": {}}),
-        exported(messages=["text"]),
-        exported(messages=[{"role": "tool", "content": "x"}]),
-        exported(messages=[{"role": "user", "content": None}]),
-        exported(messages=[{"role": "user", "content": ["x"]}]),
-        exported(messages=[{"role": "user", "content": "x", "created": True}]),
-        exported(messages=[{"role": "user", "content": "x"}] * 10_001),
-        exported(messages=[{"role": "user", "content": "x" * 1_000_001}] * 10),
-        exported(messages=[{"role": "user", "content": "x", "pieces": "x"}]),
-        *(
-            exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}])
-            for piece in (
-                "abcdef",
-                [],
-                ["x", "model", 0, 0, 0],
-                [1, "model", 0, 0, 0, 0.5],
-                ["x", None, 0, 0, 0, 0.5],
-                ["x", "m" * 201, 0, 0, 0, 0.5],
-                ["x", "model", True, 0, 0, 0.5],
-                ["x", "model", -1, 0, 0, 0.5],
-                ["x", "model", 10**5000, 0, 0, 0.5],
-                ["x", "model", 0, 0, 0, float("nan")],
-                ["x", "model", 0, 0, 0, "0.5"],
-                ["x", "model", 0, 0, 0, 10**5000],
-            )
-        ),
-        *(
-            exported(version=2, messages=[{"role": "user", "content": "x", **wrong}])
-            for wrong in (
-                {"parent": 0},
-                {"parent": -1},
-                {"parent": True},
-                {"parent": "0"},
-                {"parent": 10**5000},
-                {"chosen": -1},
-                {"chosen": 2**31},
-                {"chosen": None},
-            )
-        ),
+        exported(messages=[USER] * 10_001),
+        exported(messages=[{**USER, "content": "x" * 1_000_001}] * 10),
         {"title": "t", "mapping": []},
         {"title": "t", "mapping": {"a": 1}, "current_node": "a"},
     ],
@@ -419,43 +342,41 @@ def test_a_bad_import_is_refused_whole(ada: Conversations, data: object) -> None
     assert ada.list() == []
 
 
+def test_nothing_of_another_type_is_imported(ada: Conversations) -> None:
+    """At whatever place of a file of ours that holds everything there is."""
+    place = {"created": 5.0, "parent": 0, "chosen": 0}
+    answer = {"role": "assistant", "content": "x", "pieces": [list(PIECES[0])], **place}
+    sound = exported(version=2, messages=[USER, answer], pinned=True, folder="Work")
+    named = {*imports.OwnFile.model_fields, *imports.PlacedMessage.model_fields}
+    assert {*sound, *answer} == {*named, "format", "version"}
+    for data in spoiled(sound, free=frozenset(sound["settings"])):
+        with pytest.raises(StorageError):
+            imports.read(data)
+    ada.import_([imports.read(sound)])
+
+
 def chatgpt_node(parent: str | None, role: str, parts: list[Any]) -> dict[str, Any]:
     message = {"author": {"role": role}, "content": {"content_type": "text", "parts": parts}}
     return {"parent": parent, "message": message}
 
 
-def test_a_chatgpt_export_gives_the_branch_last_shown(ada: Conversations) -> None:
-    mapping = {
-        "root": {"parent": None, "message": None},
-        "note": chatgpt_node("root", "system", [""]),
-        "question": chatgpt_node("note", "user", ["Hi"]),
-        "first try": chatgpt_node("question", "assistant", ["Go away"]),
-        "tool": chatgpt_node("question", "tool", ["result"]),
-        "second try": chatgpt_node("tool", "assistant", ["Hel", {"image": 1}, "lo"]),
-    }
-    entry = {
-        "title": "t" * 300,
-        "create_time": 1_700_000_000.5,
-        "mapping": mapping,
-        "current_node": "second try",
-    }
+def test_a_chatgpt_export_keeps_its_time_and_what_is_text(ada: Conversations) -> None:
+    mapping = {"a": chatgpt_node(None, "user", ["Hel", {"image": 1}, "lo"])}
+    entry = {"title": "t" * 300, "create_time": 1_700_000_000.5, "mapping": mapping}
     conversation = imported(ada, entry)
-    assert conversation.title == "t" * 200
-    assert conversation.created == 1_700_000_000.5
-    found = [(message.role, message.content) for message in ada.messages(conversation.id)]
-    assert found == [("user", "Hi"), ("assistant", "Hello")]
-
-
-def test_a_chatgpt_export_may_lack_a_title_and_run_in_circles(ada: Conversations) -> None:
-    mapping = {"a": chatgpt_node("b", "user", ["Hi"]), "b": chatgpt_node("a", "user", ["Ho"])}
-    conversation = imported(ada, {"title": None, "mapping": mapping, "current_node": "a"})
-    assert conversation.title == "Imported"
+    assert (conversation.title, conversation.created) == ("t" * 200, 1_700_000_000.5)
+    assert contents(ada, conversation.id) == ["Hello"]
+    circle = {"a": chatgpt_node("b", "user", ["Hi"]), "b": chatgpt_node("a", "user", ["Ho"])}
+    conversation = imported(ada, {"title": None, "mapping": circle, "current_node": "a"})
+    assert conversation.title == "Ho", "what was said first"
     assert contents(ada, conversation.id) == ["Ho", "Hi"]
 
 
-def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(
-    db: Database, ada: Conversations
-) -> None:
+def test_half_a_surrogate_pair_is_replaced(db: Database, ada: Conversations) -> None:
+    id = ada.create("a\ud800b").id
+    ada.append(id, "user", "c\udfffd")
+    assert ada.get(id).title == "a\ufffdb" and contents(ada, id) == ["c\ufffdd"]
+    assert [item.id for item in ada.list("c\udfffd")] == [id]
     piece = ["a\ud800b", "m\udfff", 0, 0, 0, 0.5]
     text = json.dumps(exported(messages=[{"role": "assistant", "content": "x", "pieces": [piece]}]))
     (export,) = imports.read_file(text.encode(), 9).conversations
@@ -469,14 +390,7 @@ def test_half_a_surrogate_pair_is_replaced_in_pieces_and_settings_too(
     first, second = ada.messages(id)
     assert first.content == "x\ufffd"
     assert second.pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
-
-
-def test_half_a_surrogate_pair_that_was_stored_before_is_replaced(
-    db: Database, ada: Conversations
-) -> None:
-    id = ada.create().id
-    ada.append(id, "assistant", "x", pieces=PIECES)
-    with db.write() as handle:
+    with db.write() as handle:  # as a version stored it that did not replace it
         handle.execute("UPDATE messages SET pieces = ?", [r'[["\ud800","m",0,0,0,0.5]]'])
     assert ada.messages(id)[0].pieces == (("\ufffd", "m", 0, 0, 0, 0.5),)
 
@@ -517,7 +431,6 @@ def test_a_damaged_conversation_hides_no_other_and_can_be_deleted(
         "'nonsense'",
         "'{}'",
         "'[1]'",
-        "'[[\"x\"]]'",
         "'[[1,\"m\",0,0,0,0.5]]'",
         '\'[["x","m",0,0,0,1e999]]\'',
         '\'[["x","m",0,0,99999999999999999999999,0.5]]\'',
@@ -533,18 +446,9 @@ def test_damaged_pieces_cost_the_colours_only(
     id = ada.create().id
     ada.append(id, "assistant", "Hello", pieces=PIECES)
     with db.write() as handle:
-        handle.execute(f"UPDATE messages SET pieces = {pieces}")
+        handle.execute(f"UPDATE messages SET pieces = {pieces}, content = CAST(x'48ff69' AS TEXT)")
     (message,) = ada.messages(id)
-    assert (message.content, message.pieces) == ("Hello", None)
-
-
-def test_a_damaged_text_is_shown_as_far_as_it_can_be(db: Database, ada: Conversations) -> None:
-    id = ada.create().id
-    ada.append(id, "user", "Hello")
-    with db.write() as handle:
-        handle.execute("UPDATE messages SET content = CAST(x'48ff69' AS TEXT)")
-    assert contents(ada, id) == ["H\ufffdi"]
-    ada.delete(id)
+    assert (message.content, message.pieces) == ("H\ufffdi", None)
 
 
 def test_pinned_ones_and_those_in_folders_come_first_and_that_is_no_change(
@@ -562,16 +466,13 @@ def test_pinned_ones_and_those_in_folders_come_first_and_that_is_no_change(
     ada.pin(kept, False)
     ada.file(filed, "")
     assert ada.folders() == [] and [each.id for each in ada.list()] == [new, filed, kept, old]
+    for folder, id in (("b", old), ("A", kept), ("c", filed), ("A", new)):
+        ada.file(id, folder)
+    assert ada.folders() == ["A", "b", "c"], "in the order of the alphabet"
     for change in (lambda: bob.pin(kept, True), lambda: bob.file(kept, "Mine")):
         with pytest.raises(StorageError, match="There is no conversation"):
             change()
     assert not ada.get(kept).pinned and bob.folders() == []
-
-
-def test_folders_are_in_the_order_of_the_alphabet(ada: Conversations) -> None:
-    for folder in ("b", "A", "c", "A"):
-        ada.file(ada.create().id, folder)
-    assert ada.folders() == ["A", "b", "c"]
 
 
 def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
@@ -579,7 +480,12 @@ def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
     ada.append(talk, "user", "Tell me of 100% SAILS, please")
     last = ada.append(talk, "assistant", "x" * 100 + "\nThe sails\nare 100% white." + "y" * 100)
     (found,) = ada.list("100% ")
-    assert found.hit == (last.id, "x" * 17 + " The sails are ", "100%", " white." + "y" * 53)
+    assert found.hit == (
+        last.id,
+        "…" + "x" * 17 + " The sails are ",
+        "100%",
+        " white." + "y" * 53 + "…",
+    )
     (found,) = ada.list("sAiLs")
     assert found.hit is not None and found.hit.words == "sails" and found.hit.message == last.id
     (found,) = ada.list("about")
@@ -587,19 +493,16 @@ def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
     assert ada.list("_") == [] and ada.list("boats%") == []
 
 
-def test_words_at_either_end_of_a_message_are_shown_whole(ada: Conversations) -> None:
+def test_what_a_search_shows_is_not_cut_within_a_word(ada: Conversations) -> None:
     talk = ada.create().id
+    words = " ".join(f"word{n}" for n in range(40))
+    ada.append(talk, "user", f"{words} sails {words}")
     ada.append(talk, "user", "begin here and end")
-    for words, before, after in (("begin", "", " here and end"), ("end", "begin here and ", "")):
-        (found,) = ada.list(words)
-        assert found.hit is not None
-        assert (found.hit.before, found.hit.words, found.hit.after) == (before, words, after)
-
-
-def test_an_export_keeps_its_place_in_the_list(ada: Conversations, bob: Conversations) -> None:
-    talk = ada.create().id
-    ada.append(talk, "user", "Hi")
-    ada.pin(talk, True)
-    ada.file(talk, "Work")
-    (made,) = bob.import_([exports.read(ada.export(talk))])
-    assert bob.get(made).pinned and bob.get(made).folder == "Work"
+    for search, before, after in (
+        ("sails", "…word36 word37 word38 word39 ", f" {words[:59]}…"),
+        ("begin", "", " here and end"),
+        ("END", "begin here and ", ""),
+    ):
+        (found,) = ada.list(search)
+        assert found.hit is not None and found.hit.words == search.lower()
+        assert (found.hit.before, found.hit.after) == (before, after)

@@ -18,9 +18,11 @@ from engine.drafting.budget import Budget
 from engine.drafting.controller import PLAIN
 from engine.drafting.costs import (
     CACHED,
+    COUNTED,
     LARGEST,
     REFRESH,
     SIZES,
+    STEADY,
     SURPRISE,
     UNDOING_GAIN,
     CostCurve,
@@ -28,6 +30,7 @@ from engine.drafting.costs import (
 )
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
+from tests.support.clocked import Clock, ClockedToy
 from tests.support.lossless import assert_lossless, events_of
 
 TIMES = st.floats(0.01, 10.0)
@@ -114,23 +117,15 @@ def observed(
     return curve
 
 
-def test_a_machine_as_it_was_measured_changes_nothing() -> None:
-    assert observed(TRUTH).points == pytest.approx(TRUTH, rel=0.1)
-
-
-@pytest.mark.parametrize("factor", [0.3, 1.4, 5.0])
-def test_a_machine_that_slows_down_as_a_whole_keeps_its_ratios(factor: float) -> None:
-    curve = observed({size: factor * seconds for size, seconds in TRUTH.items()})
-    assert curve.points == pytest.approx({n: factor * t for n, t in TRUTH.items()}, rel=0.1)
-    before = CostCurve(TRUTH)
-    for nodes in (0, 3, 20, 60):
-        here, there = curve.table[nodes] / curve.table[0], before.table[nodes] / before.table[0]
-        assert here == pytest.approx(there, rel=0.15)
-
-
-@pytest.mark.parametrize("size", [0, 7, 63])
-def test_one_size_that_slows_down_is_found_alone(size: int) -> None:
-    truth = {**TRUTH, size: 2 * TRUTH[size]}
+@pytest.mark.parametrize(
+    "slower",
+    [dict.fromkeys(TRUTH, factor) for factor in (0.3, 1.0, 5.0)] + [{n: 2.0} for n in (0, 7, 63)],
+    ids=str,
+)
+def test_a_machine_that_changes_its_pace_is_learned_as_a_whole_and_by_size(
+    slower: Mapping[int, float],
+) -> None:
+    truth = {size: slower.get(size, 1.0) * seconds for size, seconds in TRUTH.items()}
     assert observed(truth).points == pytest.approx(truth, rel=0.1)
 
 
@@ -204,42 +199,53 @@ def test_sizes_beyond_the_context_are_left_out() -> None:
     assert tuple(measure_costs(ToyBackend(), (0, 5), seconds=0.01).points) == (0, 5)
 
 
-def test_every_size_is_timed_more_than_once(
-    toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-    score = toy.score
+def test_every_size_is_timed_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
 
-    def noting(tree: Any, sampling: Sampling) -> Any:
-        sizes.append(len(tree))
-        return score(tree, sampling)
+    def seconds(nodes: int) -> float:
+        sizes.append(nodes)
+        return 1e-5
 
-    monkeypatch.setattr(toy, "score", noting)
+    toy = ClockedToy(Clock(), seconds)
+    monkeypatch.setattr("engine.drafting.costs.perf_counter", toy.clock)
     measure_costs(toy, (0, 3, 9), seconds=0.001)
     assert min(sizes.count(size) for size in (0, 3, 9)) >= 3 and set(sizes) == {0, 3, 9}
+
+
+def test_a_plain_forward_is_timed_at_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right after a tree it takes longer, which plain decoding never does."""
+    since = 0
+
+    def seconds(nodes: int) -> float:
+        nonlocal since
+        since = 0 if nodes else since + 1
+        return 0.01 * (1 + nodes / 10) * (1.5 if 0 < since < STEADY else 1.0)
+
+    toy = ClockedToy(Clock(), seconds)
+    for name in ("perf_counter", "thread_time"):
+        monkeypatch.setattr(f"engine.drafting.costs.{name}", toy.clock)
+    curve = measure_costs(toy, (0, 5, 10), seconds=0.001)
+    assert curve.points == pytest.approx({0: 0.01, 5: 0.015, 10: 0.02})
 
 
 # How true c(0) : c(n) stays, which the live speedup is told by.
 
 
-def ratio_off(every: int, truth: Mapping[int, float], busy: bool) -> float:
-    """How far c(0) / c(7) is off on average, where one step in so many is plain."""
-    curve, draw, found = CostCurve(TRUTH), random.Random(1), list[float]()
-    load = 1.0
-    for at in range(6000):
-        load = draw.choice([1.0, 1.5, 2.0]) if busy and at % 200 == 0 else load
-        nodes = 0 if at % every == 0 else draw.choice([3, 7, 7, 15])
-        curve.observe(nodes, load * truth[nodes] * draw.uniform(0.9, 1.1), 0.0, 0.0)
-        found.append(curve.seconds(0) / curve.seconds(7) * truth[7] / truth[0])
-    return mean(abs(off - 1) for off in found[2000:])
-
-
+@pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
-def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(factor: float) -> None:
+def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(
+    factor: float, busy: bool
+) -> None:
     """Also where it was measured wrongly, and while the load of the machine changes."""
     truth = {**TRUTH, 0: factor * TRUTH[0]}
-    assert ratio_off(PLAIN + 1, truth, busy=False) < 0.03
-    assert ratio_off(PLAIN + 1, truth, busy=True) < 0.05
+    curve, draw, off, load = CostCurve(TRUTH), random.Random(1), list[float](), 1.0
+    for at in range(6000):
+        load = draw.choice([1.0, 1.5, 2.0]) if busy and at % 200 == 0 else load
+        plain = at % (PLAIN + STEADY + COUNTED) < COUNTED
+        nodes = 0 if plain else draw.choice([3, 7, 7, 15])
+        curve.observe(nodes, load * truth[nodes] * draw.uniform(0.9, 1.1), 0.0, 0.0)
+        off.append(curve.seconds(0) / curve.seconds(7) * truth[7] / truth[0])
+    assert mean(abs(each - 1) for each in off[2000:]) < (0.05 if busy else 0.03)
 
 
 # What cached tokens cost.
@@ -264,6 +270,32 @@ def test_the_times_are_those_behind_a_text(length: int) -> None:
     assert curve.points == TRUTH, "what is stored is behind the same text for all"
     curve.reach(0)
     assert curve.table[7] == pytest.approx(TRUTH[7] + 0.2 + 0.07)
+
+
+LONG_TEXTS = 6000, 8000
+
+
+def learned_far(
+    curve: CostCurve, lengths: Sequence[int] = LONG_TEXTS, load: float = 1.0
+) -> CostCurve:
+    """After answers behind texts of some lengths."""
+    draw = random.Random(5)
+    for length in lengths:
+        curve.reach(length)
+        for _ in range(400):
+            nodes = draw.choice([0, 3, 7, 7, 15])
+            curve.observe(nodes, load * behind(nodes, length) * draw.uniform(0.9, 1.1), 0.0, 0.0)
+    return curve
+
+
+@pytest.mark.parametrize(("lengths", "load"), [(LONG_TEXTS, 1.0), ((CACHED, *LONG_TEXTS), 2.0)])
+def test_an_old_curve_learns_what_cached_tokens_cost(lengths: tuple[int, ...], load: float) -> None:
+    """Within 10 %, also behind texts that it has not seen, and while the machine is busy."""
+    curve = learned_far(CostCurve(TRUTH), lengths, load)
+    for length in (CACHED, 2000, 8000):
+        curve.reach(length)
+        for nodes in (0, 3, 7, 15):
+            assert curve.seconds(nodes) == pytest.approx(load * behind(nodes, length), rel=0.1)
 
 
 def test_the_table_is_made_anew_now_and_then_while_a_text_grows() -> None:
@@ -297,32 +329,6 @@ def test_a_long_text_makes_nodes_dearer_and_the_budget_smaller() -> None:
     assert 0 < nodes(far) < nodes(near)
 
 
-LONG_TEXTS = 6000, 8000
-
-
-def learned_far(
-    curve: CostCurve, lengths: Sequence[int] = LONG_TEXTS, load: float = 1.0
-) -> CostCurve:
-    """After answers behind texts of some lengths."""
-    draw = random.Random(5)
-    for length in lengths:
-        curve.reach(length)
-        for _ in range(400):
-            nodes = draw.choice([0, 3, 7, 7, 15])
-            curve.observe(nodes, load * behind(nodes, length) * draw.uniform(0.9, 1.1), 0.0, 0.0)
-    return curve
-
-
-@pytest.mark.parametrize(("lengths", "load"), [(LONG_TEXTS, 1.0), ((CACHED, *LONG_TEXTS), 2.0)])
-def test_an_old_curve_learns_what_cached_tokens_cost(lengths: tuple[int, ...], load: float) -> None:
-    """Within 10 %, also behind texts that it has not seen, and while the machine is busy."""
-    curve = learned_far(CostCurve(TRUTH), lengths, load)
-    for length in (CACHED, 2000, 8000):
-        curve.reach(length)
-        for nodes in (0, 3, 7, 15):
-            assert curve.seconds(nodes) == pytest.approx(load * behind(nodes, length), rel=0.1)
-
-
 def test_what_was_measured_of_cached_tokens_stays_true() -> None:
     curve = learned_far(CostCurve(TRUTH, token=TOKEN, row=ROW))
     assert curve.growth.token == pytest.approx(TOKEN, rel=0.15)
@@ -347,57 +353,71 @@ def test_cached_tokens_that_cost_no_time_that_is_are_refused(numbers: tuple[floa
         CostCurve(TRUTH, 0.0, 0.0, *numbers)
 
 
-class Clocked(ToyBackend):
-    """A toy whose forwards take what `behind` says, on a clock of their own."""
+# measuring
 
-    def __init__(self, reading: float = 1e-5, token: float = TOKEN, row: float = ROW) -> None:
-        super().__init__(9000)
-        self.reading, self.token, self.row, self.now = reading, token, row, 0.0
+
+class Clocked(ClockedToy):
+    """A toy whose forwards take what `behind` says, and reading a token takes a while."""
+
+    def __init__(self, reading: float = 1e-5) -> None:
+        super().__init__(Clock(), lambda nodes: 0.01 * behind(nodes, len(self.cache) + 1))
+        self.info, self.token = replace(self.info, context_length=9000), reading
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         filled = super().prefill(tokens, cancelled)
-        self.now += self.reading * (len(tokens) - filled.reused)
+        self.clock.now += self.token * (len(tokens) - filled.reused)
         return filled
 
-    def score(self, tree: Tree, sampling: Sampling) -> Any:
-        nodes, length = len(tree), len(self.cache) + 1
-        self.now += 0.01 * behind(nodes, length, self.token, self.row)
-        return super().score(tree, sampling)
 
-    def clock(self) -> float:
-        return self.now
+class Stretching(Clocked):
+    """Need not read a text to be timed after it."""
+
+    def stretch(self, tokens: Sequence[int]) -> None:
+        self.cache = list(tokens)
 
 
-def test_what_cached_tokens_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 10 % at 256, 2,000 and 8,000 tokens, and all of it in about two seconds."""
-    backend = Clocked()
+@pytest.mark.parametrize(
+    ("backend", "measured"),
+    [(Clocked(), True), (Clocked(reading=1e-3), False), (Stretching(reading=1e-3), True)],
+    ids=["read", "slow to read", "stretched"],
+)
+def test_what_forwards_and_cached_tokens_cost_is_measured(
+    monkeypatch: pytest.MonkeyPatch, backend: Clocked, measured: bool
+) -> None:
+    """Within 10 % at 256, 2,000 and 8,000 tokens, in about two seconds. A text that takes long to
+    read is not read, and the cost of cached tokens stays unknown."""
     monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
     curve = measure_costs(backend, tuple(TRUTH))
-    for length in (CACHED, 2000, 8000):
+    for length in (CACHED, 2000, 8000) if measured else (CACHED,):
         curve.reach(length)
         for nodes in TRUTH:
             assert curve.seconds(nodes) == pytest.approx(0.01 * behind(nodes, length), rel=0.1)
-    assert backend.now < 2.4 and len(backend.cache) == 0
+    assert bool(curve.growth.token) == bool(curve.growth.row) == measured
+    assert backend.clock.now < 2.8 and len(backend.cache) <= (0 if measured else CACHED)
 
 
-def test_a_text_that_takes_long_to_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Clocked(reading=1e-3)
-    monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
-    curve = measure_costs(backend, (0, 3))
-    assert (curve.growth.token, curve.growth.row) == (0.0, 0.0)
-    assert len(backend.cache) <= CACHED
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_other_programs_take_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """No forward is left alone for as long as it takes. Of the time that passes, only that in which
+    the thread of the forward computed counts, where one thread computes all of it."""
+    backend, chance, passed = Clocked(), random.Random(3), 0.0
+    forward = backend.forward
 
+    def interrupted(nodes: int) -> float:
+        nonlocal passed
+        passed += 0.004 * chance.randint(2, 5)
+        return forward(nodes)
 
-def test_a_backend_that_stretches_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stretching(Clocked):
-        def stretch(self, tokens: Sequence[int]) -> None:
-            self.cache = list(tokens)
-
-    backend = Stretching(reading=1e-3)
-    monkeypatch.setattr("engine.drafting.costs.perf_counter", backend.clock)
-    curve = measure_costs(backend, (0, 3))
-    assert curve.growth.token == pytest.approx(0.01 * TOKEN)
-    assert curve.growth.row == pytest.approx(0.01 * ROW)
+    monkeypatch.setattr(backend, "forward", interrupted)
+    backend.info = replace(backend.info, threads=threads)
+    monkeypatch.setattr("engine.drafting.costs.perf_counter", lambda: backend.clock.now + passed)
+    monkeypatch.setattr("engine.drafting.costs.thread_time", backend.clock)
+    curve = measure_costs(backend, tuple(TRUTH))
+    curve.reach(CACHED)
+    off = max(abs(curve.seconds(nodes) / (0.01 * behind(nodes, CACHED)) - 1) for nodes in TRUTH)
+    assert off < 0.1 if threads == 1 else off > 0.5
 
 
 def test_what_is_unread_is_read_before_every_tree() -> None:

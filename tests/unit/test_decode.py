@@ -205,7 +205,9 @@ def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:
             undone.append(seconds)
 
     undone: list[float] = []
-    _, steps = run(oracle(3), costs=Noting({0: 1.0, 9: 2.0}))
+    costs = Noting({0: 1.0, 9: 2.0})
+    costs.gate.plain_after = 1000
+    _, steps = run(oracle(3), costs=costs)
     settling = iter(undone)
     assert [nodes for nodes, *_ in told] == [sum(step.proposed.values()) for step in steps]
     for step, (_, verify, draft, other) in zip(steps, told, strict=True):

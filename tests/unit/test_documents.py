@@ -1,8 +1,7 @@
-"""The documents are readable, and true where a program can tell: length of lines and sentences,
-links and their places, the file map of CONTRIBUTING.md."""
+"""The documents hold together: length of lines, links and their targets, the file map of
+CONTRIBUTING.md."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,44 +15,13 @@ DOCUMENTS = [
     ROOT / "assets" / "models" / "tiny-chat" / "README.md",
 ]
 LONGEST_LINE, README_LINES = 100, 120
-WORDS_ON_AVERAGE, LONGEST_SENTENCE = 16.0, 40
 
 each_document = pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT))
 )
 
-COMMENT = re.compile(r"<!--.*?-->", re.S)
 FENCED = re.compile(r"^```.*?^```$", re.S | re.M)
-IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-LABEL = re.compile(r"\*{2,3}[^*]+\*{2,3}[.:]? *")
-END = re.compile(r"(?<=[.!?])[\"')*]*\s+(?=[\"'(*`]*[A-Z0-9`*(\"])")
-
-
-def blocks(markdown: str) -> Iterator[str]:
-    """The paragraphs and list items: no tables, code, headings, images, or targets of links."""
-    text = IMAGE.sub("", FENCED.sub("", COMMENT.sub("", markdown)))
-    block: list[str] = []
-    for line in [*text.splitlines(), ""]:
-        bare = line.strip()
-        ends = not bare or bare[0] in "|#" or line.startswith("    ")
-        if ends or ITEM.match(bare):
-            if block:
-                yield LINK.sub(r"\1", " ".join(block))
-            block = []
-        if not ends:
-            block.append(ITEM.sub("", bare, count=1) if ITEM.match(bare) else bare)
-
-
-def sentences(markdown: str) -> list[int]:
-    """The words of every sentence. A bold label in front of a block is not a sentence."""
-    counts = []
-    for block in blocks(markdown):
-        for sentence in END.split(LABEL.sub("", block, count=1) if block[0] == "*" else block):
-            words = [word for word in sentence.split() if re.search(r"\w", word)]
-            counts += [len(words)] if words else []
-    return counts
 
 
 def slug(heading: str) -> str:
@@ -82,16 +50,6 @@ def mapped() -> list[str]:
     return paths
 
 
-def test_words_are_counted_as_they_are_read() -> None:
-    text = (
-        "# A heading. With words.\n\nOne two [three four](a.md). **Five** `six 0.7` 8.5, nine!\n\n"
-        "| a table. | of words. |\n\n    some code. here.\n\n"
-        "- **A label.** Ten eleven\n  twelve\n- Thirteen\n\n```\nmore. code.\n```\n"
-        "![A picture. Of a cat.](cat.png)\n<!-- A comment. -->\n"
-    )
-    assert sentences(text) == [4, 5, 3, 1]
-
-
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < README_LINES
 
@@ -101,14 +59,6 @@ def test_lines_fit_the_screen(path: Path) -> None:
     lines = FENCED.sub("", path.read_text(encoding="utf-8")).splitlines()
     long = [line for line in lines if len(line) > LONGEST_LINE and not line.startswith("|")]
     assert long == []
-
-
-@each_document
-def test_sentences_are_short(path: Path) -> None:
-    counts = sentences(path.read_text(encoding="utf-8"))
-    assert len(counts) > 1
-    assert sum(counts) / len(counts) <= WORDS_ON_AVERAGE
-    assert max(counts) <= LONGEST_SENTENCE
 
 
 @each_document
@@ -135,7 +85,7 @@ def test_the_file_map_names_every_module(package: str) -> None:
     modules = [path for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"]
     folders = {f"{path.parent.relative_to(ROOT)}/" for path in modules}
     names = {str(path.relative_to(ROOT)) for path in modules} | folders
-    assert len(names) > 8
+    assert len(names) > 6
     assert names - set(mapped()) == set()
 
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from engine.errors import StorageError
 from storage import imports
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.exports import Export
+from storage.imports import Export
 
 ROOM = 20_000
 
@@ -79,7 +80,7 @@ def test_chats_of_other_programs_are_read(value: object) -> None:
     (export,) = read(value).conversations
     assert said(export) == TALK
     assert export.system_prompt == "Be brief."
-    assert export.title in ("A chat", "Its own title", "Imported")
+    assert export.title in ("A chat", "Its own title", TALK[0][1])
     assert export.settings == {}
 
 
@@ -98,8 +99,11 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
         ({"chat": []}, "chat is of type list"),
         ({"chat": {"title": "x"}}, "messages is missing"),
         ({"messages": "x"}, "messages is of type str"),
-        ([{"role": "user"}], "content of message 1 is missing"),
-        ([{"role": "tool", "content": "x"}], "role of message 1 is 'tool'"),
+        ([{"role": "user"}], "in message 1, content is missing"),
+        (
+            [{"role": "tool", "content": "x"}],
+            "in message 1, role cannot be 'tool'. Give 'system'",
+        ),
         ({"mapping": {}}, "no messages with text"),
         ([], "The file is empty"),
         (7, "of type int"),
@@ -111,15 +115,21 @@ def test_what_cannot_be_read_is_refused_by_name(value: object, words: str) -> No
     assert "None None" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 5_000 + "]" * 5_000])
-def test_deep_nesting_is_told(text: str) -> None:
-    with pytest.raises(StorageError, match="nests its values too deeply"):
-        imports.read_file(text.encode(), ROOM)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00", b"9" * 5_000, b"NaN,"])
-def test_what_is_no_json_is_told(content: bytes) -> None:
-    with pytest.raises(StorageError, match="no readable JSON"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *(
+            (text, "nests its values too deeply")
+            for text in (b"[" * 100_000, b'{"a":' * 100_000, b"[" * 5_000 + b"]" * 5_000)
+        ),
+        *(
+            (text, "no readable JSON")
+            for text in (b"", b"{", b"\xff\xfe\x00", b"9" * 5_000, b"NaN,")
+        ),
+    ],
+)
+def test_a_file_that_is_no_json_is_refused(content: bytes, words: str) -> None:
+    with pytest.raises(StorageError, match=words):
         imports.read_file(content, ROOM)
 
 
@@ -132,15 +142,15 @@ def test_entries_without_text_make_no_conversations() -> None:
     assert notice.startswith("8,000 of 8,001 conversations could not be read")
 
 
-def test_a_large_export_passes() -> None:
-    found = read([chat(str(number)) for number in range(5_000)])
-    assert len(found.conversations) == 5_000 and found.notices == []
-
-
-LIMITS = [("MAX_CONVERSATIONS", 3), ("MAX_MESSAGES", 3), ("MAX_PIECES", 6), ("MAX_CHARS", 16)]
-
-
-@pytest.mark.parametrize(("limit", "most"), LIMITS)
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        ("MAX_CONVERSATIONS", 3),
+        ("MAX_FILE_MESSAGES", 3),
+        ("MAX_FILE_PIECES", 6),
+        ("MAX_FILE_CHARS", 16),
+    ],
+)
 def test_what_is_beyond_a_limit_is_left_out_and_counted(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
@@ -154,13 +164,30 @@ def test_what_is_beyond_a_limit_is_left_out_and_counted(
     assert "first 3 of 10" in notice and "other 7 were left out" in notice and f"{most:,}" in notice
 
 
-def test_beyond_the_limits_nothing_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imports, "MAX_CONVERSATIONS", 5)
+def test_a_file_is_read_and_stored_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is looked at beyond the limit, and all is stored in one transaction or not at all."""
+    monkeypatch.setattr(imports, "MAX_CONVERSATIONS", 50)
     looked: list[object] = []
-    checked = imports.exports.read
-    monkeypatch.setattr(imports.exports, "read", lambda v: looked.append(v) or checked(v))
-    read([{"mapping": {}}, chat()] * 500)
-    assert len(looked) == 5
+    checked = imports.read
+    monkeypatch.setattr(imports, "read", lambda v: looked.append(v) or checked(v))
+    found = read([{"mapping": {}}, chat()] * 500).conversations
+    assert len(looked) == 50 and len(found) == 25
+    with Database(tmp_path / "strata.db") as db:
+        mine = Conversations(db, "ada")
+        with pytest.raises(StorageError, match="title"):
+            mine.import_([found[0], found[1]._replace(title=" ")])
+        assert mine.list() == []
+        said: list[str] = []
+        with db.read() as handle:
+            handle.conn.set_trace_callback(said.append)
+        mine.import_(found)
+        assert [line for line in said if line in ("BEGIN IMMEDIATE", "COMMIT")] == [
+            "BEGIN IMMEDIATE",
+            "COMMIT",
+        ]
+        assert len(mine.list()) == 25
 
 
 def test_an_owner_has_room_for_so_many(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,29 +203,6 @@ def test_an_owner_has_room_for_so_many(db: Database, monkeypatch: pytest.MonkeyP
     with pytest.raises(StorageError, match="You have 4 conversations"):
         mine.create()
     assert Conversations(db, "bob").room() == 4
-
-
-def test_a_file_is_stored_in_one_transaction(tmp_path: Path) -> None:
-    with Database(tmp_path / "strata.db") as db:
-        mine = Conversations(db, "ada")
-        found = read([chat(str(number)) for number in range(50)])
-        said: list[str] = []
-        with db.read() as handle:
-            handle.conn.set_trace_callback(said.append)
-        mine.import_(found.conversations)
-        assert [line for line in said if line in ("BEGIN IMMEDIATE", "COMMIT")] == [
-            "BEGIN IMMEDIATE",
-            "COMMIT",
-        ]
-        assert len(mine.list()) == 50
-
-
-def test_an_import_that_fails_stores_nothing(db: Database) -> None:
-    mine = Conversations(db, "ada")
-    good, bad = read([chat("a"), chat("b")]).conversations
-    with pytest.raises(StorageError, match="title"):
-        mine.import_([good, bad._replace(title=" ")])
-    assert mine.list() == []
 
 
 def llama(id: str, parent: str | None, role: str, content: object, **more: Any) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def test_a_chat_of_llama_cpps_page_is_read_with_its_branches() -> None:
         ("user", "Thanks", 2, 0),
     ]
     assert {m.created for m in found.messages} == {1.7e9}
-    assert other.title == "Imported" and said(other) == [("user", fenced)]
+    assert other.title == "Hi" and said(other) == [("user", fenced)]
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,10 @@ def test_a_chat_of_llama_cpps_page_is_read_with_its_branches() -> None:
         {"conv": {}, "messages": [5]},
         {"conv": {"currNode": "u"}, "messages": [llama("u", "u", "user", 5)]},
         {"conv": {"currNode": []}, "messages": [llama("u", None, "user", "  ")]},
+        {
+            "conv": {"currNode": "a"},
+            "messages": [llama("u", "r", "user", "Hi"), llama("a", "u", "assistant", 5)],
+        },
     ],
 )
 def test_a_bad_chat_of_llama_cpps_page_is_refused(value: object) -> None:
@@ -254,3 +262,84 @@ def test_odd_times_of_llama_cpps_page_are_now(time: object) -> None:
     message = llama("u", "r", "user", "Hi", timestamp=time)
     (found,) = read({"conv": {"lastModified": time}, "messages": [message]}).conversations
     assert said(found) == [("user", "Hi")] and 0 <= found.created < 2**33
+
+
+PIECE = ["x", "m", 0, 0, 0, 0.5]
+
+
+def own(version: int = 2, **message: Any) -> dict[str, Any]:
+    """A file of ours with one message."""
+    said = {"role": "user", "content": "x", "created": 5} | message
+    return {"format": "strata-conversation", "version": version, "title": "t", "messages": [said]}
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"content": ["x"]}, "messages[0].content cannot be ['x']. Give a text."),
+        ({"created": True}, "messages[0].created cannot be True."),
+        ({"created": "5"}, "messages[0].created cannot be '5'."),
+        ({"created": float("nan")}, "messages[0].created cannot be nan."),
+        ({"created": 10**400}, "messages[0].created cannot be 1000000"),
+        ({"created": 2**33}, "It should be less than 8589934592."),
+        ({"parent": 0}, "the parent of message 1 is not one of the messages before it"),
+        ({"parent": True}, "messages[0].parent cannot be True."),
+        ({"chosen": None}, "messages[0].chosen cannot be None."),
+        ({"chosen": 2**31}, "messages[0].chosen cannot be 2147483648."),
+        ({"pieces": {}}, "messages[0].pieces cannot be {}. Give a list."),
+        ({"pieces": [PIECE, PIECE[:5]]}, "messages[0].pieces[1][5] is missing."),
+        ({"pieces": [[*PIECE, 1]]}, "messages[0].pieces[0] cannot be ["),
+        ({"pieces": [[5, *PIECE[1:]]]}, "messages[0].pieces[0][0] cannot be 5. Give a text."),
+        ({"pieces": [["x", "m" * 201, *PIECE[2:]]]}, "at most 200 items"),
+        ({"pieces": [["x", "m", 1.0, *PIECE[3:]]]}, "messages[0].pieces[0][2] cannot be 1.0."),
+        ({"pieces": [[*PIECE[:5], 1.5]]}, "messages[0].pieces[0][5] cannot be 1.5."),
+        ({"pieces": [[*PIECE[:5], False]]}, "messages[0].pieces[0][5] cannot be False."),
+    ],
+)
+def test_a_value_of_a_file_of_ours_is_never_coerced(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        imports.read(own(**message))
+    assert words in str(caught.value) and "cannot be imported" in str(caught.value)
+
+
+def test_what_a_file_of_ours_may_leave_out_or_write_otherwise() -> None:
+    old = own(version=1, parent="x", chosen=None, pieces=None, created=None)
+    first, second = imports.read(old | {"messages": 2 * old["messages"]}).messages
+    assert (first.parent, first.chosen) == (None, 0) and (second.parent, second.chosen) == (0, 0)
+    half = imports.read(own(content="a\ud800", pieces=[["\ud800", "m", 0, 0, 0, 1]], created=0))
+    assert half.messages[0].created == 0.0 and half.pieces == 1
+
+
+@pytest.mark.parametrize("name", ["content", "pieces", "created", "parent", "role"])
+def test_a_deeply_nested_value_is_refused_shortly(name: str) -> None:
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    for bad in (own(**{name: deep}), own() | {"settings": {"a": deep}}, own() | {"title": deep}):
+        with pytest.raises(StorageError) as caught:
+            imports.read_file(json.dumps(bad).encode(), ROOM)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_title_has_one_to_two_hundred_characters() -> None:
+    for title in ("x", f"  {'x' * 200}\n"):
+        assert imports.read(own() | {"title": title}).title == title.strip()
+    for title in ("", " \n", "x" * 201, None, 5):
+        with pytest.raises(StorageError, match="title (cannot be|is missing)"):
+            imports.read(own() | {"title": title})
+
+
+def test_a_file_of_errors_stops_at_the_first() -> None:
+    """Each would take memory, and there is room for millions in a file."""
+    for bad in (own(pieces=[1] * 1000), own() | {"messages": [1] * 1000}):
+        with pytest.raises(StorageError) as caught:
+            imports.read(bad)
+        assert isinstance(cause := caught.value.__cause__, ValidationError)
+        assert cause.error_count() == 1 and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("id", [[], {}, 5, None])
+def test_a_chat_of_open_webui_may_show_nothing(id: object) -> None:
+    history = {"messages": WEB_TREE, "currentId": id}
+    (export,) = read({**WEB, "chat": {**WEB["chat"], "history": history}}).conversations
+    assert said(export) == [("user", "Hi"), ("assistant", "Go away")]

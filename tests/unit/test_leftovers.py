@@ -1,7 +1,6 @@
 """What a killed program left is cleaned at the next start; what another is using is not."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -11,9 +10,12 @@ import numpy as np
 import pytest
 
 from engine.errors import StorageError
+from engine.types import CalibrationRow
 from storage import leftovers
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.drafting import BENCHMARK, CalibrationStore, DraftingStore, lend
+from storage.ngrams import ModelNgrams
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
 from tests.conftest import ROOT
@@ -39,16 +41,29 @@ print("done", flush=True)
 def test_answers_without_a_word_are_deleted(db: Database, tmp_path: Path) -> None:
     mine = Conversations(db, "ada")
     id = mine.create().id
-    mine.append(id, "user", "Hi")
+    said = mine.append(id, "user", "Hi")
     mine.append(id, "assistant", "", save_run(db, "ada", id), [("", "target", 0, 0, 0, 0.5)])
     mine.append(id, "user", "")
-    mine.append(id, "assistant", "", pieces=())
-    leftovers.clean(db, tmp_path)
+    empty = mine.append(id, "assistant", "", pieces=())
+    mine.append(id, "assistant", "Hello", after=said.id, pieces=())
+    mine.append(id, "user", "again", after=empty.id)
+    mine.show(id, empty.id)
+    leftovers.clean(db, tmp_path / "no folder")
     found = [(message.role, message.content) for message in mine.messages(id)]
-    assert found == [("user", "Hi"), ("assistant", ""), ("user", "")]
-    mine.append(id, "assistant", "Hello", pieces=())
+    assert found == [("user", "Hi"), ("assistant", ""), ("user", ""), ("user", "again")]
+    mine.show(id, mine.messages(id)[1].versions[1])
+    assert contents(mine, id) == ["Hi", "Hello"]
+
+
+def test_what_a_benchmark_knew_is_deleted(db: Database, tmp_path: Path) -> None:
+    ModelNgrams(db, "ada", "model").learn([(1, 2), (2, 3)])
+    CalibrationStore(db, "ada", "model").save([CalibrationRow("context", 1, 1, 1.0, 1.0)])
+    lend(db, "ada", "model")
+    store = DraftingStore(db)
+    assert store.past(BENCHMARK, "model")[:2] == store.past("ada", "model")[:2]
     leftovers.clean(db, tmp_path)
-    assert contents(mine, id)[-1] == "Hello"
+    assert not any(store.past(BENCHMARK, "model")[:2])
+    assert len(store.past("ada", "model").grams) == 2
 
 
 def test_what_was_deleted_goes_at_the_next_start(db: Database, tmp_path: Path) -> None:
@@ -65,50 +80,24 @@ def test_what_was_deleted_goes_at_the_next_start(db: Database, tmp_path: Path) -
             mine.undo(token)
 
 
-def test_what_follows_an_answer_without_a_word_stays_in_its_place(
-    db: Database, tmp_path: Path
-) -> None:
-    mine = Conversations(db, "ada")
-    id = mine.create().id
-    said = mine.append(id, "user", "Hi")
-    empty = mine.append(id, "assistant", "", pieces=())
-    mine.append(id, "assistant", "Hello", after=said.id)
-    mine.append(id, "user", "again", after=empty.id)
-    mine.show(id, empty.id)
-    leftovers.clean(db, tmp_path)
-    assert contents(mine, id) == ["Hi", "again"], "it was shown below"
-    mine.show(id, mine.messages(id)[-1].versions[0])
-    assert contents(mine, id) == ["Hi", "Hello"]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / leftovers.STATISTICS).mkdir()
     return tmp_path
 
 
-def partial(folder: Path, content: bytes) -> Path:
-    path = folder / leftovers.STATISTICS / f"tok{SUFFIX}.123.partial"
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\x00" + b"\x00" * 90])
-def test_builds_that_broke_off_are_deleted(db: Database, folder: Path, content: bytes) -> None:
-    path = partial(folder, content)
+@pytest.mark.parametrize(
+    "content", [b"", b"not a database", b"SQLite format 3\x00" + b"\x00" * 90, None]
+)
+def test_builds_that_broke_off_are_deleted(
+    db: Database, folder: Path, content: bytes | None
+) -> None:
     sound = folder / leftovers.STATISTICS / f"tok{SUFFIX}"
     build([np.array([1, 2] * 9, dtype=np.uint32)], sound, "tok", 9, "", 1 << 20)
+    path = sound.with_name(f"{sound.name}.123.partial")
+    path.write_bytes(sound.read_bytes() if content is None else content)
     leftovers.clean(db, folder)
     assert not path.exists() and StatisticsTable(sound).meta["tokenizer"] == "tok"
-
-
-def test_a_partial_file_with_tables_is_deleted(db: Database, folder: Path) -> None:
-    path = partial(folder, b"")
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE grams (key INTEGER PRIMARY KEY, followers BLOB)")
-    connection.close()
-    leftovers.clean(db, folder)
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -144,7 +133,3 @@ def test_uploads_that_nobody_read_are_deleted_when_they_are_old(db: Database, fo
     os.utime(old, (before, before))
     leftovers.clean(db, folder)
     assert not old.exists() and new.exists()
-
-
-def test_there_need_not_be_any_folder(db: Database, tmp_path: Path) -> None:
-    leftovers.clean(db, tmp_path / "none")

@@ -1,17 +1,23 @@
 """What models are called, and how the app reaches the engine's loaders."""
 
+import os
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine.backends.toy import ToyBackend
 from engine.errors import ModelError
-from engine.models.formats import FORMATS, format_of
-from engine.models.loaders import MODEL_LOADERS, free_name, kind_of, name_of, settled
+from engine.models import llama_cpp_python, loaders
+from engine.models.format import FileFormat
+from engine.models.formats import FORMATS, Gguf, Transformers, format_of
+from engine.models.loaders import MODEL_LOADERS, free_name, name_of, settled
 from engine.models.memory import Need
+from engine.models.probe import Probe
 from engine.settings import Runtime
 from tests.conftest import EMBEDDED, ROOT
 
@@ -37,7 +43,7 @@ HUB_FILE = "owner/name-GGUF:part/of/it-Q4_K_M.gguf"
 def test_a_model_is_called_by_the_last_part_of_its_source(
     source: str, name: str, kind: str
 ) -> None:
-    assert name_of(source) == name and kind_of(source) == kind
+    assert name_of(source) == name and format_of(source).kind == kind
 
 
 def test_no_two_draft_models_have_one_name() -> None:
@@ -67,21 +73,22 @@ def test_a_file_from_the_hub_is_read_where_the_cache_keeps_it(
     path, model = str(tmp_path / "kept.gguf"), ToyBackend()
     asked: list[tuple[str, Runtime]] = []
 
-    def load(source: str, runtime: Runtime) -> ToyBackend:
-        asked.append((source, runtime))
+    def load(source: str, runtime: Runtime, found: Probe) -> ToyBackend:
+        assert found.weights == 2
         return model
 
-    def need(source: str, runtime: Runtime) -> Need:
+    def probed(source: str, runtime: Runtime) -> Probe:
         asked.append((source, runtime))
-        return Need(1, 2, 3)
+        return Probe(parameters=1, weights=2, cache=3)
 
-    monkeypatch.setattr("engine.models.load_llamacpp.load_gguf", load)
-    monkeypatch.setattr("engine.models.load_llamacpp.need", need)
+    stub = SimpleNamespace(load_gguf=load)
+    monkeypatch.setitem(sys.modules, "engine.models.load_llamacpp", stub)
+    monkeypatch.setattr("engine.models.formats.probed", probed)
     kept = {("owner/name-GGUF", "part/of/it-Q4_K_M.gguf"): path}
     monkeypatch.setattr("engine.models.hub.cached", lambda *asked: kept.get(asked))
     assert MODEL_LOADERS.load(HUB_FILE, RUNTIME) is model
     assert MODEL_LOADERS.need(HUB_FILE, RUNTIME) == Need(1, 2, 3)
-    assert asked == [(path, RUNTIME)] * 2
+    assert asked == [(path, RUNTIME)] * 2, "once for each"
     with pytest.raises(ModelError, match="is known once it is here"):
         MODEL_LOADERS.need("owner/name:gone.gguf", RUNTIME)
 
@@ -94,7 +101,7 @@ def test_every_format_answers_for_its_models() -> None:
     own = {item.name for item in fields(Runtime)} - {"context_length", "threads", "head"}
     assert sorted(settings) == sorted(own)
     for each in FORMATS:
-        if each.elsewhere:
+        if not isinstance(each, FileFormat):
             assert each.located("http://it/v1") == "http://it/v1", "nothing is to be downloaded"
             assert each.name("http://h/v1#it") == "it" and each.name("http://") == "http://"
             continue
@@ -120,3 +127,68 @@ def test_nothing_heavy_is_imported_before_a_model_is_read() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+# the library of GGUF files
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder that is imported from; nothing is in it yet."""
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return tmp_path
+
+
+def test_it_is_found_as_soon_as_it_is_there(packages: Path) -> None:
+    """Imports remember what is in a folder until its time changes, which it may do too coarsely."""
+    assert not llama_cpp_python.installed()
+    state = packages.stat()
+    (packages / "llama_cpp").mkdir()
+    (packages / "llama_cpp" / "__init__.py").touch()
+    os.utime(packages, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert llama_cpp_python.installed()
+    llama_cpp_python.check("a.gguf")
+
+
+def test_where_it_is_not_there_both_ways_to_it_are_told(packages: Path) -> None:
+    (packages / "pip.py").touch()
+    with pytest.raises(ModelError) as caught:
+        llama_cpp_python.check("/models/a.gguf")
+    assert str(caught.value) == (
+        "The model '/models/a.gguf' is a GGUF file, and GGUF support is not set up. Press Set up "
+        "GGUF support in the Models tab, or choose a folder with *.safetensors weights. By hand: "
+        f"{shlex.quote(sys.executable)} -m pip install 'llama-cpp-python>=0.3.36,<0.4'"
+    )
+
+
+def test_without_pip_it_is_uv_that_installs(packages: Path) -> None:
+    requirement = llama_cpp_python.REQUIREMENT
+    assert llama_cpp_python.command() == [
+        *("uv", "pip", "install", "--python", sys.executable, requirement)
+    ]
+    (packages / "pip.py").touch()
+    assert llama_cpp_python.installed() is False
+    assert llama_cpp_python.command() == [sys.executable, "-m", "pip", "install", requirement]
+
+
+def test_what_could_not_be_read_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of gigabytes, and only then the news that it is of no use."""
+    asked: list[str] = []
+
+    def located(model_format: object, source: str) -> str:
+        asked.append(source)
+        return source
+
+    def fetched(source: str) -> str:
+        return loaders.download(source, lambda done, total: None, lambda: False)
+
+    for each in (Gguf, Transformers):
+        monkeypatch.setattr(each, "located", located)
+    monkeypatch.setattr(llama_cpp_python, "installed", lambda: False)
+    with pytest.raises(ModelError, match="GGUF support is not set up"):
+        fetched("owner/name:a.gguf")
+    assert fetched("owner/name") == "owner/name"
+    monkeypatch.setattr(llama_cpp_python, "installed", lambda: True)
+    assert fetched("owner/name:a.gguf") == "owner/name:a.gguf"
+    assert asked == ["owner/name", "owner/name:a.gguf"]

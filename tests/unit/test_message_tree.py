@@ -8,10 +8,10 @@ import pytest
 
 from engine.errors import StorageError
 from engine.types import Run
-from storage import deletions, exports
-from storage.contexts import ContextStore
+from storage import deletions, imports
 from storage.conversations import Conversations, StoredMessage
 from storage.database import Database
+from storage.drafting import ContextStore
 from storage.traces import Traces
 from tests.unit.test_conversations import PIECES, contents, step_of
 
@@ -34,7 +34,7 @@ def id(ada: Conversations) -> str:
         ada.append(id, role, text)
     ada.append(id, "assistant", "B", after=named(ada, id)["a"])
     ada.append(id, "user", "C")
-    ada.beside(id, named(ada, id)["a"], "user", "A")
+    ada.add_version(id, named(ada, id)["a"], "user", "A")
     return id
 
 
@@ -61,7 +61,7 @@ def shown(ada: Conversations, id: str) -> str:
 def test_each_version_is_shown_with_what_was_shown_below_it_last(
     ada: Conversations, id: str
 ) -> None:
-    names = named(ada, id)
+    names, newest = named(ada, id), ada.create("newest").id
     assert shown(ada, id) == "A"
     for text, path in [
         ("a", "aBC"),
@@ -77,14 +77,7 @@ def test_each_version_is_shown_with_what_was_shown_below_it_last(
         ada.show(id, names[text])
         assert shown(ada, id) == path, text
     assert ada.last(id) == names["C"]
-
-
-def test_looking_at_another_version_leaves_the_list_in_its_order(
-    ada: Conversations, id: str
-) -> None:
-    newest = ada.create("newest").id
-    ada.show(id, named(ada, id)["B"])
-    assert [found.id for found in ada.list()] == [newest, id]
+    assert [found.id for found in ada.list()] == [newest, id], "the list keeps its order"
 
 
 def test_messages_know_their_versions_and_what_they_follow(ada: Conversations, id: str) -> None:
@@ -116,7 +109,7 @@ def test_every_change_makes_another_revision_and_nothing_else_does(
         lambda: ada.show(id, names["a"]),
         lambda: ada.append(id, "user", "x"),
         lambda: ada.extend(names["B"], "x"),
-        lambda: ada.beside(id, names["b"], "assistant", "x"),
+        lambda: ada.add_version(id, names["b"], "assistant", "x"),
         lambda: tokens.append(ada.delete_message(id, names["b"])),
         lambda: ada.undo(tokens[-1]),
         lambda: tokens.append(ada.delete(id)) or ada.undo(tokens[-1]),
@@ -308,10 +301,10 @@ def test_a_long_conversation_is_deep(db: Database, ada: Conversations) -> None:
     """Deeper than Python or SQLite would recurse."""
     count = 5000
     rows = [
-        exports.ExportedMessage("user", f"m{n}", 1.0, None, n - 1 if n else None)
+        imports.ExportedMessage("user", f"m{n}", 1.0, None, n - 1 if n else None)
         for n in range(count)
     ]
-    (id,) = ada.import_([exports.Export("deep", "", {}, 1.0, rows)])
+    (id,) = ada.import_([imports.Export("deep", "", {}, 1.0, rows)])
     messages = ada.messages(id)
     assert len(messages) == count and messages[-1].content == f"m{count - 1}"
     token = ada.delete_message(id, messages[1].id)
@@ -328,23 +321,13 @@ def test_an_export_carries_all_branches(ada: Conversations, db: Database, id: st
     data = json.loads(json.dumps(ada.export(id)))
     assert data["version"] == 2 and len(data["messages"]) == 7
     bob = Conversations(db, "bob")
-    (copy,) = bob.import_([exports.read(data)])
+    (copy,) = bob.import_([imports.read(data)])
     assert bob.export(copy) == data and shown(bob, copy) == "abcd"
     for text, path in (("C", "aBC"), ("A", "A"), ("a", "aBC"), ("b", "abcd")):
         bob.show(copy, named(bob, copy)[text])
         assert shown(bob, copy) == path
     bob.append(copy, "user", "e")
     assert shown(bob, copy) == "abcde"
-
-
-def test_an_export_of_the_version_before_is_read(ada: Conversations) -> None:
-    said = [{"role": "user", "content": text} for text in "abc"]
-    data = {"format": "strata-conversation", "version": 1, "title": "t", "messages": said}
-    (id,) = ada.import_([exports.read(data)])
-    assert shown(ada, id) == "abc"
-    assert [message.versions for message in ada.messages(id)] == [
-        (message.id,) for message in ada.messages(id)
-    ]
 
 
 def chatgpt(parent: str | None, role: str, text: str) -> dict[str, Any]:
@@ -383,11 +366,11 @@ WEB = {
 
 @pytest.mark.parametrize("kind", ["ChatGPT", "Open WebUI"])
 def test_trees_of_other_programs_keep_their_branches(ada: Conversations, kind: str) -> None:
-    def read(node: str) -> exports.Export:
+    def read(node: str) -> imports.Export:
         if kind == "ChatGPT":
-            return exports.read({"title": "t", "mapping": CHATGPT, "current_node": node})
+            return imports.read({"title": "t", "mapping": CHATGPT, "current_node": node})
         ids = {"second": "B", "question": "a", "last": "c", "other": "A", "more": "c"}
-        return exports.read({"chat": {"history": {"messages": WEB, "currentId": ids[node]}}})
+        return imports.read({"chat": {"history": {"messages": WEB, "currentId": ids[node]}}})
 
     (id,) = ada.import_([read("more")])
     names = named(ada, id)

@@ -9,18 +9,19 @@ import pytest
 from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter, Frozen, Learner
+from engine.drafting.baselines import (
+    LookupDrafter,
+    PublishedContext,
+    PublishedModel,
+    PublishedStatistics,
+)
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import Calibration
-from engine.drafting.context import ContextTier
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.lookup import LookupDrafter
-from engine.drafting.model import ModelTier
-from engine.drafting.published import PublishedContext, PublishedModel, PublishedStatistics
-from engine.drafting.statistics import StatisticsTier
+from engine.drafting.tiers import ContextTier, ModelTier, StatisticsTier
 from engine.errors import SettingError
-from engine.hsd.family import Family
-from engine.hsd.stack import LevelDrafter, Stack
+from engine.hsd.family import Family, LevelDrafter, Stack
 from engine.methods import METHODS, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -61,11 +62,6 @@ def test_unknown_methods_are_refused_with_the_known_ones() -> None:
         method_named("fast")
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_without_a_budget_is_the_declared_one(name: str) -> None:
-    assert method_named(name) is METHODS[name]
-
-
 @pytest.mark.parametrize(
     ("name", "title", "stack", "tiers"),
     [
@@ -87,13 +83,6 @@ def test_a_stack_is_named_with_its_plan(
     changed = method_named(name, drafting)
     assert changed.drafting == (drafting if tiers else replace(drafting, tiers=()))
     assert (changed.name, changed.stack) == (name, stack)
-
-
-def test_only_methods_of_stacks_have_one() -> None:
-    assert {name for name, method in METHODS.items() if method.stack is not None} == {
-        "hsd", "hd+hsd",
-        "hd+head+hsd",
-    }  # fmt: skip
 
 
 def test_a_single_model_is_one() -> None:
@@ -135,15 +124,6 @@ def test_tiers_come_in_the_methods_order() -> None:
     assert [type(tier) for tier in drafter.tiers] == [StatisticsTier, ContextTier, ModelTier]
     assert [tier.source for tier in drafter.tiers] == [STATISTICS, CONTEXT, MODEL]
     assert METHODS["plain"].drafters(databases) == []
-
-
-def test_the_tiers_keep_what_they_learned_between_answers() -> None:
-    databases = Databases()
-    for _ in range(2):
-        drafter = hierarchy(METHODS["hd"].drafters(databases))
-        assert {databases.context, databases.model} <= set(drafter.tiers)
-        assert drafter.calibration is databases.calibration
-    assert databases.model is databases.learned
 
 
 def test_without_a_table_the_statistics_tier_is_left_out() -> None:
@@ -207,32 +187,6 @@ def test_the_next_conversation_shares_all_but_the_context() -> None:
     assert other.calibration is calibration and other.statistics is databases.statistics
     again = METHODS["hd-published"].drafters(other)
     assert again[0] is not published[0] and again[1:] == published[1:]
-
-
-@pytest.mark.parametrize("method", ["model", "hd-published"])
-def test_without_frozen_tiers_the_second_run_would_cheat(method: str) -> None:
-    databases, drafting = Databases(), METHODS[method].drafting
-    wanted = Generation(Sampling(0.9, seed=5), max_tokens=40)
-    first, second = (run(databases, method, wanted, drafting) for _ in range(2))
-    assert len(second) < len(first)
-
-
-def test_the_model_tier_learns_from_an_answer_that_the_chat_gives() -> None:
-    """Databases of their own make, and given ones; the copies for measuring know it too."""
-    for databases in (Databases(), Databases(model=ModelTier())):
-        run(databases, "hd", LONG, Drafting())
-        assert list(databases.learned.grams())
-        assert databases.for_measuring().learned is databases.learned
-
-
-def test_frozen_tiers_answer_and_forget() -> None:
-    inner = ContextTier((1, 2, 1, 2))
-    frozen = Frozen(inner)
-    frozen.observe([1, 2, 3], 3)
-    frozen.finish([1, 2, 3], 3)
-    assert inner.log == [1, 2, 1, 2] and (frozen.name, frozen.source) == (CONTEXT, CONTEXT)
-    found, wanted = ([each.counts for each in t.matches((1, 2))] for t in (frozen, inner))
-    assert found == wanted == [{1: 1}, {1: 1}]
 
 
 # Draft models: what a method becomes when it is asked to draft for one answer.
@@ -329,13 +283,6 @@ def test_a_small_model_trusts_the_databases_as_the_target_does_and_learns_on_its
 def test_a_stack_without_draft_models_is_an_error(name: str, family: Family | None) -> None:
     with pytest.raises(SettingError, match=f"{re.escape(name)}.*none is loaded.*Stack tab"):
         method_named(name).drafters(Databases(), family, Sampling())
-
-
-def test_methods_without_a_stack_need_no_family() -> None:
-    for name in ("plain", "hd", "lookup"):
-        databases = Databases()
-        method = METHODS[name]
-        assert len(method.drafters(databases, None, Sampling())) == (name != "plain")
 
 
 def test_the_rule_of_the_drafting_is_the_rule_of_every_level() -> None:

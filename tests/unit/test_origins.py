@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.service.origins import AROUND, Place, Spoken, Wanted, by_text, origin
+from app.service.why import AROUND, Guess, Place, Spoken, by_text, origin
 
 
 def answer(key: str, *words: str) -> Spoken:
@@ -14,9 +14,9 @@ def answer(key: str, *words: str) -> Spoken:
     return Spoken(key, text, tuple(sum(map(ord, word)) for word in words), tuple(ends))
 
 
-def wanted(*words: str, whole: bool = True) -> Wanted:
+def wanted(*words: str, whole: bool = True) -> Guess:
     ids = answer("", *words).ids
-    return Wanted(ids[:-1], ids[-1], "".join(words), whole)
+    return Guess(ids[:-1], ids[-1], "".join(words), whole)
 
 
 SAID = ("the", " cat", " sat", " and", " the", " cat", " ran", " and", " the", " cat", " sat")

@@ -1,4 +1,4 @@
-"""What will draft for a model by the headers of its files, sound and damaged ones."""
+"""What files tell before a model is loaded: what will draft for it, the memory of its states."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.models.outlook import Outlook, of_config, of_gguf
-from engine.models.prediction_layers import prediction
+from engine.models.gguf_files import outlook_of as of_gguf
+from engine.models.memory import FLOAT32, KEPT, Outlook, layers_of, prediction, state_bytes
+from engine.models.memory import outlook_of as of_config
 from tests.conftest import EMBEDDED
 from tests.support.gguf_files import write_gguf
 
@@ -52,7 +53,7 @@ def test_what_the_header_of_a_gguf_file_tells(
 
 def test_a_head_beside_a_file_is_named(tmp_path: Path) -> None:
     path = made(tmp_path, "gemma4")
-    assert of_gguf(path, ["mtp-gemma.gguf"]) == Outlook(head="in mtp-gemma.gguf, beside it")
+    assert of_gguf(path, ["mtp-gemma.gguf"]) == Outlook(head="in the file mtp-gemma.gguf")
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
@@ -107,3 +108,109 @@ def test_a_head_in_the_folder_and_prediction_layers_in_its_files(tmp_path: Path)
     (tmp_path / "head" / "config.json").write_text("{}")
     assert of_config({}, tmp_path) == Outlook(head="in its folder head")
     assert of_config(ahead, tmp_path, found) == Outlook(head="in its folder head")
+
+
+# prediction layers, by the names of their tensors
+
+OWN = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"]
+AROUND = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+APART = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+PARTS = {"fc", "embedding", "hidden", "norm"}
+
+
+@pytest.mark.parametrize("place", ["mtp", "model.mtp"])
+def test_layers_that_share_what_is_around_them(place: str) -> None:
+    own = [f"{place}.{name}.weight" for name in AROUND]
+    own += [f"{place}.layers.{number}.mlp.up_proj.weight" for number in (0, 1)]
+    found = prediction([*OWN, *own], layers=1)
+    assert found is not None and found.names == set(own) and not found.problem
+    assert found.shared and found.joints[0].keys() == PARTS
+    assert [dict(each) for each in found.layers] == [
+        {"mlp.up_proj.weight": f"{place}.layers.{number}.mlp.up_proj.weight"} for number in (0, 1)
+    ]
+
+
+def test_layers_behind_those_of_the_model() -> None:
+    own = [
+        f"model.layers.{number}.{name}.weight"
+        for number in (2, 3)
+        for name in (*APART, "mlp.up_proj", "embed_tokens", "shared_head.head")
+    ]
+    # Another part of the model has more layers than the part that writes.
+    seeing = [f"vision.layers.{number}.mlp.up_proj.weight" for number in range(5)]
+    found = prediction([*OWN, *own, *seeing], layers=2)
+    assert found is not None and found.names == set(own) and not found.problem
+    assert not found.shared and [each.keys() for each in found.joints] == [PARTS, PARTS]
+    assert [set(each) for each in found.layers] == [{"mlp.up_proj.weight"}] * 2
+
+
+def test_models_without_any() -> None:
+    assert prediction(OWN, layers=1) is None
+    assert prediction([*OWN, "model.layers.1.mlp.up_proj.weight", "smtp.weight"], 1) is None
+
+
+def test_what_is_missing_or_not_known_is_said() -> None:
+    own = [f"mtp.{name}.weight" for name in AROUND] + ["mtp.layers.0.mlp.up_proj.weight"]
+    for name in own:
+        found = prediction([each for each in own if each != name], layers=1)
+        assert found is not None
+        assert (
+            name.removeprefix("mtp.") in found.problem or "no tensors of its own" in found.problem
+        )
+    found = prediction([*OWN, "model.mtp_layers.0.input_proj.weight"], layers=1)
+    assert found is not None and "(model.mtp_layers.0.input_proj.weight, ...)" in found.problem
+
+
+# states, by the sizes in a config.json
+
+QWEN: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 32,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "states"),
+    [
+        ({"num_hidden_layers": 4}, 4, 0),
+        ({"n_layer": 4}, 4, 0),
+        ({"num_hidden_layers": 4, "model_type": "mamba2"}, 0, 4),
+        ({"num_hidden_layers": 4, "model_type": "falcon_h1"}, 4, 4),
+        ({"num_hidden_layers": 8, "full_attention_interval": 4}, 2, 6),
+        ({"num_hidden_layers": 8, "attn_layer_period": 4, "attn_layer_offset": 1}, 2, 6),
+        ({"num_hidden_layers": 8, "attn_layer_indices": [1, 2, 5]}, 3, 5),
+        ({"num_hidden_layers": 8, "full_attn_idxs": [3]}, 1, 7),
+        ({"num_hidden_layers": 5, "hybrid_override_pattern": "M-M*-"}, 1, 2),
+        ({"layer_types": ["linear_attention", "moe", "full_attention", "conv"]}, 1, 2),
+        ({"layers_block_type": ["mamba", "hybrid", "attention"]}, 2, 2),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, 2, 0),
+    ],
+)
+def test_which_layers_have_attention_and_which_a_state(
+    config: dict[str, Any], attention: int, states: int
+) -> None:
+    assert layers_of(config) == (attention, states)
+
+
+def test_the_states_of_a_hybrid_of_nine_billion_parameters() -> None:
+    """24 layers of 32 heads of 128 x 128, and 4 inputs of 8,192 channels each."""
+    config = {**QWEN, "full_attention_interval": 4}
+    one = 24 * (32 * 128 * 128 + 4 * 8192) * FLOAT32
+    assert state_bytes(config) == one * KEPT and one == 53_477_376
+
+
+def test_a_model_of_attention_alone_keeps_none() -> None:
+    assert state_bytes({"num_hidden_layers": 4}) == 0
+
+
+def test_sizes_that_are_not_told_are_missed() -> None:
+    with pytest.raises(KeyError, match="linear_value_head_dim"):
+        state_bytes({"linear_key_head_dim": 8, "layer_types": ["linear_attention"],
+                     "linear_num_key_heads": 2})  # fmt: skip
+    with pytest.raises(ValueError, match="hidden_size is 0"):
+        state_bytes({"conv_L_cache": 3, "hidden_size": 0, "layer_types": ["conv"]})

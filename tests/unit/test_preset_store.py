@@ -23,6 +23,7 @@ def test_what_is_kept_comes_back(store: PresetStore) -> None:
     assert list(store.list()) == made and store.get(made[1].id).name == EVIL
     changed = store.update(StoredPreset(made[0].id, " another\nname ", "", {}))
     assert changed.name == "another name" and list(store.list()) == [changed, made[1]]
+    assert store.update(changed) == changed, "its own name is not taken"
 
 
 def test_nobody_sees_or_changes_those_of_another(store: PresetStore, db: Database) -> None:

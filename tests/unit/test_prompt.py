@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.backends.base import common_prefix
 from engine.backends.toy import END, ToyBackend
 from engine.errors import PromptError
-from engine.prompt import BLOCKS, Chat, splice
+from engine.prompt import BLOCKS, CUT, Chat, TextStream, continued, resumed, splice
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Message, Prefill, Step
 from tests.support.replies import reply
@@ -78,17 +78,6 @@ def test_a_second_turn_prefills_only_its_new_words(backend: type[ToyBackend]) ->
     assert ends.count("eos") > 5 < ends.count("length")
 
 
-def test_a_long_history_does_not_make_the_next_turn_dearer() -> None:
-    chat, messages, fresh = Chat(Merging()), [], []
-    for turn in range(12):
-        messages.append(user(f"the question {turn:02}"))
-        prefill, text, tokens, finish = say(chat, messages, seed=1000 + turn, stop=("q",))
-        messages.append(Message("assistant", text))
-        if turn:
-            fresh.append(prefill.tokens - prefill.reused)
-    assert max(fresh) < 100 < len(chat.tokens)
-
-
 def test_tokens_that_are_not_canonical_are_taken_over() -> None:
     """The model said "t", "h"; the tokenizer would say "th", and the cache would be worthless."""
     chat = Chat(Merging())
@@ -113,15 +102,6 @@ def test_an_edited_message_keeps_what_comes_before_it() -> None:
     assert chat.backend.detokenize(edited) == chat.backend.render([*first, user("the third")])
 
 
-def test_regenerating_takes_over_the_prompt() -> None:
-    chat = Chat(Merging())
-    messages = [user("the ab")]
-    _, first, *_ = say(chat, messages, seed=1)
-    prompt = list(chat.tokens[: len(chat.prompt(messages, known=()))])
-    prefill, second, *_ = say(chat, messages, seed=1)
-    assert prefill.reused == len(prompt) - 1 and second == first
-
-
 @pytest.mark.parametrize("before", [None, True, False])
 @pytest.mark.parametrize("after", [None, True, False])
 def test_thinking_is_switched_between_two_turns(before: bool | None, after: bool | None) -> None:
@@ -136,25 +116,6 @@ def test_thinking_is_switched_between_two_turns(before: bool | None, after: bool
     assert chat.backend.detokenize(following) == chat.backend.render(messages, after)
     shared = common_prefix(following, chat.tokens)
     assert shared == len(chat.tokens) or before is False and shared >= len(b"why") + 3
-
-
-def test_another_conversation_starts_from_its_own_words() -> None:
-    chat = Chat(ToyBackend())
-    say(chat, [user("one thing")])
-    assert chat.prompt([user("another")]) == chat.backend.tokenize(
-        "<|user|>another<|end|><|assistant|>"
-    )
-    assert chat.prompt([user("another")], known=()) == chat.prompt([user("another")])
-
-
-def test_tokens_of_a_reply_that_was_left_are_those_that_were_seen() -> None:
-    chat = Chat(ToyBackend())
-    prompt = chat.prompt([user("x")])
-    events = reply(chat, prompt, [], Generation(Sampling(0.0), max_tokens=30), Drafting())
-    seen = [next(events), next(events), next(events)]
-    events.close()  # type: ignore[attr-defined]
-    tokens = [token.id for event in seen if isinstance(event, Step) for token in event.tokens]
-    assert chat.tokens == [*prompt, *tokens]
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
@@ -301,18 +262,6 @@ def test_the_work_to_fit_a_conversation_does_not_grow_with_its_square(turns: int
     assert backend.characters < 5 * 1200 and backend.renders <= 6, "the old ones are known"
 
 
-def test_what_fits_is_left_alone() -> None:
-    messages, chat = history(3, system=True), Chat(ToyBackend())
-    assert chat.fit(messages) == (chat.prompt(messages), 0)
-
-
-def test_a_long_context_keeps_256_tokens_free() -> None:
-    chat = Chat(ToyBackend(context_length=4096))
-    prompt, dropped = chat.fit(history(300))
-    block = (4096 - 256) // BLOCKS
-    assert dropped and 4096 - 256 - block - 60 < len(prompt) <= 4096 - 256
-
-
 def test_a_last_message_that_leaves_little_room_is_still_answered() -> None:
     chat = Chat(ToyBackend(context_length=200))
     text = "x" * (200 - 3 - 1)
@@ -330,13 +279,6 @@ def test_a_last_message_that_is_too_long_is_refused_with_both_numbers() -> None:
     with pytest.raises(PromptError, match="empty"):
         chat.check(" ")
     chat.check("x" * 1100)
-
-
-def test_a_long_system_prompt_and_a_short_message() -> None:
-    chat = Chat(ToyBackend(context_length=100))
-    messages = [Message("system", "s" * 80), user("a"), Message("assistant", "b"), user("c")]
-    prompt, dropped = chat.fit(messages)
-    assert (prompt, dropped) == (chat.prompt([messages[0], messages[-1]]), 2)
 
 
 def test_measuring_says_what_an_answer_would_read_and_changes_nothing() -> None:
@@ -358,18 +300,188 @@ def test_measuring_says_what_an_answer_would_read_and_changes_nothing() -> None:
     assert (chat.tokens, backend.cache) == before
 
 
-def test_measuring_tokenizes_only_what_is_new() -> None:
-    class Counting(ToyBackend):
-        read = 0
+# from tokens to text
 
-        def tokenize(self, text: str) -> list[int]:
-            self.read += len(text)
-            return super().tokenize(text)
 
-    backend = Counting()
-    chat = Chat(backend)
-    turns = [user("first " * 20), Message("assistant", "yes " * 20)]
-    chat.measure([*turns, user("a")])
-    backend.read = 0
-    chat.measure([*turns, user("ab")])
-    assert backend.read < 40
+BYTES = ToyBackend().detokenize
+PIECES = ["a", "b", "ab", " ", "é", "日本", "😀", "👩‍👩‍👧‍👦", "<", "end>", "\x00", "\n", CUT]
+
+
+def stream(
+    tokens: Sequence[int], stop: Sequence[str] = (), detokenize=BYTES
+) -> tuple[list[str], bool]:
+    text = TextStream(detokenize, stop)
+    pieces = []
+    for token in tokens:
+        piece, stopped = text.push(token)
+        pieces.append(piece)
+        if stopped:
+            return pieces, True
+    return [*pieces, text.flush()], False
+
+
+def first_stop(text: str, stop: Sequence[str]) -> str | None:
+    """What a reader who gets the text character by character sees before a stop string is whole."""
+    for size in range(1, len(text) + 1):
+        ends = [text[:size].find(string) for string in stop if string and string in text[:size]]
+        if ends:
+            return text[: min(ends)]
+    return None
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(st.binary(max_size=60))
+@example(b"x" * 13 + "😀😀😀".encode())
+@example("日本語".encode() * 9)
+@example(b"\xff" * 40 + "😀".encode())
+@example(b"\xf0\x9f\x98")
+@example(b"\xff\xf0\xff\xff\xff\xf0\x9f\x98\x80\xe6\x97")
+def test_any_bytes_are_streamed_whole(data: bytes) -> None:
+    pieces, stopped = stream(list(data))
+    assert "".join(pieces) == data.decode("utf-8", "replace") and not stopped
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=30).map("".join),
+    st.lists(
+        st.sampled_from(["ab", "b<", "aa", "日", "本😀", "end>", "<end>", "abab", "\n\n", "👧"])
+    ),
+)
+def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> None:
+    pieces, stopped = stream(list(text.encode()), stop)
+    cut = first_stop(text, stop)
+    assert ("".join(pieces), stopped) == ((text, False) if cut is None else (cut, True))
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join), st.integers(1, 7))
+def test_long_tokens_and_cut_sequences_within_them(text: str, size: int) -> None:
+    """Tokens of several bytes that begin and end inside of characters, as byte-level BPE has."""
+    data = text.encode()
+    table = [data[i : i + size] for i in range(0, len(data), size)]
+
+    def detokenize(tokens: Sequence[int]) -> str:
+        return b"".join(table[token] for token in tokens).decode("utf-8", "replace")
+
+    pieces, _ = stream(range(len(table)), (), detokenize)
+    assert "".join(pieces) == text
+
+
+def fallback(tokens: Sequence[int]) -> str:
+    """Byte fallback as the tokenizers library does it: a run of bytes is text or all marks."""
+    text, run = "", b""
+    for token in [*tokens, None]:
+        if token is not None and token < 256:
+            run += bytes([token])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += CUT * len(run)
+        run = b""
+        text += "" if token is None else WORDS[token - 256]
+    return text
+
+
+WORDS = [" the", " a", "x"]
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(st.lists(st.sampled_from(["😀", "日", "é", 256, 257, 258]), max_size=40))
+@example(["日"] * 40)
+@example([256, *["😀"] * 20])
+@example([256, 257, "日", "é", *["日"] * 20])
+def test_runs_of_fallback_bytes_are_streamed_whole(parts: list[str | int]) -> None:
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [part] if isinstance(part, int) else part.encode()
+    pieces, _ = stream(tokens, (), fallback)
+    assert "".join(pieces) == fallback(tokens)
+    assert CUT not in "".join(pieces)
+
+
+def stripping(tokens: Sequence[int]) -> str:
+    """A tokenizer whose first word loses its leading space, whichever token comes first."""
+    return "".join(WORDS[token] for token in tokens).removeprefix(" ")
+
+
+@given(st.lists(st.integers(0, 2), max_size=60))
+@settings(deadline=None, derandomize=True)
+def test_spaces_that_depend_on_the_left_neighbour_survive_the_window(tokens: list[int]) -> None:
+    pieces, _ = stream(tokens, (), stripping)
+    assert "".join(pieces) == stripping(tokens)
+
+
+def test_nothing_is_held_without_need() -> None:
+    text = TextStream(BYTES, ["STOP"])
+    assert [text.push(b)[0] for b in b"a STAR"] == ["a", " ", "", "", "STA", "R"]
+
+
+def test_text_appears_with_the_last_byte_of_its_character() -> None:
+    text = TextStream(BYTES, ())
+    assert [text.push(b)[0] for b in "é😀!".encode()] == ["", "é", "", "", "", "😀", "!"]
+
+
+def test_bytes_that_are_no_text_do_not_wait_for_the_end() -> None:
+    pieces, _ = stream([0xFF] * 30)
+    assert "".join(pieces[:-1]) == CUT * 27
+    assert pieces[-1] == CUT * 3
+
+
+def test_the_window_stays_small() -> None:
+    for data in (b"a" * 300, "😀".encode() * 80, b"\xff" * 300):
+        sizes: list[int] = []
+
+        def detokenize(tokens: Sequence[int], sizes: list[int] = sizes) -> str:
+            sizes.append(len(tokens))
+            return BYTES(tokens)
+
+        stream(list(data), (), detokenize)
+        assert max(sizes) <= 24
+
+
+def test_of_two_stop_strings_within_one_token_the_earlier_one_counts() -> None:
+    text = TextStream(lambda tokens: "one two three"[: 13 * len(tokens)], ["three", "two"])
+    assert text.push(0) == ("one ", True)
+
+
+def test_a_mark_in_a_stop_string_is_found_at_the_end_too() -> None:
+    assert stream(b"ab\xf0", ["b" + CUT])[0] == ["a", "", "", ""]
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=12), st.lists(st.sampled_from(PIECES), max_size=2)
+)
+@example(["a", "😀", "end>", "b"], ["nd>b"])
+def test_a_stream_goes_on_anywhere_as_if_it_had_never_ended(
+    parts: list[str], stop: list[str]
+) -> None:
+    tokens = list("".join(parts).encode("utf-8"))
+    pieces, stopped = stream(tokens, stop)
+    until = len(pieces) - 1 if stopped else len(tokens)
+    for cut in range(until):
+        text, told = resumed(BYTES, stop, tokens[:cut])
+        assert told == "".join(pieces[:cut])
+        rest = [text.push(token) for token in tokens[cut : until + stopped]]
+        assert [piece for piece, _ in rest] == pieces[cut : cut + len(rest)]
+        assert [end for _, end in rest] == [*[False] * (len(rest) - 1), stopped][-len(rest) :]
+
+
+def test_a_stop_string_that_ended_nothing_counts_from_there_on() -> None:
+    tokens = list(b"one STOP two STOP three")
+    text, told = resumed(BYTES, ["STOP"], tokens[:11])
+    assert told == "one STOP tw"
+    pieces = [text.push(token) for token in tokens[11:]]
+    ended = [end for _, end in pieces].index(True)
+    assert "".join(piece for piece, _ in pieces[: ended + 1]) == "o "
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(0, 12))
+def test_behind_a_text_only_what_is_new_is_told(parts: list[str], cut: int) -> None:
+    begun, rest = "".join(parts[:cut]), "".join(parts[cut:])
+    text = continued(BYTES, ["never said"], list(begun.encode("utf-8")))
+    told = "".join(text.push(token)[0] for token in rest.encode("utf-8"))
+    assert told + text.flush() == rest

@@ -70,21 +70,6 @@ def test_every_owner_has_a_turn_before_anyone_has_two(owners: str, turns: str) -
     assert queue.serve() == owners[0] + turns
 
 
-def test_a_guest_who_comes_again_and_again_keeps_nobody_waiting() -> None:
-    """The other one waits for the run under way, and for no more."""
-    queue = Queue()
-
-    def others() -> None:
-        queue.join("greedy")
-        queue.join("other")
-        assert queue.places == [[], [1, 2], [1]]
-
-    queue.join("greedy", others)
-    queue.turns.turn()
-    queue.join("greedy")
-    assert queue.serve().startswith("greedyother")
-
-
 def test_what_is_urgent_comes_next_and_stops_who_has_the_turn() -> None:
     queue = Queue(each=1)
 
@@ -97,13 +82,6 @@ def test_what_is_urgent_comes_next_and_stops_who_has_the_turn() -> None:
 
     queue.join("a", load)
     assert queue.serve() == "acbc" and queue.stopped == "a"
-
-
-def test_what_is_urgent_stops_nobody_where_nobody_has_a_turn() -> None:
-    queue = Queue()
-    queue.join("a")
-    queue.join("b", urgent=True)
-    assert queue.serve() == "ba" and queue.stopped == ""
 
 
 def test_what_is_patient_has_its_turn_when_nobody_else_wants_one() -> None:
@@ -183,60 +161,12 @@ def test_places_are_told_when_they_change_and_at_no_other_time() -> None:
     assert queue.places == [[], [1], [2, 1, 0], [3, 2, 1, 0]]
 
 
-def test_a_run_that_fails_gives_the_model_back() -> None:
-    queue = Queue()
-
-    def fail() -> None:
-        queue.join("b")
-        raise OSError("no more")
-
-    queue.join("a", fail)
-    with pytest.raises(OSError, match="no more"):
-        queue.turns.turn()
-    assert queue.turns.running is None and queue.serve() == "ab"
-
-
 def test_of_many_owners_the_latest_turns_are_remembered() -> None:
     queue = Queue()
     for number in range(MOST_SERVED + 10):
         queue.join(str(number))
         queue.turns.turn()
     assert len(queue.turns.served) == MOST_SERVED and "9" not in queue.turns.served
-
-
-def test_only_one_run_uses_the_model_whoever_comes_when() -> None:
-    """A hundred runs of ten owners, each in a thread: never two at a time, and all are served, on
-    one thread."""
-    turns, inside, done, faults = RunQueue(), [0], list[int](), list[str]()
-    threads_of: set[int] = set()
-
-    def work(number: int) -> Callable[[], None]:
-        def use() -> None:
-            inside[0] += 1
-            if inside[0] > 1:
-                faults.append("two at a time")
-            threads_of.add(threading.get_ident())
-            done.append(number)
-            inside[0] -= 1
-
-        return use
-
-    def one(number: int) -> None:
-        run = Run(str(number % 10), work(number), lambda ahead: None, lambda: None)
-        while True:
-            try:
-                return turns.join(run)
-            except Busy:
-                continue
-
-    threads = [threading.Thread(target=one, args=[number]) for number in range(100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    turns.thread.shutdown(wait=True)
-    assert sorted(done) == list(range(100)) and not faults and len(threads_of) == 1
-    assert not turns.waiting and turns.running is None
 
 
 # as streams

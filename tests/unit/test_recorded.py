@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.backends.scores import LogitScores
+from engine.backends.base import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.methods import METHODS
@@ -17,9 +17,9 @@ from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Step, Token
 from tests.support.lossless import PROMPT, warm_toy
-from tests.unit.test_compiled import in_python
+from tests.support.tiers import using
 
-CORES = {"compiled": nullcontext, "python": in_python}
+CORES = {"compiled": nullcontext, "python": lambda: using(None)}
 
 
 class Watched(ToyBackend):
@@ -75,21 +75,6 @@ def test_the_tree_that_is_recorded_is_the_one_that_was_verified(
             assert node.reached == (node.parent in visited)
             chance = scores.probability(node.parent, node.token) if node.reached else 0.0
             assert node.percent == percent(chance), row
-
-
-def test_both_cores_record_the_same() -> None:
-    trees = [[step.tree for step in answer(core(), 1.0)[1]] for core in CORES.values()]
-    assert trees[0] == trees[1] and any(trees[0])
-
-
-def test_what_a_step_emitted_is_what_it_accepted_and_one_more() -> None:
-    _, steps = answer(nullcontext(), 0.0)
-    for step in steps:
-        said = [node.token for node in nodes(step) or () if node.accepted]
-        assert [token.id for token in step.tokens][: len(said)] == said
-        assert [token.source for token in step.tokens[: len(said)]] == [
-            node.source for node in nodes(step) or () if node.accepted
-        ]
 
 
 def test_a_plain_step_records_that_nothing_was_guessed() -> None:

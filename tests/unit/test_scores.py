@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.backends.scores import LogitScores
+from engine.backends.base import LogitScores
 from engine.sampling import Floats, choose, distribution, probabilities, select
 from engine.settings import Sampling
 
@@ -24,7 +24,7 @@ def test_a_row_is_read_and_chosen_from_once(
     scores = LogitScores(whole, [4, 5, 6], sampling)
     assert read == []
     monkeypatch.setattr(
-        "engine.backends.scores.select",
+        "engine.backends.base.select",
         lambda row, own, at: (selected.append(at), select(row, own, at))[1],
     )
     for _ in range(3):
@@ -35,6 +35,7 @@ def test_a_row_is_read_and_chosen_from_once(
             assert scores.probability(row, token) == pytest.approx(shares[token], rel=1e-5)
             assert scores.probability(row, 7) == pytest.approx(shares[7], rel=1e-5)
             assert (scores.distribution(row) == distribution(ROWS[row], sampling)).all()
+    assert scores.known(0, 7) == scores.probability(0, 7) and scores.known(1, 7) == 0.0
     assert read == [2, 0] and selected == [6, 4]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.service.sentence import about, sentence, worth_of
+from app.service.why import about, sentence, worth_of
 from engine.compare import FEWEST, live
 from engine.types import Learned, Prefill, Step, Token
 from storage.traces import Worth

@@ -9,12 +9,29 @@ from engine.errors import ModelError
 from engine.methods import METHODS, PLAIN, SERVER, method_named, offered, served
 from engine.models import loaders
 from engine.models.formats import format_of
-from engine.servers.address import parsed, settled
-from engine.servers.answer import sizes, split
-from engine.servers.asked import body_of, refused_name
-from engine.servers.chunks import BEGIN, END, Chunk, Thinking, chunk_of, shared
-from engine.servers.client import Access, Counters, Found, counters
-from engine.servers.problems import refused, told
+from engine.servers.answer import (
+    BEGIN,
+    END,
+    Chunk,
+    Refusal,
+    Thinking,
+    body_of,
+    chunk_of,
+    refused_name,
+    shared,
+    sizes,
+)
+from engine.servers.client import (
+    Access,
+    Counters,
+    Drafting,
+    Found,
+    counters,
+    parsed,
+    quoted,
+    refused,
+    settled,
+)
 from engine.servers.served import info_of
 from engine.settings import Generation, Sampling
 from engine.types import Message
@@ -61,9 +78,9 @@ def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
 
 
 def test_a_server_is_told_apart_from_files_and_the_hub() -> None:
-    kinds = [loaders.kind_of(s) for s in ("http://h/v1", "owner/name", "a.gguf", "httpfolder")]
+    kinds = [format_of(s).kind for s in ("http://h/v1", "owner/name", "a.gguf", "httpfolder")]
     assert kinds == ["server", "transformers", "llama.cpp", "transformers"]
-    assert loaders.kind_of("http://h/v1#file.gguf") == "server"
+    assert format_of("http://h/v1#file.gguf").kind == "server"
     assert loaders.name_of("http://h:1/v1#some/model") == "some/model"
     assert loaders.present("http://h/v1") and loaders.check("http://h/v1") == 0
     assert loaders.need("http://h/v1").total == 0
@@ -88,7 +105,9 @@ def test_a_chunk_is_read_as_far_as_it_is_told() -> None:
     assert chunk_of(": ping") is None and chunk_of("") is None
     assert chunk_of("data: [DONE]") == Chunk(done=True)
     assert chunk_of('data: {"choices": [], "usage": {"prompt_tokens": 7}}') == Chunk(read=7)
-    assert chunk_of('data: {"error": {"message": "no"}}').problem  # type: ignore[union-attr]
+    with pytest.raises(Refusal) as refusal:
+        chunk_of('data: {"error": {"message": "no", "code": 422}}')
+    assert refusal.value.status == 422 and "no" in refusal.value.text
 
 
 @pytest.mark.parametrize(
@@ -121,7 +140,6 @@ def test_forwards_are_told_of_tokens_that_were_not_told_before() -> None:
     assert sizes([4, 4, 2], 0, 10) == [4, 4, 2] and sizes([4, 4, 2], 4, 10) == [4, 2]
     assert sizes([4, 4], 6, 8) == [2], "a part of a forward was told before"
     assert sizes([4], 0, 5) == [] and sizes([], 0, 5) == [], "it does not tell of all of them"
-    assert split([3, 2], 5) == [3, 2] and split([3, 2], 4) == [3, 1] and split([3], 5) == [3, 2]
 
 
 # counters
@@ -202,10 +220,10 @@ def test_a_refusal_names_the_parameter_it_is_about() -> None:
 
 
 def test_a_servers_words_are_told_on_one_short_line() -> None:
-    assert told('{"error": {"message": "too\\n long"}}') == "too long"
-    assert told('{"detail": [{"msg": "no"}]}') == '[{"msg": "no"}]'
-    assert told("<html>nothing for people</html>") == ""
-    assert len(told("x" * 5_000)) < 400
+    assert quoted('{"error": {"message": "too\\n long"}}') == "too long"
+    assert quoted('{"detail": [{"msg": "no"}]}') == '[{"msg": "no"}]'
+    assert quoted("<html>nothing for people</html>") == ""
+    assert len(quoted("x" * 5_000)) < 400
 
 
 # what is known of it
@@ -216,8 +234,8 @@ def test_what_a_server_tells_decides_what_can_be_asked() -> None:
     assert plain.server is not None and not plain.server.switches and not plain.server.drafting
     assert [method.name for method in offered(plain)] == ["auto"]
     assert served(PLAIN, plain.server) == SERVER == method_named("server")
-    told_ = {"databases": ["context", "nonsense"], "draft_tokens": 8, "drafting": True}
-    ours = info_of(HERE, Found("m", 4096, "vllm", told_, True))
+    strata = Drafting(databases=["context", "nonsense"], draft_tokens=8, drafting=True)
+    ours = info_of(HERE, Found("m", 4096, "vllm", strata, True))
     assert ours.server is not None and ours.server.databases == ("context",)
     assert [method.name for method in offered(ours)] == ["plain", "auto"]
     assert served(PLAIN, ours.server) == PLAIN and served(METHODS["hd"], ours.server) == SERVER

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import SettingError
-from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
 from engine.types import CONTEXT, MODEL, RULES, STATISTICS, TIERS
 
 NUMBERS = [
@@ -39,18 +39,11 @@ def test_anything_else_is_refused_with_the_value_and_the_range(
     assert f"{item.metadata['low']:.12g} to {item.metadata['high']:.12g}" in text
 
 
-@pytest.mark.parametrize("name", ["top_k", "seed"])
-def test_whole_numbers_stay_whole(name: str) -> None:
-    """A form may say 7.0; what is stored is 7, and 7.5 is refused."""
-    value = getattr(Sampling(**{name: 7.0}), name)
-    assert value == 7 and isinstance(value, int)
-    with pytest.raises(SettingError, match="whole number"):
-        Sampling(**{name: 7.5})
-
-
-def test_a_float_node_limit_decodes_like_a_whole_one() -> None:
+def test_a_form_may_say_a_whole_number_with_a_point_and_no_fraction_of_one() -> None:
     assert isinstance(Drafting(nodes=7.0).nodes, int)
     assert Drafting(nodes=7.0) == Drafting(nodes=7)
+    with pytest.raises(SettingError, match="whole number"):
+        Sampling(top_k=7.5)  # type: ignore[arg-type]
     assert isinstance(Sampling(temperature=1).temperature, float)
 
 
@@ -67,17 +60,14 @@ def test_every_number_has_words_and_a_default_within_its_range(kind: Any, item: 
     assert item.metadata["step"] > 0
 
 
-def test_unknown_names_are_errors_that_list_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="'temprature'.*temperature, top_k"):
-        Sampling.from_mapping({"temprature": 1})
-
-
 def test_a_mapping_is_read_strictly() -> None:
     values = {"temperature": 1, "top_k": 3}
     assert Sampling.from_mapping(values) == Sampling(temperature=1.0, top_k=3)
     assert Sampling.from_mapping({}) == Sampling()
     with pytest.raises(SettingError, match="Top-k"):
         Sampling.from_mapping({"top_k": "3"})
+    with pytest.raises(SettingError, match="'temprature'.*temperature, top_k"):
+        Sampling.from_mapping({"temprature": 1})
 
 
 def test_settings_do_not_change_afterwards() -> None:
@@ -86,34 +76,44 @@ def test_settings_do_not_change_afterwards() -> None:
     assert hash(Generation(stop=("a",))) == hash(Generation(stop=("a",)))
 
 
-@pytest.mark.parametrize("budget", ["", "Adaptive", "measured", None, 64])
-def test_unknown_budgets_are_refused(budget: Any) -> None:
-    with pytest.raises(SettingError, match="adaptive, fixed"):
-        Drafting(budget=budget)
-
-
-@pytest.mark.parametrize("rule", ["", "Match", "equal", None, 1])
-def test_unknown_rules_of_verification_are_refused(rule: Any) -> None:
-    with pytest.raises(SettingError, match="match, rejection"):
-        Drafting(rule=rule)
-
-
-def test_the_rule_that_keeps_the_seeds_text_is_the_default() -> None:
-    assert [Drafting(rule=rule).rule for rule in RULES] == ["match", "rejection"]
-    assert Drafting().rule == RULES[0] == "match"
-    assert Drafting.from_mapping({"rule": "rejection"}) == Drafting(rule="rejection") != Drafting()
-
-
 @pytest.mark.parametrize(
-    "stored",
+    ("kind", "name", "values", "words"),
     [
-        {"policy": "hierarchical", "harvest": True, "nodes": 9},
-        {"policy": ["no", "policy"], "harvest": None, "nodes": 9},
+        (Drafting, "budget", ["", "Adaptive", None, 64], "adaptive, fixed"),
+        (Drafting, "rule", ["", "Match", "equal", None, 1], "match, rejection"),
+        (
+            Drafting,
+            "tiers",
+            [("contexts",), (MODEL, MODEL), "context", ("target",), (1,), None],
+            "list of strings|at most once",
+        ),
+        # A bare string would stop at any of its characters.
+        (Generation, "stop", ["END", None, (1,), ("a", b"b")], "[Ss]top"),
+        (Generation, "sampling", [{"temperature": 1.0}], "Sampling"),
+        (Generation, "thinking", ["yes"], "Thinking cannot be 'yes'"),
     ],
 )
-def test_what_was_stored_with_settings_of_earlier_versions_still_opens(
-    stored: dict[str, Any],
+def test_what_is_no_value_of_a_setting_is_refused(
+    kind: Any, name: str, values: list[Any], words: str
 ) -> None:
+    for value in values:
+        with pytest.raises(SettingError, match=words):
+            kind(**{name: value})
+
+
+def test_what_is_a_value_is_taken_and_lists_from_json_become_tuples() -> None:
+    assert [Drafting(rule=rule).rule for rule in RULES] == ["match", "rejection"]
+    assert [Drafting(budget=budget).budget for budget in BUDGETS] == ["adaptive", "fixed"]
+    usual = Drafting()
+    assert (usual.rule, usual.budget, usual.tiers) == (RULES[0], BUDGETS[0], TIERS)
+    assert Drafting(tiers=[STATISTICS, CONTEXT]).tiers == (STATISTICS, CONTEXT)  # type: ignore[arg-type]
+    assert Generation(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert Generation().thinking is None
+    assert Generation.from_mapping({"thinking": False}).thinking is False
+
+
+def test_what_was_stored_with_settings_of_earlier_versions_still_opens() -> None:
+    stored = {"policy": ["no", "policy"], "harvest": None, "nodes": 9}
     assert Drafting.from_mapping(stored) == Drafting(nodes=9)
     with pytest.raises(SettingError, match="'policies'"):
         Drafting.from_mapping({**stored, "policies": "merged"})
@@ -121,44 +121,24 @@ def test_what_was_stored_with_settings_of_earlier_versions_still_opens(
         Sampling.from_mapping({"policy": "merged"})
 
 
-def test_known_budgets_are_taken_and_the_first_is_the_default() -> None:
-    assert [Drafting(budget=budget).budget for budget in BUDGETS] == list(BUDGETS)
-    assert Drafting().budget == BUDGETS[0] == "adaptive"
-
-
-def test_known_tiers_are_taken() -> None:
-    assert Drafting(tiers=(STATISTICS, CONTEXT)).tiers == (STATISTICS, CONTEXT)
-    assert Drafting(tiers=()).tiers == ()
-    assert Drafting().tiers == TIERS
-
-
 @pytest.mark.parametrize(
-    "tiers", [("contexts",), (MODEL, MODEL), "context", ("target",), (1,), None]
+    "changes",
+    [
+        {"context_length": 63},
+        {"context_length": (1 << 20) + 1},
+        {"threads": -1},
+        {"threads": 513},
+        {"gpu_layers": -2},
+        {"batch_size": 31},
+        {"batch_size": 1 << 14},
+        {"batch_size": 33.5},
+        {"flash_attention": "maybe"},
+        {"cache_type": "f64"},
+        {"cache_type": None},
+    ],
+    ids=str,
 )
-def test_unusable_tiers_are_refused(tiers: Any) -> None:
-    with pytest.raises(SettingError):
-        Drafting(tiers=tiers)
-
-
-@pytest.mark.parametrize("stop", ["END", None, (1,), ("a", b"b")])
-def test_stop_strings_must_be_a_tuple_of_texts(stop: Any) -> None:
-    """A bare string would stop at any of its characters."""
-    with pytest.raises(SettingError, match="[Ss]top"):
-        Generation(stop=stop)
-
-
-def test_lists_from_stored_json_become_tuples() -> None:
-    assert Generation(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
-    assert Drafting(tiers=[MODEL]) == Drafting(tiers=(MODEL,))  # type: ignore[arg-type]
-
-
-def test_a_sampler_that_is_not_one_is_refused() -> None:
-    with pytest.raises(SettingError, match="Sampling"):
-        Generation(sampling={"temperature": 1.0})  # type: ignore[arg-type]
-
-
-def test_thinking_is_on_off_or_left_to_the_model() -> None:
-    assert Generation().thinking is None
-    assert Generation.from_mapping({"thinking": False}).thinking is False
-    with pytest.raises(SettingError, match="Thinking cannot be 'yes'"):
-        Generation.from_mapping({"thinking": "yes"})
+def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as caught:
+        Runtime(**changes)
+    assert repr(next(iter(changes.values()))) in str(caught.value)

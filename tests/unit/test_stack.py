@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.base import Backend, Filled
-from engine.backends.scores import LogitScores
+from engine.backends.base import Backend, LogitScores
 from engine.backends.toy import (
     CHUNK,
     END,
@@ -18,12 +17,10 @@ from engine.backends.toy import (
     deviating,
     toy_logits,
 )
-from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import LARGEST, CostCurve
-from engine.hsd.family import Family
-from engine.hsd.stack import LAG, LevelDrafter, Stack
+from engine.hsd.family import LAG, Family, LevelDrafter, Stack
 from engine.sampling import Floats
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -35,11 +32,10 @@ from tests.support.lossless import (
     Adversary,
     Stated,
     Strict,
-    assert_lossless,
+    as_plain,
     events_of,
     generation,
     made_up,
-    plain_toy,
     tokens_of,
 )
 
@@ -127,41 +123,6 @@ def test_caches_hold_what_was_decided_and_own_drafts(names: tuple[str, ...], rul
         top.observe(tokens, len(new))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_cache_lacks_may_be_read_before_or_with_the_drafts(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, prefills = [], []
-    for lag in (0, 1, LAG, 1000):
-        monkeypatch.setattr("engine.hsd.stack.LAG", lag)
-        draw, sampling, paths = random.Random(3), Sampling(temperature, seed=2), []
-        levels, tokens = stacked(toy_models(), (3, 2, 4), sampling), list(PROMPT)
-        levels[-1].observe(tokens, len(tokens))
-        calls: list[int] = []
-        for level in levels:
-            monkeypatch.setattr(level.backend, "prefill", counted(level.backend, calls))
-        for _ in range(40):
-            tree, _ = grown(levels[-1], tokens)
-            paths.append(tree.path(len(tree)))
-            tokens += paths[-1][: draw.randrange(3)]
-            tokens += draw.choices(range(97, 123), k=draw.randrange(1, 30))
-        found.append(paths)
-        prefills.append(len(calls))
-    assert found[0] == found[1] == found[2] == found[3]
-    assert prefills[0] > prefills[2] > prefills[3] > 0
-
-
-def counted(backend: Backend, calls: list[int]) -> Callable[..., Filled]:
-    """The prefill of a backend, each call of which is written down."""
-    prefill = backend.prefill
-
-    def noted(tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
-        calls.append(len(tokens))
-        return prefill(tokens, cancelled)
-
-    return noted
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_level_never_takes_more_room_than_there_is(rule: Rule) -> None:
     lengths = set()
@@ -178,17 +139,6 @@ def test_a_level_never_takes_more_room_than_there_is(rule: Rule) -> None:
                 assert len(tree) - there >= min(longest, 6)
                 lengths.add(len(tree) - there)
     assert lengths >= {0, 1, 2, 3, 5, 7}
-
-
-def test_a_level_gathers_its_batch_and_hands_up_what_the_last_round_said() -> None:
-    for batch in (1, 2, 5, 9):
-        alone = stacked(toy_models(["mid"]), [batch], Sampling(0.0))[-1]
-        assert len(grown(alone, PROMPT)[0]) == batch
-    lengths = set()
-    for seed in range(20):
-        top = stacked(toy_models(("small", "mid")), (4, 6), Sampling(0.7, seed=seed))[-1]
-        lengths.add(len(grown(top, PROMPT)[0]))
-    assert min(lengths) >= 6 and 6 < max(lengths) <= 10
 
 
 def ending(at: int) -> Callable[[tuple[int, ...]], Floats]:
@@ -221,8 +171,8 @@ def test_tokens_beyond_the_common_vocabulary_are_not_handed_up(rule: Rule) -> No
         tree, _ = grown(top, PROMPT)
         assert max(tree.tokens[1:], default=0) < 115
         assert (len(tree) >= 8) or rule == "match"
-        assert all(law.size == 115 for law in tree.laws.values())
-        assert set(tree.laws) == (set() if rule == "match" else {*range(1, len(tree) + 1)})
+        assert all(law.size == 115 for law in tree.distributions.values())
+        assert set(tree.distributions) == (set() if rule == "match" else {*range(1, len(tree) + 1)})
 
 
 def test_a_token_is_credited_to_the_lowest_that_said_it() -> None:
@@ -318,15 +268,6 @@ def test_a_level_whose_reading_was_stopped_reads_again_before_it_drafts() -> Non
         assert tree.tokens == grown(alone, prompt)[0].tokens and model.cache == level.cached
 
 
-def test_a_level_knows_nothing_of_what_another_one_has_read() -> None:
-    model = Strict()
-    model.prefill(PROMPT, never)
-    short = list(b"once")
-    tree, _ = grown(stacked({"small": model}, [3], Sampling(0.0))[-1], short)
-    alone = stacked({"small": Strict()}, [3], Sampling(0.0))[-1]
-    assert tree.tokens == grown(alone, short)[0].tokens
-
-
 def test_a_level_stays_within_the_room_of_its_model() -> None:
     class Narrow(Strict):
         def depth_limit(self, length: int) -> int | None:
@@ -355,7 +296,7 @@ def test_the_drafter_below_reads_the_prompt_and_hears_what_was_said_after_it() -
 
 def test_a_levels_time_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("engine.hsd.stack.perf_counter", lambda: now[0])
+    monkeypatch.setattr("engine.hsd.family.perf_counter", lambda: now[0])
 
     class Slow(ToyBackend):
         def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
@@ -415,7 +356,7 @@ def stack_on(
     top: Top, tokens: float, seconds: float, monkeypatch: pytest.MonkeyPatch | None = None
 ) -> Stack:
     if monkeypatch is not None:
-        monkeypatch.setattr("engine.hsd.stack.perf_counter", lambda: top.now)
+        monkeypatch.setattr("engine.hsd.family.perf_counter", lambda: top.now)
     level: Any = top
     return Stack(level, tokens, seconds)
 
@@ -444,13 +385,6 @@ def test_without_costs_the_stack_drafts_where_the_databases_did_not() -> None:
     for nodes in (0, 1, 0, 5, 0):
         assert leads(stack_on(Top(), 9.0, 0.0), nodes) == (nodes == 0)
         assert leads(stack_on(Top(), 0.1, 99.0), nodes) == (nodes == 0)
-
-
-@pytest.mark.parametrize(("tokens", "seconds"), [(3.0, 0.1), (1.0, 9.0)])
-def test_a_stack_that_is_asked_drafts_where_nobody_else_did(tokens: float, seconds: float) -> None:
-    """Whether it pays at all was asked before: engine/drafting/controller.py."""
-    assert leads(stack_on(Top(), tokens, seconds), costs=flat())
-    assert leads(stack_on(Top(), tokens, seconds))
 
 
 def test_a_stack_that_is_due_drafts_whatever_is_expected_of_it() -> None:
@@ -530,34 +464,11 @@ def test_steps_without_a_draft_teach_a_stack_nothing_and_reach_the_levels() -> N
     assert top.heard == [("observe", 40), ("observe", 9), ("finish", 9)]
 
 
-def dear_stack(logits: Callable[[tuple[int, ...]], Floats] = toy_logits) -> list[float]:
-    """Whether draft models drafted in the steps of some answers, where a node costs a forward."""
-    found, costs = list[float](), Stated({0: 1.0, 63: 64.0})
-    for seed in range(4):
-        wanted = Generation(Sampling(1.0, seed=seed), 1500)
-        models = toy_models()
-        fast = events_of(
-            ToyBackend(), PROMPT, wanted, [stack_of(models, (3, 2, 4), wanted.sampling)],
-            Drafting(), costs=costs,
-        )  # fmt: skip
-        assert_lossless(plain_toy(wanted), fast)
-        found += [bool(step.levels) for step in fast]
-    return found
-
-
-def test_where_nothing_pays_the_draft_models_are_left_alone() -> None:
-    """But for probes: a plan that was wrong costs next to nothing, and less in the next answer."""
-    drafted = dear_stack()
-    half = len(drafted) // 2
-    assert 0 < sum(drafted[half:]) <= sum(drafted[:half]) < half / 16
-
-
 def test_draft_models_that_back_off_leave_a_prompt_unread_until_they_draft() -> None:
     model = toy_models(["mid"])
     wanted, costs = Generation(Sampling(0.0), 400), Stated({0: 1.0, 63: 1.0})
     costs.gate.gains[STACK].backoff = costs.gate.gains[STACK].wait = 100
     stack = stack_of(model, [3], wanted.sampling)
-    fast = events_of(ToyBackend(), PROMPT, wanted, [stack], Drafting(), costs=costs)
-    assert_lossless(plain_toy(wanted), fast)
+    fast = as_plain(wanted, [stack], Drafting(), costs=costs)
     first = next(at for at, step in enumerate(fast) if step.levels)
-    assert first == 100 and stack.top.held
+    assert first == 100 and stack.top.valid

@@ -1,14 +1,13 @@
 """Streams: order, batches, the end, Stop and Close at every time, and questions."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from engine.errors import Cancelled, ModelError
+from engine.errors import ModelError
 from engine.streams import PACE, Stream
 
 LONG = 30.0
@@ -69,25 +68,6 @@ def test_an_error_comes_after_the_items_and_once() -> None:
     assert list(stream) == []
 
 
-def test_an_error_comes_after_the_last_batch() -> None:
-    batches = filled(1, 2, error=ModelError("broken")).batches()
-    assert next(batches) == [1, 2]
-    with pytest.raises(ModelError, match="broken"):
-        next(batches)
-
-
-def test_the_end_alone_is_no_batch() -> None:
-    assert list(filled().batches()) == []
-
-
-def test_a_producer_does_not_wait_for_anyone() -> None:
-    stream: Stream[int] = Stream()
-    for number in range(100_000):
-        stream.put(number)
-    stream.end()
-    assert list(stream.batches()) == [list(range(100_000))]
-
-
 def test_the_first_item_comes_at_once() -> None:
     """The pause is a day long, and the producer puts nothing more before the item was seen."""
     stream: Stream[str] = Stream(pace=86_400.0)
@@ -109,19 +89,6 @@ def test_between_batches_is_a_pause_and_all_that_came_meanwhile_is_one(
     assert len(slept) == 1 and 0 <= slept[0] <= PACE
 
 
-def test_what_the_consumer_took_itself_is_part_of_the_pause(slept: list[float]) -> None:
-    stream: Stream[int] = Stream()
-    batches = stream.batches()
-    stream.put(1)
-    next(batches)
-    due = time.monotonic() + PACE
-    while time.monotonic() < due:
-        pass
-    stream.put(2)
-    next(batches)
-    assert slept == [0.0]
-
-
 def test_an_end_does_not_wait_for_the_pause() -> None:
     """Which is a day long."""
     stream: Stream[int] = Stream(pace=86_400.0)
@@ -130,11 +97,6 @@ def test_an_end_does_not_wait_for_the_pause() -> None:
     assert next(batches) == [1]
     with thread(lambda: stream.end()):
         assert list(batches) == []
-
-
-def test_no_pause_before_an_end_that_is_there(slept: list[float]) -> None:
-    assert list(filled(1, 2).batches()) == [[1, 2]]
-    assert slept == []
 
 
 def test_items_that_were_put_together_arrive_together() -> None:
@@ -158,27 +120,6 @@ def test_stop_is_a_request_and_what_comes_after_it_arrives() -> None:
     stream.end()
     assert list(stream) == ["before", "last words"]
     assert stream.stopped.is_set(), "never cleared"
-
-
-def test_stop_before_the_work_began_is_seen_by_it() -> None:
-    stream: Stream[int] = Stream()
-    stream.stop()
-
-    def work() -> None:
-        for number in range(10):
-            if stream.stopped.is_set():
-                break
-            stream.put(number)
-        stream.end()
-
-    with thread(work):
-        assert list(stream) == []
-
-
-def test_one_stop_is_not_another_ones() -> None:
-    one, other = Stream[int](), Stream[int]()
-    one.stop()
-    assert not other.stopped.is_set()
 
 
 def test_close_frees_a_consumer_that_waits() -> None:
@@ -211,13 +152,6 @@ def test_close_drops_what_was_taken_together_too() -> None:
     assert list(stream) == []
 
 
-def test_a_with_block_closes() -> None:
-    with Stream[int]() as stream:
-        stream.put(1)
-        assert next(stream) == 1
-    assert stream.stopped.is_set()
-
-
 def test_batches_that_are_given_up_close_the_stream() -> None:
     stream: Stream[int] = Stream()
     stream.put(1)
@@ -233,82 +167,3 @@ def test_work_that_ended_by_itself_was_not_stopped() -> None:
     with stream:
         assert list(stream.batches()) == [[1]]
     assert not stream.stopped.is_set()
-
-
-def test_a_question_is_an_item_and_its_answer_comes_back() -> None:
-    stream: Stream[str] = Stream()
-    answers: list[Any] = []
-
-    def work() -> None:
-        for question in ("a", "b"):
-            answers.append(stream.ask(question))
-            stream.put(f"thanks for {answers[-1]}")
-        stream.end()
-
-    got = []
-    with thread(work):
-        for item in stream:
-            got.append(item)
-            if len(item) == 1:
-                stream.reply(item.upper())
-    assert answers == ["A", "B"]
-    assert got == ["a", "thanks for A", "b", "thanks for B"]
-
-
-def test_a_reply_to_nothing_does_not_answer_the_next_question() -> None:
-    stream: Stream[str] = Stream()
-    stream.reply("too early")
-    answers: list[Any] = []
-    with thread(lambda: answers.append(stream.ask("a"))):
-        assert next(stream) == "a"
-        stream.reply("right")
-        stream.reply("twice")
-    with thread(lambda: answers.append(stream.ask("b"))):
-        assert next(stream) == "b"
-        stream.reply("right again")
-    assert answers == ["right", "right again"]
-
-
-@pytest.mark.parametrize("give_up", [Stream.stop, Stream.close])
-def test_a_question_nobody_answers_is_cancelled(give_up: Callable[[Stream[str]], None]) -> None:
-    stream: Stream[str] = Stream()
-    raised: list[Cancelled] = []
-
-    def work() -> None:
-        try:
-            stream.ask("a")
-        except Cancelled as error:
-            raised.append(error)
-
-    with thread(work):
-        assert next(stream) == "a"
-        give_up(stream)
-    stream.reply("too late")
-    with pytest.raises(Cancelled):
-        stream.ask("after it")
-    assert len(raised) == 1
-
-
-def test_two_questions_at_once_are_a_mistake() -> None:
-    stream: Stream[str] = Stream()
-    with thread(lambda: stream.ask("a")):
-        assert next(stream) == "a"
-        with pytest.raises(RuntimeError, match="open"):
-            stream.ask("b")
-        stream.reply(None)
-
-
-def test_stop_and_questions_from_many_threads_leave_nobody_waiting() -> None:
-    """A Stop that comes between the look at `stopped` and the question is not lost."""
-    for _ in range(300):
-        stream: Stream[int] = Stream()
-        ready = threading.Barrier(2)
-
-        def ask(stream: Stream[int] = stream, ready: threading.Barrier = ready) -> None:
-            ready.wait(LONG)
-            with pytest.raises(Cancelled):
-                stream.ask(1)
-
-        with thread(ask):
-            ready.wait(LONG)
-            stream.stop()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench import suffix
+from bench import replay
 from engine.drafting.budget import Budget
 from engine.settings import Drafting
 from engine.tree import Tree
@@ -35,20 +35,20 @@ class Cache:
 
 
 @pytest.fixture
-def drafter(monkeypatch: pytest.MonkeyPatch) -> suffix.SuffixDrafter:
+def drafter(monkeypatch: pytest.MonkeyPatch) -> replay.SuffixDrafter:
     """A drafter over the stand-in."""
     module: Any = ModuleType("arctic_inference.suffix_decoding")
     module.SuffixDecodingCache = Cache
     monkeypatch.setitem(sys.modules, "arctic_inference", ModuleType("arctic_inference"))
     monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding", module)
-    return suffix.SuffixDrafter()
+    return replay.SuffixDrafter()
 
 
 def budget(depth: int) -> Budget:
     return Budget(Drafting(nodes=16, budget="fixed"), depth, 100)
 
 
-def test_its_tree_becomes_ours_and_equal_paths_one_node(drafter: suffix.SuffixDrafter) -> None:
+def test_its_tree_becomes_ours_and_equal_paths_one_node(drafter: replay.SuffixDrafter) -> None:
     tree = Tree(1)
     drafter.grow(tree, [5, 1], budget(8))
     assert [tree.path(row) for row in range(1, len(tree) + 1)] == [(7,), (7, 8), (7, 8, 9)]
@@ -57,7 +57,7 @@ def test_its_tree_becomes_ours_and_equal_paths_one_node(drafter: suffix.SuffixDr
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_nothing_is_drafted_deeper_than_the_answer_may_go(
-    drafter: suffix.SuffixDrafter, depth: int
+    drafter: replay.SuffixDrafter, depth: int
 ) -> None:
     tree = Tree(1)
     drafter.grow(tree, [5, 1], budget(depth))
@@ -65,7 +65,7 @@ def test_nothing_is_drafted_deeper_than_the_answer_may_go(
 
 
 def test_a_prompt_opens_a_request_and_the_end_of_the_answer_closes_it(
-    drafter: suffix.SuffixDrafter,
+    drafter: replay.SuffixDrafter,
 ) -> None:
     drafter.observe([1, 2], 2)
     drafter.observe([1, 2, 3], 1)

@@ -1,6 +1,7 @@
 """Runs and steps: what is read equals what was saved, owners apart, the oldest dropped."""
 
 import json
+import random
 from collections import Counter
 from dataclasses import astuple, fields, replace
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from engine.errors import StorageError
 from engine.metrics import summarise
-from engine.types import Learned, Part, Prefill, Run, Step, Token
+from engine.types import TARGET, Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
+from storage.machine import CostStore
+from storage.steps import POINTS, Point, digest
 from storage.traces import Filter, Trace, Traces, Worth
 
 STEPS = (
@@ -76,6 +79,9 @@ def test_a_run_comes_back_equal_timings_included(traces: Traces) -> None:
     bare = Run(prefill=Prefill(0, 0), settings={"stop": ["a", "b"]})
     given = replace(bare, settings=MappingProxyType({"stop": ("a", "b")}))
     assert traces.load(traces.save(given)) == bare
+    step = Step(0, (), Counter({"model": 2}), MappingProxyType({"model": 1}))
+    plain = Step(0, (), {"model": 2}, {"model": 1})
+    assert traces.load(save(traces, steps=(step,)).id).steps == (plain,), "any mapping may count"
 
 
 def test_the_history_has_a_line_of_it(traces: Traces) -> None:
@@ -132,12 +138,6 @@ def test_the_run_above_fills_every_field() -> None:
             assert getattr(full, item.name) != getattr(empty, item.name), item.name
 
 
-def test_any_mapping_may_count(traces: Traces) -> None:
-    step = Step(0, (), Counter({"model": 2}), MappingProxyType({"model": 1}))
-    plain = Step(0, (), {"model": 2}, {"model": 1})
-    assert traces.load(save(traces, steps=(step,)).id).steps == (plain,)
-
-
 def test_a_run_that_fails_to_save_leaves_nothing(db: Database, traces: Traces) -> None:
     with pytest.raises(Exception, match="UNIQUE|PRIMARY"):
         save(traces, steps=(STEPS[0], STEPS[0]))
@@ -145,20 +145,14 @@ def test_a_run_that_fails_to_save_leaves_nothing(db: Database, traces: Traces) -
     assert db.execute_read("SELECT count(*) FROM steps") == [(0,)]
 
 
-def test_history_is_newest_first(traces: Traces) -> None:
-    runs = [save(traces, method=f"m{n}") for n in range(5)]
-    assert traces.history() == runs[::-1]
-    assert traces.history(2) == runs[:2:-1]
-    assert traces.history(0) == traces.history(-1) == []
-
-
-def test_the_oldest_runs_are_dropped_with_their_steps(
+def test_history_is_newest_first_and_the_oldest_runs_are_dropped(
     db: Database, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Traces, "KEPT", 3)
     theirs = save(Traces(db, "bob"))
-    runs = [save(traces) for _ in range(5)]
-    assert traces.history() == runs[:1:-1]
+    runs = [save(traces, method=f"m{n}") for n in range(5)]
+    assert traces.history() == runs[:1:-1] and traces.history(2) == runs[:2:-1]
+    assert traces.history(0) == traces.history(-1) == []
     assert Traces(db, "bob").history() == [theirs]
     assert db.execute_read("SELECT count(DISTINCT run) FROM steps") == [(4,)]
     with pytest.raises(StorageError, match="There is no run"):
@@ -189,7 +183,15 @@ def test_a_run_lives_as_long_as_its_message(
 def test_another_owners_run_does_not_exist(db: Database, traces: Traces) -> None:
     run, bob = save(traces), Traces(db, "bob")
     for id in (run.id, "unknown"):
-        for act in (bob.get, bob.load, lambda id: bob.extend(id, STEPS)):
+        for act in (
+            bob.get,
+            bob.load,
+            bob.digest,
+            bob.steps,
+            bob.step_count,
+            bob.stored_prompt,
+            lambda id: bob.extend(id, STEPS),
+        ):
             with pytest.raises(StorageError, match="There is no run"):
                 act(id)
     assert bob.history() == []
@@ -239,6 +241,7 @@ def test_a_turn_can_be_stored_as_one(tmp_path: Path) -> None:
 DAMAGE = ["'['", "x'00ff'", "'text'"]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("column", ["emitted_tokens", "decode_seconds", "created", "speedup"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_line_is_told_and_left_out(
@@ -252,31 +255,31 @@ def test_a_damaged_line_is_told_and_left_out(
     assert traces.history() == [sound]
 
 
-@pytest.mark.parametrize(
-    "column",
-    ["settings", "prompt_tokens", "prefill_seconds", "plain_prefill_seconds", "learning_seconds"],
-)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_run_is_told(db: Database, traces: Traces, column: str, damage: str) -> None:
-    run = save(traces)
-    with db.write() as handle:
-        handle.execute(f"UPDATE runs SET {column} = {damage}")
-    with pytest.raises(StorageError, match="is damaged in the database"):
-        traces.load(run.id)
-
-
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "column",
     [
-        "tokens", "proposed", "accepted", "by_depth", "look_ups", "levels", "draft_seconds",
-        "plain_seconds",
+        "runs.prompt_tokens", "runs.prefill_seconds", "runs.plain_prefill_seconds",
+        "runs.learning_seconds", "steps.tokens", "steps.proposed", "steps.accepted",
+        "steps.by_depth", "steps.look_ups", "steps.levels", "steps.draft_seconds",
+        "steps.plain_seconds",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("damage", ["'['", "'[7]'", "x'00ff'", '\'{"a":"b"}\'', f"'{'[' * 9999}'"])
-def test_damaged_steps_are_told(db: Database, traces: Traces, column: str, damage: str) -> None:
+@pytest.mark.parametrize("damage", [*DAMAGE, "'[7]'", '\'{"a":"b"}\'', f"'{'[' * 9999}'"])
+def test_a_damaged_run_is_named(db: Database, traces: Traces, column: str, damage: str) -> None:
+    run, (table, name) = save(traces), column.split(".")
+    with db.write() as handle:
+        handle.execute(f"UPDATE {table} SET {name} = {damage}")
+    for show in (traces.load, traces.digest):
+        with pytest.raises(StorageError, match="is damaged in the database"):
+            show(run.id)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "'[7]'", f"'{'[' * 9999}'"])
+def test_damaged_settings_of_a_run_are_named(db: Database, traces: Traces, damage: str) -> None:
     run = save(traces)
     with db.write() as handle:
-        handle.execute(f"UPDATE steps SET {column} = {damage}")
+        handle.execute(f"UPDATE runs SET settings = {damage}")
     with pytest.raises(StorageError, match="is damaged in the database"):
         traces.load(run.id)
 
@@ -303,7 +306,7 @@ def many(db: Database, traces: Traces) -> list[Trace]:
     return [replace(run, created=1000.0 - n) for n, run in enumerate(found)]
 
 
-def test_filters_let_through_what_they_say(traces: Traces, many: list[Trace]) -> None:
+def test_filters_let_through_what_they_say(db: Database, traces: Traces, many: list[Trace]) -> None:
     filters: list[tuple[Filter, list[Trace]]] = [
         (Filter(), many),
         (Filter(model="model 3"), [run for run in many if run.model == "model 3"]),
@@ -319,18 +322,11 @@ def test_filters_let_through_what_they_say(traces: Traces, many: list[Trace]) ->
         assert traces.page(chosen) == wanted and traces.count(chosen) == len(wanted), chosen
         paged = [run for start in range(0, 60, 7) for run in traces.page(chosen, start, 7)]
         assert paged == wanted
+        bob = Traces(db, "bob")
+        assert (bob.page(chosen), bob.count(chosen), bob.trend(chosen)) == ([], 0, [])
         trend = traces.trend(chosen)
         assert sorted(mark.id for mark in trend) == sorted(run.id for run in wanted)
     assert traces.page(start=-5, limit=2) == many[:2] and traces.page(start=60) == []
-
-
-def test_owners_see_only_their_own_runs_whatever_they_filter(
-    db: Database, many: list[Trace]
-) -> None:
-    bob = Traces(db, "bob")
-    for chosen in (Filter(), Filter(conversation=many[0].conversation_id)):
-        assert (bob.page(chosen), bob.count(chosen), bob.trend(chosen)) == ([], 0, [])
-    assert (bob.names("model"), bob.names("method"), bob.conversations(9)) == ([], [], [])
 
 
 def test_what_can_be_chosen_is_what_there_is(db: Database, traces: Traces, many: object) -> None:
@@ -339,6 +335,8 @@ def test_what_can_be_chosen_is_what_there_is(db: Database, traces: Traces, many:
     assert traces.names("method") == ["hd", "plain"]
     assert {title for _, title in traces.conversations(9)} == {"talk 0", "talk 1"}
     assert len(traces.conversations(1)) == 1
+    bob = Traces(db, "bob")
+    assert (bob.names("model"), bob.names("method"), bob.conversations(9)) == ([], [], [])
 
 
 def test_many_runs_become_few_marks(
@@ -346,7 +344,9 @@ def test_many_runs_become_few_marks(
 ) -> None:
     traces.note(many[1].id, 3.0, None)
     traces.note(many[2].id, 1.0, None)
-    monkeypatch.setattr("storage.digests.POINTS", 10)
+    with db.write() as handle:
+        handle.execute("UPDATE runs SET model = 'one model'")
+    monkeypatch.setattr("storage.steps.POINTS", 10)
     marks = traces.trend()
     assert len(marks) == 20 and sum(mark.runs for mark in marks) == 60
     last = marks[-1]
@@ -360,12 +360,37 @@ def test_many_runs_become_few_marks(
     assert newest[False].speed == pytest.approx(fast.emitted_tokens / fast.decode_seconds)
 
 
-def test_steps_are_read_by_the_page(traces: Traces) -> None:
-    steps = tuple(replace(STEPS[1], index=n) for n in range(30))
-    run = save(traces, steps=steps)
-    assert traces.steps(run.id) == steps and traces.step_count(run.id) == 30
-    assert traces.steps(run.id, 7, 5) == steps[7:12] and traces.steps(run.id, 29, 5) == steps[29:]
-    assert traces.steps(run.id, 30) == ()
+def test_two_formats_of_a_model_are_told_apart(db: Database, traces: Traces) -> None:
+    """A folder and a GGUF file may share a name: "tiny-chat". Runs of before hold no format; it is
+    known where the costs of that model were measured."""
+    folder, file = "tiny (transformers, float32)", "tiny (llama.cpp, Q8_0)"
+    run = replace(RUN, model="tiny")
+    ids = [
+        traces.save(replace(run, settings={"weights": weights}))
+        for weights in ("transformers, float32", "llama.cpp, Q8_0", "llama.cpp, Q8_0")
+    ]
+    unknown = traces.save(replace(run, fingerprint="unknown"))
+    measured = traces.save(replace(run, fingerprint="measured"))
+    CostStore(db, "measured", "llama.cpp", "cpu", "F16", 2).save({0: 0.1, 1: 0.2}, 0.0, 0.0, 1.0)
+
+    assert traces.names("model") == ["tiny", "tiny (llama.cpp, F16)", file, folder]
+    found = {label: [r.id for r in traces.page(Filter(label))] for label in traces.names("model")}
+    assert found[folder] == ids[:1] and found[file] == ids[:0:-1]
+    assert found["tiny"] == [unknown] and traces.get(measured).label == "tiny (llama.cpp, F16)"
+    assert {traces.count(Filter(label)) for label in (folder, file)} == {1, 2}
+    assert traces.load(ids[0]).model == "tiny", "the name is what it was"
+
+
+def test_a_point_never_mixes_two_models(traces: Traces, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(60):
+        weights = "transformers, float32" if n % 3 else "llama.cpp, Q8_0"
+        traces.save(replace(RUN, model="tiny", settings={"weights": weights}))
+    monkeypatch.setattr("storage.steps.POINTS", 10)
+    marks = traces.trend()
+    assert Counter(mark.label for mark in marks) == {
+        "tiny (transformers, float32)": 5, "tiny (llama.cpp, Q8_0)": 5
+    }  # fmt: skip
+    assert sum(mark.runs for mark in marks) == 60
 
 
 def test_what_a_run_answered_is_the_conversation_before_it(db: Database, traces: Traces) -> None:
@@ -379,12 +404,12 @@ def test_what_a_run_answered_is_the_conversation_before_it(db: Database, traces:
     ):  # fmt: skip
         store.append(id, role, text, run)
     before = [("user", "one")]
-    assert traces.asked(first.id) == ("a <b>title</b>", "Be kind.", before)
-    found = traces.asked(second.id)
+    assert traces.stored_prompt(first.id) == ("a <b>title</b>", "Be kind.", before)
+    found = traces.stored_prompt(second.id)
     assert found and found.messages == [*before, ("assistant", "two"), ("user", "three")]
-    assert traces.asked(save(traces, kind="compare").id) is None
+    assert traces.stored_prompt(save(traces, kind="compare").id) is None
     with pytest.raises(StorageError, match="There is no run"):
-        Traces(db, "bob").asked(second.id)
+        Traces(db, "bob").stored_prompt(second.id)
 
 
 def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces) -> None:
@@ -393,17 +418,17 @@ def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces)
     first, second = (save(traces, conversation_id=id) for _ in range(2))
     said = store.append(id, "user", "one")
     store.append(id, "assistant", "two", first.id)
-    store.beside(id, said.id, "user", "another one")
+    store.add_version(id, said.id, "user", "another one")
     answered = store.append(id, "assistant", "three", second.id)
     for run, words in ((first, "one"), (second, "another one")):
-        found = traces.asked(run.id)
+        found = traces.stored_prompt(run.id)
         assert found and found.messages == [("user", words)]
     token = store.delete_message(id, answered.id)
     with pytest.raises(StorageError, match="There is no run"):
-        traces.asked(second.id)
+        traces.stored_prompt(second.id)
     assert traces.count() == 1 and [title for _, title in traces.conversations(9)] == ["a title"]
     store.undo(token)
-    assert traces.asked(second.id) and traces.count() == 2
+    assert traces.stored_prompt(second.id) and traces.count() == 2
 
 
 # what answers came to
@@ -448,15 +473,9 @@ def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: T
         handle.execute("UPDATE runs SET emitted_tokens = 'many'")
     assert traces.worths(talk.id) == {}
     traces.prove("gone", found)
-
-
-def test_a_proof_does_not_outlive_the_end_of_its_answer(db: Database, traces: Traces) -> None:
-    """One that goes on is another answer."""
-    talk = Conversations(db, "ada").create()
-    id = traces.save(RUN, talk.id)
-    traces.prove(id, {"kind": "same"})
+    traces.prove(id := traces.save(RUN, talk.id), found)
     traces.go_on(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
-    assert traces.worths(talk.id)[id].proof == {}
+    assert traces.worths(talk.id)[id].proof == {}, "an answer that is continued is another one"
 
 
 def test_a_run_has_one_speaker_or_none(traces: Traces) -> None:
@@ -470,9 +489,77 @@ def test_steps_are_read_in_pages(db: Database, traces: Traces) -> None:
     steps = tuple(Step(at, (Token(1, at, "target"),), tree=b"") for at in range(9))
     id = traces.save(replace(RUN, steps=steps))
     assert traces.steps(id) == steps and traces.steps(id, 7) == steps[7:]
+    assert traces.step_count(id) == 9
     assert traces.steps(id, 2, 3) == steps[2:5] and traces.steps(id, 9, 3) == ()
     with pytest.raises(StorageError, match="no run"):
         Traces(db, "bob").steps(id)
     with db.write() as handle:
         handle.execute("UPDATE steps SET tree = 'text' WHERE position = 0")
     assert traces.steps(id)[0].tree is None, "as one that was not recorded"
+
+
+# what charts show of a run
+
+SOURCES = ["context", "model", "statistics", TARGET, "draft:'; DROP TABLE steps; --<img>"]
+
+
+def random_run(seed: int, count: int) -> Run:
+    rng = random.Random(seed)
+
+    def step(index: int) -> Step:
+        emitted = rng.randrange(5)
+        proposed = {s: rng.randrange(1, 9) for s in rng.sample(SOURCES, rng.randrange(4))}
+        return Step(
+            index,
+            tuple(Token(1, i, rng.choice(SOURCES), text="é") for i in range(emitted)),
+            proposed,
+            {source: rng.randrange(count + 1) for source, count in proposed.items()},
+            tuple((rng.randrange(1, 5), 1) for _ in range(rng.randrange(12))),
+            *(rng.random() for _ in range(4)),
+        )
+
+    return Run("hd", "toy", "f", steps=tuple(map(step, range(count))))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, POINTS - 1, POINTS + 200, 3 * POINTS + 7])
+def test_the_sums_of_a_digest_are_those_of_the_metrics(traces: Traces, count: int) -> None:
+    run = random_run(count, count)
+    found, wanted = digest(run), summarise(run)
+    assert (found.method, found.model, found.fingerprint) == ("hd", "toy", "f")
+    assert (found.steps, found.tokens) == (wanted.forwards, wanted.tokens)
+    assert (dict(found.proposed), dict(found.accepted)) == (wanted.proposed, wanted.accepted)
+    assert dict(found.lengths) == wanted.lengths
+    assert {s: n / found.tokens for s, n in found.share} == pytest.approx(wanted.share)
+    drafted = Counter(sum(step.proposed.values()) for step in run.steps if step.tokens)
+    assert dict(found.drafted) == drafted
+    depths = [step.by_depth for step in run.steps if step.tokens]
+    for depth, (proposed, accepted) in enumerate(found.by_depth):
+        at = [each[depth] for each in depths if depth < len(each)]
+        assert (proposed, accepted) == (sum(p for p, _ in at), sum(a for _, a in at))
+    assert len(found.by_depth) == max(map(len, depths), default=0)
+    assert len(found.line) <= POINTS
+    if found.line:
+        assert found.line[-1].tokens == wanted.tokens
+        assert found.line[-1].seconds == pytest.approx(wanted.decode_seconds)
+    assert traces.digest(traces.save(run)) == found
+
+
+def test_a_point_of_a_long_run_stands_for_its_neighbours() -> None:
+    steps = [
+        Step(
+            i,
+            (Token(1, i, "context" if i % 4 else TARGET),),
+            draft_seconds=0.125,
+            verify_seconds=0.5,
+            sample_seconds=0.25,
+            other_seconds=0.0625 * (i % 4),
+        )
+        for i in range(4 * POINTS)
+    ]
+    line = digest(Run(steps=tuple(steps))).line
+    assert len(line) == POINTS and line[-1].step == 4 * POINTS - 1
+    assert line[0] == Point(3, 3.875, 4, "context", 0.125, 0.5, 0.25, 0.09375)
+    assert {point.source for point in line} == {"context"}
+    tokens = tuple(Token(1, i, source) for i, source in enumerate(["model", "context", TARGET]))
+    (point,) = digest(Run(steps=(Step(0, tokens),))).line
+    assert point.source == "context", "of equals the first by name"

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from engine import verify
-from engine.backends.scores import LogitScores
+from engine.backends.base import LogitScores
 from engine.backends.toy import ToyBackend, generator
 from engine.decode import decode
 from engine.drafting.base import Drafter
-from engine.hsd.stack import LevelDrafter, Stack
+from engine.hsd.family import LevelDrafter, Stack
 from engine.sampling import Floats, distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
@@ -29,8 +29,8 @@ from tests.support.laws import p_of_counts, p_of_statistic
 from tests.support.lossless import Adversary, Paths
 
 HONEST, BROKEN = 1e-3, 1e-6
-SAMPLES = 20_000
-RUNS, TOKENS = 50, 200
+SAMPLES = 10_000
+RUNS, TOKENS = 30, 200
 Logits = Callable[[tuple[int, ...]], Floats]
 Law = Sequence[float]
 SYMBOLS = 5
@@ -79,7 +79,7 @@ def test_a_walk_goes_on_while_it_stays_in_the_tree(rule: str, row: int) -> None:
     rows, tokens = ([2, 3, 5], [2, 3, 1, 0]) if row == 0 else ([3, 5], [3, 1, 0])
     assert (walk.rows, walk.tokens) == (rows, tokens)
     assert scores.asked == [row, *rows], "only what is visited is read, once"
-    assert [list(law) for law in walk.laws] == (
+    assert [list(law) for law in walk.distributions] == (
         [list(certain(token)) for token in tokens] if rule == "rejection" else []
     )
 
@@ -87,7 +87,7 @@ def test_a_walk_goes_on_while_it_stays_in_the_tree(rule: str, row: int) -> None:
 def test_the_rule_match_keeps_what_the_model_itself_chooses() -> None:
     tree = Tree(0)
     row = tree.add(0, 1, "draft:small")
-    tree.laws[row] = np.float32(certain(1))
+    tree.distributions[row] = np.float32(certain(1))
     assert Match().walk(tree, Table({0: certain(2)})) == Walk([], [2], [])
 
 
@@ -121,7 +121,7 @@ def outcomes(
         for token in beside:
             tree.add(0, token, "context")
         row = tree.add(0, int(drawn), "draft:small")
-        tree.laws[row] = law
+        tree.distributions[row] = law
         token = rule.verify(tree, 0, scores.laws[0])
         found[token] += 1
         kept += token == drawn
@@ -216,7 +216,9 @@ def test_tokens_beyond_the_vocabulary_are_never_drawn(vocabulary: int) -> None:
         walk = rule.walk(Tree(0), scores)
         found[walk.tokens[0]] += 1
     assert p_of(found, law[:vocabulary]) > HONEST
-    assert walk.laws[0] == pytest.approx(np.array(law[:vocabulary]) / sum(law[:vocabulary]))
+    assert walk.distributions[0] == pytest.approx(
+        np.array(law[:vocabulary]) / sum(law[:vocabulary])
+    )
     assert scores.laws[0].tolist() == pytest.approx(law), "the model's own law stays as it is"
     if vocabulary > 1:
         assert p_of(found, (*law[: vocabulary - 1], law[vocabulary - 1] * 1.3)) < BROKEN
@@ -224,14 +226,14 @@ def test_tokens_beyond_the_vocabulary_are_never_drawn(vocabulary: int) -> None:
 
 def test_a_larger_vocabulary_than_the_models_leaves_its_law_alone() -> None:
     scores = Table({0: (0.25, 0.75)})
-    assert Rejection(0, 0, 99).law(scores, 0) is scores.laws[0]
+    assert Rejection(0, 0, 99).distribution(scores, 0) is scores.laws[0]
 
 
 def test_where_all_is_beyond_the_vocabulary_any_token_below_it_may_be_drawn() -> None:
     """As it is a draft, any law will do, as long as it is one."""
     rule = Rejection(0, 1, 3)
     walk = rule.walk(Tree(0), Table({0: certain(4)}))
-    assert walk.tokens[0] < 3 and walk.laws[0].tolist() == pytest.approx([1 / 3] * 3)
+    assert walk.tokens[0] < 3 and walk.distributions[0].tolist() == pytest.approx([1 / 3] * 3)
     assert normalised(np.float32((0.0, 3.0, 1.0))).tolist() == [0.0, 0.75, 0.25]
 
 
@@ -400,19 +402,9 @@ def assert_law(found: Sequence[Sequence[int]], sampling: Sampling) -> None:
         assert p_value(found, sampling, length) > HONEST, length
 
 
-@pytest.mark.parametrize(
-    ("depth", "sampling"),
-    [
-        (0, SAMPLERS[0]),
-        (1, SAMPLERS[1]),
-        (1, SAMPLERS[2]),
-        (2, SAMPLERS[0]),
-        (2, SAMPLERS[3]),
-        (3, SAMPLERS[4]),
-        (3, SAMPLERS[5]),
-    ],
-    ids=str,
-)
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("sampling", SAMPLERS, ids=str)
 def test_a_stack_leaves_the_targets_law_as_it_is(depth: int, sampling: Sampling) -> None:
     assert_law(texts(lambda own: stack(depth, own), sampling), sampling)
 
@@ -489,7 +481,7 @@ def test_broken_rules_break_the_law_of_a_run(
     depth: int,
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    found = texts(lambda own: stack(depth, own), Sampling(1.0), 30)
+    found = texts(lambda own: stack(depth, own), Sampling(1.0))
     assert min(p_value(found, Sampling(1.0), length) for length in (1, 2)) < BROKEN
 
 
@@ -503,7 +495,7 @@ def test_laws_of_another_sampler_break_the_law(monkeypatch: pytest.MonkeyPatch) 
         for number in range(len(walk.tokens)):
             suffix = tuple([*context, *walk.tokens][at + number - 2 : at + number])
             laws.append(distribution(TARGET(suffix), Sampling(0.8)))
-        return link(level, chain, context, tree, walk._replace(laws=laws))
+        return link(level, chain, context, tree, walk._replace(distributions=laws))
 
     monkeypatch.setattr(LevelDrafter, "link", lying)
     found = texts(lambda own: stack(1, own, OWN[0][2:]), Sampling(0.8))
@@ -511,7 +503,7 @@ def test_laws_of_another_sampler_break_the_law(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_check_of_the_law_can_fail() -> None:
-    found = texts(lambda own: [], Sampling(1.0))
+    found = texts(lambda own: [], Sampling(1.0), 50)
     assert p_value(found, Sampling(1.0), 1) > HONEST
     assert p_value(found, Sampling(1.15), 1) < BROKEN
     assert p_value(found, Sampling(1.0, top_k=4), 2) == 0.0

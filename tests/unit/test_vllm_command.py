@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from app.arguments import EMBEDDED
 from app.cli import main
 from app.vllm import serve
-from app.vllm.attached import NAME, Attached, attached
+from app.vllm.attached import NAME, attached
 from app.vllm.endpoint import Plugin
 from engine.backends import transformers_tokenizer as tokenizers
 from engine.errors import ModelError, SettingError
@@ -75,7 +75,7 @@ def test_the_version_is_the_one_of_the_environment_that_is_described() -> None:
     assert points == {NAME: "app.vllm.endpoint:Plugin"}
     assert (serve.PROPOSER, serve.WORKER) == (
         "app.vllm.proposer.Proposer",
-        "app.vllm.worker.Extension",
+        "app.vllm.proposer.Extension",
     )
 
 
@@ -137,6 +137,7 @@ def test_what_makes_no_sense_is_one_line(
 
 
 def test_an_unknown_database_is_refused() -> None:
+    assert serve.parse(["m", "--databases", "context,,"]).databases == ("context",)
     asked = serve.parse([str(EMBEDDED), "--databases", "context,memory"])
     with pytest.raises(SettingError, match="'memory' cannot draft"):
         serve.attached_of(asked, "vllm")
@@ -286,7 +287,3 @@ def test_where_the_server_asks_for_a_key_so_does_this(monkeypatch: pytest.Monkey
             assert asked.get("/strata", headers=header).status_code == status
             said = asked.post("/strata/sources", json=body, headers=header)
             assert said.status_code == status
-
-
-def test_nothing_attached_is_still_a_drafter() -> None:
-    assert attached({"strata": {}}) == Attached()

@@ -9,11 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.vllm.attached import FILE, Attached, attached
+from app.vllm.attached import FILE, Attached, Learned, attached
 from app.vllm.followed import GONE, RECORDS
-from app.vllm.learned import Learned
-from app.vllm.proposer import Proposer
-from app.vllm.worker import Extension
+from app.vllm.proposer import Extension, Proposer
 from engine.drafting.chains import grow_chains
 from engine.errors import SettingError
 from engine.types import CONTEXT, MODEL, TARGET
@@ -269,7 +267,7 @@ def test_a_request_may_say_that_it_wants_no_drafts() -> None:
 
 def test_workers_on_processors_try_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[bool]()
-    monkeypatch.setattr("app.vllm.proposer.mend_sampler", lambda: tried.append(True))
+    monkeypatch.setattr("app.vllm.proposer.fix_sampler", lambda: tried.append(True))
     made = config()
     Proposer(made).load_model(object())
     assert not tried
@@ -360,8 +358,8 @@ def test_what_was_learned_is_there_after_a_start(tmp_path: Path) -> None:
         if proposer.learned.thread is not None:
             proposer.learned.thread.shutdown()
         again = Learned(Attached(**kept), writes=False)
-        assert bool(again.grams()) == bool(again.calibration()) == learns
-    assert not Learned(Attached(folder=str(tmp_path), model="other"), writes=False).grams()
+        assert [bool(found) for found in again.load()] == [learns, learns]
+    assert not Learned(Attached(folder=str(tmp_path), model="other"), writes=False).load()[0]
     assert (tmp_path / FILE).is_file()
     next_one = Proposer(config(**kept))
     assert next_one.databases.learned.size and next_one.databases.calibration.rows()
@@ -403,7 +401,7 @@ def test_statistics_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_with_the_drafter() -> None:
     code = (
-        "import sys, app.vllm.proposer, app.vllm.worker\n"
+        "import sys, app.vllm.proposer\n"
         "print([n for n in ('torch', 'transformers', 'vllm', 'gradio') if n in sys.modules])"
     )
     done = subprocess.run(

@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import socket
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,22 @@ import gradio as gr
 import pytest
 from gradio import routes
 
-from app.arguments import parse
 from app.http.access import (
     MAX_UPLOAD,
     PROGRAMS,
+    ROUTES,
     Access,
     Hosts,
     Refusal,
+    Route,
     check,
     kept_to_itself,
     own_cookie,
 )
-from app.http.asgi import Headers
 from app.http.login import LogIns
+from app.http.problems import Headers
 from app.web import server
+from tests.support.blocks import made, serving
 
 PORT = 7860
 OWN = f"http://127.0.0.1:{PORT}"
@@ -54,6 +57,7 @@ def asked(
     hosts: Hosts | None = None,
     host: str | None = f"127.0.0.1:{PORT}",
     query: str = "",
+    allowed: Sequence[Route] = ROUTES,
 ) -> tuple[int, list[tuple[bytes, bytes]], str]:
     """Status, headers and body of the answer to one request."""
     raw = [(b"host", host.encode())] if host is not None else []
@@ -74,7 +78,8 @@ def asked(
     async def receive() -> Any:
         return {"type": "http.request", "body": b""}
 
-    asyncio.run(Access(reached, hosts or Hosts("127.0.0.1", PORT), LogIns())(scope, receive, send))
+    access = Access(reached, hosts or Hosts("127.0.0.1", PORT), LogIns(), allowed)
+    asyncio.run(access(scope, receive, send))
     start, *rest = sent
     return start["status"], start["headers"], b"".join(m["body"] for m in rest).decode()
 
@@ -108,11 +113,8 @@ def test_every_other_name_is_refused_and_the_right_one_told(host: str | None, pa
     assert status == 421 and f"http://127.0.0.1:{PORT}" in words and "--host" in words
 
 
-def test_two_hosts_are_none() -> None:
+def test_two_hosts_are_none_and_the_default_port_of_http_is_not_written() -> None:
     assert asked("/", {"host": f"127.0.0.1:{PORT}"})[0] == 421
-
-
-def test_the_default_port_of_http_is_not_written() -> None:
     hosts = Hosts("127.0.0.1", 80)
     assert asked("/", hosts=hosts, host="127.0.0.1")[0] == 200
     assert asked("/", {"origin": "http://localhost"}, hosts=hosts, host="localhost")[0] == 200
@@ -158,13 +160,10 @@ def test_a_share_link_is_let_in_once_it_is_known() -> None:
         sent = {**body, "origin": origin}
         assert asked("/gradio_api/queue/join", sent, "POST", **link)[0] == status
     assert asked("/", hosts=hosts, host="other.gradio.live")[0] == 421
-    [cookie] = [
-        v
-        for n, v in asked(
-            "/login", {**body, "origin": "https://abc123.gradio.live"}, "POST", **link
-        )[1]
-        if n == b"set-cookie"
-    ]
+    _, headers, _ = asked(
+        "/login", {**body, "origin": "https://abc123.gradio.live"}, "POST", **link
+    )
+    (cookie,) = (value for name, value in headers if name == b"set-cookie")
     assert b"Secure" in cookie and b"SameSite=Lax" in cookie and b"HttpOnly" in cookie
 
 
@@ -174,8 +173,9 @@ DATA = (
     "/gradio_api/app_id",
     "/stream/a-B_9",
     "/revision/a-B_9",
+    "/shared",
 )
-POSTS = ("/gradio_api/queue/join", "/gradio_api/upload", "/login", "/logout")
+POSTS = ("/gradio_api/queue/join", "/shared/a-B_9", "/gradio_api/upload", "/login", "/logout")
 """The last one is answered here; the app sees the others."""
 FOREIGN = (
     {"origin": "http://evil.example"},
@@ -231,18 +231,17 @@ def test_programs_may_look_and_not_change() -> None:
         ("/login", "8193", 413),
         ("/login", "8192", 200),
         ("/gradio_api/queue/join", str(2**23 + 1), 413),
+        ("/shared/a-B_9", "8193", 413),
         ("/gradio_api/upload", str(2 * MAX_UPLOAD), 413),
         ("/gradio_api/upload", str(MAX_UPLOAD), 200),
         ("/gradio_api/upload", "-1", 411),
         ("/gradio_api/upload", "²", 411),
+        ("/gradio_api/upload", None, 411),
     ],
 )
-def test_bodies_have_a_limit(path: str, length: str, status: int) -> None:
-    assert asked(path, {**PAGE, "content-length": length}, "POST")[0] == status
-
-
-def test_a_body_of_unknown_length_is_refused() -> None:
-    assert asked("/gradio_api/upload", PAGE, "POST")[0] == 411
+def test_bodies_have_a_limit(path: str, length: str | None, status: int) -> None:
+    headers = {**PAGE, "content-length": length} if length is not None else PAGE
+    assert asked(path, headers, "POST")[0] == status
 
 
 def test_the_page_is_given_no_question() -> None:
@@ -250,52 +249,30 @@ def test_the_page_is_given_no_question() -> None:
     assert asked("/gradio_api/queue/data", query="session_hash=x")[2] == "session_hash=x"
 
 
-@pytest.fixture(scope="module")
-def gradio_routes() -> list[tuple[str, str]]:
+def all_of_gradio() -> list[tuple[str, str]]:
     """Every route that Gradio serves, with values for what its paths leave open."""
-
-    async def made() -> list[tuple[str, str]]:
-        with gr.Blocks() as blocks:
-            gr.HTML()
-        blocks.run_history = True
-        app = gr.routes.App.create_app(blocks)
-        routes = [
-            route
-            for found in app.routes
-            for route in getattr(getattr(found, "original_router", None), "routes", [found])
-        ]
-        return [
-            (method, re.sub(r"\{\w+(:path)?\}", "abc", route.path))
-            for route in routes
-            for method in route.methods
-        ]
-
-    return asyncio.run(made())
+    with gr.Blocks() as blocks:
+        gr.HTML()
+    blocks.run_history = True
+    return [
+        (method, re.sub(r"\{\w+(:path)?\}", "abc", route.path))
+        for found in gr.routes.App.create_app(blocks).routes
+        for route in getattr(getattr(found, "original_router", None), "routes", [found])
+        for method in route.methods
+    ]
 
 
-def test_of_gradios_routes_only_those_that_the_page_needs_exist(
-    gradio_routes: list[tuple[str, str]],
-) -> None:
+def test_of_gradios_routes_only_those_that_the_page_needs_exist() -> None:
+    gradio_routes = made(all_of_gradio)
     assert len(gradio_routes) > 80
     own = {**PAGE, "origin": OWN, "content-length": "2"}
-    there = {(m, path) for m, path in gradio_routes if asked(path, own, m)[0] not in (404, 403)}
-    assert there | {("GET", "/"), ("HEAD", "/")} == {
-        ("GET", "/"),
-        ("HEAD", "/"),
-        ("GET", "/assets/abc"),
-        ("GET", "/static/abc"),
-        ("GET", "/theme.css"),
-        ("GET", "/gradio_api/theme.css"),
-        ("GET", "/favicon.ico"),
-        ("GET", "/manifest.json"),
-        ("GET", "/pwa_icon"),
-        ("GET", "/gradio_api/queue/data"),
-        ("GET", "/gradio_api/heartbeat/abc"),
-        ("GET", "/gradio_api/app_id"),
-        ("GET", "/gradio_api/startup-events"),
-        ("POST", "/gradio_api/queue/join"),
-        ("POST", "/gradio_api/upload"),
-        ("POST", "/login"),
+    there = {f"{m} {path}" for m, path in gradio_routes if asked(path, own, m)[0] not in (404, 403)}
+    api = "app_id heartbeat/abc queue/data startup-events theme.css"
+    assert there - {"GET /", "HEAD /"} == {
+        *(f"GET /gradio_api/{name}" for name in api.split()),
+        *("GET /assets/abc", "GET /static/abc", "GET /theme.css", "GET /favicon.ico"),
+        *("GET /manifest.json", "GET /pwa_icon"),
+        *("POST /gradio_api/queue/join", "POST /gradio_api/upload", "POST /login"),
     }
 
 
@@ -306,16 +283,13 @@ def test_every_file_of_gradios_page_can_be_had() -> None:
 
 
 TARGET = "http://127.0.0.1:9/x"
-ROUTES = ("file", "FILE", "File", "%66ile", "proxy")
-
-
 TARGETS = (
     *(TARGET, quote(TARGET, safe=""), quote(quote(TARGET, safe=""), safe="")),
     *("//127.0.0.1:9/x", "\\\\127.0.0.1:9\\x", "hTTp:\\127.0.0.1:9", "/etc/passwd", "../x"),
 )
 
 
-@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize("name", ["file", "FILE", "File", "%66ile", "proxy"])
 @pytest.mark.parametrize("prefix", ["/gradio_api/", "//gradio_api/", "/assets/../gradio_api/", "/"])
 def test_no_spelling_makes_the_server_fetch(prefix: str, name: str) -> None:
     hosts = Hosts("127.0.0.1", PORT)
@@ -338,27 +312,18 @@ def test_the_server_fetches_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
         return routes.PlainTextResponse("fetched")
 
     monkeypatch.setattr(routes, "secure_url_stream_response", fetch)
-    port = server.pick_port("127.0.0.1", 0)
-
-    async def launched() -> gr.Blocks:
-        with gr.Blocks(analytics_enabled=False) as blocks:
-            gr.HTML("inside")
-        server.launch(blocks, parse(["--no-browser"]), port)
-        return blocks
-
-    blocks = asyncio.run(launched())
     target = "http://198.51.100.7/x"
     encoded = target.replace(":", "%3A").replace("/", "%2F")
     spelled = [target, encoded, encoded.replace("%", "%25"), "hTTp:%5C%5C198.51.100.7", "//a/b"]
     names = ("file=", "%66ile=", "file%3D", "file/", "file%3d/", "proxy=")
     statuses = set()
-    for path in [f"/gradio_api/{name}{target}" for name in names for target in spelled]:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.putrequest("GET", path)
-        connection.endheaders()
-        statuses.add(connection.getresponse().status)
-        connection.close()
-    blocks.close(verbose=False)
+    with serving() as page:
+        for path in [f"/gradio_api/{name}{target}" for name in names for target in spelled]:
+            connection = http.client.HTTPConnection(page.address.removeprefix("http://"))
+            connection.putrequest("GET", path)
+            connection.endheaders()
+            statuses.add(connection.getresponse().status)
+            connection.close()
     assert fetched == [] and statuses == {404}
 
 
@@ -462,23 +427,7 @@ def test_under_a_foreign_name_programs_are_refused_in_their_own_words() -> None:
 
 
 def test_an_api_alone_has_no_other_route() -> None:
-    access = Access(reached, Hosts("127.0.0.1", PORT), LogIns(), PROGRAMS)
     paths = [*PROGRAM, "/", "/theme.css", "/stream/a", "/gradio_api/queue/data"]
-    found = {path: through(access, path) for path in paths}
+    found = {path: asked(path, allowed=PROGRAMS)[0] for path in paths}
     assert {path for path, status in found.items() if status == 200} == set(PROGRAM)
     assert set(found.values()) == {200, 404}
-
-
-def through(access: Access, path: str) -> int:
-    """The status of a request without anything."""
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"host", f"127.0.0.1:{PORT}".encode())]
-    scope = {
-        "type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers,
-    }  # fmt: skip
-    asyncio.run(access(scope, reached, send))  # type: ignore[arg-type]
-    return int(sent[0]["status"])

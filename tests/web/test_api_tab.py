@@ -1,12 +1,10 @@
 """The API beside the page: the tab, what it shows once, and the same routes behind one server."""
 
-import asyncio
 import json
 import shlex
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,59 +15,45 @@ import httpx
 import openai
 import pytest
 
-from app.api.build import api_of
+from app.api.routes import api_of
 from app.arguments import parse
 from app.service.session import Session
-from app.web import layout, server, stream
+from app.web import stream
+from app.web.kit import RefreshGuard
 from app.web.tabs import api
-from app.web.wiring import Deeds
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
-from tests.web.test_tabs import labels, made
+from tests.support.blocks import made, serving
+from tests.support.inside import soon
 
 EVIL = '<img src=x onerror="alert(1)">'
-REQUEST: Any = SimpleNamespace(headers={"origin": "http://127.0.0.1:7860"})
-
-
-@pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
-
-
-def test_guests_get_no_keys(db: Database, toy: ToyBackend) -> None:
-    mine, theirs = (
-        labels(
-            made(lambda guests=guests: layout.build(Session(Local(backend=toy), db, guests=guests)))
-        )
-        for guests in (False, True)
-    )
-    assert {"API", "Make a key", "Revoke"} <= mine and not {"API", "Make a key", "Revoke"} & theirs
+REQUEST: Any = SimpleNamespace(headers={"origin": "http://127.0.0.1:7860"}, session_hash="page")
 
 
 class Tab:
     """The tab's handlers, as its page calls them."""
 
     def __init__(self, session: Session) -> None:
-        def build() -> tuple[gr.Blocks, api.Parts]:
+        def build() -> tuple[gr.Blocks, api.Programs]:
             with gr.Blocks() as blocks:
                 with gr.Tab("API") as tab:
-                    parts = api.build(tab, session)
-                api.wire(session, parts)
-            return blocks, parts
+                    programs = api.Programs(session, gr.BrowserState({}), tab)
+                programs.wire()
+            return blocks, programs
 
-        self.blocks, self.parts = made(build)
-        self.deeds = Deeds()
-        self.handlers = {fn.fn.__name__: fn.fn for fn in self.blocks.fns.values() if fn.fn}
+        blocks, self.tab = made(build)
+        self.guard = RefreshGuard()
+        self.handlers = {fn.fn.__name__: fn.fn for fn in blocks.fns.values() if fn.fn}
 
     def call(self, name: str, *given: Any) -> dict[str, Any]:
         """What a handler changes, by the name of the part."""
-        changed = self.handlers[name](self.deeds, *given, REQUEST)
-        names = {id(getattr(self.parts, each)): each for each in PARTS}
+        changed = self.handlers[name](REQUEST, self.guard, *given)
+        names = {id(getattr(self.tab, each)): each for each in PARTS}
         return {names[id(part)]: value for part, value in changed.items() if id(part) in names}
 
 
-PARTS = ("switch", "state", "keys", "name", "secret", "which", "curl", "python")
+PARTS = ("switch_box", "state", "keys", "name", "secret", "which", "curl", "python")
 
 
 def test_a_tab_that_is_late_takes_no_key_away(
@@ -100,27 +84,17 @@ def test_a_key_is_shown_once(session: Session) -> None:
     assert not again["secret"]["visible"] and api.NO_KEY in again["curl"]
 
 
-def test_a_key_is_revoked(session: Session) -> None:
-    tab = Tab(session)
-    secret = tab.call("make", "one")["secret"]["value"]
-    found = session.programs.keys.find(secret)
-    assert found is not None
-    assert tab.call("refresh")["which"]["choices"] == [("one", found.id)]
-    assert "no keys yet" in tab.call("revoke", found.id)["keys"]
-    assert session.programs.keys.find(secret) is None
-
-
 @pytest.mark.parametrize("command", [[], ["--api"]])
 def test_it_says_whether_it_is_on_and_where(session: Session, command: list[str]) -> None:
     api_of(session, parse(command))
     tab = Tab(session)
     asked = bool(command)
-    assert tab.parts.switch.interactive is not asked
+    assert tab.tab.switch_box.interactive is not asked
     first = tab.call("refresh")
-    assert first["switch"] is asked and ("The API is off" in first["state"]) is not asked
+    assert first["switch_box"] is asked and ("The API is off" in first["state"]) is not asked
     switched = tab.call("switch", True)
-    assert switched["switch"] and "http://127.0.0.1:7860/v1" in switched["state"]
-    assert tab.call("switch", False)["switch"] is asked
+    assert switched["switch_box"] and "http://127.0.0.1:7860/v1" in switched["state"]
+    assert tab.call("switch", False)["switch_box"] is asked
 
 
 def test_names_are_inert_and_examples_run(session: Session, toy: ToyBackend) -> None:
@@ -152,19 +126,10 @@ class Slow(ToyBackend):
 def beside(db: Database) -> Iterator[tuple[str, Session]]:
     """A page with the API, on a toy."""
     session = Session(Local(backend=Slow()), db)
-    options = parse(["--no-browser", "--api"])
-    port = server.pick_port("127.0.0.1", 0)
-
-    async def launched() -> gr.Blocks:
-        with gr.Blocks(analytics_enabled=False) as blocks:
-            gr.HTML("inside")
-        routes = [*stream.routes(session.generations), *api_of(session, options).routes]
-        server.launch(blocks, options, port, routes)
-        return blocks
-
-    blocks = asyncio.run(launched())
-    yield f"http://127.0.0.1:{port}", session
-    blocks.close(verbose=False)
+    api = api_of(session, parse(["--no-browser", "--api"]))
+    routes = [*stream.routes(session.generations), *api.routes]
+    with serving("--api", routes=routes) as page:
+        yield page.address, session
     session.engine.close()
 
 
@@ -214,25 +179,16 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         # One that leaves before its answer begins is not counted.
-        until(lambda: said("vllm:num_requests_running", 1))
-    until(lambda: queue.running is None)
+        assert soon(lambda: said("vllm:num_requests_running", 1))
+    assert soon(lambda: queue.running is None)
     # It is counted a moment after the model is free.
-    until(lambda: said('finished_reason="abort"', 1))
-
-
-def until(wanted: Any) -> None:
-    """Wait until it is so."""
-    for _ in range(4000):
-        if wanted():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("It never was so.")
+    assert soon(lambda: said('finished_reason="abort"', 1))
 
 
 def test_the_api_needs_no_gradio_to_be_imported() -> None:
     code = (
         "import sys\n"
-        "import app.cli, app.api.build, app.api.server, app.service.session\n"
+        "import app.cli, app.api.routes, app.service.session\n"
         "print([n for n in ('gradio', 'plotly', 'torch', 'transformers') if n in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

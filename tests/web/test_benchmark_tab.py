@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,44 +12,32 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.service.benchmark import BenchmarkRuns, Standing
+from app.service.benchmark import Standing, bundled
 from app.service.benchmark_report import Drop, Plan, Report, report
 from app.service.session import Session
-from app.web import benchmark_charts, benchmark_html
+from app.web import benchmark_html, charts, kit
 from app.web.colors import INKS
+from app.web.kit import Updates
 from app.web.tabs import benchmark, settings
-from app.web.wiring import Updates
-from engine.backends.toy import ToyBackend
 from engine.errors import PromptError, SettingError
-from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
-from storage.database import Database
-from tests.support.inside import OWNER, soon
-from tests.web.test_tabs import EVIL, labels, made
+from tests.support.blocks import EVIL, tab_of
+from tests.support.inside import OWNER
 
-REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
 HD = METHODS["hd"]
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
+def on(session: Session) -> benchmark.BenchmarkTab:
+    found = tab_of(benchmark.BenchmarkTab, session)
+    found.controls = tab_of(lambda *given: settings.Settings(*given[:2]), session)
+    return found
 
 
-@pytest.fixture
-def on(session: Session) -> benchmark.Handlers:
-    def build() -> benchmark.Handlers:
-        with gr.Blocks(), gr.Tab("Benchmark") as tab:
-            parts = benchmark.build(tab, session)
-            return benchmark.Handlers(session, parts, settings.build(session))
-
-    return made(build)
-
-
-def values(on: benchmark.Handlers, **chosen: object) -> list[object]:
+def values(on: benchmark.BenchmarkTab, **chosen: object) -> list[object]:
     """What the page sends for a small benchmark."""
     given: dict[str, object] = {
         "source": benchmark.OWN,
@@ -74,21 +63,7 @@ def all_of(updates: AsyncIterator[Updates]) -> list[Updates]:
     return asyncio.run(gather())
 
 
-def over(runs: BenchmarkRuns) -> bool:
-    return soon(lambda: not runs.busy.locked())
-
-
-def test_guests_have_no_benchmark(db: Database, toy: ToyBackend) -> None:
-    from app.web import layout
-
-    mine, theirs = (
-        labels(made(lambda guests=guests: layout.build(Session(Local(backend=toy), db, guests))))
-        for guests in (False, True)
-    )
-    assert "Benchmark" in mine and "Benchmark" not in theirs
-
-
-def test_the_page_makes_a_plan(on: benchmark.Handlers, tmp_path: Path) -> None:
+def test_the_page_makes_a_plan(on: benchmark.BenchmarkTab, tmp_path: Path) -> None:
     found = on.plan(values(on, most=1))
     assert found.questions == (Question("1", "own prompts", "who is it?"),)
     assert [method.name for method in found.methods] == ["plain", "context"]
@@ -114,86 +89,69 @@ def test_the_page_makes_a_plan(on: benchmark.Handlers, tmp_path: Path) -> None:
             on.plan(values(on, **wrong))
 
 
-def test_a_file_that_was_sent_is_read_and_not_kept(on: benchmark.Handlers, tmp_path: Path) -> None:
+def test_categories_have_names_that_people_read() -> None:
+    """Files keep the names that Spec-Bench gives; "qa" and "rag" say nothing to a reader."""
+    shown = benchmark.counted(bundled())
+    assert "question answering" in shown and "answers from documents" in shown
+    assert not {"qa", "rag", "stem", "math_reasoning"} & set(re.findall(r"\w+", shown))
+    own = benchmark.counted([Question("1", "my own kind", "?"), Question("2", "qa", "?")])
+    assert "my own kind" in own
+
+
+def test_a_file_that_was_sent_is_read_and_not_kept(
+    on: benchmark.BenchmarkTab, tmp_path: Path
+) -> None:
     file = tmp_path / "sent.jsonl"
     file.write_text('{"category": "<b>", "turns": ["Who?"]}')
     shown = on.upload(str(file))
-    assert not file.exists() and "1 question: &lt;b&gt;." in str(shown[on.parts.asked])
-    assert shown[on.parts.read] == ("sent.jsonl", [Question("1", "<b>", "Who?")])
+    assert not file.exists() and "1 question: &lt;b&gt;." in str(shown[on.question_count])
+    assert shown[on.given] == ("sent.jsonl", [Question("1", "<b>", "Who?")])
 
 
 @pytest.mark.parametrize(("path", "text"), [(None, None), ("", "")])
 def test_a_source_shows_what_belongs_to_it(
-    on: benchmark.Handlers, path: str | None, text: str | None
+    on: benchmark.BenchmarkTab, path: str | None, text: str | None
 ) -> None:
     """A box in which nothing was typed yet sends nothing at all."""
-    parts = on.parts
     for source, files, typed in ((benchmark.FILE, True, False), (benchmark.OWN, False, True)):
         shown = on.choose(source, path, text, None)
-        assert shown[parts.files] == gr.update(visible=files)
-        assert shown[parts.text] == gr.update(visible=typed) and shown[parts.asked] == ""
-    assert "26 questions" in str(on.choose(benchmark.SAMPLE, path, text, None)[parts.asked])
+        assert shown[on.files] == gr.update(visible=files)
+        assert shown[on.text] == gr.update(visible=typed) and shown[on.question_count] == ""
+    assert "26 questions" in str(on.choose(benchmark.SAMPLE, path, text, None)[on.question_count])
 
 
-def test_a_benchmark_from_the_page_and_again_beside_itself(on: benchmark.Handlers) -> None:
-    parts, shown = on.parts, all_of(on.run(REQUEST, {}, *values(on)))
+def test_a_benchmark_from_the_page_and_again_beside_itself(on: benchmark.BenchmarkTab) -> None:
+    shown = all_of(on.run(OWNER, *values(on)))
     (stored,) = on.runs.store(OWNER).list()
-    assert stored.done == 4 == stored.runs and shown[0][parts.stop] == gr.update(visible=True)
+    assert stored.done == 4 == stored.runs and shown[0][on.stop_button] == gr.update(visible=True)
     ended = on.all(OWNER, None)
-    assert ended[parts.shown] == stored.id and ended[parts.ids] == [stored.id]
-    assert "Figures are of all 2 questions" in str(ended[parts.result])
-    assert "2 of 2" in str(ended[parts.result]) and "own prompts" in str(ended[parts.detail])
-    assert ended[parts.resume] == gr.update(visible=False)
-    all_of(on.run(REQUEST, {}, *values(on)))
+    assert ended[on.shown] == stored.id and ended[on.ids] == [stored.id]
+    assert "Figures cover all 2 questions" in str(ended[on.result])
+    assert "2 of 2" in str(ended[on.result]) and "own prompts" in str(ended[on.detail])
+    assert ended[on.resume_button] == gr.update(visible=False)
+    all_of(on.run(OWNER, *values(on)))
     newest, oldest = (each.id for each in on.runs.store(OWNER).list())
     assert oldest == stored.id
-    beside = str(on.set_beside(REQUEST, {}, newest, oldest)[parts.result])
+    beside = str(on.compare_with(OWNER, newest, oldest)[on.result])
     assert "Beside" in beside and "Not the same" not in beside
-    (row, _) = on.all(OWNER, newest)[parts.history]  # type: ignore[misc]
+    (row, _) = on.all(OWNER, newest)[on.history]  # type: ignore[misc]
     assert row[4] == "4 of 4" and row[-1].startswith("Plain decoding, This chat only")
     event: Any = SimpleNamespace(index=[1, 0])
-    assert on.pick(event, REQUEST, {}, [newest, oldest])[parts.shown] == oldest
+    assert on.pick(OWNER, event, [newest, oldest])[on.shown] == oldest
     for kind, read in (("csv", on.as_csv), ("json", on.as_json)):
-        file = json.loads(read(REQUEST, {}, newest))
+        file = json.loads(read(OWNER, newest))
         assert file["name"] == f"benchmark.{kind}" and "who is it" not in file["text"]
         assert "context" in file["text"]
 
 
-def test_one_that_was_stopped_can_go_on(on: benchmark.Handlers) -> None:
-    plan = on.plan(values(on))
-    info = on.session.current.info
-    store, questions = on.runs.store(OWNER), plan.questions
-    from app.service.benchmark import __version__, machine
-
-    name = store.create(
-        "Two",
-        info.name,
-        info.fingerprint,
-        machine(info),
-        __version__,
-        "x",
-        plan.mapping(),
-        questions,
-        4,
-    )
-    store.add(name, Result(0, "plain", 0, 12, 12, decode_seconds=1.0, answer=(1,)))
-    shown = on.all(OWNER, None)
-    assert shown[on.parts.resume] == gr.update(visible=True)
-    assert "1 of 4 runs are done. Figures begin" in str(shown[on.parts.result])
-    assert shown[on.parts.chart]["visible"] is False  # type: ignore[index]
-    *_, last = all_of(on.resume(REQUEST, {}, name))
-    assert last[on.parts.resume] == gr.update(visible=False)
-    assert store.get(name).done == 4
-
-
 def test_a_page_that_opens_meanwhile_follows(
-    on: benchmark.Handlers, monkeypatch: pytest.MonkeyPatch
+    on: benchmark.BenchmarkTab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(benchmark, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(kit, "LOOK_SECONDS", 0.0)
     on.runs.start(OWNER, on.plan(values(on, repeats=5)))
-    *_, last = all_of(on.refresh(REQUEST, {}, None))
-    assert over(on.runs) and last[on.parts.stop] == gr.update(visible=False)
-    assert last[on.parts.status] == ""
+    *_, last = all_of(on.refresh(OWNER, None))
+    assert on.runs.standing is None and last[on.stop_button] == gr.update(visible=False)
+    assert last[on.status] == ""
 
 
 def of(plan: Plan, **more: Any) -> Report:
@@ -223,14 +181,14 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
         benchmark_html.heading(found),
         benchmark_html.figures(replace(found, figures=tuple(parts))),
         benchmark_html.categories(found),
-        benchmark_html.beside(found, other),
+        benchmark_html.comparison(found, other),
         benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),
         benchmark_html.status(Standing("id", 1, 2, 0, EVIL)),
         benchmark_html.status(None, EVIL),
         benchmark.counted(found.plan.questions),
     ]
     assert all("<img" not in said and "<b>here" not in said for said in words)
-    figure = json.dumps(benchmark_charts.by_category(found).to_plotly_json(), default=str)
+    figure = json.dumps(charts.by_category(found).to_plotly_json(), default=str)
     assert "<img" not in figure and "&lt;img" in figure
 
 
@@ -241,12 +199,12 @@ def test_a_drop_says_whether_the_machine_was_slower() -> None:
         for lost in (0.24, 0.02, None)
     }
     assert all(
-        "25 % slower" in said and "30.0 tokens/s after 40.0" in said for said in words.values()
+        "25 % slower" in said and "30.0 tokens/s, down from 40.0" in said for said in words.values()
     )
     assert "Plain decoding lost 24 % too: the machine was slower." in words[0.24]
     assert "as fast as before" in words[0.02] and "Plain" not in words[None]
     gain = benchmark_html.notes(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
-    assert "25 % less speedup" in gain and "1.50× after 2.00×" in gain
+    assert "25 % less speedup" in gain and "1.50×, down from 2.00×" in gain
     assert "No method lost more than 10 %" in benchmark_html.notes(found, found, [])
     assert benchmark_html.notes(found, None, []) == ""
 
@@ -254,10 +212,10 @@ def test_a_drop_says_whether_the_machine_was_slower() -> None:
 def test_what_two_benchmarks_do_not_share_is_named() -> None:
     one = of(evil())
     other = of(evil(), asked="else", machine="there")
-    assert "They differ in: machine, questions." in benchmark_html.beside(one, other)
-    assert "Not the same" not in benchmark_html.beside(one, one)
+    assert "The two differ in: machine, questions." in benchmark_html.comparison(one, other)
+    assert "Not the same" not in benchmark_html.comparison(one, one)
     less = of(evil((PLAIN, HD.using(Drafting(nodes=4)))))
-    said = benchmark_html.beside(one, less)
+    said = benchmark_html.comparison(one, less)
     assert "Databases" not in said and "Plain decoding" in said, "that drafts otherwise"
 
 
@@ -267,21 +225,21 @@ def test_progress_tells_what_is_known() -> None:
     later = benchmark_html.status(Standing("id", 10, 40, 3, "hd", seconds_left=240.0))
     assert "width:25.00%" in later and "about 4 min left" in later
     waiting = benchmark_html.status(Standing("id", 10, 40, 3, "hd", waiting=True))
-    assert "waiting for others" in waiting
-    assert [benchmark_html.left(s) for s in (1, 42, 89, 95, 7200)] == [
+    assert "other requests come first" in waiting
+    assert [benchmark_html.remaining(s) for s in (1, 42, 89, 95, 7200)] == [
         *("about 5 s", "about 40 s", "about 90 s", "about 2 min", "about 2 h"),
     ]
 
 
 def test_the_chart_tells_speedups_and_speeds_where_nothing_was_plain() -> None:
     found = of(evil((PLAIN, HD, METHODS["context"])))
-    figure = benchmark_charts.by_category(found)
+    figure = charts.by_category(found)
     assert [bar.name for bar in figure.data] == [
         "Databases (hierarchy drafting)",
-        "This chat only (context tier)",
+        "This chat only",
     ]
     assert list(figure.data[0].y) == [2.0, 2.0] and list(figure.data[1].y) == [4.0, 4.0]
     assert figure.data[1].marker.color == INKS["context"].colour
-    alone = benchmark_charts.by_category(of(evil((HD,))))
+    alone = charts.by_category(of(evil((HD,))))
     assert list(alone.data[0].y) == [2.5, 2.5] and "Speed, by" in alone.layout.title.text
-    assert not benchmark_charts.by_category(None).data
+    assert not charts.by_category(None).data

@@ -1,11 +1,13 @@
-"""A database that breaks while the program runs is told by every handler, and ends none.
+"""A database that breaks while the program runs is reported by every handler, and ends none.
 
 All events of all tabs are tried, so that a new one is tried as well.
 """
 
 import inspect
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +18,17 @@ import pytest
 from gradio.blocks import BlockFunction
 
 from app.service.session import Session
-from app.web import layout
+from app.web import header, layout
 from engine.backends.toy import ToyBackend
 from engine.drafting import costs as engine_costs
 from engine.errors import ModelError, StorageError
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
 from storage.database import Database
-from tests.service.test_session import ask
-from tests.support.inside import OWNER, forgotten
-from tests.web.test_tabs import made
+from storage.drafting import DraftingStore
+from tests.service.test_session import ask, preferences
+from tests.support.blocks import made
+from tests.support.inside import OWNER, forgotten, soon
 
 FEW = 1
 """Repeats and tokens: what is tried is the telling, not the answers."""
@@ -67,14 +70,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     monkeypatch.setattr(Database, "BUSY_SECONDS", 0.05)
     with Database(tmp_path / "strata.db") as db:
         loaders = ModelLoaders(load=refuse, download=refuse)
-        yield Session(Local(backend=ToyBackend(), loaders=loaders), db, loaders=loaders)
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    notices: list[str] = []
-    monkeypatch.setattr(gr, "Warning", notices.append)
-    return notices
+        engine = Local(backend=ToyBackend(), loaders=loaders, store=DraftingStore(db))
+        yield Session(engine, db, loaders=loaders)
 
 
 def given(component: Any, conversation: str) -> Any:
@@ -123,7 +120,7 @@ def raised_by(event: BlockFunction, conversation: str) -> str:
 
 @pytest.mark.parametrize("act", BREAKS)
 def test_every_handler_tells_that_the_database_broke(
-    session: Session, told: list[str], tmp_path: Path, act: Callable[[Path], None]
+    session: Session, warned: list[str], tmp_path: Path, act: Callable[[Path], None]
 ) -> None:
     conversation, _ = ask(session)
     session.viewing["page"] = conversation
@@ -134,12 +131,24 @@ def test_every_handler_tells_that_the_database_broke(
     forgotten(session)
     problems = {raised_by(event, conversation) for event in events}
     assert problems == {""}
-    assert any("strata.db" in notice for notice in told)
+    assert any("strata.db" in notice for notice in warned)
+
+
+def test_the_header_says_that_the_database_is_locked(session: Session) -> None:
+    assert session.database.path is not None
+    with closing(sqlite3.connect(session.database.path, isolation_level=None)) as other:
+        conversation = session.chat.say(OWNER, None, "hello")
+        other.execute("BEGIN IMMEDIATE")
+        list(session.answering.answer(OWNER, conversation, preferences()))
+        assert "strata.db is locked by another program" in header.header(session, ())
+        other.execute("ROLLBACK")
+        assert soon(lambda: not session.notices.locked)
+    assert "is locked" not in header.header(session, ())
 
 
 @pytest.mark.parametrize("sound", [0, 1, 2, 3, 5, 8, 13])
 def test_a_database_that_breaks_within_a_handler_is_told(
-    session: Session, told: list[str], monkeypatch: pytest.MonkeyPatch, sound: int
+    session: Session, warned: list[str], monkeypatch: pytest.MonkeyPatch, sound: int
 ) -> None:
     """After so many queries of a handler that still work."""
     conversation, _ = ask(session)
@@ -162,4 +171,4 @@ def test_a_database_that_breaks_within_a_handler_is_told(
         left[0] = sound
         problems.add(raised_by(event, conversation))
     assert problems == {""}
-    assert "the database is broken" in told
+    assert "the database is broken" in warned

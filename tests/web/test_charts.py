@@ -13,7 +13,7 @@ from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.types import TARGET, CalibrationRow, Run, Step, Token
 from storage.database import Database
-from storage.digests import NOTHING, POINTS, Digest, digest
+from storage.steps import NOTHING, POINTS, Digest, digest
 from storage.traces import Traces
 from tests.support.runs import run_of
 
@@ -37,7 +37,7 @@ RUN = run_of(
 SUMS = digest(RUN)
 
 
-def test_tokens_over_time() -> None:
+def test_the_charts_of_a_run_hold_its_numbers() -> None:
     figure = charts.tokens_over_time(SUMS, digest(run_of(step(i, [TARGET]) for i in range(6))))
     plain, fast = figure.data
     assert (plain.name, fast.name) == ("plain", "with drafts")
@@ -45,48 +45,35 @@ def test_tokens_over_time() -> None:
     assert list(fast.x) == pytest.approx([0, 0.01, 0.02, 0.03])
     colours = [PLAIN, PLAIN, INKS["context"].colour, INKS["model"].colour]
     assert list(fast.marker.color) == colours
-
-
-def test_accepted_lengths() -> None:
     (bars,) = charts.accepted_lengths(SUMS).data
     assert list(bars.x) == [1, 2, 3] and list(bars.y) == [1, 1, 1]
-
-
-def test_share_by_tier() -> None:
     (bars,) = charts.share_by_tier(SUMS).data
-    assert dict(zip(bars.x, bars.y, strict=True)) == {
-        "This chat": 33.33,
-        "Past answers": 16.67,
-        "General text": 0.0,
-        "Built-in head": 0.0,
-        "The model itself": 50.0,
-    }
+    names = ["This chat", "Past answers", "General text", "Built-in head", "The model itself"]
+    assert list(bars.x) == names and list(bars.y) == [33.33, 16.67, 0.0, 0.0, 50.0]
     assert list(bars.marker.color) == [look.colour for look in INKS.values()]
-
-
-def test_a_draft_model_gets_its_own_bar() -> None:
-    (bars,) = charts.share_by_tier(digest(run_of([step(0, ["draft:small", TARGET])]))).data
-    assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
+    (line,) = charts.rate_by_depth(SUMS).data
+    assert list(line.x) == [1, 2] and list(line.y) == pytest.approx([33.33, 33.33])
+    assert [list(pair) for pair in line.customdata] == [[2, 6], [1, 3]]
+    drafted, accepted = charts.tier_rates(SUMS).data
+    assert list(drafted.y) == [6, 3, 0, 0] and list(accepted.y) == [3, 0, 0, 0]
+    assert [figure.layout.title.text for figure in charts.of_digest(SUMS)] == [
+        "6 tokens in 0.03 s",
+        "2.00 tokens per step",
+        "50 % of the tokens were guessed",
+        "33 % of the first guesses were right",
+        "3 of 9 guessed tokens were right",
+    ]
 
 
 def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
+    (bars,) = charts.share_by_tier(digest(run_of([step(0, ["draft:small", TARGET])]))).data
+    assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
     evil = "draft:<img src=x onerror=alert(1)>"
     one = replace(step(0, [evil, TARGET]), proposed={evil: 4}, accepted={evil: 1})
     drafted = digest(run_of([one]))
     for figure in (charts.share_by_tier(drafted), charts.tier_rates(drafted)):
         assert figure.data[0].x[-1] == "Draft &lt;img src=x onerror=alert(1)&gt;"
     assert [bars.y[-1] for bars in charts.tier_rates(drafted).data] == [4, 1]
-
-
-def test_rate_by_depth() -> None:
-    (line,) = charts.rate_by_depth(SUMS).data
-    assert list(line.x) == [1, 2] and list(line.y) == pytest.approx([33.33, 33.33])
-    assert [list(pair) for pair in line.customdata] == [[2, 6], [1, 3]]
-
-
-def test_tier_rates() -> None:
-    drafted, accepted = charts.tier_rates(SUMS).data
-    assert list(drafted.y) == [6, 3, 0, 0] and list(accepted.y) == [3, 0, 0, 0]
 
 
 def test_speedups_show_each_repeat_and_what_all_of_them_say() -> None:
@@ -133,6 +120,37 @@ def test_past_runs_are_drawn_oldest_first_and_can_be_opened(db: Database) -> Non
     assert not charts.speedup_of_runs(marks[:2]).data
 
 
+def test_runs_of_two_formats_are_drawn_apart_each_with_its_own_median(db: Database) -> None:
+    """Both are called tiny-chat; one median of the two was the speed of neither."""
+    store = Traces(db, "local")
+    for weights, seconds, gain in (("llama.cpp, Q8_0", 0.01, 1.4), ("transformers", 0.04, 2.0)):
+        for method in ("hd", "plain"):
+            steps = (step(i, [TARGET], seconds) for i in range(9))
+            run = replace(run_of(steps, method=method), settings={"weights": weights})
+            saved = store.save(replace(run, model="tiny-chat"))
+            if method == "hd":
+                store.note(saved, gain, None)
+    speed, gained = charts.speed_of_runs(store.trend()), charts.speedup_of_runs(store.trend())
+    assert [(line.name, line.showlegend) for line in speed.data] == [
+        ("tiny-chat (llama.cpp, Q8_0): 100 tokens/s", True),
+        ("tiny-chat (llama.cpp, Q8_0): 100 tokens/s", False),
+        ("tiny-chat (transformers): 25 tokens/s", True),
+        ("tiny-chat (transformers): 25 tokens/s", False),
+    ]
+    assert [line.name for line in gained.data] == [
+        "tiny-chat (llama.cpp, Q8_0): 1.40×",
+        "tiny-chat (transformers): 2.00×",
+    ]
+    titles = [figure.layout.title.text for figure in (speed, gained)]
+    assert titles == [charts.SPEEDS, charts.SPEEDUPS], "no figure of the two together"
+    assert len({line.marker.symbol for line in speed.data}) == 4
+    for number in range(9):
+        run = run_of([step(0, [TARGET], 0.01)], method="hd")
+        store.save(replace(run, model=f"other {number}"))
+    names = {line.name.partition(":")[0] for line in charts.speed_of_runs(store.trend()).data}
+    assert len(names) <= charts.MODELS and charts.OTHERS in names
+
+
 def test_the_time_of_a_step_is_split_into_its_stages() -> None:
     one = replace(
         step(0, [TARGET]), draft_seconds=0.001, sample_seconds=0.004, verify_seconds=0.015
@@ -142,17 +160,6 @@ def test_the_time_of_a_step_is_split_into_its_stages() -> None:
     assert drawn["verify"] == ([1, 2], [15.0, 15.0]) and drawn["draft"] == ([1, 2], [1.0, 1.0])
     assert "75 %" in figure.layout.title.text
     assert list(figure.data[0].customdata[1]) == ["step", 1]
-
-
-def test_titles_say_what_was_found() -> None:
-    titles = [figure.layout.title.text for figure in charts.of_digest(SUMS)]
-    assert titles == [
-        "6 tokens in 0.03 s",
-        "2.00 tokens per step",
-        "50 % of the tokens were guessed",
-        "33 % of the first guesses were right",
-        "3 of 9 guessed tokens were right",
-    ]
 
 
 def drafting(*nodes: int) -> Digest:
@@ -185,12 +192,8 @@ def test_the_cost_curve_reaches_as_far_as_the_largest_draft() -> None:
     bars, line, points = charts.cost_curve(None, drafting(3)).data
     assert list(bars.y) == [1] and not line.x and not points.x
     assert not charts.cost_curve(curve).data[0].x
-
-
-def test_a_step_without_tokens_is_no_step_of_the_run() -> None:
     ended_early = digest(run_of([Step(0, (), finish="cancelled")]))
-    (ended,) = charts.cost_curve(None, ended_early).data[:1]
-    assert not ended.x
+    assert not charts.cost_curve(None, ended_early).data[0].x, "a step without tokens is none"
 
 
 def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
@@ -223,8 +226,6 @@ def test_evidence_that_was_met_beside_a_head_is_shown() -> None:
 
 
 def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
-    from app.web.tabs import compare
-
     axes = [figure.layout.yaxis.title.text for figure in charts.of_run(RUN)]
     assert len(axes) == 5 and axes == [
         each.layout.yaxis.title.text for each in charts.of_digest(SUMS)
@@ -238,22 +239,15 @@ def test_long_runs_are_thinned_and_keep_their_end() -> None:
     assert len(line.x) == POINTS + 1 and line.y[-1] == 5_000
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        charts.tokens_over_time,
-        charts.accepted_lengths,
-        charts.share_by_tier,
-        charts.rate_by_depth,
-        charts.tier_rates,
-        lambda run: charts.speedups([]),
-        charts.step_times,
-        lambda run: charts.speed_of_runs([]),
-        lambda run: charts.speedup_of_runs([]),
-        lambda run: charts.cost_curve(None, run),
-        lambda run: charts.worth_of_evidence(Calibration()),
-    ],
-)
-def test_nothing_to_draw_is_no_error(draw) -> None:
-    layout = json.loads(draw(NOTHING).to_json())["layout"]
-    assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]
+def test_nothing_to_draw_is_no_error() -> None:
+    of_a_run = (charts.tokens_over_time, charts.accepted_lengths, charts.share_by_tier)
+    of_a_run += (charts.rate_by_depth, charts.tier_rates, charts.step_times)
+    of_runs = (charts.speedups, charts.speed_of_runs, charts.speedup_of_runs)
+    for figure in (
+        *(draw(NOTHING) for draw in of_a_run),
+        *(draw([]) for draw in of_runs),
+        charts.cost_curve(None, NOTHING),
+        charts.worth_of_evidence(Calibration()),
+    ):
+        layout = json.loads(figure.to_json())["layout"]
+        assert layout["paper_bgcolor"] == "rgba(0,0,0,0)" and layout["title"]["text"]

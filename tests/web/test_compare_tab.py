@@ -2,30 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import gradio as gr
 import pytest
 
-from app.service.comparison import LEFT, RIGHT, Progress, Side, differs
+from app.service.comparison import Progress, Side, differs
 from app.service.preferences import Preferences
 from app.service.session import Session
+from app.web.run_html import LEFT_AND_RIGHT, difference
 from app.web.tabs import compare, settings
-from app.web.verdicts import LEFT_AND_RIGHT, difference
 from engine.backends.toy import ToyBackend
 from engine.errors import SettingError
 from engine.local import Local
-from engine.methods import METHODS, PLAIN
+from engine.methods import PLAIN
 from engine.models.loaders import ModelLoaders
 from engine.runs import Verdict
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Run, Step, Token
 from storage.database import Database
+from tests.support.blocks import EVIL, tab_of
+from tests.support.inside import OWNER
 from tests.support.runs import run_of
-from tests.web.test_tabs import EVIL, made
-
-REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
 
 
 @pytest.fixture
@@ -34,16 +31,16 @@ def session(db: Database, toy: ToyBackend) -> Session:
     return Session(Local(backend=toy, loaders=loaders), db, loaders=loaders)
 
 
-def handlers(session: Session) -> compare.Handlers:
-    def build() -> compare.Handlers:
-        with gr.Blocks():
-            parts = compare.build(session)
-            return compare.Handlers(session, parts, settings.build(session))
+def handlers(session: Session) -> compare.Compare:
+    def build(session: Session, memory: gr.BrowserState, _: gr.Tab) -> compare.Compare:
+        found = compare.Compare(session, memory)
+        found.controls = settings.Settings(session, memory)
+        return found
 
-    return made(build)
+    return tab_of(build, session)
 
 
-def chosen(on: compare.Handlers, left: Sequence[object], right: Sequence[object]) -> list[object]:
+def chosen(on: compare.Compare, left: Sequence[object], right: Sequence[object]) -> list[object]:
     """What a page sends."""
     controls = on.controls
     generation = Generation(Sampling(0.5, seed=9), 12)
@@ -74,19 +71,11 @@ def test_a_side_has_what_was_chosen_for_it_and_else_what_is_in_settings() -> Non
 def test_both_sides_have_one_seed_even_where_each_answer_has_its_own(session: Session) -> None:
     on = handlers(session)
     plain, fast = ["plain", "", [], "", "", ""], ["hd", "", [], "", "", ""]
-    system, (left, right) = on.sides(chosen(on, plain, fast))
+    system, (left, right) = on.chosen_sides(chosen(on, plain, fast))
     assert system == "Be kind." and left.generation == right.generation
-    again, _ = on.sides(chosen(on, plain, fast))[1]
+    again, _ = on.chosen_sides(chosen(on, plain, fast))[1]
     assert again.generation.sampling.seed != left.generation.sampling.seed
     assert differs(left, right) == "" and (left.method.name, right.method.name) == ("plain", "hd")
-
-
-def test_the_sides_begin_as_plain_decoding_and_the_usual_method(session: Session) -> None:
-    sides = handlers(session).parts.sides
-    assert [side.method.value for side in sides] == ["plain", "auto"]
-    assert [name for _, name in sides[LEFT].method.choices] == [
-        name for name in METHODS if "head" not in name
-    ]
 
 
 def test_models_on_this_machine_are_offered_and_guests_are_offered_none(
@@ -98,10 +87,10 @@ def test_models_on_this_machine_are_offered_and_guests_are_offered_none(
     assert offered[0] == ("The loaded model", "")
     assert len(offered) > 1 and "hub/gone" not in dict(offered).values()
     shown = on.offer("/gone.gguf", offered[1][1])
-    gone, kept = (shown[side.model] for side in on.parts.sides)  # type: ignore[index]
+    gone, kept = (shown[side.model] for side in on.sides)  # type: ignore[index]
     assert gone["value"] == "" and "value" not in kept, "what is chosen meanwhile stays"  # type: ignore[index,operator]
     guests = handlers(Session(Local(backend=toy), db, guests=True))
-    assert all(side.model is None for side in guests.parts.sides)
+    assert all(side.model is None for side in guests.sides)
     assert len(guests.offer()) == 2, "methods alone"
 
 
@@ -148,7 +137,7 @@ def test_two_methods_are_told_by_their_sides_where_neither_is_plain(session: Ses
     lines = {line.name for line in compare.drawn(same)[1].data}
     assert lines == {"Left", "Right"}
     early = difference(Verdict(False, 3, 4, EVIL, EVIL, True), sides=LEFT_AND_RIGHT)
-    assert "the right answer ended" in early and "The left one goes on with" in early
+    assert "the right answer ended" in early and "The left one continues with" in early
     assert "<img" not in early
 
 
@@ -172,17 +161,6 @@ def test_tokens_of_a_model_that_is_gone_are_spelled_by_the_runs(
     assert "WRONG" in compare.banner(session, replace(progress, foreign=False), 1)
 
 
-def test_a_comparison_from_the_page(session: Session) -> None:
-    on = handlers(session)
-    inputs = chosen(on, ["context", "", [], "", "", ""], ["hd", "", [], "", "", ""])
-    shown = list(on.run(REQUEST, "hello", 2, {}, *inputs))
-    assert shown[0][on.parts.stop] == gr.update(visible=True)
-    told = [str(each[on.parts.verdict]) for each in shown if on.parts.verdict in each]
-    assert "<b>Identical</b>" in told[-1] and "2 of 2 repeats" in told[-1]
-    views = [each for each in shown if on.parts.views[RIGHT] in each]
-    assert views and shown[-1][on.parts.run] == gr.update(visible=True)
-
-
 def test_what_cannot_be_compared_is_told_stays_told_and_the_button_is_back(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,8 +168,8 @@ def test_what_cannot_be_compared_is_told_stays_told_and_the_button_is_back(
     monkeypatch.setattr(compare, "warn", told.append)
     on = handlers(session)
     side = ["hd", "", [], "", "", ""]
-    shown = list(on.run(REQUEST, "hello", 1, {}, *chosen(on, side, [*side[:-1], f"hub/{EVIL}"])))
+    shown = list(on.run(OWNER, "hello", 1, *chosen(on, side, [*side[:-1], f"hub/{EVIL}"])))
     assert "not on this machine" in told[0]
-    said = str(shown[1][on.parts.verdict])
+    said = str(shown[1][on.verdict])
     assert "not on this machine" in said and EVIL not in said, "a notice goes by"
-    assert shown[-1][on.parts.run] == gr.update(visible=True)
+    assert shown[-1][on.run_button] == gr.update(visible=True)

@@ -1,10 +1,8 @@
 """The composer's events without a browser: what a page may ask for, and what it is told."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -12,47 +10,22 @@ from gradio.utils import get_upload_folder
 
 from app.service.attachments import MAX_BYTES, Attachment, join
 from app.service.session import Session
-from app.web.render import transcript
-from app.web.tabs import chat, composer, settings
-from engine.backends.toy import ToyBackend
-from engine.local import Local
-from storage.database import Database
-from tests.support.inside import soon
+from app.web.tabs import composer
+from app.web.tabs.chat import Chat
+from tests.support.blocks import talk_of
+from tests.support.inside import OWNER, soon
 
-T = TypeVar("T")
-REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
-GUEST: Any = SimpleNamespace(username="guest", session_hash="other")
-
-
-def made(build: Callable[[], T]) -> T:
-    """What `build` makes of Gradio's blocks, which leave an event loop open unless one runs."""
-
-    async def run() -> T:
-        return build()
-
-    return asyncio.run(run())
+PAGE = "page"
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
+def talking(session: Session, warned: list[str]) -> Chat:
+    return talk_of(session)
 
 
 @pytest.fixture
-def on(session: Session) -> composer.Handlers:
-    return composer.Handlers(session)
-
-
-@pytest.fixture
-def talking(session: Session, monkeypatch: pytest.MonkeyPatch) -> chat.Handlers:
-    monkeypatch.setattr("app.web.tabs.chat.warn", lambda words: None)
-
-    def build() -> chat.Handlers:
-        with gr.Blocks():
-            talk, controls = chat.build(session), settings.build(session)
-            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
-
-    return made(build)
+def on(talking: Chat) -> composer.Composer:
+    return talking.composer
 
 
 def data(**said: object) -> gr.EventData:
@@ -67,14 +40,14 @@ def sent(name: str, content: bytes) -> str:
     return str(folder / name)
 
 
-def say(on: chat.Handlers, shown: str | None, **said: object) -> dict[Any, Any]:
+def say(on: Chat, shown: str | None, **said: object) -> dict[Any, Any]:
     values = (part.value for part in on.controls.inputs)
-    return on.say(data(number=7, **said), REQUEST, shown, None, {}, *values)
+    return on.say(OWNER, PAGE, {}, data(number=7, **said), shown, *values)
 
 
-def test_a_file_is_read_counted_and_deleted(on: composer.Handlers) -> None:
+def test_a_file_is_read_counted_and_deleted(on: composer.Composer) -> None:
     path = sent("notes.md", b"# Notes\n")
-    found = on.attach(data(number=3, name="notes.md", path=path), REQUEST, {})
+    found = on.attach(OWNER, data(number=3, name="notes.md", path=path))
     assert found["number"] == 3
     block = Attachment("notes.md", "# Notes").block
     shown: Any = found["file"]
@@ -86,82 +59,100 @@ def test_a_file_is_read_counted_and_deleted(on: composer.Handlers) -> None:
         "exact": True,
     }
     assert not Path(path).exists()
+    # What cannot be read is deleted as well.
+    for name, content in (("image.png", b"\0\1\2"), ("large.txt", b"a" * (MAX_BYTES + 1))):
+        path = sent(name, content)
+        found = on.attach(OWNER, data(number=3, name=name, path=path))
+        assert name in str(found["error"]) and not Path(path).exists()
 
 
-@pytest.mark.parametrize("name", ["image.png", "large.txt"])
-def test_what_cannot_be_read_is_deleted_as_well(on: composer.Handlers, name: str) -> None:
-    content = b"\0\1\2" if name == "image.png" else b"a" * (MAX_BYTES + 1)
-    path = sent(name, content)
-    found = on.attach(data(number=3, name=name, path=path), REQUEST, {})
-    assert name in str(found["error"]) and not Path(path).exists()
-
-
-def test_only_what_was_sent_to_the_page_is_read(on: composer.Handlers, tmp_path: Path) -> None:
+def test_only_what_was_sent_to_the_page_is_read(on: composer.Composer, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("do not read me")
     folder = Path(get_upload_folder())
     for path in (str(secret), f"{folder}/../{secret}", "", "/etc/passwd"):
-        found = on.attach(data(number=1, name="x.txt", path=path), REQUEST, {})
+        found = on.attach(OWNER, data(number=1, name="x.txt", path=path))
         assert "file" not in found and "error" in found
     assert secret.exists(), "nothing else is deleted"
     link = folder / "link.txt"
     folder.mkdir(parents=True, exist_ok=True)
     link.symlink_to(secret)
-    found = on.attach(data(number=1, name="x.txt", path=str(link)), REQUEST, {})
+    found = on.attach(OWNER, data(number=1, name="x.txt", path=str(link)))
     link.unlink()
     assert "file" not in found and secret.exists()
 
 
-def test_nobody_sends_the_files_of_another(on: composer.Handlers, talking: chat.Handlers) -> None:
+def test_nobody_sends_the_files_of_another(on: composer.Composer, talking: Chat) -> None:
     path = sent("mine.txt", b"mine")
-    file: Any = on.attach(data(number=1, name="mine.txt", path=path), GUEST, {"browser": "b"})
+    file: Any = on.attach("guest:b", data(number=1, name="mine.txt", path=path))
     found = say(talking, None, text="hello", files=[file["file"]["key"]])
-    assert found[talking.parts.written.channels["sent"]] == {"number": 7, "ok": False}
+    assert found[talking.composer.channels["sent"]] == {"number": 7, "ok": False}
 
 
-def test_a_message_with_files_is_stored_in_one_piece(
-    session: Session, on: composer.Handlers, talking: chat.Handlers
+def test_an_edit_makes_another_version_with_the_files_that_stay(
+    session: Session, on: composer.Composer, talking: Chat, warned: list[str]
 ) -> None:
-    path = sent("a.txt", b"words")
-    file: Any = on.attach(data(number=1, name="a.txt", path=path), REQUEST, {})
+    file: Any = on.attach(OWNER, data(number=1, name="a.txt", path=sent("a.txt", b"words")))
     found = say(talking, None, text="Why?", files=[file["file"]["key"]])
-    assert found[talking.parts.written.channels["sent"]] == {"number": 7, "ok": True}
     conversation = found[talking.current]
-    message = session.chat.conversations("local").messages(conversation)[0]
-    assert message.content == join([Attachment("a.txt", "words")], "Why?")
-    turns: Any = transcript([message])["turns"]
-    assert turns[0]["text"] == "Why?"
-    assert turns[0]["files"] == [{"name": "a.txt", "size": 5, "text": "words"}]
+    store = session.chat.conversations("local")
+    first = store.messages(conversation)[0]
+    taken = talking.composer.channels["revised"]
+    values = [part.value for part in talking.controls.inputs]
+
+    def revise(message: str, text: str, *kept: int, files: Sequence[str] = ()) -> dict[Any, Any]:
+        assert soon(lambda: session.generations.find("local", conversation) is None)
+        said = data(number=4, message=message, text=text, kept=list(kept), files=list(files))
+        return talking.revise(OWNER, PAGE, said, conversation, *values)
+
+    assert revise(first.id, "How?", 0)[taken] == {"number": 4, "ok": True}
+    second = store.messages(conversation)[0]
+    assert second.content == join([Attachment("a.txt", "words")], "How?")
+    assert second.versions == (first.id, second.id)
+    assert revise(second.id, "When?")[taken]["ok"]
+    third = store.messages(conversation)[0]
+    assert third.content == "When?", "the file was removed"
+    more: Any = on.attach(OWNER, data(number=2, name="b.txt", path=sent("b.txt", b"more")))
+    added = revise(third.id, "Who?", files=[more["file"]["key"]])
+    assert added[taken]["ok"]
+    third = store.messages(conversation)[0]
+    assert third.content == join([Attachment("b.txt", "more")], "Who?")
+    refused = revise("no such message", "Hm?")
+    assert "There is no such message" in warned[-1]
+    assert refused.pop(taken) == {"number": 4, "ok": False}, "it stays where it is written"
     assert soon(lambda: session.generations.find("local", conversation) is None)
-    edited = on.place(REQUEST, conversation, message.id, {})
-    assert (edited["editing"], edited["text"]) == (message.id, "Why?")
-    files: Any = edited["files"]
-    assert session.attachments.message("local", [files[0]["key"]], "Why?") == message.content
+    measured = on.measure(
+        OWNER,
+        data(number=5, conversation=conversation, message=third.id, text="x" * 90, kept=[]),
+        conversation,
+        "",
+    )
+    assert measured["number"] == 5 and measured["tokens"] >= 90
 
 
 def test_a_page_that_shows_another_conversation_by_now_sends_nothing(
-    session: Session, talking: chat.Handlers
+    session: Session, talking: Chat
 ) -> None:
     found = say(talking, "another", text="hello", conversation="the one before")
-    assert found == {talking.parts.written.channels["sent"]: {"number": 7, "ok": False}}
+    assert found == {talking.composer.channels["sent"]: {"number": 7, "ok": False}}
     assert session.chat.conversations("local").list() == []
 
 
 def test_the_gauge_is_told_in_numbers_or_not_at_all(
-    session: Session, on: composer.Handlers
+    session: Session, on: composer.Composer
 ) -> None:
-    found = on.measure(data(number=4, text="hello"), REQUEST, None, {}, "")
+    found = on.measure(OWNER, data(number=4, text="hello"), None, "")
     assert found["number"] == 4 and found["fits"] and found["dropped"] == 0
     assert int(str(found["tokens"])) > len("hello")
     assert found["context"] == session.current.info.context_length
     with session.tasks.begin("local", "busy"):
-        assert on.measure(data(number=5, text="hello"), REQUEST, None, {}, "") == {"number": 5}
-    other = on.measure(data(number=6, conversation="x"), REQUEST, None, {}, "")
+        assert on.measure(OWNER, data(number=5, text="hello"), None, "") == {"number": 5}
+    other = on.measure(OWNER, data(number=6, conversation="x"), None, "")
     assert other == {"number": 6}, "another conversation is open by now"
 
 
-@pytest.mark.parametrize("said", [None, [], {"number": "1", "text": 5, "files": "abc"}])
-def test_what_a_page_makes_up_is_nothing(on: composer.Handlers, said: Any) -> None:
-    asked = composer.Asked(gr.EventData(None, said))
-    assert (asked.number, asked.text("text"), asked.files) == (0, "", [])
-    on.drop(gr.EventData(None, said), REQUEST, {})
+def test_what_a_page_makes_up_is_nothing(on: composer.Composer) -> None:
+    for said in (None, [], {"number": "1", "text": 5, "files": "abc"}):
+        asked = composer.ComposerRequest(gr.EventData(None, said))
+        assert (asked.number, asked.text("text"), asked.files) == (0, "", [])
+        on.drop(OWNER, gr.EventData(None, said))

@@ -12,20 +12,23 @@ import gradio as gr
 import orjson
 import pytest
 
-from app.service.generation import Answer
+from app.service.answering import Answer
+from app.service.pages import THE_LIST
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web.tabs import chat, conversations, messages, settings
+from app.web.tabs import conversations, settings
+from app.web.tabs.chat import Chat
+from app.web.tabs.conversations import ConversationList
 from engine.engine import Request
-from engine.local import Local
+from engine.errors import StorageError
 from engine.settings import Drafting
 from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import ask, soon
+from tests.support.blocks import made, talk_of
 from tests.support.inside import OWNER, Held, forgotten
-from tests.web.test_tabs import made
 
-REQUEST: Any = SimpleNamespace(username=None, session_hash="page")
+PAGE = "page"
 
 
 @pytest.fixture
@@ -34,28 +37,15 @@ def toy() -> Held:
 
 
 @pytest.fixture
-def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy), db)
-
-
-@pytest.fixture
-def on(session: Session) -> conversations.Handlers:
-    def build() -> conversations.Handlers:
+def on(session: Session) -> ConversationList:
+    def build() -> ConversationList:
+        memory, current = gr.BrowserState({}), gr.State(None)
         with gr.Blocks():
-            shelf, talk = conversations.build(), chat.build(session)
-            controls = settings.build(session)
-            return conversations.Handlers(
-                session, shelf, talk, controls, gr.State(None), gr.BrowserState({})
-            )
+            found = ConversationList(session, memory, current)
+            found.wire(Chat(session, memory, current), settings.Settings(session, memory))
+            return found
 
     return made(build)
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    notices: list[str] = []
-    monkeypatch.setattr(gr, "Warning", notices.append)
-    return notices
 
 
 def exported(**changes: Any) -> dict[str, Any]:
@@ -75,15 +65,19 @@ def said(**values: object) -> gr.EventData:
     return gr.EventData(None, values)
 
 
-def entries(on: conversations.Handlers, search: str = "") -> list[dict[str, Any]]:
-    """What the list shows."""
-    value: Any = on.redraw(REQUEST, None, search, {})[on.parts.listed]
-    return [item for group in value["groups"] for item in group["items"]]
+def listed(on: ConversationList, search: str = "") -> dict[str, Any]:
+    """What the list is sent."""
+    value: Any = on.look(OWNER, PAGE, None, search)[on.listed]
+    return dict(value)
 
 
-def shown(on: conversations.Handlers, updates: dict[Any, Any]) -> Any:
+def entries(on: ConversationList, search: str = "") -> list[dict[str, Any]]:
+    return [item for group in listed(on, search)["groups"] for item in group["items"]]
+
+
+def shown(on: ConversationList, updates: dict[Any, Any]) -> Any:
     """What the page is sent for the transcript, after the way it is sent."""
-    return json.loads(orjson.dumps(updates[on.talk.tokens]))["turns"]
+    return json.loads(orjson.dumps(updates[on.chat.tokens]))["turns"]
 
 
 BAD = [
@@ -110,103 +104,92 @@ BAD = [
 ]
 
 
+@pytest.fixture
+def imported(on: ConversationList, tmp_path: Path) -> Callable[..., dict[Any, Any]]:
+    """What a page shows after it imported a file."""
+
+    def act(content: object) -> dict[Any, Any]:
+        file = tmp_path / "upload.json"
+        file.write_text(json.dumps(content))
+        return on.import_(OWNER, PAGE, {}, str(file))
+
+    return act
+
+
+Imported = Callable[..., dict[Any, Any]]
+
+
 def test_an_export_with_settings_of_earlier_versions_is_imported_with_the_others(
-    on: conversations.Handlers, told: list[str], tmp_path: Path
+    on: ConversationList, warned: list[str], imported: Imported
 ) -> None:
     drafting = {"policy": "hierarchical", "harvest": True, "budget": "fixed", "nodes": 9}
-    file = tmp_path / "upload.json"
-    file.write_text(json.dumps(exported(settings={"method": "hd", "drafting": drafting})))
-    on.import_(REQUEST, str(file), {})
+    imported(exported(settings={"method": "hd", "drafting": drafting}))
     (item,) = on.session.chat.conversations(OWNER).list()
     assert Preferences.from_mapping(item.settings).drafting == Drafting(budget="fixed", nodes=9)
-    assert not any("could not be used" in notice for notice in told)
+    assert not any("could not be used" in notice for notice in warned)
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_settings_that_cannot_be_used_are_not_imported(
-    on: conversations.Handlers, told: list[str], tmp_path: Path, bad: dict[str, Any]
-) -> None:
-    file = tmp_path / "upload.json"
-    file.write_text(json.dumps([exported(settings=bad), exported()]))
-    updates = on.import_(REQUEST, str(file), {})
-    assert [turn["text"] for turn in shown(on, updates)] == ["Hi"]
-    stored = [item.settings for item in on.session.chat.conversations(OWNER).list()]
-    assert stored == [{}, {}]
-    (notice,) = told
-    assert "settings of 1 conversations could not be used" in notice and len(notice) < 500
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_stored_settings_that_cannot_be_used_give_way_to_the_usual_ones(
-    on: conversations.Handlers, told: list[str], bad: dict[str, Any]
+def test_settings_that_cannot_be_used_are_neither_imported_nor_shown(
+    on: ConversationList, warned: list[str], imported: Imported
 ) -> None:
     store = on.session.chat.conversations(OWNER)
-    id = store.create().id
-    store.append(id, "user", "Hi")
-    store.set_settings(id, bad)
-    updates = on.open_(said(id=id), REQUEST, {})
-    assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
-    (notice,) = told
-    assert notice.startswith("The settings of this conversation cannot be used")
-    _, read = on.controls.read([updates[part] for part in on.controls.inputs])
-    assert read == Preferences()
+    for bad in BAD:
+        warned.clear()
+        updates = imported([exported(settings=bad), exported()])
+        assert [turn["text"] for turn in shown(on, updates)] == ["Hi"]
+        assert [item.settings for item in store.list()] == [{}, {}]
+        assert "settings of 1 conversations could not be used" in warned[0] and len(warned[0]) < 500
+        id = store.create().id
+        store.append(id, "user", "Hi")
+        store.set_settings(id, bad)
+        updates = on.open(OWNER, PAGE, {}, said(id=id))
+        assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
+        _, notice = warned
+        assert notice.startswith("The settings of this conversation cannot be used")
+        _, read = on.controls.read([updates[part] for part in on.controls.inputs])
+        assert read == Preferences()
+        for item in store.list():
+            store.delete(item.id)
 
 
 def test_settings_that_can_be_used_are_imported_and_shown(
-    on: conversations.Handlers, told: list[str], tmp_path: Path
+    on: ConversationList, warned: list[str], imported: Imported
 ) -> None:
     chosen = Preferences(method="hsd:small@8", fresh_seed=False)
-    file = tmp_path / "upload.json"
-    file.write_text(json.dumps(exported(settings=chosen.mapping())))
-    updates = on.import_(REQUEST, str(file), {})
+    updates = imported(exported(settings=chosen.mapping()))
     values = [updates[part] for part in on.controls.inputs]
-    assert on.controls.read(values) == ("Be brief.", chosen) and told == []
+    assert on.controls.read(values) == ("Be brief.", chosen) and warned == []
+    prompts = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    assert imported(prompts)[on.controls.system] == "Be kind.", "also without settings"
 
 
-def test_an_imported_system_prompt_is_shown_without_settings(
-    on: conversations.Handlers, tmp_path: Path
-) -> None:
-    file = tmp_path / "upload.json"
-    file.write_text(
-        json.dumps([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
-    )
-    updates = on.import_(REQUEST, str(file), {})
-    assert updates[on.controls.system] == "Be kind."
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (json.dumps(exported()), ""),
-        ("not json", "no readable JSON"),
-        ("[" * 100_000, "too deeply"),
-        ('{"a": 1}', "formats that can be read"),
-        (None, "cannot be read"),
-    ],
-)
 def test_an_upload_is_deleted_whatever_came_of_it(
-    on: conversations.Handlers, told: list[str], tmp_path: Path, content: str | None, words: str
+    on: ConversationList, warned: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "upload.json"
-    if content is None:
-        file.mkdir()
-        (file / "inside").touch()
-    else:
+    for content, words in (
+        (json.dumps(exported()), []),
+        ("not json", ["no readable JSON"]),
+        ("[" * 100_000, ["too deeply"]),
+        ('{"a": 1}', ["formats that can be read"]),
+    ):
         file.write_text(content)
-    on.import_(REQUEST, str(file), {})
-    assert not file.is_file()
-    assert len(told) == bool(words) and all(words in notice for notice in told)
+        warned.clear()
+        on.import_(OWNER, PAGE, {}, str(file))
+        assert not file.exists() and len(warned) == len(words)
+        assert all(word in notice for word, notice in zip(words, warned, strict=True))
+    (file / "a folder").mkdir(parents=True)
+    on.import_(OWNER, PAGE, {}, str(file))
+    assert "cannot be read" in warned[-1] and len(warned) == 2
 
 
 def test_lone_surrogates_reach_the_page_as_replacement_marks(
-    on: conversations.Handlers, tmp_path: Path
+    on: ConversationList, imported: Imported
 ) -> None:
     piece = ["a\ud800", "draft:\udfff", 0, 0, 0, 0.5]
     message = {"role": "assistant", "content": "a\ud800", "pieces": [piece]}
-    file = tmp_path / "upload.json"
-    file.write_text(json.dumps(exported(messages=[message], title="\ud800")))
-    updates = on.import_(REQUEST, str(file), {})
-    (turn,), names = shown(on, updates), updates[on.talk.tokens]["sources"]
+    updates = imported(exported(messages=[message], title="\ud800"))
+    (turn,), names = shown(on, updates), updates[on.chat.tokens]["sources"]
     assert turn["groups"][0][3] == ["a\ufffd"] and names == ["draft:\ufffd"]
 
 
@@ -237,34 +220,34 @@ def damage(table: str, column: str, value: str) -> Callable[[Database], None]:
     ],
 )
 def test_a_damaged_conversation_can_be_opened_and_deleted(
-    on: conversations.Handlers, told: list[str], db: Database, act: Callable[[Database], None]
+    on: ConversationList, warned: list[str], db: Database, act: Callable[[Database], None]
 ) -> None:
     id, _ = ask(on.session)
     sound = on.session.chat.conversations(OWNER).create("sound").id
     forgotten(on.session)
     act(db)
     assert {entry["id"] for entry in entries(on)} == {id, sound}
-    updates = on.open_(said(id=id), REQUEST, {})
+    updates = on.open(OWNER, PAGE, {}, said(id=id))
     assert updates[on.current] == id and len(shown(on, updates)) == 2
-    on.remove(said(id=id), REQUEST, id, {})
+    on.remove(OWNER, PAGE, {}, said(id=id), id)
     assert [item.id for item in on.session.chat.conversations(OWNER).list()] == [sound]
     assert Traces(db, OWNER).history() == []
 
 
-def groups(on: conversations.Handlers, search: str = "") -> list[tuple[str, list[str]]]:
+def groups(on: ConversationList, search: str = "") -> list[tuple[str, list[str]]]:
     """The names of the list's groups, each with its titles."""
-    value: Any = on.redraw(REQUEST, None, search, {})[on.parts.listed]
     return [
-        (group["name"], [item["title"] for item in group["items"]]) for group in value["groups"]
+        (group["name"], [item["title"] for item in group["items"]])
+        for group in listed(on, search)["groups"]
     ]
 
 
-def test_the_list_is_in_groups(on: conversations.Handlers, db: Database) -> None:
+def test_the_list_is_in_groups(on: ConversationList, db: Database) -> None:
     ids = {name: on.session.chat.conversations(OWNER).create(name).id for name in "abcdefg"}
-    on.pin(said(id=ids["a"], pinned=True), REQUEST, {})
+    on.pin(OWNER, said(id=ids["a"], pinned=True))
     for name, folder in (("b", "Work"), ("c", "home"), ("d", "Work")):
-        on.file(said(id=ids[name], folder=folder), REQUEST, {})
-    on.rename(said(id=ids["e"], title="E!"), REQUEST, {})
+        on.file(OWNER, said(id=ids[name], folder=folder))
+    on.rename(OWNER, said(id=ids["e"], title="E!"))
     for name, days in (("f", 3), ("g", 30)):
         with db.write() as handle:
             query = "UPDATE conversations SET updated = updated - 86400 * ? WHERE id = ?"
@@ -274,112 +257,98 @@ def test_the_list_is_in_groups(on: conversations.Handlers, db: Database) -> None
         ("home", ["c"]),
         ("Work", ["d", "b"]),
         ("Today", ["E!"]),
-        ("Last seven days", ["f"]),
+        ("Last 7 days", ["f"]),
         ("Earlier", ["g"]),
     ]
-    on.pin(said(id=ids["a"], pinned=False), REQUEST, {})
+    on.pin(OWNER, said(id=ids["a"], pinned=False))
     assert groups(on)[-3] == ("Today", ["E!", "a"]) and groups(on, "b") == [("", ["b"])]
 
 
-def test_a_search_leads_to_the_version_that_holds_the_words(on: conversations.Handlers) -> None:
+def test_a_search_leads_to_the_version_that_holds_the_words(on: ConversationList) -> None:
     store = on.session.chat.conversations(OWNER)
     id = store.create("talk").id
     asked_first = store.append(id, "user", "Of whales, please")
-    store.beside(id, asked_first.id, "user", "Of birds, please")
+    store.add_version(id, asked_first.id, "user", "Of birds, please")
     (entry,) = entries(on, "whales")
     assert entry["hit"] == ["Of ", "whales", ", please"]
-    updates = on.open_(said(**entry), REQUEST, {})
+    updates = on.open(OWNER, PAGE, {}, said(**entry))
     assert [turn["text"] for turn in shown(on, updates)] == ["Of whales, please"]
 
 
-def test_what_was_deleted_is_offered_back(on: conversations.Handlers) -> None:
-    store = on.session.chat.conversations(OWNER)
-    here, there = store.create("here").id, store.create("there").id
-    store.append(here, "user", "Hi")
-    on.open_(said(id=here), REQUEST, {})
-    updates: Any = on.remove(said(id=there), REQUEST, here, {})
-    assert updates[on.current] == here and [each.id for each in store.list()] == [here]
-    assert updates[on.talk.tokens]["undo"]["words"] == conversations.DELETED
-    gone: Any = on.remove(said(id=here), REQUEST, here, {})
-    assert gone[on.current] is None and store.list() == []
-    for each in (gone, updates):
-        on.session.chat.undo(OWNER, each[on.talk.tokens]["undo"]["token"])
-    assert {each.id for each in store.list()} == {here, there}
-
-
-def fetched(on: conversations.Handlers, offer: str) -> tuple[str, bytes]:
+def fetched(on: ConversationList, offer: str) -> tuple[str, bytes]:
     """The file that a page was offered."""
-    told = json.loads(offer)
-    download = on.session.downloads.take(told["token"])
-    assert download is not None and download.name == told["name"]
-    assert on.session.downloads.take(told["token"]) is None, "once"
+    file = json.loads(offer)
+    download = on.session.downloads.take(file["token"])
+    assert download is not None and download.name == file["name"]
+    assert on.session.downloads.take(file["token"]) is None, "once"
     return download.name, b"".join(download.parts())
 
 
-def test_one_conversation_is_exported_in_every_format(on: conversations.Handlers) -> None:
+def test_one_conversation_is_exported_in_every_format(on: ConversationList) -> None:
     store = on.session.chat.conversations(OWNER)
     id = store.create("A <b>: talk/../?").id
     store.append(id, "user", "Hi <b>")
     wanted = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
     for kind, words in wanted.items():
-        name, content = fetched(on, on.export(said(id=id, kind=kind), REQUEST, {}))
+        name, content = fetched(on, on.export(OWNER, said(id=id, kind=kind)))
         assert words in content.decode() and name.startswith("A b talk.")
 
 
 def test_all_conversations_are_exported_and_come_back(
-    on: conversations.Handlers, told: list[str], tmp_path: Path
+    on: ConversationList, warned: list[str], tmp_path: Path
 ) -> None:
-    assert on.export_all("json")(REQUEST, {})[0] == "" and "no conversation" in told.pop()
+    with pytest.raises(StorageError, match="no conversation"):
+        on.export_all("json", OWNER)
     store = on.session.chat.conversations(OWNER)
     for title in ("same", "same", "other"):
         store.append(store.create(title).id, "user", f"Hi {title}")
     for kind, suffix in (("markdown", "md"), ("page", "html")):
-        name, content = fetched(on, on.export_all(kind)(REQUEST, {})[0])
+        name, content = fetched(on, on.export_all(kind, OWNER)[0])
         assert name == f"strata-conversations-{suffix}.zip"
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             assert archive.testzip() is None
             assert archive.namelist() == [
                 f"{n:04} {title}.{suffix}" for n, title in enumerate(("other", "same", "same"), 1)
             ]
-    name, content = fetched(on, on.export_all("json")(REQUEST, {})[0])
+    name, content = fetched(on, on.export_all("json", OWNER)[0])
     file = tmp_path / name
     file.write_bytes(content)
-    on.import_(REQUEST, str(file), {})
-    assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and told == []
+    on.import_(OWNER, PAGE, {}, str(file))
+    assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and warned == []
 
 
-def test_another_guest_gets_nothing(on: conversations.Handlers, told: list[str]) -> None:
-    id = on.session.chat.conversations(OWNER).create("mine").id
-    other: Any = SimpleNamespace(username="guest", session_hash="other")
-    memory = {"browser": "x"}
-    assert on.export(said(id=id), other, memory) == ""
-    on.rename(said(id=id, title="stolen"), other, memory)
-    on.remove(said(id=id), other, None, memory)
-    assert len(told) == 3 and all("There is no conversation" in notice for notice in told)
+def test_another_guest_gets_nothing(on: ConversationList) -> None:
+    id, guest = on.session.chat.conversations(OWNER).create("mine").id, "guest:x"
+    for wanted in (
+        lambda: on.export(guest, said(id=id)),
+        lambda: on.rename(guest, said(id=id, title="stolen")),
+        lambda: on.remove(guest, "other", {}, said(id=id), None),
+    ):
+        with pytest.raises(StorageError, match="There is no conversation"):
+            wanted()
     assert [title for _, titles in groups(on) for title in titles] == ["mine"]
 
 
 def test_the_list_shows_the_newest_and_finds_the_others(
-    on: conversations.Handlers, monkeypatch: pytest.MonkeyPatch
+    on: ConversationList, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "SHOWN", 2)
     for name in ("one", "two", "three"):
         on.session.chat.conversations(OWNER).create(name)
-
     assert [entry["title"] for entry in entries(on)] == ["three", "two"]
-    value: Any = on.redraw(REQUEST, None, "", {})[on.parts.listed]
-    assert value["more"].startswith("1 more")
+    assert listed(on)["more"].startswith("1 more")
     assert [entry["title"] for entry in entries(on, "one")] == ["one"]
-    value = on.redraw(REQUEST, None, "nothing like it", {})[on.parts.listed]
-    assert value["groups"] == [] and value["empty"]
+    nothing = listed(on, "nothing like it")
+    assert nothing["groups"] == [] and nothing["empty"]
 
 
 def test_an_event_brings_the_list_where_the_page_shows_another(
-    session: Session, on: conversations.Handlers
+    session: Session, on: ConversationList
 ) -> None:
-    store, brought = session.chat.conversations(OWNER), on.parts.listed
+    store, brought = session.chat.conversations(OWNER), on.listed
 
-    def handler(data: gr.EventData, request: Any, word: str) -> dict[Any, Any]:
+    def handler(page: str, conversation: str | None, word: str) -> dict[Any, Any]:
+        assert (page, conversation) == (PAGE, None)
         if word:
             session.viewing["page"] = store.create(word).id
         return {on.current: word}
@@ -390,9 +359,10 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
 
     event = made(build)
     assert event.outputs == [on.current, brought] and len(event.inputs) == 4
+    request = SimpleNamespace(username=None, session_hash=PAGE)
 
     def said(word: str) -> dict[Any, Any]:
-        found: dict[Any, Any] = event.handler(gr.EventData(None, {}), REQUEST, None, "", {}, word)
+        found: dict[Any, Any] = event.handler(request, gr.EventData(None, {}), {}, None, "", word)
         assert found.pop(on.current) == word
         return found
 
@@ -400,60 +370,87 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
     assert [item["title"] for item in value["groups"][0]["items"]] == ["one"]
     assert value["current"] == session.viewing["page"], "what is open now, not what was"
     assert said("") == {}, "the page shows it already"
-    again: Any = on.redraw(REQUEST, session.viewing["page"], "", {})[on.parts.listed]
-    assert again["drawn"] != value["drawn"], "who asks for it gets it"
+    again: Any = on.look(OWNER, PAGE, session.viewing["page"], "")[on.listed]
+    assert again["number"] != value["number"], "who asks for it gets it"
     assert said("two")[brought]["groups"]
 
 
-@pytest.fixture
-def talking(session: Session) -> chat.Handlers:
-    def build() -> chat.Handlers:
-        with gr.Blocks():
-            talk, controls = chat.build(session), settings.build(session)
-            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
+def test_a_page_notices_that_another_one_changed_the_list(
+    session: Session, on: ConversationList
+) -> None:
+    store, brought = session.chat.conversations(OWNER), on.listed
 
-    return made(build)
+    def seen() -> tuple[str, int]:
+        (watch,) = (value["watch"] for value in on.look(OWNER, PAGE, None, "").values())
+        return watch["token"], watch["revision"]
+
+    others = session.chat.revision("another", THE_LIST)
+    name, number = seen()
+    assert session.change_tokens.place(name) == (OWNER, THE_LIST) and seen() == (name, number)
+    first, second = store.create("first").id, store.create("second").id
+    changes: list[Callable[[], object]] = [
+        lambda: store.rename(first, "renamed"),
+        lambda: store.pin(first, True),
+        lambda: store.file(second, "Work"),
+        lambda: store.append(second, "user", "hello"),
+        lambda: store.delete(first),
+    ]
+    numbers = [number, seen()[1]]
+    for change in changes:
+        change()
+        numbers.append(seen()[1])
+    assert numbers == sorted(set(numbers)), "each of them is another list, and the numbers grow"
+    store.append(second, "assistant", "hello")
+    assert seen()[1] == numbers[-1], "what the list does not show is no change of it"
+    assert seen()[1] == session.chat.revision(OWNER, THE_LIST)
+    assert session.chat.revision("another", THE_LIST) == others
+    assert set(on.look(OWNER, PAGE, second, "")) == {brought}, "the browser's memory stays"
+
+
+@pytest.fixture
+def talking(session: Session) -> Chat:
+    return talk_of(session)
 
 
 def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
-    session: Session, toy: Held, talking: chat.Handlers
+    session: Session, toy: Held, talking: Chat
 ) -> None:
     """The stored messages, and which answer to follow: what there is of it comes by its stream."""
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
     begun = asked(talking, "hello")
-    conversation, tokens = begun[talking.current], talking.parts.tokens
+    conversation, tokens = begun[talking.current], talking.tokens
     assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
     answer = session.generations.find(OWNER, conversation)
     assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
     before = begun[tokens]["watch"]
-    assert session.watches.place(before["token"]) == (OWNER, conversation)
-    seen = talking.look(REQUEST, conversation, {})[tokens]
+    assert session.change_tokens.place(before["token"]) == (OWNER, conversation)
+    seen = talking.look(OWNER, PAGE, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     other.close()
     toy.allow()
     assert soon(lambda: answer.over)
-    seen = talking.look(REQUEST, conversation, {})[tokens]
+    seen = talking.look(OWNER, PAGE, conversation)[tokens]
     assert [turn["key"] for turn in seen["turns"]] == [answer.message_id] and "stream" not in seen
     assert seen["watch"]["token"] == before["token"]
     assert seen["watch"]["revision"] > before["revision"]
 
 
-def asked(on: chat.Handlers, text: str, conversation: str | None = None) -> dict[Any, Any]:
+def asked(on: Chat, text: str, conversation: str | None = None) -> dict[Any, Any]:
     """What a message changes on the page."""
     data = gr.EventData(None, {"number": 1, "text": text, "conversation": conversation})
     values = (part.value for part in on.controls.inputs)
-    return on.say(data, REQUEST, conversation, None, {}, *values)
+    return on.say(OWNER, PAGE, {}, data, conversation, *values)
 
 
-def over(on: chat.Handlers, answer: Answer, drawn: int) -> dict[Any, Any]:
+def over(on: Chat, answer: Answer, drawn: int) -> dict[Any, Any]:
     """What its end changes on a page that has drawn so many tokens."""
     data = gr.EventData(None, {"token": answer.token, "drawn": drawn})
-    return on.over(data, REQUEST, answer.conversation, {})
+    return on.over(OWNER, PAGE, data, answer.conversation)
 
 
-def test_a_page_is_sent_no_message_twice(session: Session, talking: chat.Handlers) -> None:
-    tokens, keys = talking.parts.tokens, list[str]()
+def test_a_page_is_sent_no_message_twice(session: Session, talking: Chat) -> None:
+    tokens, keys = talking.tokens, list[str]()
     conversation: str | None = None
     for number, text in enumerate(("hello", "there", "again")):
         begun = asked(talking, text, conversation)
@@ -466,23 +463,21 @@ def test_a_page_is_sent_no_message_twice(session: Session, talking: chat.Handler
         left = over(talking, answer, answer.tokens)
         assert left[tokens]["turns"] == [] and left[tokens]["adopt"]["key"] == answer.message_id
         keys += [turn["key"], answer.message_id]
-    again = talking.resend(REQUEST, conversation, {})[tokens]
+    again = talking.resend(OWNER, PAGE, conversation)[tokens]
     assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
 
 
-def test_a_page_that_missed_some_of_an_answer_is_sent_it(
-    session: Session, talking: chat.Handlers
-) -> None:
+def test_a_page_that_missed_some_of_an_answer_is_sent_it(session: Session, talking: Chat) -> None:
     begun = asked(talking, "hello")
-    answer = session.generations.get(begun[talking.parts.tokens]["stream"]["token"])
+    answer = session.generations.get(begun[talking.tokens]["stream"]["token"])
     assert answer is not None and soon(lambda: answer.over)
-    left = over(talking, answer, answer.tokens - 1)[talking.parts.tokens]
+    left = over(talking, answer, answer.tokens - 1)[talking.tokens]
     assert [turn["key"] for turn in left["turns"]] == [answer.message_id] and "adopt" not in left
 
 
-def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.Handlers) -> None:
+def test_nobody_is_told_of_another_ones_answer(session: Session, talking: Chat) -> None:
     begun = asked(talking, "hello")
-    token = begun[talking.parts.tokens]["stream"]["token"]
+    token = begun[talking.tokens]["stream"]["token"]
     data = gr.EventData(None, {"token": token, "drawn": 10})
     for owner, conversation in (
         ("other", begun[talking.current]),
@@ -498,24 +493,28 @@ def test_nobody_is_told_of_another_ones_answer(session: Session, talking: chat.H
 
 
 def test_nothing_is_said_into_an_answer_that_grows(
-    session: Session, toy: Held, talking: chat.Handlers, told: list[str]
+    session: Session, toy: Held, talking: Chat, warned: list[str]
 ) -> None:
     """It would be answered without knowing that answer, which would not be kept."""
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
     conversation = asked(talking, "hello")[talking.current]
-    refused = {talking.parts.written.channels["sent"]: {"number": 1, "ok": False}}
-    assert asked(talking, "too early", conversation) == refused, "it stays written"
+    sent, stop = talking.composer.channels["sent"], talking.composer.stop
+    early = asked(talking, "too early", conversation)
+    assert early[sent] == {"number": 1, "ok": False, "waits": True} and early[stop]["visible"]
+    assert warned == [], "it waits on the page for the end of that answer"
     values = [part.value for part in talking.controls.inputs]
     (said,) = session.chat.conversations(OWNER).messages(conversation)
-    own = talking.parts, talking.controls, talking.current, talking.memory
-    acting = messages.Actions(session, *own)
+    acting = talking
     for act in ("again", "on", "remove", "branch", "show"):
         pressed = gr.EventData(None, {"act": act, "message": said.id})
-        acting.act(pressed, REQUEST, conversation, {}, *values)
-    data = gr.EventData(None, {"text": "differently", "conversation": conversation})
-    talking.say(data, REQUEST, conversation, said.id, {}, *values)
-    assert len(told) == 7 and all("still being answered" in words for words in told)
+        shown = acting.act(OWNER, PAGE, {}, pressed, conversation, *values)
+        assert shown[stop]["visible"], "the page has the Stop that the notice speaks of"
+    edit = {"text": "differently", "message": said.id, "conversation": conversation}
+    edited = acting.revise(OWNER, PAGE, gr.EventData(None, edit), conversation, *values)
+    revised = talking.composer.channels["revised"]
+    assert edited[revised]["ok"] is False and edited[stop]["visible"]
+    assert len(warned) == 6 and all("still being answered" in words for words in warned)
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello"
     ]
@@ -524,3 +523,36 @@ def test_nothing_is_said_into_an_answer_that_grows(
     assert answer is not None and soon(lambda: answer.over) and not answer.error
     other.close()
     toy.allow()
+
+
+def test_the_figures_are_those_of_the_version_in_view(
+    session: Session, toy: Held, talking: Chat
+) -> None:
+    toy.allow()
+    figures, controls = talking.figures, talking.controls
+    on = talking
+
+    def act(act: str, message: str, tokens: int = 8) -> dict[Any, Any]:
+        controls.parts["max_tokens"].value = tokens  # type: ignore[attr-defined]
+        said = gr.EventData(None, {"act": act, "message": message})
+        values = (part.value for part in controls.inputs)
+        return on.act(OWNER, PAGE, {}, said, conversation, *values)
+
+    def answered() -> Answer:
+        *_, answer = session.generations.known.values()
+        assert answer.conversation == conversation and soon(lambda: answer.over)
+        return answer
+
+    controls.parts["max_tokens"].value = 20  # type: ignore[attr-defined]
+    begun = asked(talking, "hello")
+    conversation = begun[talking.current]
+    assert begun[figures] == {}, "nothing is known of an answer that begins"
+    first = answered()
+    assert act("again", first.message_id)[figures] == {}
+    second = answered()
+    assert 0 < second.tokens < first.tokens
+    for answer in (first, second, first):
+        shown = act("show", answer.message_id)[figures]
+        assert len(shown["r"][1]) == answer.tokens and shown["k"]
+        looked = talking.look(OWNER, PAGE, conversation)[figures]
+        assert looked == shown, "also where another page has turned to it"

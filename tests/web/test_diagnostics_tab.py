@@ -6,28 +6,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import gradio as gr
 import pytest
 
 from app.service.session import Session
 from app.web import run_html
 from app.web.tabs import diagnostics
-from app.web.tabs.diagnostics import Handlers
-from engine.backends.toy import ToyBackend
-from engine.local import Local
+from app.web.tabs.diagnostics import Diagnostics
+from engine.errors import StorageError
 from engine.types import Part, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.traces import Asked, Traces
+from storage.traces import StoredPrompt, Traces
+from tests.support.blocks import tab_of
 from tests.support.hostile import MARKUP
-from tests.web.test_tabs import made
+from tests.support.inside import OWNER
 
 EVIL = "<img src=x onerror=alert(1)>${alert(2)}{{3}}"
 ALL = ["", "", "", "", ""]
-
-
-def request(user: str | None = None) -> Any:
-    return SimpleNamespace(username=user, session_hash="page")
 
 
 def step(index: int, text: str = "word") -> Step:
@@ -49,11 +44,6 @@ def step(index: int, text: str = "word") -> Step:
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
-
-
-@pytest.fixture
 def ids(db: Database) -> list[str]:
     """Sixty runs, the newest last: two models, every third plain; the last is of a conversation."""
     store, talks = Traces(db, "local"), Conversations(db, "local")
@@ -72,86 +62,78 @@ def ids(db: Database) -> list[str]:
 
 
 @pytest.fixture
-def on(session: Session, ids: list[str]) -> Handlers:
-    def build() -> Handlers:
-        with gr.Blocks(), gr.Tab("Diagnostics") as tab:
-            return Handlers(session, diagnostics.build(tab, session))
-
-    return made(build)
+def on(session: Session, ids: list[str]) -> Diagnostics:
+    return tab_of(Diagnostics, session)
 
 
-def test_the_tab_opens_with_the_newest_runs_and_one_of_them(on: Handlers, ids: list[str]) -> None:
-    parts = on.parts
-    shown = on.show(request(), {}, None, 0, *ALL)
-    assert shown[parts.ids] == ids[:-26:-1] and len(shown[parts.table]) == 25
-    assert "1 to 25 of 60 runs" in shown[parts.range]
-    assert shown[parts.shown] == ids[-1], "the newest with drafts"
-    models = shown[parts.filters[0]]
+def test_the_tab_opens_with_the_newest_runs_and_one_of_them(
+    on: Diagnostics, ids: list[str]
+) -> None:
+    shown = on.show(OWNER, None, 0, *ALL)
+    assert shown[on.ids] == ids[:-26:-1] and len(shown[on.table]) == 25
+    assert "1 to 25 of 60 runs" in shown[on.range]
+    assert shown[on.shown] == ids[-1], "the newest with drafts"
+    models = shown[on.filters[0]]
     assert models["choices"] == [("All", ""), ("model 0", "model 0"), ("model 1", "model 1")]
-    assert shown[parts.filters[2]]["choices"][1][0] == EVIL, "a text of a choice is plain text"
-    assert [name for name, _ in shown[parts.filters[3]]["choices"]] == ["All", "Chat", "Compare"]
-    assert shown.keys() >= {*parts.trends, *parts.plots, parts.card, parts.steps, parts.costs}
-    assert not (shown[parts.newer]["interactive"] or not shown[parts.older]["interactive"])
+    assert shown[on.filters[2]]["choices"][1][0] == EVIL, "a text of a choice is plain text"
+    assert [name for name, _ in shown[on.filters[3]]["choices"]] == ["All", "Chat", "Compare"]
+    assert shown.keys() >= {*on.trends, *on.plots, on.card, on.steps, on.costs}
+    assert not (shown[on.newer_button]["interactive"] or not shown[on.older_button]["interactive"])
 
 
 def test_what_was_open_and_chosen_stays_and_what_is_gone_does_not(
-    on: Handlers, ids: list[str]
+    on: Diagnostics, ids: list[str]
 ) -> None:
-    parts = on.parts
-    shown = on.show(request(), {}, ids[3], 25, "model 1", "gone", "", "chat", "3600")
-    assert shown[parts.shown] == ids[3] and shown[parts.start] == 25
-    assert [shown[part]["value"] for part in parts.filters[:4]] == ["model 1", "", "", "chat"]
-    assert "26 to 30 of 30 runs" in shown[parts.range]
+    shown = on.show(OWNER, ids[3], 25, "model 1", "gone", "", "chat", "3600")
+    assert shown[on.shown] == ids[3] and shown[on.start] == 25
+    assert [shown[part]["value"] for part in on.filters[:4]] == ["model 1", "", "", "chat"]
+    assert "26 to 30 of 30 runs" in shown[on.range]
 
 
-def test_filters_and_pages(on: Handlers, ids: list[str]) -> None:
-    parts = on.parts
-    shown = on.filter(request(), {}, None, "model 1", "hd", "", "chat", "86400")
+def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
+    shown = on.filter(OWNER, (), "model 1", "hd", "", "chat", "86400")
     wanted = [ids[n] for n in range(59, -1, -1) if n % 2 and n % 3]
-    assert shown[parts.ids] == wanted and shown[parts.shown] == wanted[0]
-    assert len(shown[parts.trends[0]].data[0].x) == len(wanted)
-    older = on.older(request(), {}, 0, *ALL)
-    assert older[parts.ids] == ids[34:9:-1] and older[parts.start] == 25
-    last = on.older(request(), {}, 25, *ALL)
-    assert last[parts.ids] == ids[9::-1] and not last[parts.older]["interactive"]
-    assert on.older(request(), {}, 50, *ALL)[parts.start] == 50, "there is no page behind it"
-    assert on.newer(request(), {}, 25, *ALL)[parts.ids] == ids[:-26:-1]
-    none = on.filter(request(), {}, None, "model 1", "", "", "compare", "")
-    assert none[parts.table] == [] and "No run matches" in none[parts.range]
-    assert none[parts.shown] is None and none[parts.title] == run_html.NO_RUN_YET
+    assert shown[on.ids] == wanted and shown[on.shown] == wanted[0]
+    assert len(shown[on.trends[0]].data[0].x) == len(wanted)
+    older = on.older(OWNER, 0, *ALL)
+    assert older[on.ids] == ids[34:9:-1] and older[on.start] == 25
+    last = on.older(OWNER, 25, *ALL)
+    assert last[on.ids] == ids[9::-1] and not last[on.older_button]["interactive"]
+    assert on.older(OWNER, 50, *ALL)[on.start] == 50, "there is no page behind it"
+    assert on.newer(OWNER, 25, *ALL)[on.ids] == ids[:-26:-1]
+    none = on.filter(OWNER, (), "model 1", "", "", "compare", "")
+    assert none[on.table] == [] and "No run matches" in none[on.range]
+    assert none[on.shown] is None and none[on.title] == run_html.NO_RUN_YET
 
 
-def test_from_a_chart_or_a_row_to_a_run_and_to_a_step(on: Handlers, ids: list[str]) -> None:
-    parts = on.parts
+def test_from_a_chart_or_a_row_to_a_run_and_to_a_step(on: Diagnostics, ids: list[str]) -> None:
 
-    def picked(kind: str, value: object, shown: str | None = None) -> Any:
-        event: Any = SimpleNamespace(_data={"value": value})
-        if kind == "run":
-            return on.pick_run(event, request(), {})
-        return on.pick_step(event, request(), shown, {})
+    def picked(kind: str, value: object, *shown: str | None) -> Any:
+        pick = on.pick_run if kind == "run" else on.pick_step
+        return pick(OWNER, SimpleNamespace(_data={"value": value}), *shown)
 
     def row(at: int) -> Any:
         return SimpleNamespace(index=[at, 0])
 
-    assert picked("run", ids[5])[parts.shown] == ids[5]
-    assert on.choose(row(1), request(), ids, {})[parts.shown] == ids[1]
-    assert on.choose(row(99), request(), ids, {}) == {parts.shown: gr.skip()}
+    assert picked("run", ids[5])[on.shown] == ids[5]
+    assert on.choose(OWNER, row(1), ids)[on.shown] == ids[1]
+    assert on.choose(OWNER, row(99), ids) == {}
     opened = picked("step", 30, ids[-1])
-    assert "Step 31 of 40: 2 tokens in" in opened[parts.card]
-    assert opened[parts.step]["value"] == 31 and opened[parts.step]["maximum"] == 40
-    assert [line[0] for line in opened[parts.steps]] == [str(n) for n in range(26, 41)]
-    assert "Step 28 of 40" in on.choose_step(row(2), request(), ids[-1], 31, {})[parts.card]
-    slid = on.slide(12, request(), ids[-1], {})
-    assert "Step 12 of 40" in slid[parts.card] and parts.step not in slid
-    assert "Step 40 of 40" in picked("step", 10_000, ids[-1])[parts.card]
+    assert "Step 31 of 40: 2 tokens in" in opened[on.card]
+    assert opened[on.step]["value"] == 31 and opened[on.step]["maximum"] == 40
+    assert [line[0] for line in opened[on.steps]] == [str(n) for n in range(26, 41)]
+    assert "Step 28 of 40" in on.choose_step(OWNER, row(2), ids[-1], 31)[on.card]
+    slid = on.slide(OWNER, 12, ids[-1])
+    assert "Step 12 of 40" in slid[on.card] and on.step not in slid
+    assert "Step 40 of 40" in picked("step", 10_000, ids[-1])[on.card]
     for value in (7, None):
-        assert picked("run", value) == {parts.shown: gr.skip()}
+        assert picked("run", value) == {}
     for at, run in (("7", ids[-1]), (None, ids[-1]), (7, None)):
-        assert picked("step", at, run) == {parts.card: gr.skip()}
+        assert picked("step", at, run) == {}
 
 
-def test_a_step_tells_what_came_of_it(on: Handlers, ids: list[str]) -> None:
-    card = on.slide(1, request(), ids[-1], {})[on.parts.card]
+def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:
+    card = on.slide(OWNER, 1, ids[-1])[on.card]
     for words in (
         "<td>4</td><td>1</td><td>10 µs</td>", "Accepted by position in the draft: 1 of 4, 1 of 2.",
         "verify <b>10.0 ms</b>", "draft <b>1.0 ms</b>",
@@ -165,20 +147,19 @@ def test_a_step_tells_what_came_of_it(on: Handlers, ids: list[str]) -> None:
     assert "gave no token" in run_html.step_card(Step(0, (), finish="cancelled"), 1)
 
 
-def test_the_prompt_is_told_as_far_as_it_is_stored(on: Handlers, ids: list[str]) -> None:
-    parts = on.parts
-    shown = on.choose(SimpleNamespace(index=[0, 0]), request(), ids[-1:], {})  # type: ignore[arg-type]
-    assert shown[parts.asked].count("&lt;img src=x") == 3, "title, system prompt, message"
-    assert run_html.NOT_KEPT in shown[parts.asked] and "<details" not in shown[parts.asked]
-    assert len(shown[parts.said]["turns"][0]["groups"]) == 80
-    shown = on.choose(SimpleNamespace(index=[0, 0]), request(), ids[:1], {})  # type: ignore[arg-type]
-    assert shown[parts.asked] == run_html.UNKNOWN_PROMPT
-    long = run_html.prompt(Asked("t", "", [("user", "a" * 30_000), ("user", "b" * 15_000)]))
+def test_the_prompt_is_told_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
+    shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[-1:])  # type: ignore[arg-type]
+    assert shown[on.read_prompt].count("&lt;img src=x") == 3, "title, system prompt, message"
+    assert run_html.NOT_KEPT in shown[on.read_prompt] and "<details" not in shown[on.read_prompt]
+    assert len(shown[on.answer]["turns"][0]["groups"]) == 80
+    shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[:1])  # type: ignore[arg-type]
+    assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT
+    long = run_html.prompt(StoredPrompt("t", "", [("user", "a" * 30_000), ("user", "b" * 15_000)]))
     assert long.count("a") < 6_000 and "b" * 15_000 in long and "Only the last 20,000" in long
 
 
 def test_the_exact_prompt_is_told_while_its_model_is_loaded(
-    on: Handlers, session: Session, db: Database
+    on: Diagnostics, session: Session, db: Database
 ) -> None:
     store = Traces(db, "local")
     prompt = tuple(f"<|user|>{EVIL}<|end|>".encode())
@@ -186,21 +167,21 @@ def test_the_exact_prompt_is_told_while_its_model_is_loaded(
     known, other = (
         store.save(replace(run, fingerprint=name), prompt=prompt) for name in ("toy", "other")
     )
-    told = on.opened(store, known)[on.parts.asked]
+    told = on.opened(store, known)[on.read_prompt]
     assert "&lt;|user|&gt;&lt;img src=x" in told and "<img" not in told and "<details" in told
-    assert on.opened(store, other)[on.parts.asked] == run_html.UNKNOWN_PROMPT
+    assert on.opened(store, other)[on.read_prompt] == run_html.UNKNOWN_PROMPT
     gone_on = store.go_on(known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt)
     shown = on.opened(store, gone_on)
-    assert "It was continued once." in shown[on.parts.title]
-    assert shown[on.parts.asked] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
+    assert "It was continued once." in shown[on.title]
+    assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
     assert "The last 20,000 of 20,001" in run_html.exact_prompt("a" * 20_001)
 
 
 def test_a_long_answer_is_shown_in_part(
-    on: Handlers, ids: list[str], monkeypatch: pytest.MonkeyPatch
+    on: Diagnostics, ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnostics, "MOST_TOKENS", 7)
-    shown = diagnostics.said(on.store({}, request()), ids[-1])
+    shown = diagnostics.run_tokens(on.store(OWNER), ids[-1])
     assert sum(len(group[3]) for group in shown["turns"][0]["groups"]) == 7  # type: ignore[index]
 
 
@@ -211,19 +192,19 @@ def test_no_text_becomes_markup(text: str) -> None:
         look_ups={text: 1.0}, levels={text: (1, 1, 1)},
     )  # fmt: skip
     card = run_html.step_card(bad, 1)
-    asked = run_html.prompt(Asked(text, text, [(text, text)]))
+    asked = run_html.prompt(StoredPrompt(text, text, [(text, text)]))
     for markup in (card, asked):
         assert "<img" not in markup and "<script" not in markup and "<svg" not in markup
         assert text not in markup or not set("<>&\"'") & set(text)
 
 
-def test_files_hold_the_listed_runs_and_the_open_one(on: Handlers, ids: list[str]) -> None:
-    name, text = opened_file(on.save_runs(request(), {}, "model 1", "", "", "", ""))
+def test_files_hold_the_listed_runs_and_the_open_one(on: Diagnostics, ids: list[str]) -> None:
+    name, text = opened_file(on.save_runs(OWNER, "model 1", "", "", "", ""))
     assert name == "runs.csv" and len(text.splitlines()) == 31
     assert [line.split(",")[0] for line in text.splitlines()[1:]] == ids[:0:-2]
-    name, text = opened_file(on.save_steps(request(), ids[-1], {}))
+    name, text = opened_file(on.save_steps(OWNER, ids[-1]))
     assert name == "steps.csv" and text.startswith("step,tokens,text")
-    name, text = opened_file(on.save_run(request(), ids[-1], {}))
+    name, text = opened_file(on.save_run(OWNER, ids[-1]))
     assert name == "run.json" and len(json.loads(text)["steps"]) == 40
 
 
@@ -232,26 +213,20 @@ def opened_file(made: str) -> tuple[str, str]:
     return found["name"], found["text"]
 
 
-def test_nobody_sees_runs_of_others(
-    on: Handlers, ids: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    notices: list[str] = []
-    monkeypatch.setattr(gr, "Warning", notices.append)
-    guest, parts = request("guest"), on.parts
-    memory = {"browser": "b"}
-    shown = on.show(guest, memory, ids[-1], 0, *ALL)
-    assert shown[parts.table] == [] and shown[parts.shown] is None
-    assert all(len(shown[part]["choices"]) == 1 for part in parts.filters[:4])
+def test_nobody_sees_runs_of_others(on: Diagnostics, ids: list[str], warned: list[str]) -> None:
+    guest = "guest:b"
+    shown = on.show(guest, ids[-1], 0, *ALL)
+    assert shown[on.table] == [] and shown[on.shown] is None
+    assert all(len(shown[part]["choices"]) == 1 for part in on.filters[:4])
+    assert len(warned) == 1 and "There is no run" in warned[0]
     event: Any = SimpleNamespace(_data={"value": ids[0]})
     acts: list[Callable[[], Any]] = [
-        lambda: on.pick_run(event, guest, memory),
-        lambda: on.slide(1, guest, ids[0], memory),
-        lambda: on.save_steps(guest, ids[0], memory),
-        lambda: on.save_run(guest, ids[0], memory),
+        lambda: on.pick_run(guest, event),
+        lambda: on.slide(guest, 1, ids[0]),
+        lambda: on.save_steps(guest, ids[0]),
+        lambda: on.save_run(guest, ids[0]),
     ]
     for act in acts:
-        before = len(notices)
-        found = act()
-        assert found == "" or list(found.values()) == [gr.skip()]
-        assert len(notices) == before + 1 and "There is no run" in notices[-1]
-    assert on.save_runs(guest, memory, *ALL).count("\\n") == 1
+        with pytest.raises(StorageError, match="There is no run"):
+            act()
+    assert on.save_runs(guest, *ALL).count("\\n") == 1

@@ -2,31 +2,24 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
 import pytest
 
-from app.service import gguf_support
 from app.service.gguf_support import GgufSupport
 from app.service.session import Session
-from app.web import layout
-from app.web.tabs import gguf_support as section
-from app.web.tabs import models
+from app.web.tabs.models import GgufSection, ModelsTab
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
 from tests.service.test_gguf_support import COMPILED, NO_C, WAITS, Pip
+from tests.support.blocks import made
 from tests.support.inside import soon
-from tests.web.test_tabs import made
 
 EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
 Shown = dict[Any, Any]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_support, "LOOK_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -34,10 +27,11 @@ def pip(tmp_path: Path) -> Pip:
     return Pip(tmp_path)
 
 
-def handlers(support: GgufSupport) -> section.Handlers:
-    def build() -> section.Handlers:
+def handlers(support: GgufSupport) -> GgufSection:
+    def build() -> GgufSection:
         with gr.Blocks():
-            return section.Handlers(support, section.build(support))
+            session: Any = SimpleNamespace(gguf=support)
+            return GgufSection(session, gr.BrowserState({}))
 
     return made(build)
 
@@ -52,59 +46,26 @@ def after(updates: Iterator[Any]) -> Shown:
     return shown
 
 
-def visible(shown: Shown, on: section.Handlers) -> list[bool]:
+def visible(shown: Shown, on: GgufSection) -> list[bool]:
     """Whether the section, its button and its Stop are shown."""
-    parts = on.parts
-    return [
-        shown[part]["visible"] for part in (parts.section, *parts.place.buttons, parts.place.stop)
-    ]
+    return [shown[part]["visible"] for part in (on.section, *on.place.buttons, on.place.stop)]
 
 
 def test_the_section_is_there_while_the_library_is_not(pip: Pip) -> None:
     on = handlers(pip.saying(COMPILED, 0))
-    assert on.parts.section.visible and after(on.show()) == {
-        on.parts.section: gr.update(visible=True)
-    }
+    assert on.section.visible and after(on.show()) == {on.section: gr.update(visible=True)}
     pip.mark.touch()
-    assert after(on.show()) == {on.parts.section: gr.update(visible=False)}
-    assert not handlers(on.support).parts.section.visible
-
-
-def test_it_says_what_it_takes() -> None:
-    for words in ("llama.cpp", "compiled on your machine", "6 minutes on 2 cores", "C++ compiler"):
-        assert words in section.WORDS
-
-
-def test_a_press_sets_it_up(pip: Pip) -> None:
-    on = handlers(pip.support("import time; time.sleep(0.3); open(MARK, 'w').close()"))
-    updates = list(on.set_up())
-    assert visible(updates[0], on) == [True, False, True]
-    status = on.parts.place.status
-    assert any("0:00" in update.get(status, "") for update in updates), "how long it takes already"
-    assert visible(after(iter(updates)), on) == [True, False, False]
-    assert updates[-1][status] == section.fine(section.DONE)
+    assert after(on.show()) == {on.section: gr.update(visible=False)}
+    assert not handlers(on.support).section.visible
 
 
 def test_what_fails_is_told_with_the_end_of_the_output(pip: Pip) -> None:
     on = handlers(pip.saying(NO_C + EVIL, 1))
     shown = after(on.set_up())
     assert visible(shown, on) == [True, True, False], "it can be tried again"
-    said = shown[on.parts.place.status]
+    said = shown[on.place.status]
     assert "no C++ compiler" in said and "CMAKE_CXX_COMPILER not set" in said
     assert "<img" not in said and "&lt;img" in said
-
-
-def test_a_stop_is_told(pip: Pip) -> None:
-    on = handlers(pip.support(WAITS.format(ignore="")))
-    updates = on.set_up()
-    next(updates)
-    assert soon(lambda: bool(on.support.lines))
-    on.support.stop()
-    shown = after(updates)
-    assert shown[on.parts.place.stop] == gr.update(visible=False)
-    assert (
-        "stopped" in shown[on.parts.place.status] and "verdict" not in shown[on.parts.place.status]
-    )
 
 
 def test_a_page_that_opens_meanwhile_follows(pip: Pip) -> None:
@@ -114,31 +75,27 @@ def test_a_page_that_opens_meanwhile_follows(pip: Pip) -> None:
     updates = second.show()
     assert visible(next(updates), second) == [True, False, True]
     again = after(second.set_up())
-    assert "already" in again[second.parts.place.status]
+    assert "already" in again[second.place.status]
     assert soon(lambda: bool(support.lines))
     support.stop()
-    assert "stopped" in after(updates)[second.parts.place.status]
-    assert "stopped" in after(started)[first.parts.place.status]
+    assert "stopped" in after(updates)[second.place.status]
+    assert "stopped" in after(started)[first.place.status]
 
 
-@pytest.mark.parametrize("guests", [False, True])
-def test_guests_have_no_such_section(guests: bool, db: Database, toy: ToyBackend) -> None:
-    session = Session(Local(backend=toy), db, guests=guests)
-    assert session.gguf.guests is guests
-    blocks = made(lambda: layout.build(session))
-    ids = {getattr(block, "elem_id", None) for block in blocks.blocks.values()}
-    assert ({"gguf", "gguf-load", "gguf-stop"} <= ids) is not guests
-    stops = [one for one in blocks.fns.values() if one.fn == session.gguf.stop]
-    assert len(stops) == (not guests)
+def test_guests_have_no_such_section(
+    owners_page: gr.Blocks, guests_page: gr.Blocks, db: Database, toy: ToyBackend
+) -> None:
+    for guests, blocks in ((False, owners_page), (True, guests_page)):
+        assert Session(Local(backend=toy), db, guests=guests).gguf.guests is guests
+        ids = {getattr(block, "elem_id", None) for block in blocks.blocks.values()}
+        assert ({"gguf", "gguf-load", "gguf-stop"} <= ids) is not guests
+        names = [getattr(one.fn, "__qualname__", "") for one in blocks.fns.values()]
+        assert names.count(GgufSupport.stop.__qualname__) == (not guests)
 
 
-def test_the_models_follow_when_it_is_there(db: Database, toy: ToyBackend) -> None:
+def test_the_models_follow_when_it_is_there(owners_page: gr.Blocks) -> None:
     """What a GGUF file needs is told then."""
-    session = Session(Local(backend=toy), db)
-    blocks = made(lambda: layout.build(session))
-    events = {getattr(one.fn, "__qualname__", ""): one for one in blocks.fns.values()}
-    pressed = events[section.Handlers.set_up.__qualname__]
-    then = [one for one in blocks.fns.values() if one.trigger_after == pressed._id]
-    assert [getattr(one.fn, "__qualname__", "") for one in then] == [
-        models.Handlers.settle.__qualname__
-    ]
+    events = {getattr(one.fn, "__qualname__", ""): one for one in owners_page.fns.values()}
+    pressed = events[GgufSection.set_up.__qualname__]
+    then = [one for one in owners_page.fns.values() if one.trigger_after == pressed._id]
+    assert [getattr(one.fn, "__qualname__", "") for one in then] == [ModelsTab.settle.__qualname__]

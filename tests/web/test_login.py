@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import gradio as gr
 import httpx
 import pytest
 from gradio import networking
 
-from app.arguments import Options, parse
-from app.http.asgi import Headers
 from app.http.login import BY_ALL, BY_SOURCE, Gate, LogIns
-from app.web import server
+from app.http.problems import Headers
+from tests.support.blocks import serving
 
 LINK = "https://abc123.gradio.live"
 
@@ -55,18 +53,21 @@ class Door:
         return self.waited[-1], sent[0]["status"]
 
 
-def test_guesses_wait_longer_and_longer_up_to_a_bound() -> None:
+def test_guesses_wait_ever_longer_up_to_a_bound_and_are_forgotten() -> None:
     door = Door()
-    waits = [door.knock()[0] for _ in range(60)]
+    waits = [door.knock()[0] for _ in range(100)]
     assert waits[: BY_SOURCE.free] == [0.0] * BY_SOURCE.free and waits[BY_SOURCE.free] > 0
     assert max(waits) == BY_SOURCE.longest
     assert all(before <= after for before, after in pairwise(waits[:12]))
+    door.now += (BY_SOURCE.free + 8) * BY_SOURCE.forget
+    assert door.knock()[0] == 0.0
 
 
-def test_guesses_at_the_same_moment_wait_too() -> None:
+def test_guesses_at_once_wait_too_and_others_hardly_wait() -> None:
     door = Door(alone=False)
-    waits = [door.knock()[0] for _ in range(60)]
-    assert waits[20:] == [BY_SOURCE.longest] * 40
+    waits = [door.knock()[0] for _ in range(1000)]
+    assert waits[20:] == [BY_SOURCE.longest] * 980
+    assert door.knock(right=True, source="10.0.0.2") == (BY_ALL.longest, 200)
 
 
 def test_who_knows_the_password_comes_in_after_a_thousand_guesses() -> None:
@@ -78,27 +79,12 @@ def test_who_knows_the_password_comes_in_after_a_thousand_guesses() -> None:
     assert door.knock(right=True)[0] <= BY_ALL.longest, "and is not slowed by its own source again"
 
 
-def test_others_hardly_wait_for_a_source_that_guesses() -> None:
-    door = Door(alone=False)
-    for _ in range(1000):
-        door.knock()
-    assert door.knock(right=True, source="10.0.0.2") == (BY_ALL.longest, 200)
-
-
 def test_many_sources_are_slowed_together_and_cost_no_memory() -> None:
     door = Door(alone=False)
     for number in range(3 * LogIns.SOURCES):
         door.knock(source=f"10.0.{number // 256}.{number % 256}")
     assert door.knock(source="10.9.9.9")[0] == BY_ALL.longest
     assert len(door.log_ins.sources) == LogIns.SOURCES
-
-
-def test_attempts_are_forgotten() -> None:
-    door = Door()
-    for _ in range(100):
-        door.knock()
-    door.now += (BY_SOURCE.free + 8) * BY_SOURCE.forget
-    assert door.knock()[0] == 0.0
 
 
 def test_leaving_ends_the_own_session_and_no_other() -> None:
@@ -123,19 +109,8 @@ def test_leaving_ends_the_own_session_and_no_other() -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
     """A shared server with a password, the tunnel made up: its address here, and there."""
     monkeypatch.setattr(networking, "setup_tunnel", lambda **more: LINK)
-    port = server.pick_port("127.0.0.1", 0)
-    options: Options = parse(["--share", "--auth", "ann:secret", "--no-browser"])
-    made: list[gr.Blocks] = []
-
-    async def launched() -> str:
-        with gr.Blocks(analytics_enabled=False) as blocks:
-            gr.HTML("inside")
-        made.append(blocks)
-        return server.launch(blocks, options, port)
-
-    there = asyncio.run(launched())
-    yield f"http://127.0.0.1:{port}", there
-    made[0].close(verbose=False)
+    with serving("--share", "--auth", "ann:secret") as page:
+        yield page.address, page.public
 
 
 def guest(here: str, host: str, origin: str) -> httpx.Client:

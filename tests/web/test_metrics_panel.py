@@ -53,20 +53,13 @@ def test_the_ribbon_has_the_steps_that_are_new() -> None:
     assert panel_values(figures)["r"] == [0, ""]
     ended = Step(9, (), finish="cancelled")
     assert panel_values(figures, [*RUN[7:9], ended])["r"] == [7, "BeCae"]
-
-
-def test_a_step_that_ends_within_a_draft_is_a_step_of_its_own() -> None:
+    # A step that ends within a draft is a step of its own.
     steps = [step(0, "context"), Step(1, (Token(1, 2, "model"), Token(1, 3, "model")))]
     assert panel_values(summed(None, steps), steps)["r"] == [0, "AeBb"]
-
-
-def test_a_step_newer_than_the_figures_has_a_row_for_its_source() -> None:
-    """The figures may be asked for while the next step comes."""
+    # The figures may be asked for while the next step comes, which has a row for its source.
     found = panel_values(summed(None, RUN[:3]), [RUN[2], step(3, "draft:late")])
     assert found["r"] == [2, "CaeFe"] and found["d"][0][0] == "Draft late"
-
-
-def test_there_are_letters_for_any_number_of_sources() -> None:
+    # There are letters for any number of sources.
     steps = [step(i, f"draft:{i:02}") for i in range(40)]
     values = panel_values(summed(None, steps), steps)
     columns = values["r"][1]
@@ -88,12 +81,6 @@ def test_the_figures() -> None:
         "r": [0, "AeAe"],
         "e": "done",
     }
-
-
-def test_there_is_nothing_to_tell_without_a_run() -> None:
-    assert panel_values(None) == {}
-    empty = panel_values(summed(Prefill(3, 0, 0.1), []), ended="waiting")
-    assert empty == {"h": ["–", "–", "–", "–"], "n": "measuring", "e": "waiting"}
 
 
 def test_what_each_level_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +125,7 @@ def run(count: int, plain: float | None, *sources: str, finish: Finish | None = 
         (run(FEWEST, 0.0141), "1.00×", "estimated from 16 plain steps"),
         (run(40, 0.5), "1.00×", "estimated from 40 plain steps"),
         (run(40, 0.00705), "0.50×", "estimated from 40 plain steps"),
-        (run(40, 0.0282, "model"), "2.00×", "estimated from 0 plain steps"),
+        (run(40, 0.0282, "model"), "2.00×", "estimated from the measured cost of a plain step"),
         ([*run(20, 0.03, "model"), step(20)], "2.09×", "estimated from 1 plain step"),
         (run(FEWEST - 1, 0.02, finish="eos"), "–", "press Prove it to measure"),
         (run(40, None, "model"), "–", "press Prove it to measure"),

@@ -1,8 +1,10 @@
 """The Models tab without a browser: its words, and what its buttons change."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +12,26 @@ import gradio as gr
 import pytest
 
 from app.service import catalogue
-from app.service.catalogue import Entry, Layers, Model
-from app.service.formats import Faster, Formats
-from app.service.models import Candidate, Progress
+from app.service.catalogue import Entry, File, Layers, Model
+from app.service.demonstration import Faster, Formats
+from app.service.jobs import Job, Progress
+from app.service.models import PADDED, Candidate, title_of
 from app.service.session import Session
-from app.web import models_html
-from app.web.tabs import loading, models
+from app.web import markup, models_html
+from app.web.tabs import models
 from engine.backends.toy import ToyBackend
-from engine.errors import ModelError, StorageError
+from engine.engine import Room
+from engine.errors import ModelError
 from engine.heads.base import HeadInfo
 from engine.loaded import NO_MODEL_INFO
-from engine.models.memory import Need
-from engine.models.outlook import Outlook
+from engine.models.memory import Need, Outlook
 from engine.settings import Runtime
 from storage.database import Database
 from tests.conftest import EMBEDDED
-from tests.service.test_models import Shop, quick  # noqa: F401
+from tests.support.blocks import last, made, tab_of
 from tests.support.inside import local
-from tests.web.test_tabs import made
+from tests.support.quick import quick  # noqa: F401
+from tests.support.shop import Shop
 
 EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
 GIB = 2**30
@@ -42,16 +46,16 @@ def test_the_facts_of_a_model() -> None:
     words = models_html.loaded(info, f"/models/{EVIL}")
     assert "6.3 M" in words and "3.0 GiB" in words and "2 threads" in words
     assert "<img" not in words and "<b>" not in words and words.count("&lt;img") == 2
-    assert "No model" in models_html.loaded(NO_MODEL_INFO, "") and not models_html.still(
-        NO_MODEL_INFO, ""
-    )
+    assert "No model" in models_html.loaded(NO_MODEL_INFO, "")
+    assert not models_html.still_loaded(NO_MODEL_INFO, "")
 
 
 def test_what_drafts_for_the_loaded_model_is_told_never_nothing() -> None:
     head = HeadInfo("MTP", 4, branches=False)
     info = replace(ToyBackend().info, leaves=1, depth=8, head=head)
     words = models_html.loaded(info, "/m/a.gguf", drafts=[EVIL])
-    assert "chains of up to 8 tokens" in words and "MTP, up to 4 tokens ahead" in words
+    assert "one guess per token, up to 8 tokens ahead" in words
+    assert "MTP, up to 4 tokens ahead" in words
     assert "&lt;img" in words and "<img" not in words
     plain = models_html.loaded(replace(info, can_tree=False), "/m/a.gguf")
     assert plain.count("decodes plainly") == 3
@@ -76,14 +80,20 @@ def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
         replace(info, kind="transformers", dtype="bfloat16"),
     ):
         assert "verify faster" not in models_html.verifying(other, DEAR)
-
-
-def test_what_verifying_takes_is_that_of_drafts_which_can_be() -> None:
-    info = replace(ToyBackend().info, leaves=1, depth=4)
-    words = models_html.verifying(info, CHEAP)
-    assert "Verifying 3 drafted tokens takes 1.3 times" in words
+    assert "verify faster" not in models_html.verifying(info, DEAR, other_files=False)
+    words = models_html.verifying(replace(info, leaves=1, depth=4), CHEAP)
+    assert "Verifying 3 drafted tokens takes 1.3 times" in words, "of drafts which can be"
     assert models_html.verifying(replace(info, can_tree=False), CHEAP) == ""
     assert models_html.verifying(info, {0: 1.0, 1: 1.1}) == "", "nothing that could be told"
+
+
+def test_the_padded_model_is_never_taken_for_a_real_one() -> None:
+    path = f"/data/models/{PADDED}"
+    here = Candidate(path, title_of(path), "transformers", GIB, False)
+    assert models_html.choice(here)[0] == "tiny-chat, padded to 0.5 B · transformers · 1.0 GiB"
+    assert "This is no real model." in models_html.loaded(ToyBackend().info, path)
+    assert "This is no real model." in models_html.need(path, Need(1, 1, 1), 10, "cpu")
+    assert "no real model" not in models_html.loaded(ToyBackend().info, "/data/models/other")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_what_verifying_takes_is_that_of_drafts_which_can_be() -> None:
 )
 def test_what_coarser_numbers_mean_is_told(kind: str, dtype: str, told: bool) -> None:
     words = models_html.precision(replace(ToyBackend().info, kind=kind, dtype=dtype))
-    assert ("tied to within its rounding" in words and dtype in words) is told
+    assert ("almost equally likely" in words and dtype in words) is told
 
 
 def test_candidates_are_told_with_kind_and_size() -> None:
@@ -123,7 +133,7 @@ def test_a_need_that_fits_and_one_that_does_not() -> None:
 def test_what_will_draft_is_told_before_a_model_is_loaded() -> None:
     need = Need(10**9, 2 * GIB, GIB, Outlook(True, f"in {EVIL}, beside it"))
     words = models_html.need("m", need, 12 * GIB, "cpu")
-    assert "What will draft for it" in words and "chains" in words
+    assert "What will draft for it" in words and "one guess per token" in words
     assert "&lt;img" in words and "<img" not in words
     assert models_html.NO_HEAD in models_html.outlook(Outlook())
     assert "GGUF files bring it" in models_html.outlook(Outlook(problem="its GGUF files bring it"))
@@ -139,41 +149,37 @@ def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_progress_is_a_bar_that_fills_or_moves() -> None:
-    half = models_html.progress(Progress(0.5, f"Downloading {EVIL}"))
+    half = markup.progress(Progress(0.5, f"Downloading {EVIL}"))
     assert "width:50.0%" in half and "50 %" in half and "<img" not in half
-    unknown = models_html.progress(Progress(None, "Loading …"))
+    unknown = markup.progress(Progress(None, "Loading …"))
     assert "moving" in unknown and "%" not in unknown
-
-
-def test_reports_come_a_few_times_a_second_and_with_every_stage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("app.service.comparison.perf_counter", lambda: now[0])
-
-    def reports() -> Iterator[Progress]:
-        yield Progress(None, "begin")
-        for step in range(100):
-            now[0] += 0.01
-            yield Progress(step / 100, f"at {step}")
-        yield Progress(None, "load")
-        yield Progress(1.0, "done")
-
-    words = [report.words for report in loading.paced(reports())]
-    assert words[0] == "begin" and words[-2:] == ["load", "done"] and len(words) <= 7
 
 
 def family(stack: bool = True) -> Entry:
     """A target that has to be downloaded, with two drafts, one of them suggested."""
-    layers = (Layers(1, 1, 1),)
     target, *drafts = (
-        Model(f"{EVIL} {name}", f"hub/x:{name}.gguf", 10**9, 40, name == "small", 4096, layers)
-        for name in ("target", "small", "mid")
+        Model(
+            name=f"{EVIL} {name}",
+            source=f"hub/x:{name}.gguf",
+            parameters=parameters,
+            bytes=40,
+            bytes_are="estimated" if name == "small" else "published",
+            context=4096,
+            layers=(Layers(count=1, key_heads=1, head_size=1),),
+        )
+        for name, parameters in (("target", 10**9), ("small", 10**7), ("mid", 10**8))
     )
-    words = (EVIL, EVIL, EVIL, "https://example.org/licence", EVIL)
-    suggested = (drafts[0],) if stack else ()
     return Entry(
-        *words, target, tuple(drafts) if stack else (), suggested, "" if stack else EVIL, ()
+        name=EVIL,
+        maker=EVIL,
+        licence=EVIL,
+        licence_address="https://example.org/licence",
+        description=EVIL,
+        target=target,
+        drafts=tuple(drafts) if stack else (),
+        stack=(drafts[0].name,) if stack else (),
+        alone="" if stack else EVIL,
+        sources=("https://example.org/family",),
     )
 
 
@@ -203,21 +209,10 @@ def session(db: Database, shop: Shop) -> Session:
 
 
 @pytest.fixture
-def handlers(session: Session, monkeypatch: pytest.MonkeyPatch) -> models.Handlers:
+def on(session: Session, monkeypatch: pytest.MonkeyPatch) -> models.ModelsTab:
     monkeypatch.setattr("app.web.tabs.catalogue.entries", lambda: (family(),))
 
-    def build() -> models.Handlers:
-        with gr.Blocks(), gr.Tab("Models") as tab:
-            return models.Handlers(session, models.build(tab, session))
-
-    return made(build)
-
-
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr("app.web.wiring.gr.Warning", found.append)
-    return found
+    return tab_of(models.ModelsTab, session)
 
 
 def values(**changes: Any) -> list[Any]:
@@ -227,111 +222,127 @@ def values(**changes: Any) -> list[Any]:
     return [float(v) if isinstance(v, int) else v for v in given.values()]
 
 
-def last(updates: Iterator[dict[Any, Any]]) -> dict[Any, Any]:
-    *_, found = updates
-    return found
+def sources(shown: dict[Any, Any], on: models.ModelsTab) -> list[str]:
+    return [source for _, source in shown[on.choice]["choices"]]
 
 
-def sources(shown: dict[Any, Any], handlers: models.Handlers) -> list[str]:
-    return [source for _, source in shown[handlers.parts.choice]["choices"]]
-
-
-def test_every_setting_has_a_control_and_is_read_back(handlers: models.Handlers) -> None:
-    controls = handlers.parts.runtime
+def test_every_setting_has_a_control_and_is_read_back(on: models.ModelsTab) -> None:
+    controls = on.runtime
     assert list(controls) == [item.name for item in fields(Runtime)]
     shown = [control.value for control in controls.values()]  # type: ignore[attr-defined]
-    assert handlers.read(shown) == Runtime()
+    assert on.read(shown) == Runtime()
     for name in ("device", "dtype", "flash_attention", "cache_type"):
         assert isinstance(controls[name], gr.Radio) and controls[name].choices[0][1] == "auto"
     chosen = values(context_length=4096, cache_type="q8_0", gpu_layers=-1)
-    assert handlers.read(chosen) == Runtime(context_length=4096, cache_type="q8_0")
+    assert on.read(chosen) == Runtime(context_length=4096, cache_type="q8_0")
 
 
-def test_the_settings_are_those_of_the_kind_of_model(handlers: models.Handlers) -> None:
-    groups = handlers.parts.groups
+def test_the_settings_are_those_of_the_kind_of_model(on: models.ModelsTab) -> None:
+    groups = on.groups
     for kind in groups.keys() - {models.HERE}:
-        shown = handlers.settings(Candidate("hub/x", "x", kind, 0, False))
+        shown = on.settings(Candidate("hub/x", "x", kind, 0, False))
         seen = {k for k, column in groups.items() if shown[column]["visible"]}
         assert seen == {kind} | ({models.HERE} if kind != "server" else set())
 
 
 def test_a_key_is_given_to_its_server_and_forgotten_by_the_page(
-    handlers: models.Handlers, warned: list[str]
+    on: models.ModelsTab, warned: list[str]
 ) -> None:
     address = "http://127.0.0.1:9/v1"
-    shown = handlers.refresh(handlers.models.add(address), *values())
-    assert address in sources(shown, handlers)
-    assert "What you write is sent to that server" in shown[handlers.parts.need]
-    found = list(handlers.open("hush", address, *values()))
-    assert found[0] == {handlers.parts.key: ""} and "hush" not in repr(found[1:])
-    assert handlers.models.keys == {"http://127.0.0.1:9": "hush"} and "hush" not in repr(warned)
+    shown = on.refresh(on.models.add(address), *values())
+    assert address in sources(shown, on)
+    assert "What you write is sent to that server" in shown[on.needed]
+    found = list(on.open("hush", address, *values()))
+    assert found[0] == {on.key: ""} and "hush" not in repr(found[1:])
+    assert on.models.keys == {"http://127.0.0.1:9": "hush"} and "hush" not in repr(warned)
 
 
-def test_only_devices_that_are_there_are_offered(handlers: models.Handlers) -> None:
+def test_only_devices_that_are_there_are_offered(on: models.ModelsTab) -> None:
     def device(source: str, runtime: Runtime) -> str:
         if runtime.device == "mps":
             raise ModelError("There is none.")
         return runtime.device
 
-    engine = local(handlers.session)
+    engine = local(on.session)
     engine.loaders = replace(engine.loaders, device=device)
     candidate = Candidate("x", "x", "transformers", 1, False, Runtime(device="cuda:1"))
-    shown = handlers.settings(candidate)[handlers.parts.runtime["device"]]
+    shown = on.settings(candidate)[on.runtime["device"]]
     assert shown["choices"] == ["auto", "cpu", "cuda", "cuda:1"] and shown["value"] == "cuda:1"
 
 
-def test_a_page_that_opens_shows_the_loaded_model(handlers: models.Handlers, shop: Shop) -> None:
-    parts = handlers.parts
-    shown = handlers.refresh(None, *values(context_length=64))
-    assert shown[parts.choice]["value"] == shop.source("one")
-    assert shown[parts.runtime["context_length"]]["value"] == 8192, "as it runs, not as typed"
-    assert "one" in shown[parts.loaded] and "48 B of 1,000 B free on cpu" in shown[parts.need]
-    assert not shown[parts.place.stop]["visible"] and parts.place.status not in shown
-    with handlers.models.busy:
-        shown = handlers.refresh(None, *values())
-    assert shown[parts.place.stop]["visible"] and "being loaded" in shown[parts.place.status]
+def test_a_page_that_opens_shows_the_loaded_model(on: models.ModelsTab, shop: Shop) -> None:
+    shown = on.refresh(None, *values(context_length=64))
+    assert shown[on.choice]["value"] == shop.source("one")
+    assert shown[on.runtime["context_length"]]["value"] == 8192, "as it runs, not as typed"
+    assert "one" in shown[on.facts] and "48 B of 1,000 B free on cpu" in shown[on.needed]
+    assert not shown[on.place.stop]["visible"] and on.place.status not in shown
+    for card in on.cards:
+        assert escape(card.entry.description) in (card.facts.value or ""), "before it is asked"
+    begin, go = Progress(None, "Loading two …"), threading.Event()
+    work = Job[Progress, None](lambda job: (go.wait(20), None)[1], begin)
+    job = on.models.slot.take(lambda: work, ModelError()).start("loader")
+    shown = on.refresh(None, *values())
+    assert shown[on.place.stop]["visible"] and "Loading two …" in shown[on.place.status]
+
+    async def followed() -> list[dict[Any, Any]]:
+        seen = []
+        async for update in on.show(None, *values()):
+            seen.append(update)
+            if len(seen) == 3:
+                job.report(Progress(1.0, "two is loaded."))
+                go.set()
+        return seen
+
+    _, first, second, *_, done = asyncio.run(followed())
+    assert first[on.place.stop]["visible"] and "Loading two …" in second[on.place.status]
+    assert not done[on.place.stop]["visible"] and done[on.place.status] == ""
 
 
-def test_a_head_is_found_left_out_or_named(handlers: models.Handlers, shop: Shop) -> None:
+def test_the_context_field_says_what_is_loaded(
+    on: models.ModelsTab, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8,192 tokens are asked for by default; a model that can read less has less."""
+    context, source = on.runtime["context_length"], shop.source("one")
+    current = on.session.current
+    for length, words in (
+        (2048, "one reads at most 2,048 tokens, so 2,048 are loaded."),
+        (8192, models.help_of("context_length")),
+    ):
+        monkeypatch.setattr(type(current), "info", replace(current.info, context_length=length))
+        for shown in (on.refresh(source, *values()), on.hint(source)):
+            assert shown[context]["info"] == words
+        assert on.overview()[context]["info"] == words, "at once when the tab opens"
+        other = on.hint(shop.source("two"))
+        assert other[context]["info"] == models.help_of("context_length")
+        chosen = on.choose(shop.source("two"))
+        assert "info" not in chosen[context], "together with a value it is taken for typing"
+
+
+def test_a_head_is_found_left_out_or_named(on: models.ModelsTab, shop: Shop) -> None:
     """Whatever the kind of model: one control for all."""
-    control = handlers.parts.runtime["head"]
+    control = on.runtime["head"]
     assert isinstance(control, gr.Dropdown) and control.allow_custom_value
     assert [value for _, value in control.choices] == ["auto", "off"]
     assert not any("head" in names for names in models.OF_KIND.values())
-    last(handlers.load(shop.source("one"), *values(head="/some/mtp-one.gguf")))
+    last(on.load(shop.source("one"), *values(head="/some/mtp-one.gguf")))
     assert shop.runtimes[-1].head == "/some/mtp-one.gguf"
 
 
-def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(
-    handlers: models.Handlers, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exact, engine = handlers.parts.exact, local(session)
-    assert not handlers.overview()[exact]["visible"]
-    before = engine.loaded.backend.info
-    engine.loaded.backend.info = replace(before, kind="transformers", dtype="bfloat16")
-    shown = handlers.overview()
-    assert shown[exact]["visible"] and "bfloat16" in shown[handlers.parts.loaded]
-    last(handlers.load_exact(None, *values(context_length=128)))
-    runtime = shop.runtimes[-1]
-    assert runtime.dtype == "float32" and runtime.context_length == 8192, "nothing else changes"
-    assert session.models.source == shop.source("one") and not handlers.overview()[exact]["visible"]
-
-
 def test_what_there_is_is_shown_before_anything_is_weighed(
-    handlers: models.Handlers, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    on: models.ModelsTab, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first question to the libraries imports them, which takes seconds."""
-    for name in ("need", "free", "device"):
+    for name in ("need", "room"):
         monkeypatch.setattr(session.engine, name, None)
-    shown = handlers.overview()
-    assert shop.source("one") in sources(shown, handlers)
-    assert "one" in str(shown[handlers.parts.loaded])
-    assert "value" not in shown[handlers.parts.choice], "its settings come with the choice"
+    shown = on.overview()
+    assert shop.source("one") in sources(shown, on)
+    assert "one" in str(shown[on.facts])
+    assert "value" not in shown[on.choice], "its settings come with the choice"
 
 
-def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) -> None:
+def test_the_needs_follow_the_settings(on: models.ModelsTab, shop: Shop) -> None:
     def need(source: str | None, **changes: Any) -> str:
-        return handlers.weigh(source, *values(**changes))[handlers.parts.need]
+        return on.weigh(source, *values(**changes))[on.needed]
 
     source = shop.source("two")
     assert "cache</dt><dd>8 B" in need(source)
@@ -340,157 +351,129 @@ def test_the_needs_follow_the_settings(handlers: models.Handlers, shop: Shop) ->
     assert "64 to" in need(source, context_length=3)
     assert "cannot be None" in need(source, context_length=None)
     assert "does not tell" in need("strange/x")
-    assert "Loading it downloads it" in need("hub/x")
+    assert "It is downloaded first" in need("hub/x")
     assert "Choose a model" in need(None)
-    *_, card = handlers.parts.cards
-    assert "fits" in handlers.weigh(source, *values(context_length=64))[card.facts]
-    assert "32.0 KiB, does not fit" in handlers.weigh(source, *values())[card.facts]
+    *_, card = on.cards
+    assert "fits" in on.weigh(source, *values(context_length=64))[card.facts]
+    assert "32.0 KiB, does not fit" in on.weigh(source, *values())[card.facts]
 
 
 def test_a_chosen_model_brings_its_own_settings(
-    handlers: models.Handlers, session: Session, shop: Shop
+    on: models.ModelsTab, session: Session, shop: Shop
 ) -> None:
     for name, length in (("two", 1024), ("three", 8192)):
         list(session.models.load(shop.source(name), Runtime(context_length=length)))
-    shown = handlers.choose(shop.source("two"))
-    assert shown[handlers.parts.runtime["context_length"]]["value"] == 1024
-    assert "cache</dt><dd>1 B" in shown[handlers.parts.need]
+    shown = on.choose(shop.source("two"))
+    assert shown[on.runtime["context_length"]]["value"] == 1024
+    assert "cache</dt><dd>1 B" in shown[on.needed]
     Path(shop.source("two")).unlink()
-    shown = handlers.choose(shop.source("two"))
-    assert shown[handlers.parts.choice]["value"] == shop.source("three"), "the file is gone"
+    shown = on.choose(shop.source("two"))
+    assert shown[on.choice]["value"] == shop.source("three"), "the file is gone"
 
 
 def test_a_folder_is_searched_and_its_first_model_chosen(
-    handlers: models.Handlers, shop: Shop, warned: list[str]
+    on: models.ModelsTab, shop: Shop, warned: list[str]
 ) -> None:
-    shown = handlers.add(f" {shop.root} ")
-    assert set(shop_sources(shop)) <= set(sources(shown, handlers))
-    assert shown[handlers.parts.choice]["value"] == shop.source("draft")
-    assert shown[handlers.parts.box] == "" and warned == []
-
-
-def shop_sources(shop: Shop) -> list[str]:
-    return [shop.source(name) for name in ("one", "two", "three", "draft")]
+    shown = on.add(f" {shop.root} ")
+    everything = {shop.source(name) for name in ("one", "two", "three", "draft")}
+    assert everything <= set(sources(shown, on))
+    assert shown[on.choice]["value"] == shop.source("draft")
+    assert shown[on.box] == "" and warned == []
 
 
 def test_a_file_and_a_hub_id_are_offered_until_they_are_loaded(
-    handlers: models.Handlers, shop: Shop, warned: list[str]
+    on: models.ModelsTab, shop: Shop, warned: list[str]
 ) -> None:
     for named in (shop.source("two"), "hub/model", "hub/model"):
-        shown = handlers.add(named)
-        assert shown[handlers.parts.choice]["value"] == named
-    assert {shop.source("two"), "hub/model"} <= set(sources(shown, handlers))
-    assert sources(shown, handlers).count("hub/model") == 1
-    last(handlers.load("hub/model", *values()))
-    found = sources(handlers.refresh("hub/model", *values()), handlers)
+        shown = on.add(named)
+        assert shown[on.choice]["value"] == named
+    assert {shop.source("two"), "hub/model"} <= set(sources(shown, on))
+    assert sources(shown, on).count("hub/model") == 1
+    last(on.load("hub/model", *values()))
+    found = sources(on.refresh("hub/model", *values()), on)
     assert found.count("hub/model") == 1 and warned == []
 
 
-def test_what_is_no_model_is_told_and_changes_nothing(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
-) -> None:
-    (shop.root / "empty").mkdir()
-    for named in ("", str(shop.root / "empty"), "strange/x"):
-        assert handlers.add(named).keys() == {handlers.parts.box}
-    assert len(warned) == 3 and "no model in" in warned[1] and not handlers.models.added
-    with pytest.MonkeyPatch.context() as patch:
-
-        def refuse() -> list[Candidate]:
-            raise StorageError("The database is gone.")
-
-        patch.setattr(session.models, "candidates", refuse)
-        assert handlers.refresh(None, *values()).keys() == {handlers.parts.place.stop}
-        assert handlers.choose("x").keys() == {handlers.parts.need}
-    assert warned[3:] == ["The database is gone."] * 2
-
-
-def test_another_model_takes_over(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
-) -> None:
-    place = handlers.parts.place
-    updates = list(handlers.load(shop.source("two"), *values(context_length=2048)))
-    (go,) = place.buttons
-    assert not updates[0][go]["visible"] and updates[0][place.stop]["visible"]
-    *_, card = handlers.parts.cards
-    assert not any(updates[0][button]["interactive"] for button in card.place.buttons)
-    assert any("Loading two" in update[place.status] for update in updates[1:-2])
-    *_, shown, done = updates
-    assert session.current.info.name == "two" and shop.runtimes[-1].context_length == 2048
-    assert "two" in shown[handlers.parts.loaded] and "two is loaded" in done[place.status]
-    assert done[go]["interactive"] and done[go]["visible"] and not done[place.stop]["visible"]
-    assert done[card.place.buttons[0]]["interactive"] and warned == []
-    assert shown[handlers.parts.choice]["value"] == shop.source("two")
-    labels = [label for label, _ in shown[handlers.parts.choice]["choices"]]
-    assert [x for x in labels if x.endswith("loaded")] == ["two · llama.cpp · 5 B · loaded"]
-
-
 def test_a_load_that_fails_leaves_the_model(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+    on: models.ModelsTab, session: Session, shop: Shop, warned: list[str]
 ) -> None:
     shop.broken.add(shop.source("two"))
-    shown = last(handlers.load(shop.source("two"), *values()))
+    shown = last(on.load(shop.source("two"), *values()))
     assert "damaged" in warned[0]
-    assert "one is loaded, as before" in shown[handlers.parts.place.status]
-    last(handlers.load(shop.source("three"), *values(context_length=2**20)))
+    assert "one is loaded, as before" in shown[on.place.status]
+    last(on.load(shop.source("three"), *values(context_length=2**20)))
     assert "needs 1.0 KiB" in warned[1]
-    last(handlers.load(None, *values()))
-    last(handlers.load(shop.source("three"), *values(threads=9999)))
+    last(on.load(None, *values()))
+    last(on.load(shop.source("three"), *values(threads=9999)))
     assert "No model is chosen" in warned[2] and "9999" in warned[3]
     assert session.current.info.name == "one" and len(warned) == 4
 
 
 def test_a_download_is_shown_and_can_be_stopped(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+    on: models.ModelsTab, session: Session, shop: Shop, warned: list[str]
 ) -> None:
-    place, going = handlers.parts.place, threading.Event()
+    place, going = on.place, threading.Event()
     shop.pieces, shop.between = 1000, lambda: going.wait(5) and None
-    updates = handlers.load("hub/model", *values())
-    seen = [next(updates), next(updates), next(updates)]
+    updates = on.load("hub/model", *values())
+    assert any("Downloading" in update.get(place.status, "") for update in updates)
     session.models.stop()
     going.set()
     shown = last(updates)
-    assert any("Downloading" in update[place.status] for update in seen[1:])
     assert "was stopped" in shown[place.status] and warned == []
     assert session.current.info.name == "one"
 
 
+def downloading(shop: Shop, updates: Iterator[dict[Any, Any]]) -> list[dict[Any, Any]]:
+    """What the page shows, which sees the download."""
+    shown, seen = threading.Event(), []
+    shop.between = lambda: shown.wait(10) and None
+    for update in updates:
+        seen.append(update)
+        if "Downloading" in str(update):
+            shown.set()
+    return seen
+
+
 def test_a_family_is_loaded_and_its_drafts_are_offered(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+    on: models.ModelsTab, session: Session, shop: Shop, warned: list[str]
 ) -> None:
-    *_, card = handlers.parts.cards
+    *_, card = on.cards
     assert [button.value for button in card.place.buttons] == ["Download and load", "With drafts"]
-    updates = list(handlers.take(card, (), None, *values(context_length=64)))
+    updates = downloading(shop, on.load_family(card, (), None, *values(context_length=64)))
     assert any("Downloading target" in update.get(card.place.status, "") for update in updates)
     assert session.models.source == "hub/x:target.gguf" and session.stacks.offered == []
     *_, shown, done = updates
     assert shown[card.place.buttons[0]] == "Load" and "on this machine" in shown[card.facts]
     assert "target is loaded" in done[card.place.status]
-    updates = list(handlers.take(card, card.entry.stack, None, *values(context_length=64)))
+    updates = downloading(
+        shop, on.load_family(card, card.entry.stack, None, *values(context_length=64))
+    )
     assert any("Downloading small" in update.get(card.place.status, "") for update in updates)
     assert session.stacks.offered == ["hub/x:small.gguf"] and shop.runtimes[-1].context_length == 64
     assert "in the Stack tab" in updates[-1][card.place.status] and warned == []
 
 
 def test_a_processor_gets_the_file_that_verifies_fast(
-    handlers: models.Handlers, session: Session, warned: list[str]
+    on: models.ModelsTab, session: Session, warned: list[str]
 ) -> None:
-    *_, card = handlers.parts.cards
-    other = replace(card.entry.target, source="hub/x:target-IQ4_NL.gguf")
-    card.entry = replace(card.entry, target=replace(card.entry.target, processor=other))
-    assert "IQ4_NL" in handlers.refresh(None, *values(context_length=64))[card.facts]
-    last(handlers.take(card, (), None, *values(context_length=64)))
+    *_, card = on.cards
+    other = File(source="hub/x:target-IQ4_NL.gguf", bytes=40, bytes_are="published")
+    target = card.entry.target.model_copy(update={"processor": other})
+    card.entry = card.entry.model_copy(update={"target": target})
+    assert "IQ4_NL" in on.refresh(None, *values(context_length=64))[card.facts]
+    last(on.load_family(card, (), None, *values(context_length=64)))
     assert session.models.source == other.source and warned == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session.engine, "device", lambda source, runtime: "cuda:0")
-        shown = handlers.refresh(None, *values(context_length=64))
+        patch.setattr(session.engine, "room", lambda source, runtime: Room("cuda:0", 1000))
+        shown = on.refresh(None, *values(context_length=64))
     assert "IQ4_NL" not in shown[card.facts]
 
 
 def test_a_family_that_does_not_fit_is_not_downloaded(
-    handlers: models.Handlers, session: Session, shop: Shop, warned: list[str]
+    on: models.ModelsTab, session: Session, shop: Shop, warned: list[str]
 ) -> None:
-    *_, card = handlers.parts.cards
-    last(handlers.take(card, (), None, *values()))
+    *_, card = on.cards
+    last(on.load_family(card, (), None, *values()))
     assert "32.0 KiB for the cache" in warned[0] and "Nothing was downloaded" in warned[0]
     assert shop.arrived == set() and session.current.info.name == "one"
 
@@ -504,67 +487,24 @@ def test_a_damaged_catalogue_is_told_and_the_tab_works(
     for name in ("entries", "starter"):
         monkeypatch.setattr(f"app.web.tabs.catalogue.{name}", refuse)
 
-    def build() -> tuple[models.Parts, gr.Blocks]:
+    def build() -> tuple[models.ModelsTab, gr.Blocks]:
         with gr.Blocks() as blocks, gr.Tab("Models") as tab:
-            return models.build(tab, session), blocks
+            return models.ModelsTab(session, gr.BrowserState({}), tab), blocks
 
-    parts, blocks = made(build)
+    on, blocks = made(build)
     markup = [str(b.value) for b in blocks.blocks.values() if isinstance(b, gr.HTML)]
-    assert parts.cards == [] and any("&lt;img" in each for each in markup)
+    assert on.cards == [] and any("&lt;img" in each for each in markup)
     assert not any("<img" in each for each in markup)
-    assert parts.need in models.Handlers(session, parts).refresh(None, *values())
+    assert on.needed in on.refresh(None, *values())
 
 
-def test_hostile_names_stay_text(handlers: models.Handlers, shop: Shop, warned: list[str]) -> None:
-    path = shop.root / f"{EVIL}.gguf"
-    path.write_text("bytes")
-    shown = handlers.add(str(path))
-    *_, loaded, done = handlers.load(str(path), *values())
-    parts = handlers.parts
-    for markup in (shown[parts.need], loaded[parts.loaded], done[parts.place.status]):
-        assert "<img" not in markup and "&lt;img" in markup
-    shop.broken.add(str(path))
-    last(handlers.load(str(path), *values(context_length=64)))
-    assert len(warned) == 1 and "<img" not in warned[0]
-
-
-def test_a_model_is_removed_after_asking(
-    handlers: models.Handlers, shop: Shop, warned: list[str]
-) -> None:
-    two, parts = shop.source("two"), handlers.parts
-    handlers.add(two)
-    shop.ours.add(two)
-    asked = handlers.ask(two)
-    assert asked[parts.remove.asking]["visible"] and "Delete two" in asked[parts.remove.question]
-    assert "5 B become free" in asked[parts.remove.question] and Path(two).exists()
-    shown = handlers.remove(two)
-    assert not Path(two).exists() and two not in sources(shown, handlers)
-    assert "4.0 KiB are free again" in shown[parts.place.status]
-    assert not shown[parts.remove.asking]["visible"]
-    for source in (shop.source("one"), str(EMBEDDED), "/etc/passwd", None):
-        assert not handlers.ask(source)[parts.remove.asking]["visible"]
-        assert not handlers.remove(source)[parts.remove.asking]["visible"]
-    assert len(warned) == 8 and "is loaded" in warned[0] and "comes with" in warned[2]
-
-
-def test_the_usual_settings_come_back(handlers: models.Handlers, shop: Shop) -> None:
-    last(handlers.load(shop.source("two"), *values(context_length=2048, threads=3)))
-    parts = handlers.parts.runtime
-    assert handlers.choose(shop.source("two"))[parts["threads"]]["value"] == 3
-    shown = handlers.reset(shop.source("two"))
+def test_the_usual_settings_come_back(on: models.ModelsTab, shop: Shop) -> None:
+    last(on.load(shop.source("two"), *values(context_length=2048, threads=3)))
+    parts = on.runtime
+    assert on.choose(shop.source("two"))[parts["threads"]]["value"] == 3
+    shown = on.reset(shop.source("two"))
     assert shown[parts["threads"]]["value"] == 0
     assert shown[parts["context_length"]]["value"] == Runtime().context_length
-
-
-def test_a_real_model_is_offered_beside_the_demonstration_model_alone(
-    handlers: models.Handlers, session: Session
-) -> None:
-    card = handlers.parts.cards[0]
-    assert card.box is not None and not handlers.starters()[card.box]["visible"]
-    local(session).use(replace(local(session).loaded, source=str(EMBEDDED)))
-    assert handlers.starters()[card.box]["visible"]
-    words = models_html.starter(family(False))
-    assert "<img" not in words and words.count("&lt;img") >= 3 and "8,192 tokens" in words
 
 
 @pytest.mark.parametrize("gguf", [True, False])
@@ -577,10 +517,65 @@ def test_the_real_model_is_small_and_free_for_every_use(gguf: bool) -> None:
 
 
 def test_which_format_is_faster_is_told_of_the_demonstration_model(
-    handlers: models.Handlers, session: Session, monkeypatch: pytest.MonkeyPatch
+    on: models.ModelsTab, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Faster(str(EMBEDDED), 2.0, "safetensors is 2.0 times as fast here.")
     monkeypatch.setattr(Formats, "faster", known)
-    assert known.words not in handlers.loaded()
+    assert known.words not in on.loaded()
     local(session).use(replace(local(session).loaded, source=str(EMBEDDED)))
-    assert known.words in handlers.loaded()
+    assert known.words in on.loaded()
+
+
+def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(
+    on: models.ModelsTab, session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, engine = on.exact, local(session)
+    assert not on.overview()[exact]["visible"]
+    before = engine.loaded.backend.info
+    engine.loaded.backend.info = replace(before, kind="transformers", dtype="bfloat16")
+    shown = on.overview()
+    assert shown[exact]["visible"] and "bfloat16" in shown[on.facts]
+    last(on.load_exact(None, *values(context_length=128)))
+    runtime = shop.runtimes[-1]
+    assert runtime.dtype == "float32" and runtime.context_length == 8192, "nothing else changes"
+    assert session.models.source == shop.source("one") and not on.overview()[exact]["visible"]
+
+
+def test_a_name_in_the_question_before_a_removal_stays_text(
+    on: models.ModelsTab, shop: Shop
+) -> None:
+    path = shop.root / f"{EVIL}.gguf"
+    path.write_text("bytes")
+    on.add(str(path))
+    shop.ours.add(str(path))
+    asked = on.ask_removal(str(path))[on.question]
+    assert "&lt;img" in asked and "<img" not in asked
+
+
+def test_another_model_takes_over(
+    on: models.ModelsTab,
+    session: Session,
+    shop: Shop,
+    warned: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, shown_loading, toy = on.place, threading.Event(), shop.toy
+    monkeypatch.setattr(shop, "toy", lambda name: (shown_loading.wait(20), toy(name))[1])
+    updates = []
+    for update in on.load(shop.source("two"), *values(context_length=2048)):
+        updates.append(update)
+        if "Loading two" in str(update.get(place.status)):
+            shown_loading.set()
+    (go,) = place.buttons
+    assert not updates[0][go]["visible"] and updates[0][place.stop]["visible"]
+    *_, card = on.cards
+    assert not any(updates[0][button]["interactive"] for button in card.place.buttons)
+    assert shown_loading.is_set()
+    *_, shown, done = updates
+    assert session.current.info.name == "two" and shop.runtimes[-1].context_length == 2048
+    assert "two" in shown[on.facts] and "two is loaded" in done[place.status]
+    assert done[go]["visible"] and not done[place.stop]["visible"]
+    assert done[card.place.buttons[0]]["interactive"] and warned == []
+    assert shown[on.choice]["value"] == shop.source("two")
+    labels = [label for label, _ in shown[on.choice]["choices"]]
+    assert [x for x in labels if x.endswith("loaded")] == ["two · llama.cpp · 5 B · loaded"]

@@ -25,7 +25,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.attributes |= {name for name, _ in attrs}
-        if tag not in ("meta",):
+        if tag != "meta":
             self.open.append(tag)
         if tag == "div":
             self.blocks.append("")

@@ -3,141 +3,131 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import gradio as gr
 import pytest
 
-from app.service.preferences import Preferences
-from app.service.presets import PRESETS
+from app.service.preferences import PRESETS, Preferences
 from app.service.session import Session
-from app.web.tabs import presets, settings
-from engine.backends.toy import ToyBackend
-from engine.local import Local
+from app.web.tabs import settings
+from engine.errors import StrataError
 from engine.settings import Generation, Sampling
-from storage.database import Database
+from tests.support.blocks import EVIL, made
 from tests.support.inside import local
 from tests.support.thinking import Thinking
-from tests.web.test_tabs import made
 
-EVIL = "<img src=x onerror=alert(1)>"
-MINE: Any = SimpleNamespace(username=None, session_hash="one")
-GUEST: Any = SimpleNamespace(username="guest", session_hash="two")
+MINE, GUEST = "local", "guest:b"
 CHOSEN = Preferences(Generation(Sampling(0.3), 40), "plain")
 
 
 @pytest.fixture
-def session(db: Database) -> Session:
-    session = Session(Local(backend=ToyBackend()), db)
+def session(session: Session) -> Session:
     local(session).use(replace(local(session).loaded, source="owner/name"))
     return session
 
 
 @pytest.fixture
-def handlers(session: Session) -> presets.Handlers:
-    def build() -> presets.Handlers:
+def tab(session: Session) -> settings.Presets:
+    def build() -> settings.Presets:
         with gr.Blocks():
-            parts, start_from = presets.build(), presets.picker()
-            return presets.Handlers(session, parts, start_from, settings.build(session))
+            found = settings.Presets(session, gr.BrowserState({}), settings.preset_picker())
+            found.controls = settings.Settings(session, found.memory)
+            return found
 
     return made(build)
 
 
 @pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr("app.web.wiring.gr.Warning", found.append)
-    monkeypatch.setattr("app.web.tabs.presets.gr.Info", found.append)
-    return found
+def warned(warned: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All notices."""
+    monkeypatch.setattr(gr, "Info", warned.append)
+    return warned
 
 
-def values(handlers: presets.Handlers, system: str = "Be kind.") -> list[object]:
-    return handlers.controls.show(system, CHOSEN)
+def values(tab: settings.Presets, system: str = "Be kind.") -> list[object]:
+    return tab.controls.show(system, CHOSEN)
 
 
 def test_a_page_begins_with_the_preset_of_its_model_unless_a_conversation_is_open(
-    handlers: presets.Handlers, session: Session, warned: list[str]
+    tab: settings.Presets, session: Session, warned: list[str]
 ) -> None:
     made = session.presets.save("local", EVIL, "Be kind.", CHOSEN)
-    parts, controls = handlers.parts, handlers.controls
-    plain = handlers.follow(MINE, "", None, "", None, {})
-    assert controls.system not in plain and plain[handlers.start_from]["value"] == ""
-    assert "its makers&#x27; settings" in str(plain[parts.first])
-    said = handlers.begin(MINE, made.id, {})[parts.first]
+    controls = tab.controls
+    plain = tab.follow(MINE, "", None, "", None)
+    assert controls.system not in plain and plain[tab.start_from]["value"] == ""
+    assert "its makers&#x27; settings" in str(plain[tab.first])
+    said = tab.begin(MINE, made.id)[tab.first]
     assert "&lt;img" in str(said) and "<img" not in str(said)
-    begun = handlers.follow(MINE, "", None, "", None, {})
-    assert begun[controls.system] == "Be kind." and begun[parts.model] == "owner/name"
-    assert begun[handlers.start_from]["value"] == made.id
-    assert controls.system not in handlers.follow(MINE, "", None, "", "some id", {})
-    again = handlers.follow(MINE, "owner/name", None, "", None, {})
+    begun = tab.follow(MINE, "", None, "", None)
+    assert begun[controls.system] == "Be kind." and begun[tab.model] == "owner/name"
+    assert begun[tab.start_from]["value"] == made.id
+    assert controls.system not in tab.follow(MINE, "", None, "", "some id")
+    again = tab.follow(MINE, "owner/name", None, "", None)
     assert controls.system not in again, "what was set meanwhile stays"
-    theirs = handlers.follow(GUEST, "", None, "", None, {"browser": "b"})
+    theirs = tab.follow(GUEST, "", None, "", None)
     assert controls.system not in theirs and warned == []
-    assert len(theirs[parts.choice]["choices"]) == len(PRESETS)
+    assert len(theirs[tab.choice]["choices"]) == len(PRESETS)
 
 
 def test_what_a_page_does_with_presets(
-    handlers: presets.Handlers, session: Session, warned: list[str]
+    tab: settings.Presets, session: Session, warned: list[str]
 ) -> None:
-    parts, controls = handlers.parts, handlers.controls
-    shown = handlers.save(MINE, EVIL, "", {}, *values(handlers))
+    controls = tab.controls
+    shown = tab.save(MINE, EVIL, "", *values(tab))
     (mine,) = session.presets.list("local")[len(PRESETS) :]
-    assert shown[parts.choice]["value"] == mine.id and shown[parts.name] == ""
+    assert shown[tab.choice]["value"] == mine.id and shown[tab.name] == ""
     assert warned == ["The preset &lt;img src=x onerror=alert(1)&gt; is saved."]
-    handlers.update(MINE, mine.id, {}, *values(handlers, "Be short."))
-    assert handlers.use(MINE, mine.id, {})[controls.system] == "Be short."
-    handlers.rename(MINE, mine.id, "short", "", {})
-    handlers.copy(MINE, mine.id, "", {})
-    gone = handlers.delete(MINE, mine.id, mine.id, {})
-    assert gone[parts.undo]["visible"] and gone[handlers.start_from]["value"] == ""
-    handlers.undo(MINE, str(gone[parts.deleted]), "", {})
+    tab.update(MINE, mine.id, *values(tab, "Be short."))
+    assert tab.use(MINE, mine.id)[controls.system] == "Be short."
+    tab.rename(MINE, mine.id, "short", "")
+    tab.copy(MINE, mine.id, "")
+    gone = tab.delete(MINE, mine.id, mine.id)
+    assert gone[tab.uses["undo"]]["visible"] and gone[tab.start_from]["value"] == ""
+    tab.undo(MINE, str(gone[tab.deleted]), "")
     names = [preset.name for preset in session.presets.list("local")[len(PRESETS) :]]
     assert names == ["short 2", "short"]
-    assert handlers.reset()[controls.system] == ""
-    told = len(warned)
-    for refused in (
-        handlers.save(MINE, "short", "", {}, *values(handlers)),
-        handlers.save(MINE, " ", "", {}, *values(handlers)),
-        handlers.update(MINE, PRESETS[0].id, {}, *values(handlers)),
-        handlers.rename(MINE, "gone", "x", "", {}),
-        handlers.delete(GUEST, mine.id, "", {"browser": "b"}),
-        handlers.use(GUEST, mine.id, {"browser": "b"}),
+    assert tab.reset()[controls.system] == ""
+    values_ = values(tab)
+    for act, *given in (
+        (tab.save, MINE, "short", "", *values_),
+        (tab.save, MINE, " ", "", *values_),
+        (tab.update, MINE, PRESETS[0].id, *values_),
+        (tab.rename, MINE, "gone", "x", ""),
+        (tab.delete, GUEST, mine.id, ""),
+        (tab.use, GUEST, mine.id),
     ):
-        assert refused.keys() == {parts.name}
-    assert len(warned) == told + 6
+        with pytest.raises(StrataError):
+            act(*given)
 
 
 def test_a_picked_preset_is_shown_at_once_where_no_conversation_is_open(
-    handlers: presets.Handlers,
+    tab: settings.Presets,
 ) -> None:
-    first, system = PRESETS[0], handlers.controls.system
-    assert handlers.pick(MINE, first.id, None, {})[system] == first.system_prompt
-    assert system not in handlers.pick(MINE, first.id, "some id", {})
-    assert system not in handlers.pick(MINE, "", None, {})
+    first, system = PRESETS[0], tab.controls.system
+    assert tab.pick(MINE, first.id, None)[system] == first.system_prompt
+    assert system not in tab.pick(MINE, first.id, "some id")
+    assert system not in tab.pick(MINE, "", None)
 
 
-def test_thinking_is_a_setting_where_the_model_can(
-    handlers: presets.Handlers, session: Session
-) -> None:
-    controls = handlers.controls
+def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, session: Session) -> None:
+    controls = tab.controls
     thinking = controls.parts["thinking"]
-    assert controls.follow(session, "hd", 256)[thinking]["visible"] is False
+    assert controls.follow("hd", 256)[thinking]["visible"] is False
     for words, wanted in settings.THINKING.items():
         shown = controls.show("", replace(CHOSEN, generation=Generation(thinking=wanted)))
         assert words in shown
         assert controls.read(shown)[1].generation.thinking is wanted
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
-    assert controls.follow(session, "hd", 256)[thinking]["visible"] is True
+    assert controls.follow("hd", 256)[thinking]["visible"] is True
 
 
 def test_a_file_of_presets_is_read_again(
-    handlers: presets.Handlers, session: Session, warned: list[str], tmp_path: Path
+    tab: settings.Presets, session: Session, warned: list[str], tmp_path: Path
 ) -> None:
     made = session.presets.save("local", EVIL, "Be kind.", CHOSEN)
-    file = json.loads(handlers.export(MINE, {}))
+    file = json.loads(tab.export(MINE))
     assert (file["name"], file["type"]) == ("presets.json", "application/json")
     session.presets.delete("local", made.id)
     (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
-    handlers.import_(MINE, str(tmp_path / file["name"]), None, {})
+    tab.import_(MINE, str(tmp_path / file["name"]), None)
     assert EVIL in [each.name for each in session.presets.list("local")]

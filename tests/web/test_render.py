@@ -1,17 +1,20 @@
-"""What reaches the browser is data and our own words; hostile text stays text."""
+"""What reaches the browser is data and our own words; hostile text stays text, remarks included."""
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from app.service import draft_models
 from app.service.comparison import Proof, Verdict
 from app.web import colors, layout, render
-from app.web.metrics_panel import milliseconds
-from engine.types import HEAD, TARGET, TIERS
+from app.web.markup import milliseconds
+from app.web.render import LONGEST_TOKEN, badge, remark, remarks
+from engine.types import HEAD, TARGET, TIERS, Prefill, Run, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
+from storage.traces import Traces, Worth
 from tests.conftest import ROOT
 
 ASSETS = ROOT / "assets"
@@ -40,8 +43,8 @@ def test_text_travels_as_data_unchanged(db: Database, text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_markup_we_make_escapes_what_it_quotes(text: str) -> None:
+    from app.web.run_html import proof_line
     from app.web.tabs.databases import card
-    from app.web.verdicts import proof_line
 
     found = [Verdict(False, 2, 3, text, text, early) for early in (False, True)]
     lines = [proof_line(Proof(3, "hd", each)) for each in found]
@@ -79,8 +82,8 @@ def test_what_stands_below_a_message_travels_with_it(db: Database) -> None:
     store = Conversations(db, "local")
     conversation = store.create().id
     first = store.append(conversation, "user", "one")
-    other = store.beside(conversation, first.id, "user", "two")
-    (turn,) = render.transcript(store.messages(conversation), goes_on=True)["turns"]
+    other = store.add_version(conversation, first.id, "user", "two")
+    (turn,) = render.transcript(store.messages(conversation), continuable=True)["turns"]
     assert turn["versions"] == [first.id, other.id] and turn["on"] and "run" not in turn
 
 
@@ -180,3 +183,62 @@ def test_the_style_sheets_bring_no_tier_colour_of_its_own() -> None:
 )
 def test_durations(seconds: float, words: str) -> None:
     assert milliseconds(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("proof", "text", "kind"),
+    [
+        ({"kind": "same", "tokens": 9, "speedup": 1.8}, "proved: same text, 1.80×", "good"),
+        ({"kind": "same", "tokens": 9, "speedup": None}, "proved: same text", "good"),
+        ({"kind": "same", "speedup": "fast"}, "proved: same text", "good"),
+        ({"kind": "same", "speedup": True}, "proved: same text", "good"),
+        ({"kind": "differs", "at": 12}, "differs at token 12", "bad"),
+        ({"kind": "skipped", "why": "<b>why</b>"}, "not proved", ""),
+    ],
+)
+def test_a_badge_says_what_a_proof_found(proof: dict[str, Any], text: str, kind: str) -> None:
+    found = badge(proof)
+    assert (found["text"], found["kind"]) == (text, kind) and found["title"]
+
+
+@pytest.mark.parametrize("proof", [{}, {"kind": "best"}, {"kind": ["same"]}, {"speedup": 2.0}])
+def test_without_a_proof_there_is_no_badge(proof: dict[str, Any]) -> None:
+    assert badge(proof) == {} and "badge" not in remark(Worth(0, 0, 0.0, None, proof))
+
+
+def test_a_difference_names_both_tokens_and_how_close_they_were() -> None:
+    proof = {"kind": "differs", "at": 3, "plain": " a", "said": "<b>" * 99, "gap": 0.00123}
+    title = badge(proof)["title"]
+    assert "' a'" in title and "0.0012 apart" in title and len(title) < 200 + 2 * LONGEST_TOKEN
+    assert "apart" not in badge({**proof, "gap": "small"})["title"]
+    early = badge({**proof, "early": True})["title"]
+    assert "ended there" in early and "continues with ' a'" in early
+
+
+def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
+    talk = Conversations(db, "ada").create().id
+    said = tuple(Token(1, at, "context") for at in range(20))
+    step = Step(0, said, {"context": 25}, {"context": 19}, verify_seconds=1.0, plain_seconds=4.0)
+    run_id = Traces(db, "ada").save(Run(prefill=Prefill(1, 0, 0.0), steps=(step,)), talk)
+    found = remarks(db, "ada", talk)
+    assert found == {run_id: {"note": "19 of 20 tokens were guessed, which saved about 3.0 s."}}
+    assert remarks(db, "bob", talk) == {} == remarks(db, "ada", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"thinks": True}, {"thinking": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
+)
+def test_an_answer_that_began_within_thinking_is_known_to(
+    db: Database, settings: dict[str, Any], told: dict[str, Any]
+) -> None:
+    """Only the page that watched it grow has heard it from the answer itself."""
+    talk = Conversations(db, "ada").create().id
+    step = Step(0, (Token(1, 0, "context"),), finish="cancelled", verify_seconds=1.0)
+    run = Run(settings=settings, prefill=Prefill(1, 0, 0.0), steps=(step,))
+    run_id = Traces(db, "ada").save(run, talk)
+    assert remarks(db, "ada", talk)[run_id].items() >= told.items()
+    assert ("thinking" in remarks(db, "ada", talk)[run_id]) == bool(told)
+    with db.write() as handle:
+        handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
+    assert "thinking" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"

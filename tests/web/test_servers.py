@@ -7,29 +7,28 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import httpx
 import pytest
 
-from app.service import sentence
+from app.service import why
+from app.service.answering import Update
 from app.service.comparison import Progress, Side
-from app.service.drafters import line
+from app.service.current import line
 from app.service.preferences import Preferences
-from app.service.recorder import Update
-from app.service.served import server_words
 from app.service.session import Session
-from app.web.run_html import heading
+from app.service.why import server_words
+from app.web.run_html import heading, same_texts, two_servers
 from app.web.tabs import compare
-from app.web.verdicts import same_texts, two_servers
 from engine.backends.toy import ToyBackend
-from engine.engine import Load, ServerCounted, answered, unknown
+from engine.engine import Load, ServerCounted
 from engine.errors import ModelError, PromptError, ServerError
 from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.models.loaders import MODEL_LOADERS
-from engine.servers.address import parsed
+from engine.servers.client import parsed
 from engine.servers.served import ServedModel
 from engine.settings import Generation, Sampling
 from engine.types import Message
@@ -42,17 +41,19 @@ COLD = Preferences(Generation(Sampling(0.0), 32), fresh_seed=False)
 
 
 @contextmanager
+def on_toy() -> Iterator[Session]:
+    """The app with a model of this machine."""
+    with Database() as database, closing(Local(backend=ToyBackend())) as engine:
+        yield Session(engine, database)
+
+
+@contextmanager
 def opened(server: Stub, key: str = "") -> Iterator[Session]:
     """The app with the server's model."""
-    with Database() as database:
-        session = Session(Local(backend=ToyBackend()), database)
-        try:
-            session.models.give_key(server.base, key)
-            for _ in session.models.load(server.base):
-                pass
-            yield session
-        finally:
-            session.engine.close()
+    with on_toy() as session:
+        session.models.give_key(server.base, key)
+        list(session.models.load(server.base))
+        yield session
 
 
 def say(session: Session, text: str = "Hello", chosen: Preferences = COLD) -> tuple[str, Update]:
@@ -81,8 +82,8 @@ def test_a_plain_server_answers_and_nothing_is_claimed_that_it_does_not_tell() -
         assert update.finish == "length" and update.metrics.tokens == 32
         assert update.metrics.share == {"unknown": 1.0} and update.metrics.accepted == {}
         assert update.metrics.plain_seconds is None and update.counted is None
-        assert "does not tell" in sentence.sentence(sentence.worth_of(update.metrics))
-        assert line(session.current.info) == "The server does not tell whether it drafts."
+        assert "does not report" in why.sentence(why.worth_of(update.metrics))
+        assert line(session.current.info) == "The server does not report whether it drafts."
         (worth,) = Traces(session.database, OWNER).worths(id).values()
         assert not worth.known
         assert server.asked[-1]["temperature"] == 0.0 and server.asked[-1]["max_tokens"] == 32
@@ -99,7 +100,7 @@ def test_a_server_with_our_drafter_tells_sources_steps_and_counters() -> None:
         assert [token.text for token in update.recorder.run.tokens][:2] == ["word-0 ", "word-1 "]
         assert 0.6 < update.recorder.run.tokens[0].probability < 0.61, "the exponential of -0.5"
         assert update.counted == ServerCounted(40, 24, 40)
-        assert sentence.sentence(sentence.worth_of(figures)) == "24 of 32 tokens were guessed."
+        assert why.sentence(why.worth_of(figures)) == "24 of 32 tokens were guessed."
         assert "up to 3 tokens ahead" in line(session.current.info)
         store = Traces(session.database, OWNER)
         (run_id,) = store.worths(id)
@@ -130,17 +131,6 @@ def test_a_second_turn_sends_the_whole_conversation() -> None:
         assert roles == ["user", "assistant", "user"]
 
 
-def test_stop_closes_the_connection_and_keeps_what_came() -> None:
-    with stub(strata=True, hangs=8) as server, opened(server) as session:
-        id = session.chat.say(OWNER, None, "Hello")
-        for item in session.answering.answer(OWNER, id, COLD):
-            if isinstance(item, Update) and item.tokens >= 8:
-                session.tasks.stop(OWNER, id)
-        assert server.left.wait(10), "the server was not told"
-        assert isinstance(item, Update) and item.finish == "cancelled"
-        assert text_of(session, id) == "".join(f"word-{n} " for n in range(8))
-
-
 def test_stop_while_the_server_says_nothing_ends_at_once() -> None:
     with stub(hangs=0) as server, opened(server) as session:
         id = session.chat.say(OWNER, None, "Hello")
@@ -167,7 +157,7 @@ def failed(session: Session) -> str:
     [
         (401, "wants a key"),
         (404, "has nothing at this place"),
-        (429, "takes no more requests"),
+        (429, "accepts no more requests"),
         (500, "Look into its log"),
         (503, "Look into its log"),
         (400, "refused the request"),
@@ -204,7 +194,7 @@ def test_a_server_that_cannot_go_on_says_so_and_the_answer_stays() -> None:
             list(session.answering.answer(OWNER, id, COLD))
         before = text_of(session, id)
         session.chat.go_on(OWNER, id)
-        with pytest.raises(ServerError, match="cannot go on"):
+        with pytest.raises(ServerError, match="cannot continue an answer"):
             list(session.answering.answer(OWNER, id, COLD))
         assert text_of(session, id) == before != ""
 
@@ -254,16 +244,12 @@ def free_port() -> int:
 
 def unloadable(source: str) -> str:
     """Why a source cannot be loaded; the old model stays."""
-    with Database() as database:
-        session = Session(Local(backend=ToyBackend()), database)
-        try:
-            before = session.current.info
-            with pytest.raises(ModelError) as found:
-                list(session.models.load(source))
-            assert session.current.info == before and session.models.there
-            return str(found.value)
-        finally:
-            session.engine.close()
+    with on_toy() as session:
+        before = session.current.info
+        with pytest.raises(ModelError) as found:
+            list(session.models.load(source))
+        assert session.current.info == before and session.models.is_loaded
+        return str(found.value)
 
 
 def test_a_server_that_cannot_be_reached_leaves_the_old_model() -> None:
@@ -318,13 +304,11 @@ def test_a_key_goes_to_its_own_server_alone() -> None:
 
 
 def test_no_server_is_asked_before_it_is_loaded() -> None:
-    with stub() as server, Database() as database:
-        session = Session(Local(backend=ToyBackend()), database)
+    with stub() as server, on_toy() as session:
         assert session.models.add(server.base) == server.base
         assert server.base in [each.source for each in session.models.candidates()]
-        assert session.models.need(server.base, session.models.runtime).total == 0
+        assert session.engine.need(server.base, session.models.runtime).total == 0
         assert server.paths == []
-        session.engine.close()
 
 
 def test_parameters_that_a_server_does_not_take_are_left_out_and_told_once() -> None:
@@ -346,19 +330,6 @@ def compared(session: Session, left: Side, right: Side) -> Progress:
     return [item for item in items if isinstance(item, Progress)][-1]
 
 
-def test_compare_asks_a_server_with_and_without_drafts() -> None:
-    with stub(strata=True, pace=0.01) as server, opened(server) as session:
-        sides = Side(PLAIN, COLD.generation), Side(METHODS["auto"], COLD.generation)
-        found = compared(session, *sides)
-        assert [run.method for run in found.pairs[0]] == ["plain", "server"]
-        assert {t.source for t in found.pairs[0][0].tokens} == {"target"}
-        off = [body.get("vllm_xargs") for body in server.asked]
-        assert off.count({"strata": "off"}) >= 2 and off.count(None) == 2
-        assert found.speedup.whole is not None and found.speedup.whole > 1.5
-        words = compare.banner(session, found, 2)
-        assert "The same text" in words and "distribution" in words
-
-
 def test_another_text_of_a_server_is_no_fault() -> None:
     with stub(strata=True) as server, opened(server) as session:
         sides = Side(PLAIN, COLD.generation), Side(METHODS["auto"], COLD.generation)
@@ -366,7 +337,7 @@ def test_another_text_of_a_server_is_no_fault() -> None:
         (left, right), *_ = found.pairs
         cut = replace(right, steps=right.steps[:-2])
         words = compare.banner(session, replace(found, pairs=((left, cut),)), 1)
-        assert "Another text" in words and "differs" not in words
+        assert "Different text" in words and "differs" not in words
 
 
 def test_a_server_that_cannot_be_switched_is_compared_with_a_second_address() -> None:
@@ -390,12 +361,13 @@ def test_what_needs_a_model_here_says_so() -> None:
         id, _ = say(session)
         with pytest.raises(PromptError, match="came from a server"):
             list(session.proofs.prove(OWNER, id))
-        with pytest.raises(ModelError, match="needs a model on this machine"):
-            session.entries.find(OWNER, id, "some words")
-        with pytest.raises(ModelError, match="needs a model on this machine"):
-            session.costs.measure()
-        with pytest.raises(ModelError, match="needs a model on this machine"):
-            list(session.engine.load_drafts([("small", "small.gguf")]))
+        for act in (
+            lambda: session.entries.find(OWNER, id, "some words"),
+            session.costs.measure,
+            lambda: list(session.engine.load_drafts([("small", "small.gguf")])),
+        ):
+            with pytest.raises(ModelError, match="needs a model on this machine"):
+                act()
         assert session.gauge.counts(["four characters"]) == [(4, False)], "an estimate"
         assert session.engine.measure([Message("user", "four")]).room == 2048
 
@@ -407,7 +379,7 @@ def test_a_model_of_this_machine_takes_the_place_of_a_server(
         say(session)
         toys = replace(MODEL_LOADERS, load=lambda *_: ToyBackend())
         monkeypatch.setattr(session.engine, "loaders", toys)
-        list(answered(session.engine.load(Load("toy")), unknown))
+        list(session.engine.load(Load("toy")))
         id, update = say(session)
         assert update.metrics.share.keys() <= {"target", "context", "model"}
         assert Traces(session.database, OWNER).load(update.recorder.run_id).method == "auto"

@@ -1,12 +1,11 @@
 """The Stack tab without a browser: its charts, its words, and what its buttons change."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import pytest
 
 from app.service.comparison import Verdict
@@ -17,20 +16,20 @@ from app.web import colors, stack_charts, stack_html
 from app.web.tabs import compare, settings, stack
 from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
-from engine.errors import ModelError
-from engine.hsd.diagnosis import reasons
+from engine.errors import ModelError, StrataError
+from engine.heads.base import HeadInfo
 from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Recursion, Source, StackLevel, edges, resolve
 from engine.hsd.profile import ModelProfile, Outcome, Pair, Profile, Rounds
-from engine.hsd.trials import Trial
+from engine.hsd.trials import Trial, entries, reasons
 from engine.models.memory import Need
 from engine.settings import Drafting, Sampling
 from engine.types import RULES
 from storage.database import Database
-from tests.service.test_draft_models import Shelf, quick  # noqa: F401
-from tests.web.test_tabs import made
+from tests.service.test_draft_models import Shelf
+from tests.support.blocks import EVIL, last, tab_of
+from tests.support.quick import quick  # noqa: F401
 
-EVIL = "<img src=x onerror=alert(1)>"
 SAMPLER = {"temperature": 0.8, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -89,11 +88,32 @@ def test_a_head_is_drawn_and_named_like_the_databases(source: Source) -> None:
     thick = [line for line in figure.data if line.mode == "lines" and line.line.width == 4]
     assert len(thick) == 1 and source in str(figure)
     shown = stack_html.planned(family_of(profile), "match", plan, source)
-    assert f"{source} only" in shown and "its own head draft" in shown.lower()
+    assert f"{source} only" in shown and "its built-in head draft" in shown.lower()
     assert f"With the {source}" in " ".join(
         reasons(Recursion(replace(profile, models=(*found.models[:-1], slowed(target))), "match"),
                 plan, "match")
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("too_dear", ["", "not used: a guess takes too long"])
+def test_the_stack_tab_plans_with_a_head_only_where_the_models_tab_says_it_is_used(
+    too_dear: str,
+) -> None:
+    """The profile measured databases and head as the fastest, and they were planned even where the
+    head had been found to cost more than it can save: then the usual method does not ask it."""
+    found = profile_of()
+    target = replace(found.target, head=Rounds((0.0, 1.0), 1.3), merged=Rounds((0.0, 0.0, 1.0), 1))
+    profile = replace(found, models=(*found.models[:-1], target))
+    family = family_of(profile)
+    head = HeadInfo("EAGLE-3", 4, True, too_dear=too_dear)
+    family.target.info = replace(family.target.info, head=head)
+    plan = family.plan("", "match")
+    shown = stack_html.planned(family, "match", plan, "")
+    offered = [str(entry.plan) for entry in entries(family, Drafting(), "")]
+    for words in (str(plan), shown.replace(escape(too_dear), ""), " ".join(offered)):
+        assert ("databases+head" in words) == (not too_dear)
+    assert (f"The EAGLE-3 head is {too_dear}." in shown) == bool(too_dear)
+    assert family.plan("databases+head", "match").head, "who asks for it by name gets it"
 
 
 def slowed(model: ModelProfile) -> ModelProfile:
@@ -199,12 +219,9 @@ def findings(family: Family, spec: str = "", *trials: Trial) -> str:
     return stack_html.findings(family, "match", family.plan(spec, "match"), trials)
 
 
-def test_a_stack_that_pays_is_said_to() -> None:
+def test_a_stack_that_pays_is_said_to_and_one_that_is_slower_is_named_with_its_reason() -> None:
     words = findings(family_of(profile_of()))
     assert "Draft models are worth it" in words and "differs" not in words and "<img" not in words
-
-
-def test_a_stack_that_is_slower_is_named_with_its_reason() -> None:
     words = findings(family_of(profile_of(small=0.05)), f"{EVIL}@8")
     assert "Slower than plain" in words and "differs" in words
     assert "accepts" in words and "Predicted to be fastest" in words
@@ -223,10 +240,8 @@ def test_where_no_stack_pays_it_says_why_calmly() -> None:
     profile = profile_of(small=0.5, mid=0.02)
     target = replace(profile.target, databases=databases)
     words = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
-    assert (
-        "No draft model is worth it here" in words
-        and "Predicted slower than the databases" in words
-    )
+    assert "No draft model is worth it here" in words
+    assert "Predicted slower than the databases" in words
 
 
 def test_measured_times_are_compared_with_each_other() -> None:
@@ -241,18 +256,15 @@ def test_measured_times_are_compared_with_each_other() -> None:
 def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
     family = family_of(profile_of())
     drift = findings(family, "", trial("plain", 1.0), trial("mid@2", 0.5, same=False))
-    assert "Output drift" in drift and "token 4" in drift and "float32" in drift
+    assert "Different text" in drift and "token 4" in drift and "float32" in drift
     assert "<img" not in drift
     calm = (trial("plain", 1.0), trial("mid@2", 0.5, same=False, must=False))
-    assert "Output drift" not in findings(family, "", *calm)
+    assert "Different text" not in findings(family, "", *calm)
     words = stack_html.outcome(calm)
     assert "does not keep the text of a seed" in words and "2.00×" in words
     assert "1 of 1 gave the text" in stack_html.outcome((calm[0], trial("mid@2", 0.5)))
     assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 0.1)])
-
-
-def test_a_plan_that_is_faster_for_nothing_is_not_called_the_fastest() -> None:
-    """Its drafts were never accepted: see engine/compare.py."""
+    # A plan whose drafts were never accepted is faster for nothing: see engine/compare.py.
     idle = replace(trial("databases", 0.5), speedup=UNKNOWN)
     assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 1.0), idle])
 
@@ -291,130 +303,88 @@ def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
 
 
 @pytest.fixture
-def handlers(session: Session, monkeypatch: pytest.MonkeyPatch) -> stack.Handlers:
+def on(session: Session, monkeypatch: pytest.MonkeyPatch) -> stack.StackTab:
     monkeypatch.setattr("app.service.draft_models.PROMPTS", ("hello there",))
 
-    def build() -> stack.Handlers:
-        with gr.Blocks():
-            controls = settings.build(session)
-            pair = compare.build(session)
-            with gr.Tab("Stack") as tab:
-                parts = stack.build(tab, session)
-        return stack.Handlers(session, parts, controls, pair.method)
+    def build(*given: Any) -> stack.StackTab:
+        found = stack.StackTab(*given)
+        found.controls = settings.Settings(session, found.memory)
+        found.compared = compare.Compare(session, found.memory).method
+        return found
 
-    return made(build)
+    return tab_of(build, session)
 
 
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
-    monkeypatch.setattr("app.web.wiring.gr.Warning", found.append)
-    return found
-
-
-def values(handlers: stack.Handlers, drafting: Drafting | None = None) -> list[Any]:
+def values(on: stack.StackTab, drafting: Drafting | None = None) -> list[Any]:
     chosen = Preferences(drafting=drafting or Drafting())
-    return handlers.controls.show("", chosen)
-
-
-def last(updates: Iterator[dict[Any, Any]]) -> dict[Any, Any]:
-    *_, found = updates
-    return found
-
-
-def test_from_loading_to_the_chat(
-    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
-) -> None:
-    parts, ticked = handlers.parts, shelf.sources("mid", "small")
-    given = values(handlers)
-    shown = handlers.refresh(ticked, "", *given)
-    assert not shown[parts.charts]["visible"] and not shown[parts.use]["interactive"]
-    assert (
-        "drafts loaded</dt><dd>none" in shown[parts.models]
-        and "Load draft models" in shown[parts.profiled]
-    )
-    shown = last(handlers.load(ticked, "", *given))
-    assert "small, mid" in shown[parts.models] and shown[parts.profile]["interactive"]
-    assert ("Draft model small", "single:small") in shown[handlers.method]["choices"]
-    assert ("Draft model small", "single:small") in shown[handlers.compared]["choices"]
-    assert "no profile yet" in shown[parts.profiled]
-    progress = list(handlers.profile(ticked, "", *given))
-    assert "0 %" in progress[0][parts.status] and progress[0][parts.stop]["visible"]
-    shown = progress[-1]
-    assert "temperature 0.7" in shown[parts.profiled] and shown[parts.charts]["visible"]
-    assert "per token" in shown[parts.plan] and not shown[parts.stop]["visible"]
-    measured = last(handlers.measure(ticked, "small@3", *given))
-    assert [bar.name for bar in measured[parts.plots[1]].data] == ["measured", "predicted"]
-    used = handlers.use("small@3", True, *given)
-    assert used[handlers.method]["value"] == "hd+hsd:small@3" and session.stacks.spec == "small@3"
-    shown = handlers.unload(ticked, "", *given)
-    assert not shown[parts.charts]["visible"] and not session.stacks.drafts
-    assert warned == []
+    return on.controls.show("", chosen)
 
 
 def test_bad_input_is_told_and_changes_nothing(
-    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
+    on: stack.StackTab, session: Session, shelf: Shelf, warned: list[str]
 ) -> None:
-    parts, ticked, given = handlers.parts, shelf.sources("small"), values(handlers)
-    last(handlers.profile(ticked, "", *given))
-    last(handlers.load([], "", *given))
-    assert handlers.add(str(shelf.root / "nowhere"), ticked).keys() == {parts.box}
+    ticked, given = shelf.sources("small"), values(on)
+    last(on.profile(ticked, "", *given))
+    last(on.load([], "", *given))
+    with pytest.raises(StrataError):
+        on.add(str(shelf.root / "nowhere"), ticked)
     shelf.free = 1
-    last(handlers.load(ticked, "", *given))
-    assert "Not enough memory" in handlers.tick(ticked)
-    assert len(warned) == 4 and "1 B are free" in warned[3] and not session.stacks.drafts
+    last(on.load(ticked, "", *given))
+    assert "Not enough memory" in on.tick(ticked)
+    assert len(warned) == 3 and "1 B are free" in warned[2] and not session.stacks.drafts
     shelf.free = 100
-    last(handlers.load(ticked, "", *given))
-    last(handlers.profile(ticked, "", *given))
-    shown = handlers.refresh(ticked, f"{EVIL}@4", *given)
-    assert "No such plan" in shown[parts.plan] and "<img" not in shown[parts.plan]
-    assert shown[parts.plots[0]].data, "the best plan is drawn instead"
-    shown = handlers.refresh(ticked, "small@99", *given)
-    assert "from 1 to 32" in shown[parts.plan]
-    handlers.use("small@99", False, *given)
-    last(handlers.measure(ticked, "small@99", *given))
-    assert len(warned) == 6 and session.stacks.spec == ""
-    given[1 + list(handlers.controls.parts).index("rule")] = "luck"
-    assert handlers.refresh(ticked, "", *given).keys() == {parts.status}
-    assert "luck" in warned[6]
+    last(on.load(ticked, "", *given))
+    last(on.profile(ticked, "", *given))
+    shown = on.refresh(ticked, f"{EVIL}@4", *given)
+    assert "No such plan" in shown[on.plan] and "<img" not in shown[on.plan]
+    assert shown[on.plots[0]].data, "the best plan is drawn instead"
+    shown = on.refresh(ticked, "small@99", *given)
+    assert "from 1 to 32" in shown[on.plan]
+    with pytest.raises(StrataError):
+        on.use("small@99", False, *given)
+    last(on.measure(ticked, "small@99", *given))
+    assert len(warned) == 4 and session.stacks.spec == ""
+    given[1 + list(on.controls.parts).index("rule")] = "luck"
+    assert on.refresh(ticked, "", *given).keys() == {on.job.status}
+    assert "luck" in warned[4]
 
 
 def test_the_page_is_told_of_ticks_only_where_they_change(
-    handlers: stack.Handlers, shelf: Shelf, warned: list[str]
+    on: stack.StackTab, shelf: Shelf, warned: list[str]
 ) -> None:
-    parts, given = handlers.parts, values(handlers)
+    given = values(on)
     ticked = shelf.sources("mid", "small")
-    assert "value" not in handlers.refresh(ticked, "", *given)[parts.ticked]
+    assert "value" not in on.refresh(ticked, "", *given)[on.ticked]
     gone = str(shelf.root / "of another model")
-    shown = handlers.refresh([*ticked, gone], "", *given)[parts.ticked]
+    shown = on.refresh([*ticked, gone], "", *given)[on.ticked]
     assert shown["value"] == ticked
     for before in ([], ticked):
-        added = handlers.add(str(shelf.root / "large"), before)[parts.ticked]
+        added = on.add(str(shelf.root / "large"), before)[on.ticked]
         assert set(added["value"]) == {*before, *shelf.sources("large")}
     assert warned == []
 
 
 def test_a_stopped_profile_is_no_alarm(
-    handlers: stack.Handlers, session: Session, shelf: Shelf, warned: list[str]
+    on: stack.StackTab, session: Session, shelf: Shelf, warned: list[str]
 ) -> None:
-    ticked, given = shelf.sources("small"), values(handlers)
-    last(handlers.load(ticked, "", *given))
-    running = handlers.profile(ticked, "", *given)
+    ticked, given = shelf.sources("small"), values(on)
+    last(on.load(ticked, "", *given))
+    running = on.profile(ticked, "", *given)
     next(running)
     next(running)
     session.stacks.stop()
     shown = last(running)
-    assert "was stopped" in shown[handlers.parts.status] and warned == []
+    assert "was stopped" in shown[on.job.status] and warned == []
 
 
 def test_another_sampler_than_the_profiles_is_told(
-    handlers: stack.Handlers, session: Session, shelf: Shelf
+    on: stack.StackTab, session: Session, shelf: Shelf
 ) -> None:
     session.stacks.load(shelf.sources("small"))
     list(session.stacks.profile(Sampling(0.2), ("hello",), 16))
     words = stack_html.profiled(session.stacks, Sampling(0.9))
-    assert "temperature 0.2" in words and "The settings say temperature 0.9" in words
-    assert "The settings say" not in stack_html.profiled(session.stacks, Sampling(0.2, seed=5))
+    assert "temperature 0.2" in words and "The settings use temperature 0.9" in words
+    assert "The settings use" not in stack_html.profiled(session.stacks, Sampling(0.2, seed=5))
 
 
 def test_a_model_that_went_away_is_told(session: Session, shelf: Shelf) -> None:
@@ -427,13 +397,11 @@ def test_a_model_that_went_away_is_told(session: Session, shelf: Shelf) -> None:
     )
 
 
-def test_hostile_model_names_stay_text(
-    handlers: stack.Handlers, session: Session, shelf: Shelf
-) -> None:
-    ticked, given = [shelf.put(EVIL)], values(handlers)
-    last(handlers.load(ticked, "", *given))
-    shown = last(handlers.profile(ticked, f"{EVIL}@2", *given))
+def test_hostile_model_names_stay_text(on: stack.StackTab, session: Session, shelf: Shelf) -> None:
+    ticked, given = [shelf.put(EVIL)], values(on)
+    last(on.load(ticked, "", *given))
+    shown = last(on.profile(ticked, f"{EVIL}@2", *given))
     assert list(session.stacks.drafts) == [EVIL]
-    for part in (handlers.parts.models, handlers.parts.profiled, handlers.parts.plan):
+    for part in (on.needs, on.profiled, on.plan):
         assert "<img" not in shown[part] and "&lt;img" in shown[part]
-    assert "<img" not in shown[handlers.parts.findings]
+    assert "<img" not in shown[on.findings]

@@ -15,14 +15,13 @@ import gradio as gr
 import pytest
 
 from app.cli import without_collection
-from app.service.models import Progress
-from app.service.recorder import Update
+from app.service.answering import Update
+from app.service.jobs import Progress
 from app.service.session import Session
 from app.web import layout
+from app.web.run_html import waiting_line
 from app.web.tabs import chat
-from app.web.verdicts import waiting_line
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend
 from engine.errors import Cancelled, ModelError, PromptError
 from engine.loaded import NO_MODEL_INFO
 from engine.local import Local
@@ -31,8 +30,10 @@ from engine.queue import Waiting
 from engine.settings import Runtime, Sampling
 from storage.database import Database
 from tests.conftest import EMBEDDED, ROOT
-from tests.service.test_models import OWNER, Shop, ask, preferences, quick, shop
-from tests.web.test_tabs import made
+from tests.support.blocks import made
+from tests.support.inside import OWNER, preferences, texts
+from tests.support.quick import quick
+from tests.support.shop import Shop, ask, shop
 
 __all__ = ["quick", "shop"]
 
@@ -80,12 +81,9 @@ def test_what_is_said_meanwhile_is_stored_and_answered(start: Start) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
     items = session.answering.answer(OWNER, conversation, preferences())
     first = next(items)
-    assert first == Waiting(1, loading=True) and "Waiting for the model to load" in waiting_line(
-        first
-    )
-    assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
-        "hello there"
-    ]
+    assert first == Waiting(1, loading=True)
+    assert "Waiting for the model to load" in waiting_line(first)
+    assert texts(session, conversation) == ["hello there"]
     start.go.set()
     *_, last = items
     assert isinstance(last, Update) and last.text
@@ -111,29 +109,6 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     assert isinstance(last, Update) and last.text
 
 
-def test_a_first_model_that_cannot_be_read_leaves_an_app_that_says_so(
-    start: Start, shop: Shop
-) -> None:
-    session = start.session
-    conversation = session.chat.say(OWNER, None, "hello there")
-    items = session.answering.answer(OWNER, conversation, preferences())
-    next(items)
-    shop.broken.add(shop.source("one"))
-    start.end()
-    assert "damaged" in start.error and session.models.loading is None
-    with pytest.raises(ModelError, match="No model is loaded"):
-        list(items)
-    with pytest.raises(ModelError, match="No model is loaded"):
-        session.chat.say(OWNER, None, "and now?")
-    header = layout.header(session, ())
-    assert "damaged" in header and "No model is loaded" in header and ">one<" not in header
-    assert layout.invitation(session) == "No model is loaded"
-    list(session.models.load(shop.source("two")))
-    *_, last = session.answering.answer(OWNER, conversation, preferences())
-    assert isinstance(last, Update) and last.text, "what was said is still there"
-    assert "damaged" not in layout.header(session, ())
-
-
 @pytest.fixture
 def event(start: Start) -> tuple[Any, ...]:
     """How a page waits for the model, and the components that it changes."""
@@ -141,11 +116,11 @@ def event(start: Start) -> tuple[Any, ...]:
     def build() -> tuple[Any, ...]:
         with gr.Blocks():
             head, waited = gr.HTML(), gr.State(0)
-            talk = chat.build(start.session)
+            talk = chat.Chat(start.session, gr.BrowserState({}), gr.State(None))
             found = layout.waiting(
-                start.session, head, ["a notice"], talk.box, waited, gr.State(False)
+                start.session, head, ["a notice"], talk.composer.box, waited, gr.State(False)
             )
-        return found[0], head, talk.box, waited
+        return found[0], head, talk.composer.box, waited
 
     return made(build)
 
@@ -154,14 +129,16 @@ def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
     start: Start, event: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait, head, box, waited = event
-    monkeypatch.setattr("app.web.layout.UPDATE_SECONDS", 0.001)
+    monkeypatch.setattr("app.web.kit.LOOK_SECONDS", 0.001)
 
     async def watched() -> list[dict[Any, Any]]:
         seen = []
         async for changes in wait(False):
             seen.append(changes)
             if len(seen) == 1:
-                start.session.models.progress = Progress(0.4, "Measuring <one> …")
+                job = start.session.models.slot.running
+                assert job is not None
+                job.report(Progress(0.4, "Measuring <one> …"))
             if len(seen) == 2:
                 start.go.set()
         return seen
@@ -201,26 +178,24 @@ def test_the_sampler_is_known_before_the_model(tmp_path: Path) -> None:
         assert loaders.sampler(str(tmp_path)) == Sampling(), content
 
 
-@pytest.mark.parametrize("source", ["./no/such/model", "/no/such/model.gguf", "nothing.gguf"])
-def test_a_path_where_nothing_is_is_refused_before_anything_is_imported(
-    source: str, tmp_path: Path
-) -> None:
+def test_a_path_where_nothing_is_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys, runpy; sys.argv = ['app.py', '--model', sys.argv[1], '--data-dir', "
-        "sys.argv[2], '--no-browser']\n"
-        "try:\n    runpy.run_path('app.py', run_name='__main__')\n"
-        "except SystemExit as end:\n    print(end.code, 'gradio' in sys.modules)"
+        "import sys, runpy; data, *sources = sys.argv[1:]\n"
+        "for source in sources:\n"
+        "    sys.argv = ['app.py', '--model', source, '--data-dir', data, '--no-browser']\n"
+        "    try:\n        runpy.run_path('app.py', run_name='__main__')\n"
+        "    except SystemExit as end:\n        print(end.code, 'gradio' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, source, str(tmp_path / "data")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["2", "False"]
-    assert source in done.stderr and "does not exist" in done.stderr
-    assert not (tmp_path / "data").exists()
+    sources = ["./no/such/model", "/no/such/model.gguf", "nothing.gguf"]
+    done = run_python(code, str(tmp_path / "data"), *sources)
+    assert done.stdout.split() == ["2", "False"] * 3
+    assert all(source in done.stderr for source in sources)
+    assert done.stderr.count("does not exist") == 3 and not (tmp_path / "data").exists()
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
 
 
 def test_gradio_is_imported_without_writing_stub_files() -> None:
@@ -238,10 +213,7 @@ def test_gradio_is_imported_without_writing_stub_files() -> None:
         "left = [finder for finder in sys.meta_path if type(finder).__module__ == ours]\n"
         "print(len(parsed), hasattr(gradio.Textbox(), 'submit'), len(left))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["0", "True", "0"]
+    assert run_python(code).stdout.split() == ["0", "True", "0"]
 
 
 @pytest.mark.parametrize("source", [str(EMBEDDED), "owner/name", "owner/name:file.gguf"])
@@ -249,10 +221,9 @@ def test_what_may_be_there_is_not_refused(source: str) -> None:
     loaders.check_there(source)
 
 
-def test_the_app_is_made_when_it_is_served(db: Database, toy: ToyBackend) -> None:
+def test_the_app_is_made_when_it_is_served(owners_page: gr.Blocks) -> None:
     """Gradio's own habit is one when blocks begin, and one when they are complete."""
-    blocks = made(lambda: layout.build(Session(Local(backend=toy), db)))
-    assert getattr(blocks, "app", None) is None and len(blocks.fns) > 100
+    assert getattr(owners_page, "app", None) is None and len(owners_page.fns) > 100
     assert made(gr.Blocks).app is not None, "others are as they were"
 
 
@@ -261,4 +232,3 @@ def test_no_garbage_is_looked_for_until_the_page_is_there() -> None:
         assert not gc.isenabled()
         raise ModelError("no page after all")
     assert gc.isenabled()
-    gc.unfreeze()

@@ -8,40 +8,33 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
-import gradio as gr
 import httpx
 import pytest
 
-from app.arguments import parse
-from app.service.generation import Answer, Generations
+from app.service.answering import UPDATE_SECONDS, Answer, Generations, Update
 from app.service.preferences import Preferences
-from app.service.recorder import UPDATE_SECONDS, Update
 from app.service.session import Session
-from app.web import server, stream
-from app.web.remarks import remarks
-from app.web.stream import News, Teller
+from app.web import render, stream
+from app.web.render import remarks
+from app.web.stream import AnswerEvents, StreamEvent
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import MODEL, TARGET, Finish, Message, Step, Token
 from storage.conversations import Piece
 from storage.database import Database
-from tests.service.test_recorder import recorder, store
+from tests.service.test_answering import recorder, store
 from tests.service.test_session import OWNER, preferences, soon
+from tests.support.blocks import serving
 
 __all__ = ["recorder", "store"]
 BYTES_PER_TOKEN = 60
 Columns = list[tuple[str, str, int, int, int]]
-
-
-@pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
 
 
 def columns(pieces: Any) -> Columns:
@@ -95,24 +88,41 @@ def grown(index: int, texts: str, finish: Finish | None = None) -> Step:
 
 def test_each_moment_tells_what_is_new(recorder: Any) -> None:
     answer, page = Answer(OWNER, "c"), Page()
-    teller = Teller(answer, 0)
-    assert teller.news(0.0) == []
+    teller = AnswerEvents(answer, 0)
+    assert teller.pending(0.0) == []
     answer.ahead = 2
-    (waiting,) = teller.news(0.0)
+    (waiting,) = teller.pending(0.0)
     assert waiting.kind == "waiting" and "2 requests" in waiting.data
     for index in range(40):
         recorder.add(grown(index, "abc"))
         answer.ahead, answer.update = 0, recorder.update(0)
-        for kind, data, at in teller.news(index / 10):
+        for kind, data, at in teller.pending(index / 10):
             page.hear(kind, data, at)
         assert page.tokens == columns(recorder.pieces)
-    assert (
-        page.told[:4] == ["waiting", "sources", "", "figures"] and page.told.count("sources") == 1
+    assert page.told[:4] == ["waiting", "sources", "", "figures"]
+    assert page.told.count("sources") == 1
+    figures = [at for at, kind in enumerate(page.told) if kind == "figures"]
+    apart = [after - before for before, after in pairwise(figures)]
+    assert apart[0] == 2 and apart[-1] == 6 and apart == sorted(apart), (
+        "with every token at first, then twice a second"
     )
-    assert page.told.count("figures") == 8, "twice a second at most"
-    assert teller.news(99.0)[0].kind == "figures" and teller.news(99.1) == []
+    assert teller.pending(99.0)[0].kind == "figures" and teller.pending(99.1) == []
     answer.over = True
-    assert [news.kind for news in teller.news(99.2)] == ["figures", "end"]
+    assert [news.kind for news in teller.pending(99.2)] == ["figures", "end"]
+
+
+def test_figures_keep_up_with_the_text(recorder: Any) -> None:
+    """However fast the model is: what the figures say is of nearly all that the page shows."""
+    answer = Answer(OWNER, "c")
+    teller, told = AnswerEvents(answer, 0), 0
+    for moment in range(12):
+        for index in range(30 * moment, 30 * (moment + 1)):
+            recorder.add(grown(index, "abc"))
+        answer.update = recorder.update(0)
+        for news in teller.pending(0.12 * moment):
+            if news.kind == "figures":
+                told = answer.update.tokens
+        assert told > 0.87 * teller.sent
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 119, 120, 121, 5000])
@@ -122,7 +132,7 @@ def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None
     answer, page = Answer(OWNER, "c"), Page()
     answer.update, answer.over = recorder.update(0), True
     page.tokens = columns(recorder.pieces)[:start]
-    for kind, data, at in Teller(answer, start).news(0.0):
+    for kind, data, at in AnswerEvents(answer, start).pending(0.0):
         page.hear(kind, data, at)
     assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
 
@@ -132,7 +142,7 @@ def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None
 )
 def test_no_text_ends_an_event(text: str) -> None:
     data = [[0, 0, 0, [text], [5]]]
-    sent = stream.encoded([News("", data, 1), News("end", 1, 1)])
+    sent = stream.encoded([StreamEvent("", data, 1), StreamEvent("end", 1, 1)])
     page, wanted = Page(), text.encode("utf-8", "replace").decode()
     page.sources = [TARGET]
     assert page.read(sent) == 1 and page.tokens == [(wanted, TARGET, 0, 0, 5)]
@@ -154,14 +164,16 @@ def test_no_text_ends_an_event(text: str) -> None:
 def test_where_a_stream_begins(headers: dict[str, str], query: str, start: int) -> None:
     raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     scope = {"type": "http", "headers": raw, "query_string": query.encode()}
-    assert stream.begins(stream.Request(scope)) == start
+    assert stream.first_token(stream.Request(scope)) == start
 
 
-def heard(answer: Answer, start: int = 0, most: int = 10_000) -> list[tuple[float, list[News]]]:
+def heard(
+    answer: Answer, start: int = 0, most: int = 10_000
+) -> list[tuple[float, list[StreamEvent]]]:
     """What a page is told, with the moments, up to so many times."""
 
-    async def listen() -> list[tuple[float, list[News]]]:
-        found, told = [], stream.tell(answer, start)
+    async def listen() -> list[tuple[float, list[StreamEvent]]]:
+        found, told = [], stream.events(answer, start)
         async for news in told:
             found.append((asyncio.get_running_loop().time(), news))
             if len(found) == most:
@@ -172,10 +184,32 @@ def heard(answer: Answer, start: int = 0, most: int = 10_000) -> list[tuple[floa
     return asyncio.run(listen())
 
 
-def test_the_first_event_comes_at_once_and_is_no_token(recorder: Any) -> None:
-    """By it the page knows that nothing on the way holds the stream back."""
-    ((_, news),) = heard(Answer(OWNER, "c"), most=1)
-    assert [event.kind for event in news] == ["sources"]
+def test_the_first_tokens_come_as_soon_as_they_are_there(
+    recorder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that began to listen before them does not wait for its next turn: only what follows
+    them is held back."""
+    monkeypatch.setattr(stream, "UPDATE_SECONDS", 3600.0)
+    answer = Answer(OWNER, "c")
+
+    async def listen() -> list[str]:
+        told = stream.events(answer, 0)
+        await anext(told)
+        coming = asyncio.ensure_future(anext(told))
+        while not answer.bell.listening:
+            await asyncio.sleep(0)
+        answer.ahead = 1
+        answer.bell.ring()
+        (waiting,) = await asyncio.wait_for(coming, 60)
+        coming = asyncio.ensure_future(anext(told))
+        recorder.add(grown(0, "ab"))
+        answer.ahead, answer.update = 0, recorder.update(0)
+        answer.bell.ring()
+        news = await asyncio.wait_for(coming, 60)
+        await told.aclose()
+        return [waiting.kind, *(event.kind for event in news)]
+
+    assert asyncio.run(listen()) == ["waiting", "waiting", "sources", "", "figures"]
 
 
 def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any) -> None:
@@ -205,9 +239,13 @@ def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any
     assert len(moments) < 150, "steps are told together"
 
 
-def test_a_quiet_stream_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_event_comes_at_once_and_a_quiet_stream_says_that_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the first one the page knows that nothing on the way holds the stream back."""
     monkeypatch.setattr(stream, "QUIET_SECONDS", 0.01)
     told = [news for _, news in heard(Answer(OWNER, "c"), most=3)]
+    assert [event.kind for event in told[0]] == ["sources"], "no token"
     assert told[1:] == [[], []] and stream.encoded([]) == b":\n\n"
 
 
@@ -230,24 +268,13 @@ class Held:
 @pytest.fixture
 def served(session: Session) -> Iterator[Callable[..., int]]:
     """Serves the session's streams; gives the port."""
-    opened: list[gr.Blocks] = []
+    with ExitStack() as stack:
 
-    def serve(generations: Generations, *more: str) -> int:
-        port = server.pick_port("127.0.0.1", 0)
+        def serve(generations: Generations, *more: str) -> int:
+            page = stack.enter_context(serving(*more, routes=stream.routes(generations)))
+            return int(page.blocks.server_port)
 
-        async def launched() -> gr.Blocks:
-            with gr.Blocks(analytics_enabled=False) as blocks:
-                gr.HTML("inside")
-            options = parse(["--no-browser", *more])
-            server.launch(blocks, options, port, stream.routes(generations))
-            return blocks
-
-        opened.append(asyncio.run(launched()))
-        return port
-
-    yield serve
-    for blocks in opened:
-        blocks.close(verbose=False)
+        yield serve
 
 
 def asked(port: int, path: str, method: str = "GET", **more: Any) -> httpx.Response:
@@ -289,24 +316,6 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
     assert number > 3, "it was cut often enough"
     assert answer.update is not None and page.tokens == columns(answer.update.pieces)
     assert soon(lambda: not answer.bell.listening), "whose connection is cut listens no more"
-
-
-def test_two_pages_see_the_same(session: Session, served: Callable[..., int]) -> None:
-    port = served(session.generations)
-    conversation = session.chat.say(OWNER, None, "hello there")
-    answer = session.generations.start(OWNER, conversation, preferences())
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(asked, [port] * 2, [f"/stream/{answer.token}"] * 2)
-    bodies = [response.content for response in (first, second)]
-    pages = [Page(), Page()]
-    for page, body in zip(pages, bodies, strict=True):
-        assert body.startswith(b": open\n") and page.read(body) == 60
-    assert answer.update is not None
-    assert pages[0].tokens == pages[1].tokens == columns(answer.update.pieces)
-    assert first.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert first.headers["cache-control"] == "no-store"
-    assert first.headers["x-accel-buffering"] == "no"
-    assert "content-encoding" not in first.headers, "nothing between holds it back to pack it"
 
 
 def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..., int]) -> None:
@@ -372,38 +381,35 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
 def told_at(update: Update, tokens_per_second: float) -> int:
     """The bytes that tell an answer, figures included, at a speed by a clock of our own."""
     answer, bytes_sent, at = Answer(OWNER, "c"), 0, 0
-    teller, each = Teller(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
+    teller, each = AnswerEvents(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
     while not answer.over:
         at = min(update.tokens, at + each)
         answer.update, answer.over = replace(update, tokens=at), at == update.tokens
-        news = teller.news(at / tokens_per_second)
+        news = teller.pending(at / tokens_per_second)
         bytes_sent += len(stream.encoded(news)) + len(b"fff\r\n\r\n")
     return bytes_sent
 
 
 def test_pieces_are_told_as_they_are_stored() -> None:
     """What a reload draws is what was drawn while the answer grew."""
-    from app.web import render
-
     pieces = [Piece(str(n), MODEL if n % 3 else TARGET, n % 3, n // 3, n, 0.5) for n in range(30)]
     whole: dict[str, int] = {}
     page, later = Page(), Page()
     page.sources = later.sources = [TARGET, MODEL]
     page.hear("", render.groups(pieces, whole), 30)
     sources = dict(whole)
-    for at in (0, 9, 21):
+    for at, end in pairwise((0, 9, 21, 30)):
         step = pieces[at - 1].step if at else 0
-        end = {0: 9, 9: 21, 21: 30}[at]
         later.hear("", render.groups(pieces[at:end], sources, step), end)
     assert page.tokens == later.tokens == columns(pieces)
 
 
 def test_waiting_is_told_and_taken_back() -> None:
     answer = Answer(OWNER, "c")
-    teller = Teller(answer, 0)
+    teller = AnswerEvents(answer, 0)
     for ahead, told in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
         answer.ahead = ahead
-        news = teller.news(0.0)
+        news = teller.pending(0.0)
         assert len(news) == told and all(event.kind == "waiting" for event in news)
         if told:
             assert ("Waiting for the model" in news[0].data) == bool(ahead)
@@ -424,7 +430,7 @@ def test_a_page_learns_that_the_template_has_begun_the_thinking(
     conversation = session.chat.say(OWNER, None, "hello")
     answer = session.generations.start(OWNER, conversation, preferences(tokens=10))
     assert soon(lambda: answer.over) and not answer.error
-    told = [data for kind, data, _ in Teller(answer, 0).news(0.0) if kind == "sources"]
+    told = [data for kind, data, _ in AnswerEvents(answer, 0).pending(0.0) if kind == "sources"]
     assert [bool(data.get("thinking")) for data in told] == [thinks] * len(told) and told
     # A page that is loaded later hears of it with the stored answer.
     (said,) = remarks(db, OWNER, conversation).values()

@@ -1,11 +1,10 @@
 """The tabs without a browser: what they are made of, and who is shown what."""
 
-import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import gradio as gr
 import pytest
@@ -13,52 +12,31 @@ import pytest
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import layout, run_html
-from app.web.metrics_panel import times
-from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack
-from app.web.verdicts import proof_line, title_of
+from app.web import header, layout, models_html, run_html
+from app.web.markup import times
+from app.web.metrics_panel import NO_GAIN, pace, panel_values
+from app.web.run_html import proof_line, title_of
+from app.web.stream import AnswerEvents
+from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack, welcome
+from app.web.tabs.settings import methods, usable
 from engine import native
-from engine.backends.toy import ToyBackend
-from engine.compare import Speedup, live
+from engine.backends.toy import ToyBackend, deviating
+from engine.compare import Reruns, Speedup, live
 from engine.errors import SettingError
-from engine.loaded import NO_MODEL_INFO, Costs, NoModel, no_model
+from engine.loaded import NO_MODEL_INFO, NoModel, no_model
 from engine.local import Local
-from engine.methods import METHODS
+from engine.methods import METHODS, offered
+from engine.metrics import summarise
 from engine.runs import Verdict
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
-from engine.types import RULES, Learned, Run, Step, Token
+from engine.types import Costs, Learned, Run, Step, Token
 from storage.database import Database
-from storage.digests import NOTHING, Digest
+from storage.steps import NOTHING, Digest
 from storage.traces import Trace
 from tests.conftest import EMBEDDED
+from tests.support.blocks import EVIL, labels, made, tab_of, talk_of
 from tests.support.inside import local, soon, swap
 from tests.support.runs import run_of
-
-T = TypeVar("T")
-EVIL = "<img src=x onerror=alert(1)>"
-
-
-def made(build: Callable[[], T]) -> T:
-    """What `build` makes of Gradio's blocks, which leave an event loop open unless one runs."""
-
-    async def run() -> T:
-        return build()
-
-    return asyncio.run(run())
-
-
-@pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
-    return Session(Local(backend=toy), db)
-
-
-def labels(blocks: gr.Blocks) -> set[str]:
-    """The words on all buttons and tabs."""
-    return {
-        str(getattr(block, "value", None) or getattr(block, "label", ""))
-        for block in blocks.blocks.values()
-        if isinstance(block, gr.Button | gr.Tab) and block.visible
-    }
 
 
 def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: ToyBackend) -> None:
@@ -66,7 +44,7 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
     note = "llama.cpp's fast path <crashes>."
     for can_tree in (True, False):
         toy.info = replace(toy.info, note=note, can_tree=can_tree)
-        assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in layout.header(
+        assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in header.header(
             session, ()
         )
         assert ("will be plain" in compare.idle(session)) is not can_tree
@@ -74,12 +52,13 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
 
 
 def test_the_header_says_in_a_line_what_drafts(session: Session, toy: ToyBackend) -> None:
-    said = layout.header(session, ())
-    assert said.count("Drafted by: ") == 1 and "databases (trees)" in said
+    said = header.header(session, ())
+    assert said.count("Guesses come from: ") == 1
+    assert "databases (several guesses per token)" in said
     toy.info = replace(toy.info, leaves=1, depth=8)
-    assert "databases (chains of up to 8 tokens)" in layout.header(session, ())
+    assert "databases (one guess per token, up to 8 tokens ahead)" in header.header(session, ())
     toy.info = replace(toy.info, can_tree=False)
-    assert "Drafted by: nothing, it decodes plainly." in layout.header(session, ())
+    assert "Guesses come from: nothing, as it decodes plainly." in header.header(session, ())
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -87,19 +66,15 @@ def test_the_header_says_whether_the_core_is_compiled(
     db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "core", native.core if there else None)
-    said = layout.header(Session(Local(backend=toy), db), ())
+    said = header.header(Session(Local(backend=toy), db), ())
     assert ("compiled core" in said, "core in Python" in said) == (there, not there)
 
 
-def test_guests_only_chat(db: Database, toy: ToyBackend) -> None:
-    mine, theirs = (
-        labels(
-            made(lambda guests=guests: layout.build(Session(Local(backend=toy), db, guests=guests)))
-        )
-        for guests in (False, True)
-    )
+def test_guests_only_chat(owners_page: gr.Blocks, guests_page: gr.Blocks) -> None:
+    mine, theirs = labels(owners_page), labels(guests_page)
     hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat", "Models"}
     hidden |= {"Add", "Download and load", "Build from these", "Import it", "Prune", "Look up"}
+    hidden |= {"API", "Make a key", "Revoke", "Benchmark"}
     assert hidden <= mine and not hidden & theirs and "Diagnostics" in theirs
 
 
@@ -111,61 +86,47 @@ def test_a_model_that_decodes_plainly_has_nothing_to_measure(db: Database) -> No
     )
 
 
-def test_no_event_shows_progress_on_a_component(session: Session) -> None:
-    """The page keeps account of each component that one is shown on."""
-    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+def test_events_show_no_progress_on_components_and_none_is_left_out(
+    owners_page: gr.Blocks,
+) -> None:
+    events = owners_page.get_config_file()["dependencies"]
     shown = [each for each in events if each["show_progress_on"] != [] and each["outputs"]]
-    assert events and shown == []
-
-
-def test_what_follows_an_event_is_never_left_out(session: Session) -> None:
-    """Gradio drops what is already at work, unless it may be so several times."""
-    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+    assert events and shown == [], "the page keeps account of each component that one is shown on"
     after = [each for each in events if each["trigger_after"] is not None]
-    assert len(after) > 20 and {each["trigger_mode"] for each in after} == {"multiple"}
-
-
-def test_no_choice_is_left_out(session: Session) -> None:
-    events = made(lambda: layout.build(session)).get_config_file()["dependencies"]
+    modes = {each["trigger_mode"] for each in after}
+    assert len(after) > 20 and modes == {"multiple"}, "else Gradio drops what is already at work"
     choices = [each for each in events if any(kind == "input" for _, kind in each["targets"])]
     assert len(choices) > 5 and "once" not in {each["trigger_mode"] for each in choices}
 
 
 @pytest.fixture
-def controls(session: Session) -> settings.Controls:
-    def build() -> settings.Controls:
-        with gr.Blocks():
-            return settings.build(session)
-
-    return made(build)
+def controls(session: Session) -> settings.Settings:
+    return tab_of(lambda *given: settings.Settings(*given[:2]), session)
 
 
-def test_settings_show_what_they_read(controls: settings.Controls) -> None:
+def test_settings_show_what_they_read(controls: settings.Settings) -> None:
     drafting = Drafting(("model", "context"), 12, 0.25, "fixed", "rejection")
     generation = Generation(Sampling(0.5, 3, 0.9, 0.1, 7), 99, ("END", "stop"))
     chosen = Preferences(generation, "hsd:small@8/mid@4", drafting, fresh_seed=False)
     assert controls.read(controls.show("Be kind.", chosen)) == ("Be kind.", chosen)
 
 
-def test_settings_start_from_the_defaults_of_the_engine(controls: settings.Controls) -> None:
+def test_settings_and_comparisons_start_from_the_defaults_of_the_engine(
+    session: Session, controls: settings.Settings
+) -> None:
     values = [getattr(part, "value", None) for part in controls.inputs]
     _, preferences = controls.read(values)
-    assert preferences.method == "auto" and preferences.chosen() == METHODS["auto"]
+    compared = tab_of(lambda *given: compare.Compare(*given[:2]), session).method.value
+    assert preferences.method == "auto" == compared and preferences.chosen() == METHODS["auto"]
     assert preferences.drafting.budget == BUDGETS[0] == "adaptive"
 
 
 @pytest.mark.parametrize("name", ["budget", "rule", "method"])
-def test_unusable_settings_are_refused(controls: settings.Controls, name: str) -> None:
+def test_unusable_settings_are_refused(controls: settings.Settings, name: str) -> None:
     values = controls.show("", Preferences())
     values[1 + list(controls.parts).index(name)] = "boundless"
     with pytest.raises(SettingError, match="boundless"):
         controls.read(values)
-
-
-def test_rules_of_verification_have_words(controls: settings.Controls) -> None:
-    rule = controls.parts["rule"]
-    assert {value for _, value in rule.choices} == set(RULES)  # type: ignore[attr-defined]
-    assert rule.value == "match"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +151,8 @@ def test_verdicts_raise_no_false_alarm(
     assert words in found and kind in found
     assert ("1.00×" in found) == (identical or not same_text)
     verdict = Verdict(identical, 1, 0 if identical else 1, EVIL, EVIL)
-    proof = Proof(1, "hsd", verdict, Speedup(1.0, 1.0), *pair, pair[1], same_text)
+    found_again = Reruns(9, 4, 1.0, 1.0, (1.0, 1.0), Speedup(1.0, 1.0))
+    proof = Proof(1, "hsd", verdict, found_again, *pair, pair[1], same_text)
     line = proof_line(proof)
     assert words in line and kind in line and "<img" not in line
     early = proof_line(replace(proof, verdict=replace(verdict, ended_early=True)))
@@ -199,6 +161,34 @@ def test_verdicts_raise_no_false_alarm(
     assert ("up to where it was stopped" in line) == identical, "the steps have no end"
     whole = replace(pair[1], steps=(replace(pair[1].steps[0], finish="length"),))
     assert "stopped" not in proof_line(replace(proof, shown=whole))
+
+
+@pytest.mark.parametrize(
+    ("speedup", "words", "title"),
+    [
+        (
+            Speedup(1.41, 1.62, None, 1.38, 1.45),
+            "speedup of the whole answer <b>1.41×</b> (1.38× to 1.45×), decoding alone 1.62×.",
+            "of the whole answer (1.38× to 1.45×); decoding alone 1.62×",
+        ),
+        (
+            Speedup(low=0.97, high=1.04),
+            "no measurable difference (0.97× to 1.04×).",
+            "no measurable difference (0.97× to 1.04×)",
+        ),
+        (Speedup(), f"with drafts 85.0 ms; {NO_GAIN}.", NO_GAIN),
+    ],
+)
+def test_a_proof_says_how_sure_it_is(speedup: Speedup, words: str, title: str) -> None:
+    step = Step(0, (Token(97, 0, "target"),), verify_seconds=1.0, finish="length")
+    run = run_of([step], method="hd")
+    reruns = Reruns(9, 4, 0.12, 0.085, (1.0, 1.0), speedup)
+    proof = Proof(1, "hd", Verdict(True, 1), reruns, run, run, run)
+    line = proof_line(proof)
+    assert "9 times each way, in turn: plain 120.0 ms, with drafts 85.0 ms; " in line
+    assert words in line
+    shown = panel_values(summarise(run), run.steps, proof.speedup)
+    assert shown["n"] == title and shown["h"][1] == times(speedup.whole)
 
 
 def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session) -> None:
@@ -220,29 +210,12 @@ def test_a_comparison_shows_no_gain_where_nothing_was_accepted(session: Session)
     assert "<b>4.00 s</b> whole answer" in head and "<b>2.00 s</b> decoding" in head
 
 
-@dataclass
-class Parts:
-    """What shows the loaded model."""
-
-    head: gr.HTML
-    talk: chat_view.Parts
-    pair: compare.Parts
-    runs: diagnostics.Parts
-    controls: settings.Controls
-    drafts: stack.Parts
-
-
 def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
-    session: Session,
+    session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build() -> chat.Handlers:
-        with gr.Blocks():
-            talk, controls = chat.build(session), settings.build(session)
-            return chat.Handlers(session, talk, controls, gr.State(None), gr.BrowserState({}))
-
     local(session).loaded.measure_plain()
     session.follow(session.engine.state)
-    on = made(build)
+    on = talk_of(session)
     wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.chat.say("local", None, "hello there")
     answer = session.generations.start("local", conversation, wanted)
@@ -250,17 +223,46 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     last = answer.update
     assert last.metrics.kept > 0, "there is a gain to measure"
     data = gr.EventData(None, {"token": answer.token})
-    request: Any = SimpleNamespace(username=None, session_hash="page")
-    shown = on.over(data, request, conversation, {})[on.parts.figures]
+    shown = on.over("local", "page", data, conversation)[on.figures]
     assert shown["h"][1] == times(live(last.metrics).whole)
-    assert "whole answer" not in shown["n"] and on.parts.figures.value == {}
+    assert "whole answer" not in shown["n"] and on.figures.value == {}
     reopened = chat_view.last_figures(session, "local", conversation)
-    assert (reopened["h"], reopened["n"]) == (shown["h"], shown["n"]), "it was stored as it ended"
-    assert "measured after loading" in layout.header(session, ())
+    for part in ("h", "n", "e"):
+        assert reopened[part] == shown[part], "it was stored as it ended"
+    assert "tokens in" in str(shown["e"]) and "seed 3" in str(shown["e"])
+    assert "(by the last answer)" in header.header(session, ())
+    proved = Reruns(5, 0, 2.0, 1.0, (1.9, 2.1), Speedup(2.0, 2.2, None, 1.9, 2.1))
+    monkeypatch.setattr("app.service.proofs.reruns_of", lambda answered, pairs: proved)
     *_, proof = session.proofs.prove("local", conversation)
-    assert proof.speedup.whole
     told = chat_view.last_figures(session, "local", conversation)
     assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "of the whole answer" in told["n"]
+
+
+def test_there_is_one_plain_speed(session: Session) -> None:
+    """It follows the answers: header, panel and Models tab show the same, and the speed of an
+    answer over it is the answer's speedup of decoding."""
+    local(session).loaded.measure_plain()
+    session.follow(session.engine.state)
+    loaded = pace(session.current.plain)
+    assert "(after loading)" in loaded and loaded in header.header(session, ())
+    wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), "plain", fresh_seed=False)
+    conversation = session.chat.say("local", None, "hello there")
+    answer = session.generations.start("local", conversation, wanted)
+    assert soon(lambda: answer.over) and answer.update is not None
+    found = answer.update.metrics
+    (figures,) = [one.data for one in AnswerEvents(answer, 0).pending(0.0) if one.kind == "figures"]
+    assert isinstance(figures, dict)
+    now = pace(session.current.plain)
+    assert "(by the last answer)" in now and figures["p"] == now
+    assert now in header.header(session, ()) and loaded not in header.header(session, ())
+    assert now in models_html.loaded(session.current.info, "toy", plain=now)
+    speed = session.current.plain.tokens_per_second
+    assert figures["h"][4] == f"{speed:,.0f}" == f"{found.plain_tokens_per_second:,.0f}"
+    assert found.tokens_per_second / speed == pytest.approx(live(found).decoding, rel=1e-6)
+    *_, proof = session.proofs.prove("local", conversation)
+    assert proof.plain is not None
+    assert session.current.plain.when == "by the last proof"
+    assert "p" not in chat_view.last_figures(session, "local", conversation), "that is of its time"
 
 
 @pytest.fixture
@@ -269,16 +271,19 @@ def page(session: Session) -> tuple[Any, ...]:
 
     def build() -> tuple[Any, ...]:
         with gr.Blocks():
-            head, talk, pair = gr.HTML(), chat.build(session), compare.build(session)
-            controls = settings.build(session)
+            head = gr.HTML()
+            talk = chat.Chat(session, gr.BrowserState({}), gr.State(None))
+            pair = compare.Compare(session, gr.BrowserState({}))
+            controls = settings.Settings(session, gr.BrowserState({}))
             with gr.Tab("Stack") as tab:
-                drafts = stack.build(tab, session)
+                drafts = stack.StackTab(session, gr.BrowserState({}), tab)
             with gr.Tab("Diagnostics") as tab:
-                runs = diagnostics.build(tab, session)
+                runs = diagnostics.Diagnostics(session, gr.BrowserState({}), tab)
             event = layout.following(
                 session, head, ["<b>"], talk, pair, runs, controls, drafts, gr.State(None)
             )
-        return *event, Parts(head, talk, pair, runs, controls, drafts)
+        parts = {"head": head, "talk": talk, "pair": pair, "runs": runs}
+        return *event, SimpleNamespace(**parts, controls=controls, drafts=drafts)
 
     return made(build)
 
@@ -289,7 +294,7 @@ def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) 
     shown = follow(None, "hd", 256, "hd", None)
     assert shown.keys() <= set(outputs)
     assert session.current.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
-    assert shown[parts.runs.again]["visible"]
+    assert shown[parts.runs.again_button]["visible"]
     again = follow(shown[outputs[0]], "hd", 256, "hd", None)
     assert again.keys() == {outputs[0]}, "nothing changed"
 
@@ -311,7 +316,7 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "auto"
     assert shown[parts.pair.method]["value"] == "auto"
     assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
-    assert shown[parts.talk.box]["placeholder"] == f"Message {EVIL}"
+    assert shown[parts.talk.composer.box]["placeholder"] == f"Message {EVIL}"
     assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
     kept = follow(before, "context", 60, "plain", None)
     assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
@@ -342,15 +347,31 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
 
 def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:
-    assert "demonstration model" not in layout.header(session, ())
+    assert "demonstration model" not in header.header(session, ())
     swap(session, toy, str(EMBEDDED))
-    assert "demonstration model" in layout.header(session, ()) and "Models tab" in layout.header(
-        session, ()
-    )
-    session.guests = True
-    assert "demonstration model" in layout.header(
-        session, ()
-    ) and "Models tab" not in layout.header(session, ())
+    for guests in (False, True):
+        session.guests = guests
+        said = header.header(session, ())
+        assert "demonstration model" in said and ("Models tab" in said) is not guests
+
+
+def test_the_demonstration_model_is_asked_what_it_can_answer(
+    page: tuple[Any, ...], session: Session, toy: ToyBackend
+) -> None:
+    """It writes grammatical nonsense: no page calls it fluent, or suggests a story."""
+    follow, _, outputs, parts = page
+    buttons = parts.talk.examples
+
+    def suggested() -> tuple[str, ...]:
+        shown = follow(None, "hd", 256, "hd", None)
+        return tuple(shown[button]["value"] for button in buttons)
+
+    assert suggested() == welcome.EXAMPLES
+    swap(session, toy, str(EMBEDDED))
+    assert suggested() == welcome.SIMPLE_EXAMPLES
+    assert "grammatical nonsense" in header.header(session, ())
+    for text in (header.header(session, ()), Path("README.md").read_text("utf-8")):
+        assert "fluent English" not in text
 
 
 def test_methods_of_any_time_have_titles(session: Session) -> None:
@@ -359,22 +380,9 @@ def test_methods_of_any_time_have_titles(session: Session) -> None:
     method = f"hsd:{EVIL}@2"
     trace = Trace("1", None, "chat", "toy", "t", method, 1, 0.1, 1, 0.0, None, None)
     for speedup, shown in ((None, "–"), (1.5, "1.50×")):
-        assert run_html.line(replace(trace, speedup=speedup))[-1] == shown
+        assert run_html.run_row(replace(trace, speedup=speedup))[-1] == shown
     told = run_html.heading(trace, Run(method))
     assert "<img" not in told and "&lt;img" in told
-
-
-def test_comparisons_start_with_hierarchy_drafting_and_its_measured_budget(
-    session: Session, controls: settings.Controls
-) -> None:
-    def build() -> compare.Parts:
-        with gr.Blocks():
-            return compare.build(session)
-
-    parts = made(build)
-    values = [getattr(part, "value", None) for part in controls.inputs]
-    chosen = controls.read(values)[1].with_method(parts.method.value)
-    assert chosen.chosen() == METHODS["auto"] and chosen.drafting.budget == "adaptive"
 
 
 def test_the_cost_line_says_what_was_measured_and_when(session: Session, toy: ToyBackend) -> None:
@@ -396,12 +404,12 @@ def test_a_run_of_another_model_is_not_drawn_on_this_ones_curve(
         assert len(diagnostics.cost_figure(session, shown).data[2].x or ()) == points
 
 
-def test_every_chart_of_diagnostics_has_its_place(session: Session) -> None:
-    def build() -> diagnostics.Parts:
-        with gr.Blocks(), gr.Tab("Diagnostics") as tab:
-            return diagnostics.build(tab, session)
-
-    parts = made(build)
-    assert len(parts.plots) == len(diagnostics.of_run(NOTHING)) + 1
-    assert len(parts.trends) == len(diagnostics.history([]))
-    assert '"yaxis2"' in parts.plots[diagnostics.COSTS].value["plot"]
+def test_methods_with_a_head_are_offered_where_there_is_one(db: Database) -> None:
+    needing = {"head", "hd+head"}
+    with_head = ToyBackend(guesses=deviating(0.5))
+    for toy, there in ((with_head, needing), (ToyBackend(), set[str]())):
+        session = Session(Local(backend=toy), db)
+        names = {name for _, name in methods(session)}
+        assert names & needing == there and {"auto", "hd", "plain"} <= names
+        assert {method.name for method in offered(toy.info)} & needing == there
+        assert usable(session, "head@2") == usable(session, "hd+head") == bool(there)

@@ -4,19 +4,13 @@ import re
 from collections.abc import Iterator
 
 import gradio as gr
-import pytest
 
-from app.service.session import Session
-from app.web import charts, layout, metrics_panel, stack_charts
+from app.web import charts, metrics_panel, stack_charts
 from app.web.colors import INKS
 from app.web.tabs import compare
 from app.web.tabs.databases import card
-from engine.backends.toy import ToyBackend
 from engine.drafting.calibration import Calibration
-from engine.local import Local
-from storage.database import Database
-from storage.digests import NOTHING
-from tests.web.test_tabs import made
+from storage.steps import NOTHING
 
 ATTRIBUTE = r'(?:title|class|id|target|href)="[^"]*"'
 ASIDE = re.compile(rf"\([^)]*\)|{ATTRIBUTE}|<svg.*?</svg>", re.DOTALL)
@@ -24,11 +18,6 @@ PAPERS = re.compile(
     r"\b(tiers?|forwards?|target|hierarchical|harvest|evidence|hands? up|logits)\b", re.IGNORECASE
 )
 """Words of the papers, and of the code, that a reader of the page need not know."""
-
-
-@pytest.fixture
-def page(db: Database, toy: ToyBackend) -> gr.Blocks:
-    return made(lambda: layout.build(Session(Local(backend=toy), db)))
 
 
 def texts(page: gr.Blocks) -> Iterator[str]:
@@ -62,8 +51,8 @@ def of_charts() -> Iterator[str]:
         yield from (str(line.name or "") for line in figure.data)
 
 
-def test_the_page_speaks_plainly(page: gr.Blocks) -> None:
-    found = [*texts(page), *of_charts()]
+def test_the_page_speaks_plainly(owners_page: gr.Blocks) -> None:
+    found = [*texts(owners_page), *of_charts()]
     assert len(found) > 150
     assert [text for text in found if PAPERS.search(ASIDE.sub("", text))] == []
 
@@ -84,13 +73,14 @@ def test_sources_have_plain_names_and_the_papers_ones_in_their_tooltips() -> Non
     assert f'title="{INKS["context"].meaning}">This chat</span>' in database
 
 
-def test_settings_that_a_chat_rarely_needs_are_behind_advanced(page: gr.Blocks) -> None:
-    (advanced,) = (b for b in page.blocks.values() if b.elem_id == "advanced")
+def test_settings_that_a_chat_rarely_needs_are_behind_advanced(owners_page: gr.Blocks) -> None:
+    blocks = owners_page.blocks.values()
+    (advanced,) = (b for b in blocks if b.elem_id == "advanced")
     assert isinstance(advanced, gr.Accordion) and not advanced.open
     behind = {str(getattr(part, "label", "")) for part in parts(advanced)}
-    tab = next(b for b in page.blocks.values() if isinstance(b, gr.Tab) and b.label == "Settings")
+    tab = next(b for b in blocks if isinstance(b, gr.Tab) and b.label == "Settings")
     front = {str(getattr(part, "label", "")) for part in parts(tab)} - behind
-    assert {"Databases", "Draft size", "Most drafted tokens", "Least probability"} <= behind
+    assert {"Databases", "Draft size", "Max drafted tokens", "Minimum probability"} <= behind
     assert {"System prompt", "Max tokens", "Temperature", "Seed", "Method"} <= front
 
 

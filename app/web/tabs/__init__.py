@@ -1,1 +1,1 @@
-"""One file per tab: `build` makes its components, `wire` connects them."""
+"""The tabs of the page, one file each."""

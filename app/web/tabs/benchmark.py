@@ -1,245 +1,86 @@
-"""Benchmark: many questions, answered by several methods, and what became of earlier runs.
+"""The Benchmark tab: many questions, answered by several methods, and the results of earlier runs.
 
-It belongs to the owner of the machine: it keeps the model busy for minutes or hours. The work is
-done by app/service/benchmark.py and needs no page. Pages look at it a few times a second.
+Only the owner of the machine has it, because a benchmark keeps the model busy for minutes or hours.
+app/service/benchmark.py does the work, which needs no open page. Pages read its progress a few
+times a second.
 """
 
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service.benchmark import MOST_REPEATS, bundled
-from app.service.benchmark_export import as_csv, as_json
-from app.service.benchmark_report import Plan, Report
+from app.service.benchmark import MOST_REPEATS, Measuring, bundled
+from app.service.benchmark_report import Plan, Report, as_csv, as_json
 from app.service.session import Session
-from app.web import benchmark_charts, benchmark_html
-from app.web.metrics_panel import times
-from app.web.saving import SAVE_FILE, saved
-from app.web.stack_html import fine
-from app.web.tabs.settings import Controls, methods, number
-from app.web.verdicts import title_of
-from app.web.wiring import (
-    AFTER,
-    AT_ONCE,
-    LATEST,
-    Asked,
-    Memory,
+from app.web import benchmark_html, charts
+from app.web.kit import (
+    REFRESH,
+    Tab,
     Updates,
+    clicked_row,
     newest,
-    owner_of,
-    pass_on,
-    told,
-    unasked,
+    notify_errors,
+    saved,
+    show_notices,
+    uploaded,
+    watched,
 )
+from app.web.markup import fine_print, times
+from app.web.run_html import title_of
+from app.web.tabs.settings import Settings, methods, number
 from engine.backends.base import BackendInfo
 from engine.errors import PromptError, StorageError
 from engine.methods import PLAIN, method_named, no_head, offered
 from engine.questions import in_turn, read, typed
 from engine.settings import Generation, Sampling
 from engine.types import Question
-from storage.benchmarks import Benchmark
+from storage.benchmarks import Benchmark, Result
 
 SAMPLE, FILE, OWN = "sample", "file", "own"
 MOST, TOKENS = 13, 128
-"""One question of each category of the sample, and the length of an answer, unless it is chosen."""
-LOOK_SECONDS, DRAW_EVERY = 0.4, 10
-"""How often a page looks how far it is, and every so many looks draws what there is: that takes
-time which the runs would like to have."""
-TOLD = 8
-"""The newest benchmarks, whose best speedup is told in the history."""
+"""The default number of questions (one of each category of the sample) and length of an answer."""
+DRAW_EVERY = 12
+"""A page draws the results only with every twelfth progress update, because drawing takes time from
+the runs."""
+NEWEST = 8
+"""The history shows the best speedup of this many of the newest benchmarks."""
 HEADERS = ["When", "Questions", "Model", "Version", "Runs", "Best speedup", "Methods"]
-NOTHING = fine("No benchmark yet. Choose questions and methods, then press Run.")
+NOTHING = fine_print("No benchmark yet. Choose questions and methods, then press Run.")
 
 Set = tuple[str, list[Question]]
-"""Questions with the name of their file."""
-
-
-@dataclass(slots=True)
-class Parts:
-    """The tab's components. `read` holds the questions of the file that was given, `ids` those of
-    the history's lines, `shown` the benchmark on the page."""
-
-    tab: gr.Tab
-    source: gr.Radio
-    files: gr.Column
-    path: gr.Textbox
-    upload: gr.UploadButton
-    read: gr.State
-    text: gr.Textbox
-    asked: gr.HTML
-    most: gr.Number
-    methods: gr.Dropdown
-    tokens: gr.Number
-    repeats: gr.Slider
-    temperature: gr.Number
-    seed: gr.Number
-    known: gr.Checkbox
-    run: gr.Button
-    stop: gr.Button
-    resume: gr.Button
-    status: gr.HTML
-    result: gr.HTML
-    detail: gr.HTML
-    chart: gr.Plot
-    tools: gr.Row
-    beside: gr.Dropdown
-    csv: gr.Button
-    json: gr.Button
-    history: gr.Dataframe
-    ids: gr.State
-    shown: gr.State
-    outgoing: gr.Textbox
-
-
-def build(tab: gr.Tab, session: Session) -> Parts:
-    """What is asked and how; how far it is; what came of it; what came of others."""
-    made: dict[str, Any] = {"tab": tab}
-    with gr.Row(elem_classes="cards"):
-        with gr.Column(elem_classes="card", scale=1):
-            made |= build_questions()
-        with gr.Column(elem_classes="card", scale=1):
-            made |= build_answers(session)
-    made["status"] = gr.HTML(elem_id="benchmark-status", apply_default_css=False)
-    made["result"] = gr.HTML(NOTHING, elem_id="benchmark-result", apply_default_css=False)
-    made["chart"] = gr.Plot(
-        None, show_label=False, container=False, visible=False, elem_id="benchmark-chart"
-    )
-    made["detail"] = gr.HTML(elem_id="benchmark-detail", apply_default_css=False)
-    with gr.Row(visible=False, elem_classes="ask tools-of-results") as made["tools"]:
-        made["beside"] = gr.Dropdown(
-            [("None", "")],
-            value="",
-            label="Set another benchmark beside it",
-            scale=4,
-            min_width=260,
-            elem_id="benchmark-beside",
-        )
-        made["csv"] = gr.Button("Save as CSV", size="sm", min_width=110, elem_id="benchmark-csv")
-        made["json"] = gr.Button("Save as JSON", size="sm", min_width=110, elem_id="benchmark-json")
-    made["history"] = gr.Dataframe(
-        headers=HEADERS,
-        datatype="str",
-        interactive=False,
-        elem_id="benchmarks",
-        max_height=300,
-        label="Earlier benchmarks, newest first. Click one to see it.",
-    )
-    made |= {"ids": gr.State([]), "shown": gr.State(None), "read": gr.State(None)}
-    made["outgoing"] = gr.Textbox(visible="hidden")
-    return Parts(**{item.name: made[item.name] for item in fields(Parts)})
-
-
-def build_questions() -> dict[str, Block]:
-    """Where the questions come from, and how many of them are asked."""
-    gr.HTML("<h3>Questions</h3>")
-    made: dict[str, Any] = {}
-    made["source"] = gr.Radio(
-        [("Bundled sample", SAMPLE), ("Spec-Bench file", FILE), ("Own prompts", OWN)],
-        value=SAMPLE,
-        label="From",
-        elem_id="benchmark-source",
-    )
-    with gr.Column(visible=False) as made["files"]:
-        made["path"] = gr.Textbox(
-            label="Path of a file with a JSON object per line",
-            placeholder="/home/me/Spec-Bench/question.jsonl",
-            max_lines=1,
-            elem_id="benchmark-path",
-        )
-        made["upload"] = gr.UploadButton(
-            "Choose a file instead", size="sm", file_types=[".jsonl", ".json"], type="filepath"
-        )
-    made["text"] = gr.Textbox(
-        label="Prompts",
-        info="One per line, or a JSON object per line.",
-        lines=5,
-        max_lines=14,
-        visible=False,
-        elem_id="benchmark-text",
-    )
-    made["asked"] = gr.HTML(counted(bundled()), elem_id="benchmark-asked", apply_default_css=False)
-    made["most"] = gr.Number(
-        MOST,
-        label="Most questions",
-        info="Taken from all categories in turn; 0: all. Of several turns the first is asked.",
-        precision=0,
-        elem_id="benchmark-most",
-    )
-    return made
+"""The title of a set of questions, and the questions."""
 
 
 def usual(info: BackendInfo) -> list[str]:
-    """The methods that are measured unless others are chosen."""
     if info.server is not None:
         return [method.name for method in offered(info)]
     return [PLAIN.name, "hd", *(["hd+head"] if not no_head(info) else [])]
 
 
-def build_answers(session: Session) -> dict[str, Block]:
-    """By which methods, how often and with which settings they are answered."""
-    gr.HTML("<h3>Answers</h3>")
-    made: dict[str, Any] = {}
-    made["methods"] = gr.Dropdown(
-        methods(session),
-        value=usual(session.current.info),
-        multiselect=True,
-        label="Methods",
-        info="Each answers every question; their order rotates. What the databases may draft is as "
-        "in Settings, under Advanced.",
-        elem_id="benchmark-methods",
-    )
-    with gr.Row(elem_classes="pair"):
-        made["tokens"] = gr.Number(
-            TOKENS,
-            label="Most tokens of an answer",
-            precision=0,
-            min_width=150,
-            elem_id="benchmark-tokens",
-        )
-        made["repeats"] = gr.Slider(
-            1, MOST_REPEATS, value=1, step=1, label="Repeats of each question", min_width=230
-        )
-    with gr.Row(elem_classes="pair"):
-        made["temperature"] = gr.Number(0.0, label="Temperature for all", min_width=150)
-        made["seed"] = gr.Number(0, label="Seed for all", precision=0, min_width=150)
-    made["known"] = gr.Checkbox(
-        False,
-        label="Past answers may draft",
-        info="Off: every run begins as on the first day, so that results can be compared.",
-    )
-    with gr.Row(elem_classes="presets"):
-        made["run"] = gr.Button("Run", variant="primary", size="sm", elem_id="benchmark-run")
-        made["stop"] = gr.Button(
-            "Stop", variant="stop", size="sm", visible=False, elem_id="benchmark-stop"
-        )
-        made["resume"] = gr.Button("Resume", size="sm", visible=False, elem_id="benchmark-resume")
-    return made
-
-
 def counted(questions: Sequence[Question]) -> str:
-    """How many questions there are, and of what."""
     kinds = Counter(question.category for question in questions)
-    names = ", ".join(list(kinds)[:13]) + (" …" if len(kinds) > 13 else "")
+    names = ", ".join(map(charts.category_name, list(kinds)[:13])) + (
+        " …" if len(kinds) > 13 else ""
+    )
     many = f"{len(kinds)} categories ({names})" if len(kinds) > 1 else names
-    return fine(f"{len(questions):,} question{'s' * (len(questions) != 1)}: {many}.")
+    return fine_print(f"{len(questions):,} question{'s' * (len(questions) != 1)}: {many}.")
 
 
-def line(stored: Benchmark, best: str) -> list[str]:
-    """One row of the history, with the best speedup."""
+def history_row(stored: Benchmark, best: str) -> list[str]:
+    """A row of the history. `best` is the best speedup in words."""
     named = stored.plan.get("methods")
     names = [str(each.get("name")) for each in named if isinstance(each, dict)] if named else []
     return [
         benchmark_html.when(stored.created),
         stored.title,
-        stored.model,
+        stored.label,
         stored.version,
         f"{stored.done:,} of {stored.runs:,}",
         best,
@@ -248,41 +89,217 @@ def line(stored: Benchmark, best: str) -> list[str]:
 
 
 def best_of(report: Report) -> str:
-    """The largest speedup of a benchmark."""
-    told = [one.speedup.whole for one in report.figures if one.speedup.whole]
-    return times(max(told, default=None))
+    speedups = [one.speedup.whole for one in report.figures if one.speedup.whole]
+    return times(max(speedups, default=None))
 
 
-class Handlers:
-    """What the tab's events do."""
+class BenchmarkTab(Tab):
+    """Questions and methods, progress, results, and the history.
 
-    def __init__(self, session: Session, parts: Parts, controls: Controls) -> None:
-        self.session, self.parts, self.controls = session, parts, controls
-        self.runs = session.benchmarks
+    `given` holds the questions of the uploaded file, `ids` the ids of the rows of the history, and
+    `shown` the id of the benchmark on the page.
+    """
+
+    controls: Settings
+
+    def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
+        super().__init__(session, memory)
+        self.tab, self.runs = tab, session.benchmarks
         self.best: dict[tuple[str, int], str] = {}
-        """The best speedup of a benchmark with so many runs: reading these takes long."""
+        """The best speedup by benchmark and number of runs, because reading the runs takes long."""
+        self.ids, self.shown, self.given = gr.State([]), gr.State(None), gr.State(None)
+        with gr.Row(elem_classes="cards"):
+            with gr.Column(elem_classes="card", scale=1):
+                self.build_questions()
+            with gr.Column(elem_classes="card", scale=1):
+                self.build_answers()
+        self.status = gr.HTML(elem_id="benchmark-status", apply_default_css=False)
+        self.result = gr.HTML(NOTHING, elem_id="benchmark-result", apply_default_css=False)
+        self.chart = gr.Plot(
+            None, show_label=False, container=False, visible=False, elem_id="benchmark-chart"
+        )
+        self.detail = gr.HTML(elem_id="benchmark-detail", apply_default_css=False)
+        with gr.Row(visible=False, elem_classes="ask tools-of-results") as self.tools:
+            self.compared_with = gr.Dropdown(
+                [("None", "")],
+                value="",
+                label="Compare with another benchmark",
+                scale=4,
+                min_width=260,
+                elem_id="benchmark-beside",
+            )
+            self.csv_button = gr.Button(
+                "Save as CSV", size="sm", min_width=110, elem_id="benchmark-csv"
+            )
+            self.json_button = gr.Button(
+                "Save as JSON", size="sm", min_width=110, elem_id="benchmark-json"
+            )
+        self.history = gr.Dataframe(
+            headers=HEADERS,
+            datatype="str",
+            interactive=False,
+            elem_id="benchmarks",
+            max_height=300,
+            label="Earlier benchmarks, newest first. Click one to see it.",
+        )
+        self.outgoing = gr.Textbox(visible="hidden")
+
+    def build_questions(self) -> None:
+        """The source and the number of the questions."""
+        gr.HTML("<h3>Questions</h3>")
+        self.source = gr.Radio(
+            [("Bundled sample", SAMPLE), ("Spec-Bench file", FILE), ("Own prompts", OWN)],
+            value=SAMPLE,
+            label="From",
+            elem_id="benchmark-source",
+        )
+        with gr.Column(visible=False) as self.files:
+            self.path = gr.Textbox(
+                label="Path of a file with one JSON object per line",
+                placeholder="/home/me/Spec-Bench/question.jsonl",
+                max_lines=1,
+                elem_id="benchmark-path",
+            )
+            self.upload_button = gr.UploadButton(
+                "Choose a file instead", size="sm", file_types=[".jsonl", ".json"], type="filepath"
+            )
+        self.text = gr.Textbox(
+            label="Prompts",
+            info="One per line, or a JSON object per line.",
+            lines=5,
+            max_lines=14,
+            visible=False,
+            elem_id="benchmark-text",
+        )
+        self.question_count = gr.HTML(
+            counted(bundled()), elem_id="benchmark-asked", apply_default_css=False
+        )
+        self.most = gr.Number(
+            MOST,
+            label="How many questions",
+            info=(
+                "Taken from each category in turn; 0 asks all of them. Of a question with several "
+                "turns, only the first is asked."
+            ),
+            precision=0,
+            elem_id="benchmark-most",
+        )
+
+    def build_answers(self) -> None:
+        """The methods, repeats and settings with which the questions are answered."""
+        gr.HTML("<h3>Answers</h3>")
+        self.methods = gr.Dropdown(
+            methods(self.session),
+            value=usual(self.session.current.info),
+            multiselect=True,
+            label="Methods",
+            info="Each method answers every question, in an order that rotates. The databases "
+            "draft as chosen in Settings, under Advanced.",
+            elem_id="benchmark-methods",
+        )
+        with gr.Row(elem_classes="pair"):
+            self.tokens = gr.Number(
+                TOKENS,
+                label="Max tokens per answer",
+                precision=0,
+                min_width=150,
+                elem_id="benchmark-tokens",
+            )
+            self.repeats = gr.Slider(
+                1, MOST_REPEATS, value=1, step=1, label="Repeats of each question", min_width=230
+            )
+        with gr.Row(elem_classes="pair"):
+            self.temperature = gr.Number(0.0, label="Temperature", min_width=150)
+            self.seed = gr.Number(0, label="Seed", precision=0, min_width=150)
+        self.known = gr.Checkbox(
+            False,
+            label="Draft from past answers too",
+            info="Off: every run starts with empty databases, so that results can be compared.",
+        )
+        with gr.Row(elem_classes="presets"):
+            self.run_button = gr.Button(
+                "Run", variant="primary", size="sm", elem_id="benchmark-run"
+            )
+            self.stop_button = gr.Button(
+                "Stop", variant="stop", size="sm", visible=False, elem_id="benchmark-stop"
+            )
+            self.resume_button = gr.Button(
+                "Resume", size="sm", visible=False, elem_id="benchmark-resume"
+            )
+
+    def wire(self, controls: Settings) -> None:
+        """Connect the tab."""
+        self.controls = controls
+        question_inputs = [self.source, self.path, self.text, self.given]
+        plan = [
+            *question_inputs,
+            self.most,
+            self.methods,
+            self.tokens,
+            self.repeats,
+            self.temperature,
+        ]
+        plan += [self.seed, self.known, *controls.inputs]
+        screen: list[Block] = [self.result, self.detail, self.chart, self.tools]
+        picked = [self.resume_button, *screen, self.compared_with, self.shown]
+        buttons = [self.run_button, self.stop_button]
+        whole = [*buttons, *picked, self.status, self.history, self.ids]
+        # A running benchmark does not overwrite another one that is picked meanwhile.
+        guard = newest(picked)
+        # A click on another source also leaves a box; the last of the two events is handled.
+        choosing = [self.source.input, self.path.submit, self.path.blur, self.text.blur]
+        self.on(
+            choosing,
+            self.choose,
+            question_inputs,
+            [self.files, self.text, self.question_count],
+            mode="always_last",
+        )
+        read = [self.given, self.path, self.question_count]
+        self.on(self.upload_button.upload, self.upload, self.upload_button, read)
+        self.on(self.run_button.click, self.run, plan, whole, guard=guard)
+        self.on(self.resume_button.click, self.resume, self.shown, whole, guard=guard)
+        self.on(self.stop_button.click, self.stop)
+        seen = [self.methods, *whole]
+        self.on(self.tab.select, self.refresh, self.shown, seen, guard=REFRESH)
+        self.on(
+            self.history.select,
+            self.pick,
+            self.ids,
+            [*buttons, *picked],
+            mode="multiple",
+            guard=guard,
+        )
+        self.on(
+            self.compared_with.input,
+            self.compare_with,
+            [self.shown, self.compared_with],
+            screen,
+            mode="always_last",
+            guard=newest(screen),
+        )
+        self.on_save(self.csv_button.click, self.as_csv, self.shown, self.outgoing)
+        self.on_save(self.json_button.click, self.as_json, self.shown, self.outgoing)
 
     # the questions
 
     def choose(self, source: str, path: str | None, text: str | None, given: Set | None) -> Updates:
-        """Show what belongs to a source of questions."""
-        parts = self.parts
         return {
-            parts.files: gr.update(visible=source == FILE),
-            parts.text: gr.update(visible=source == OWN),
-            parts.asked: self.said(source, path or "", text or "", given),
+            self.files: gr.update(visible=source == FILE),
+            self.text: gr.update(visible=source == OWN),
+            self.question_count: self.counted_words(source, path or "", text or "", given),
         }
 
-    def said(self, source: str, path: str, text: str, given: Set | None) -> str:
-        """How many questions there are to be asked; "" where there is nothing yet."""
+    def counted_words(self, source: str, path: str, text: str, given: Set | None) -> str:
+        """The number of questions in words; "" before any are chosen."""
         if source == FILE and not (path.strip() or given) or source == OWN and not text.strip():
             return ""
-        with told():
+        with notify_errors():
             return counted(self.questions(source, path, text, given)[1])
         return ""
 
     def questions(self, source: str, path: str, text: str, given: Set | None) -> Set:
-        """The questions and what their set is called. Raises PromptError."""
+        """The title of the questions and the questions. Raises PromptError."""
         if source == OWN:
             return "Own prompts", typed(text)
         if source == SAMPLE:
@@ -295,29 +312,19 @@ class Handlers:
         return given
 
     def upload(self, file: str | None) -> Updates:
-        """Read a file that a browser sent, which is not kept."""
-        with told():
-            try:
-                found = read(Path(file or ""))
-                shown: Updates = {
-                    self.parts.read: (Path(file or "").name, found),
-                    self.parts.path: "",
-                }
-                return {**shown, self.parts.asked: counted(found)}
-            finally:
-                with suppress(OSError):
-                    Path(file or "").unlink()
-        return {self.parts.asked: gr.skip()}
+        with uploaded(file) as path:
+            found = read(path)
+        return {self.given: (path.name, found), self.path: "", self.question_count: counted(found)}
 
-    # begin, go on, end
+    # start, resume, stop
 
     def plan(self, values: Sequence[object]) -> Plan:
-        """The plan on the page. Raises PromptError and SettingError."""
-        asked: Any = values[:4]
+        """The plan from the values on the page. Raises PromptError and SettingError."""
+        question_inputs: Any = values[:4]
         chosen: Any = values[4:11]
         rest = values[11:]
         most, names, tokens, repeats, heat, seed, known = chosen
-        source, path, text, given = asked
+        source, path, text, given = question_inputs
         title, questions = self.questions(source, path or "", text or "", given)
         _, preferences = self.controls.read(rest)
         sampling = Sampling(temperature=number(0.0, heat), seed=number(0, seed))
@@ -330,121 +337,115 @@ class Handlers:
             bool(known),
         )
 
-    async def run(
-        self, request: gr.Request, memory: Memory, *values: object
-    ) -> AsyncIterator[Updates]:
-        """Begin a benchmark, and show how it goes."""
-        owner, begun = owner_of(self.session, memory, request), None
-        with told():
-            begun = self.runs.start(owner, self.plan(values))
-        if begun is not None:
-            async for shown in self.follow(owner, begun):
-                yield shown
-        yield self.buttons(None if begun is None else self.stored(owner, begun))
+    async def run(self, owner: str, *values: object) -> AsyncIterator[Updates]:
+        """Start a benchmark, and show its progress."""
+        async for shown in self.begin(owner, lambda: self.runs.start(owner, self.plan(values))):
+            yield shown
 
-    async def resume(
-        self, request: gr.Request, memory: Memory, chosen: str | None
-    ) -> AsyncIterator[Updates]:
-        """Go on with the benchmark on the page, and show how it goes."""
-        owner, begun = owner_of(self.session, memory, request), False
-        with told():
-            self.runs.resume(owner, chosen or "")
-            begun = True
-        if begun:
-            async for shown in self.follow(owner, chosen or ""):
-                yield shown
-        yield self.buttons(self.stored(owner, chosen or ""))
+    async def resume(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
+        """Continue the benchmark on the page, and show its progress."""
+        known = chosen or ""
+        async for shown in self.begin(owner, lambda: self.runs.resume(owner, known), known):
+            yield shown
 
-    async def follow(self, owner: str, chosen: str) -> AsyncIterator[Updates]:
-        """How the benchmark under way goes, until it is over."""
-        looks, drawn = 0, -1
-        while (standing := self.runs.standing) is not None:
-            shown = {**self.buttons(None), self.parts.status: benchmark_html.status(standing)}
+    async def begin(
+        self, owner: str, start: Callable[[], Measuring], chosen: str = ""
+    ) -> AsyncIterator[Updates]:
+        """Start a benchmark and follow it. `chosen` is the benchmark on the page."""
+        job: Measuring | None = None
+        with notify_errors():
+            job = start()
+        if job is not None:
+            chosen = job.progress.benchmark
+            async for shown in self.follow(owner, job):
+                yield shown
+        yield self.buttons(self.stored(owner, chosen))
+
+    async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
+        """Show the progress of the running benchmark, until it is over."""
+        looks, drawn, chosen = 0, -1, job.progress.benchmark
+        async for standing in watched(job):
+            shown = {**self.buttons(None), self.status: benchmark_html.status(standing)}
             if looks % DRAW_EVERY == 0 and standing.done != drawn:
                 drawn = standing.done
                 shown |= await asyncio.to_thread(self.screen, owner, chosen, "", True)
             yield shown
             looks += 1
-            await asyncio.sleep(LOOK_SECONDS)
-        ended: Updates = {self.parts.status: benchmark_html.status(None, self.runs.problem)}
-        pass_on(self.session, owner)
+        ended: Updates = {self.status: benchmark_html.status(None, job.problem)}
+        show_notices(self.session, owner)
         yield {**ended, **await asyncio.to_thread(self.all, owner, chosen)}
 
-    def stop(self, request: gr.Request, memory: Memory) -> None:
-        """End it; what is done stays."""
-        self.runs.stop(owner_of(self.session, memory, request))
+    def stop(self, owner: str) -> None:
+        """Stop the benchmark. Finished runs are kept."""
+        self.runs.stop(owner)
 
-    # what is shown
+    # showing
 
     def stored(self, owner: str, chosen: str) -> Benchmark | None:
-        """A benchmark, None where there is none of that id."""
+        """A benchmark; None for an unknown id."""
         with suppress(StorageError):
             return self.runs.store(owner).get(chosen)
         return None
 
     def buttons(self, stored: Benchmark | None) -> Updates:
-        """What can be done now; `stored` is the benchmark on the page."""
+        """Show the buttons that apply now. `stored` is the benchmark on the page."""
         busy = self.runs.standing is not None
         left = stored is not None and stored.done < stored.runs
         return {
-            self.parts.run: gr.update(interactive=not busy),
-            self.parts.stop: gr.update(visible=busy),
-            self.parts.resume: gr.update(visible=left and not busy),
+            self.run_button: gr.update(interactive=not busy),
+            self.stop_button: gr.update(visible=busy),
+            self.resume_button: gr.update(visible=left and not busy),
         }
 
     def screen(self, owner: str, chosen: str | None, other: str, growing: bool = False) -> Updates:
-        """A benchmark with its tables and its chart, another one beside it if so chosen. One that
-        is `growing` is not compared with the last one yet."""
-        parts = self.parts
-        with told():
+        """Show a benchmark with its tables and chart, and the comparison with the benchmark `other`
+        if that is chosen. A running benchmark (`growing`) is not compared with the previous one."""
+        with notify_errors():
             if not chosen:
                 hidden = gr.update(visible=False)
-                return {parts.result: NOTHING, parts.detail: "", parts.chart: hidden}
+                return {self.result: NOTHING, self.detail: "", self.chart: hidden}
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
             words = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
             words += benchmark_html.figures(report)
             if other and other != chosen:
-                words += benchmark_html.beside(report, self.runs.report(owner, other))
-            drawn = benchmark_charts.by_category(report)
-            there = bool(report.figures)
+                words += benchmark_html.comparison(report, self.runs.report(owner, other))
+            drawn = charts.by_category(report)
             return {
-                parts.result: words,
-                parts.detail: benchmark_html.categories(report),
-                parts.chart: gr.update(value=drawn, visible=there),
-                parts.tools: gr.update(visible=report.benchmark.done > 0),
+                self.result: words,
+                self.detail: benchmark_html.categories(report),
+                self.chart: gr.update(value=drawn, visible=bool(report.figures)),
+                self.tools: gr.update(visible=report.benchmark.done > 0),
             }
-        return {parts.result: gr.skip()}
+        return {self.result: gr.skip()}
 
     def all(self, owner: str, chosen: str | None) -> Updates:
-        """Everything: a benchmark, the newest one where none is chosen, and the history."""
-        with told():
+        """Show the chosen benchmark, or the newest one, and the history."""
+        with notify_errors():
             found = self.runs.store(owner).list()
             names = [stored.id for stored in found]
             shown = chosen if chosen in names else next(iter(names), None)
             rows = [
-                line(stored, self.gained(owner, stored) if at < TOLD else "")
+                history_row(stored, self.gained(owner, stored) if at < NEWEST else "")
                 for at, stored in enumerate(found)
             ]
-            there = next((stored for stored in found if stored.id == shown), None)
+            on_page = next((stored for stored in found if stored.id == shown), None)
             return {
-                **self.buttons(there),
+                **self.buttons(on_page),
                 **self.others(found, shown),
                 **self.screen(owner, shown, ""),
-                self.parts.history: rows,
-                self.parts.ids: names,
-                self.parts.shown: shown,
+                self.history: rows,
+                self.ids: names,
+                self.shown: shown,
             }
-        return {self.parts.history: gr.skip()}
+        return {self.history: gr.skip()}
 
     def others(self, found: Sequence[Benchmark], shown: str | None) -> Updates:
-        """What can be set beside the benchmark on the page."""
         choices = [(benchmark_html.title(each), each.id) for each in found if each.id != shown]
         offered = gr.update(choices=[("None", ""), *choices], value="")
-        return {self.parts.beside: offered}
+        return {self.compared_with: offered}
 
     def gained(self, owner: str, stored: Benchmark) -> str:
-        """The best speedup of a benchmark."""
         key = stored.id, stored.done
         if key not in self.best:
             self.best[key] = ""
@@ -452,108 +453,41 @@ class Handlers:
                 self.best[key] = best_of(self.runs.report(owner, stored.id))
         return self.best[key]
 
-    async def refresh(
-        self, request: gr.Request, memory: Memory, chosen: str | None
-    ) -> AsyncIterator[Updates]:
-        """Show how things are when the tab opens, a benchmark under way included."""
-        owner, standing = owner_of(self.session, memory, request), self.runs.standing
-        offered: Updates = {self.parts.methods: gr.update(choices=methods(self.session))}
-        shown = await asyncio.to_thread(self.all, owner, standing.benchmark if standing else chosen)
+    async def refresh(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
+        job = self.runs.slot.running
+        offered: Updates = {self.methods: gr.update(choices=methods(self.session))}
+        shown = await asyncio.to_thread(self.all, owner, job.progress.benchmark if job else chosen)
         yield {**offered, **shown}
-        if standing is not None:
-            async for later in self.follow(owner, standing.benchmark):
+        if job is not None:
+            async for later in self.follow(owner, job):
                 yield later
 
-    def pick(
-        self, event: gr.SelectData, request: gr.Request, memory: Memory, ids: list[str]
-    ) -> Updates:
+    def pick(self, owner: str, data: gr.SelectData, ids: list[str]) -> Updates:
         """Show a benchmark of the history."""
-        at = event.index[0] if isinstance(event.index, list | tuple) else event.index
-        owner = owner_of(self.session, memory, request)
+        at = clicked_row(data)
         if not 0 <= at < len(ids):
-            return {self.parts.result: gr.skip()}
-        with told():
-            stored, found = self.stored(owner, ids[at]), self.runs.store(owner).list()
-            return {
-                **self.buttons(stored),
-                **self.others(found, ids[at]),
-                **self.screen(owner, ids[at], ""),
-                self.parts.shown: ids[at],
-            }
-        return {self.parts.result: gr.skip()}
+            return {}
+        stored, found = self.stored(owner, ids[at]), self.runs.store(owner).list()
+        return {
+            **self.buttons(stored),
+            **self.others(found, ids[at]),
+            **self.screen(owner, ids[at], ""),
+            self.shown: ids[at],
+        }
 
-    def set_beside(
-        self, request: gr.Request, memory: Memory, chosen: str | None, other: str | None
-    ) -> Updates:
-        """Show another benchmark beside the one on the page."""
-        return self.screen(owner_of(self.session, memory, request), chosen, other or "")
+    def compare_with(self, owner: str, chosen: str | None, other: str | None) -> Updates:
+        return self.screen(owner, chosen, other or "")
 
     # files
 
-    def as_csv(self, request: gr.Request, memory: Memory, chosen: str | None) -> str:
-        """The answers of the benchmark on the page as a table."""
-        return self.file(request, memory, chosen, "csv")
+    def as_csv(self, owner: str, chosen: str | None) -> str:
+        return saved("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))
 
-    def as_json(self, request: gr.Request, memory: Memory, chosen: str | None) -> str:
-        """The benchmark on the page with everything."""
-        return self.file(request, memory, chosen, "json")
+    def as_json(self, owner: str, chosen: str | None) -> str:
+        text = json.dumps(as_json(*self.results(owner, chosen)), indent=1)
+        return saved("benchmark.json", "application/json", text)
 
-    def file(self, request: gr.Request, memory: Memory, chosen: str | None, kind: str) -> str:
-        """A file's name, type and text, which the browser saves."""
-        owner = owner_of(self.session, memory, request)
-        with told():
-            report = self.runs.report(owner, chosen or "")
-            results = self.runs.store(owner).results(chosen or "")
-            if kind == "csv":
-                text, said = as_csv(report, results), "text/csv"
-            else:
-                text, said = json.dumps(as_json(report, results), indent=1), "application/json"
-            return saved(f"benchmark.{kind}", said, text)
-        return ""
-
-
-def wire(session: Session, parts: Parts, controls: Controls, memory: gr.BrowserState) -> None:
-    """Connect the tab."""
-    on = Handlers(session, parts, controls)
-    asked = [parts.source, parts.path, parts.text, parts.read]
-    fields_of = [parts.most, parts.methods, parts.tokens, parts.repeats, parts.temperature]
-    fields_of += [parts.seed, parts.known]
-    buttons: list[Block] = [parts.run, parts.stop, parts.resume]
-    screen: list[Block] = [parts.result, parts.detail, parts.chart, parts.tools]
-    whole = [*buttons, *screen, parts.status, parts.beside, parts.history, parts.ids, parts.shown]
-    choosing = [parts.source.input, parts.path.submit, parts.path.blur, parts.text.blur]
-    # Who leaves a box by a click on another source means both.
-    gr.on(
-        choosing,
-        on.choose,
-        asked,
-        [parts.files, parts.text, parts.asked],
-        **LATEST,
-    )
-    parts.upload.upload(on.upload, parts.upload, [parts.read, parts.path, parts.asked], **AT_ONCE)
-    # A benchmark that goes on draws nothing over the one that is picked meanwhile.
-    last = gr.State(Asked())
-    picked = [parts.resume, *screen, parts.beside, parts.shown]
-    questions = [*asked, *fields_of, *controls.inputs]
-    parts.run.click(newest(on.run, picked), [last, memory, *questions], whole, **AT_ONCE)
-    parts.resume.click(newest(on.resume, picked), [last, memory, parts.shown], whole, **AT_ONCE)
-    parts.stop.click(on.stop, memory, None, **AT_ONCE)
-    seen = [parts.methods, *whole]
-    parts.tab.select(unasked(on.refresh), [last, memory, parts.shown], seen, **AT_ONCE)
-    parts.history.select(
-        newest(on.pick, picked),
-        [last, memory, parts.ids],
-        [parts.run, parts.stop, *picked],
-        trigger_mode="multiple",
-        **AT_ONCE,
-    )
-    parts.beside.input(
-        newest(on.set_beside, screen),
-        [last, memory, parts.shown, parts.beside],
-        screen,
-        **LATEST,
-    )
-    for button, file in ((parts.csv, on.as_csv), (parts.json, on.as_json)):
-        button.click(file, [memory, parts.shown], parts.outgoing, **AT_ONCE).then(
-            None, parts.outgoing, None, js=SAVE_FILE, **AFTER
-        )
+    def results(self, owner: str, chosen: str | None) -> tuple[Report, Sequence[Result]]:
+        """The benchmark on the page, and its answers. Raises StorageError."""
+        report = self.runs.report(owner, chosen or "")
+        return report, self.runs.store(owner).results(chosen or "")

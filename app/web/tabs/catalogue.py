@@ -1,4 +1,4 @@
-"""The catalogue in the Models tab: a card for every family, with the memory it needs here."""
+"""The catalogue in the Models tab: a card for every family, with the memory that it needs here."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,8 +11,7 @@ from app.service.draft_models import amount
 from app.service.models import Models
 from app.service.session import Session
 from app.web import models_html
-from app.web.tabs.loading import Place, build_place
-from app.web.wiring import Updates
+from app.web.kit import JobCard, Updates
 from engine.errors import ModelError, StrataError
 from engine.machine import computes_bfloat16
 from engine.models import llama_cpp_python
@@ -23,17 +22,18 @@ FETCH = "Download and load"
 
 @dataclass(slots=True)
 class Card:
-    """A family: its facts, and where it is loaded from, alone or with its suggested drafts. One
-    with a `box` is offered while the demonstration model is loaded, with facts that stay."""
+    """The card of a family: its facts, and the controls that load it, alone or with its suggested
+    draft models. A card with a `box` is an offer that is visible while the demonstration model is
+    loaded; its facts do not change."""
 
     entry: Entry
     facts: gr.HTML
-    place: Place
+    place: JobCard
     box: gr.Column | None = None
 
 
 def build() -> list[Card]:
-    """A card for each family, or why there are none."""
+    """Build a card for each family, or show why there is no catalogue."""
     with gr.Column(elem_classes="card", elem_id="catalogue"):
         gr.HTML(models_html.CATALOGUE, apply_default_css=False)
     try:
@@ -45,14 +45,16 @@ def build() -> list[Card]:
     with gr.Row(elem_classes="catalogue"):
         for number, entry in enumerate(found):
             with gr.Column(elem_classes="card", min_width=0):
-                facts = gr.HTML(elem_id=f"family-{number}", apply_default_css=False)
+                # The needs of a family take time to find, so they follow when the tab opens.
+                about = models_html.family(entry, ())
+                facts = gr.HTML(about, elem_id=f"family-{number}", apply_default_css=False)
                 titles = [FETCH, "With drafts"] if entry.stack else [FETCH]
-                cards.append(Card(entry, facts, build_place(f"family-{number}", *titles)))
+                cards.append(Card(entry, facts, JobCard.build(f"family-{number}", *titles)))
     return cards
 
 
 def build_starter(name: str, session: Session) -> list[Card]:
-    """A small real model, one click away; none where the catalogue cannot be read."""
+    """The offer of a small real model; none if the catalogue cannot be read."""
     try:
         entry = starter(llama_cpp_python.installed())
     except StrataError:
@@ -60,11 +62,12 @@ def build_starter(name: str, session: Session) -> list[Card]:
     shown = session.models.demonstration
     with gr.Column(elem_classes=["card", "starter"], elem_id=name, visible=shown) as box:
         facts = gr.HTML(models_html.starter(entry), apply_default_css=False)
-        return [Card(entry, facts, build_place(name, FETCH), box)]
+        return [Card(entry, facts, JobCard.build(name, FETCH), box)]
 
 
 def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> Updates:
-    """What every family would take with these settings, and what of it is here already."""
+    """Show the memory that every family takes with these settings, and which files are already
+    here."""
     changes: Updates = {}
     for card in cards:
         if card.box is None:
@@ -75,30 +78,30 @@ def shown(models: Models, cards: Sequence[Card], runtime: Runtime) -> Updates:
 
 
 def chosen(models: Models, entry: Entry, runtime: Runtime) -> Entry:
-    """A family with the file of its target that is best where that would run."""
+    """The family with the file of its target that suits the device on which it would run."""
     with suppress(StrataError):
-        return entry.on(models.engine.device(entry.target.source, runtime))
+        return entry.on(models.engine.room(entry.target.source, runtime).device)
     return entry
 
 
 def in_half(runtime: Runtime) -> bool:
-    """Whether transformers models are loaded in two bytes a number; all here are stored so."""
+    """Whether transformers models of the catalogue are loaded with two bytes per number, as they
+    are stored."""
     return computes_bfloat16() if runtime.dtype == "auto" else runtime.dtype != "float32"
 
 
 def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
-    """One family's facts."""
+    """The card of one family."""
     entry, length = chosen(models, entry, runtime), runtime.context_length
     target = entry.target
     here = {each.source for each in (target, *entry.drafts) if models.loaders.present(each.source)}
     try:
-        device = models.engine.device(target.source, runtime)
-        free = models.free(target.source, runtime)
+        room = models.engine.room(target.source, runtime)
     except StrataError as error:
         return models_html.family(entry, here, tail=models_html.broken(str(error)))
-    need = entry.alone_need(length, device, in_half(runtime))
-    needs = models_html.family_needs(entry, length, device, free, in_half(runtime))
-    bar = models_html.bar((need.weights, need.cache), free)
+    need = entry.alone_need(length, room.device, in_half(runtime))
+    needs = models_html.family_needs(entry, length, room.device, room.total, in_half(runtime))
+    bar = models_html.bar((need.weights, need.cache), room.total)
     return models_html.family(entry, here, needs, bar)
 
 
@@ -106,14 +109,13 @@ def check(models: Models, entry: Entry, runtime: Runtime) -> None:
     """Raise ModelError for a target that does not fit, before it is downloaded for nothing."""
     target = entry.target
     if models.loaders.present(target.source):
-        return  # the loader knows better than the formula
-    device = models.engine.device(target.source, runtime)
-    need = entry.alone_need(runtime.context_length, device, in_half(runtime))
-    free = models.free(target.source, runtime)
-    if need.total > free:
+        return  # The loader knows the exact need.
+    room = models.engine.room(target.source, runtime)
+    need = entry.alone_need(runtime.context_length, room.device, in_half(runtime))
+    if need.total > room.total:
         raise ModelError(
             f"{target.name} needs {amount(need.total)} ({amount(need.weights)} for weights and "
-            f"{amount(need.cache)} for the cache), but {amount(free)} are free on {device}. "
-            "Nothing was downloaded. Choose a smaller model or a shorter context, or close other "
-            "programs."
+            f"{amount(need.cache)} for the cache), but {amount(room.total)} are free on "
+            f"{room.device}. Nothing was downloaded. Choose a smaller model or a shorter context, "
+            "or close other programs."
         )

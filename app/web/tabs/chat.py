@@ -1,242 +1,291 @@
-"""Chat: the messages, the composer, and the live figures beside them."""
+"""The Chat tab: the messages with their actions, the composer, and the live figures.
+
+An event from the page names an action and its message (assets/chat/actions.js). No action destroys
+anything, and after each one the page shows the conversation as it then is.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from itertools import count
 
 import gradio as gr
-from gradio.blocks import Block
 
-from app.service.generation import Answer
-from app.service.served import server_words
-from app.service.session import Session
-from app.web import guide, stream
-from app.web.metrics_panel import panel, panel_values
-from app.web.tabs import composer, messages, race
-from app.web.tabs.chat_view import Parts, ended, ending, shown, stored, viewed, working
-from app.web.tabs.settings import Controls
-from app.web.tabs.talking import Talk
-from app.web.tabs.welcome import welcome
-from app.web.token_view import token_view
-from app.web.wiring import (
-    AFTER,
+from app.service.answering import Answer
+from app.service.comparison import Proof
+from app.service.current import seen_in
+from app.service.why import server_words
+from app.web import stream
+from app.web.kit import (
     AT_ONCE,
-    Listing,
+    REFRESH,
     Memory,
     Updates,
-    owner_of,
-    pass_on,
-    sent,
-    told,
-    unasked,
+    notify_errors,
+    payload,
+    show_notices,
     warn,
 )
+from app.web.metrics_panel import panel_values, with_pace
+from app.web.run_html import proof_line, waiting_line
+from app.web.tabs.chat_view import ChatView, ending, undo, viewed
+from app.web.tabs.composer import ComposerRequest, edited_text
+from app.web.tabs.conversations import ConversationList
+from app.web.tabs.settings import Settings
 from engine.errors import StrataError
+from engine.metrics import summarise
+from engine.queue import Waiting
 
 QUEUE_SECONDS = 0.1
-"""How often a page is told by the queue, where its stream does not come through."""
+"""How often Gradio's queue updates a page that its stream does not reach."""
 OVERLAP = 12
-"""Events that are told again by the queue: an update may be skipped."""
+"""How many earlier events each update repeats, because the page may skip an update."""
 
 
-def build(session: Session) -> Parts:
-    """Messages and composer, then the figures."""
-    with gr.Column(scale=6, min_width=420, elem_classes="talk"):
-        empty, examples = welcome()
-        with empty:
-            contest = race.build()
-        tokens = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
-        proof = gr.HTML(elem_id="proof", apply_default_css=False)
-        written = composer.composer(session.current.info.name)
-    with gr.Column(scale=3, min_width=300, elem_classes="live"):
-        guide.bar()
-        figures = panel(elem_id="figures")
-    return Parts(
-        tokens,
-        empty,
-        examples,
-        written.box,
-        written.send,
-        written.stop,
-        proof,
-        figures,
-        gr.State(None),
-        contest,
-        written,
-    )
+DELETED = "The message and what followed it are deleted."
 
 
-class Handlers(Talk):
-    """What the tab's events do."""
+class Chat(ChatView):
+    """The tab."""
+
+    def wire(self, controls: Settings, listing: ConversationList) -> None:
+        """Connect the composer, the actions and the views. `listing` adds the list of conversations
+        to the updates of an event."""
+        self.controls = controls
+        composer, tokens, here = self.composer, self.tokens, self.current
+        taken = [*self.stored, *self.opened, self.proof]
+        values, sent = controls.inputs, [*taken, composer.channels["sent"]]
+        saying = listing.with_list(self.say, values, sent)
+        self.on(composer.writer.say, saying, mode="multiple")
+        composer.wire(here, controls.system)
+        self.on(composer.stop.click, self.stop, here)
+        revised = [*taken, composer.channels["revised"]]
+        self.on(tokens.revise, listing.with_list(self.revise, values, revised))
+        self.on(tokens.act, listing.with_list(self.act, values, taken))
+        self.on(tokens.prove, self.prove, here, [*self.stored, self.proof])
+        over = listing.with_list(self.over, (), [*self.stored, self.proof])
+        self.on(tokens.over, over, mode="multiple")
+        self.on(tokens.fallback, self.fall_back, here, tokens)
+        self.on(tokens.resend, self.resend, here, tokens)
+        listing.on(tokens.look, self.look, here, self.stored, guard=REFRESH)
+        tokens.waiting(None, None, self.proof, js="() => window.strata.line", **AT_ONCE)
 
     def say(
         self,
-        data: gr.EventData,
-        request: gr.Request,
-        conversation: str | None,
-        editing: str | None,
+        owner: str,
+        page: str,
         memory: Memory,
+        data: gr.EventData,
+        conversation: str | None,
         *values: object,
     ) -> Updates:
-        """Store what was said, or said differently, and begin to answer it. The page is told
-        whether it was taken; if not, it stays where it was written."""
-        owner, asked = owner_of(self.session, memory, request), composer.Asked(data)
-        sent = self.parts.written.channels["sent"]
-        refused: Updates = {sent: {"number": asked.number, "ok": False}}
-        if not asked.about(conversation):
+        """Store a message and begin to answer it. The page learns whether the message was accepted;
+        if not, the text stays in the composer. While an answer that another page began is growing,
+        the message waits on this page until that answer ends."""
+        request, sent = ComposerRequest(data), self.composer.channels["sent"]
+        refused: Updates = {sent: {"number": request.number, "ok": False}}
+        if not request.about(conversation):
             return refused
+        if self.answering(owner, conversation):
+            waits = {"number": request.number, "ok": False, "waits": True}
+            return {**self.refused(owner, page, conversation), sent: waits}
         try:
             system, preferences = self.ready(values)
             self.alone(owner, conversation)
-            text = self.session.attachments.message(owner, asked.files, asked.text("text"))
-            store = self.session.chat.conversations(owner)
-            if conversation is not None and editing is not None:
-                self.session.chat.edit(owner, conversation, editing, text)
-            else:
-                fresh = conversation is None
-                conversation = self.session.chat.say(owner, conversation, text)
-                if fresh:
-                    store.set_system_prompt(conversation, system)
-                    store.set_settings(conversation, preferences.mapping())
-            begun = self.begin(request, owner, conversation, preferences)
+            text = self.session.attachments.message(owner, request.files, request.text("text"))
+            store, fresh = self.session.chat.conversations(owner), conversation is None
+            conversation = self.session.chat.say(owner, conversation, text)
+            if fresh:
+                store.set_system_prompt(conversation, system)
+                store.set_settings(conversation, preferences.mapping())
+            begun = self.begin(owner, page, conversation, preferences)
         except StrataError as error:
             warn(str(error))
-            return refused
-        self.session.attachments.drop(owner, asked.files)
+            return {**self.refused(owner, page, conversation), **refused}
+        self.session.attachments.drop(owner, request.files)
         return {
             **begun,
-            sent: {"number": asked.number, "ok": True},
-            self.current: conversation,
-            # At once: a page that is reloaded opens it again.
-            self.memory: {**(memory or {}), "conversation": conversation},
-            self.parts.editing: None,
+            sent: {"number": request.number, "ok": True},
+            **self.open(page, memory, conversation),
         }
 
     def answer_of(
         self, data: gr.EventData, owner: str, conversation: str | None
     ) -> tuple[Answer | None, int]:
-        """The answer that a page speaks of, and how much of it the page says it has drawn."""
-        said = sent(data)
-        answer, drawn = self.session.generations.get(str(said.get("token"))), said.get("drawn")
-        theirs = answer is not None and (answer.owner, answer.conversation) == (owner, conversation)
-        return answer if theirs else None, drawn if isinstance(drawn, int) and drawn > 0 else 0
+        values = payload(data)
+        answer, drawn = self.session.generations.get(str(values.get("token"))), values.get("drawn")
+        same = answer is not None and (answer.owner, answer.conversation) == (owner, conversation)
+        return answer if same else None, drawn if isinstance(drawn, int) and drawn > 0 else 0
 
-    def over(
-        self,
-        data: gr.EventData,
-        request: gr.Request,
-        conversation: str | None,
-        memory: Memory,
-    ) -> Updates:
-        """What an answer left behind, for a page that has seen its end."""
-        owner = owner_of(self.session, memory, request)
-        pass_on(self.session, owner)
+    def over(self, owner: str, page: str, data: gr.EventData, conversation: str | None) -> Updates:
+        """Show the final state of an answer on a page that has received its last event."""
+        show_notices(self.session, owner)
         answer, drawn = self.answer_of(data, owner, conversation)
-        with told():
+        with notify_errors():
             if answer is None:
-                return shown(self.session, self.parts, request, owner, conversation)
+                return self.shown(owner, page, conversation)
             if answer.error:
                 warn(answer.error)
-            left = ended(self.session, self.parts, request, answer, drawn)
-            if answer.update is not None:
-                figures, words = answer.update.metrics, ending(answer.update)
-                served = server_words(answer.update.recorder.collector.plan, answer.update.counted)
-                left[self.parts.figures] = panel_values(
-                    figures, answer.update.steps, ended=words, server=served
-                )
-            return {**left, self.parts.proof: ""}
-        return {**working(self.parts, False), self.parts.proof: ""}
+            left = self.ended(page, answer, drawn)
+            if (update := answer.update) is not None:
+                figures = update.metrics
+                words = ending(update.finish, figures, update.seed, update.dropped)
+                served = server_words(update.recorder.collector.plan, update.counted)
+                values = panel_values(figures, update.steps, ended=words, server=served)
+                left[self.figures] = with_pace(values, seen_in(figures))
+            return {**left, self.proof: ""}
+        return {**self.working(False), self.proof: ""}
 
     async def fall_back(
-        self,
-        data: gr.EventData,
-        request: gr.Request,
-        conversation: str | None,
-        memory: Memory,
+        self, owner: str, page: str, data: gr.EventData, conversation: str | None
     ) -> AsyncIterator[Updates]:
-        """What a stream that does not come through would have told, by the queue."""
-        owner, here = owner_of(self.session, memory, request), request.session_hash or ""
+        """Send the events of an answer through Gradio's queue, for a page that its stream does not
+        reach."""
         answer, drawn = self.answer_of(data, owner, conversation)
         number, recent = count(), deque[tuple[object, ...]](maxlen=OVERLAP)
-        token = str(sent(data).get("token"))
+        token = str(payload(data).get("token"))
 
         def update() -> Updates:
-            # As text: what changed between two lists would be told as edits of their parts.
-            return {self.parts.tokens: {"events": stream.compact([*recent]), "token": token}}
+            # Events travel as text. Of two lists Gradio would send only the edits between them.
+            return {self.tokens: {"events": stream.compact([*recent]), "token": token}}
 
         if answer is None:
             recent.append((0, "end", 0, 0))
             yield update()
             return
-        async with aclosing(stream.tell(answer, drawn)) as events:
-            async for news in events:
-                for start in range(0, len(news), OVERLAP // 2):
-                    if self.session.viewing.get(here) != conversation:
+        async with aclosing(stream.events(answer, drawn)) as events:
+            async for pending in events:
+                for start in range(0, len(pending), OVERLAP // 2):
+                    if self.session.viewing.get(page) != conversation:
                         return
-                    # Few at a time: the page has to see each of them in one update at least.
-                    part = news[start : start + OVERLAP // 2]
+                    # Few at a time, so that each event is in two updates and the page sees it.
+                    part = pending[start : start + OVERLAP // 2]
                     recent.extend((next(number), *event) for event in part)
                     yield update()
                     await asyncio.sleep(QUEUE_SECONDS)
 
-    def look(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
-        """Show a page what another one changed."""
-        owner = owner_of(self.session, memory, request)
-        with told():
-            return shown(self.session, self.parts, request, owner, conversation)
-        return self.nothing
+    def look(self, owner: str, page: str, conversation: str | None) -> Updates:
+        """Show a page what another page changed."""
+        return self.shown(owner, page, conversation)
 
-    def resend(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
-        """Send all of a conversation to a page that has drawn something else."""
-        self.session.drawn.pop(request.session_hash or "", None)
-        owner = owner_of(self.session, memory, request)
-        with told():
-            value, _, _ = viewed(self.session, request, owner, conversation)
-            return {self.parts.tokens: value}
-        return {self.parts.tokens: gr.skip()}
+    def resend(self, owner: str, page: str, conversation: str | None) -> Updates:
+        """Send the whole conversation to a page that has drawn other messages."""
+        self.session.drawn.pop(page, None)
+        value, _, _ = viewed(self.session, owner, page, conversation)
+        return {self.tokens: value}
 
-    def stop(self, request: gr.Request, conversation: str | None, memory: Memory) -> None:
-        """End the answer."""
+    def stop(self, owner: str, conversation: str | None) -> None:
         if conversation:
-            self.session.tasks.stop(owner_of(self.session, memory, request), conversation)
+            self.session.tasks.stop(owner, conversation)
+
+    def revise(
+        self,
+        owner: str,
+        page: str,
+        data: gr.EventData,
+        conversation: str | None,
+        *values: object,
+    ) -> Updates:
+        """Store another version of a message and begin to answer it. The page learns whether the
+        version was accepted; if not, the text stays in the message's editor."""
+        request = ComposerRequest(data)
+        taken = self.composer.channels["revised"]
+        try:
+            _, preferences = self.ready(values)
+            self.alone(owner, conversation)
+            text = edited_text(self.session, owner, conversation, request)
+            self.session.chat.edit(owner, conversation or "", request.text("message"), text)
+            self.session.attachments.drop(owner, request.files)
+            begun = self.begin(owner, page, conversation or "", preferences)
+        except StrataError as error:
+            warn(str(error))
+            refused = self.refused(owner, page, conversation)
+            return {**refused, taken: {"number": request.number, "ok": False}}
+        return {**begun, taken: {"number": request.number, "ok": True}}
+
+    def act(
+        self,
+        owner: str,
+        page: str,
+        memory: Memory,
+        data: gr.EventData,
+        conversation: str | None,
+        *values: object,
+    ) -> Updates:
+        """Carry out the action of a message's button."""
+        act, message = action_of(data)
+        try:
+            self.alone(owner, conversation)
+            if act in ("again", "on"):
+                return self.answer(owner, page, conversation or "", act, message, values)
+            return self.change(owner, page, memory, conversation or "", act, message)
+        except StrataError as error:
+            warn(str(error))
+            return self.refused(owner, page, conversation)
+
+    def answer(
+        self,
+        owner: str,
+        page: str,
+        conversation: str,
+        act: str,
+        message: str,
+        values: Sequence[object],
+    ) -> Updates:
+        _, preferences = self.ready(values)
+        if act == "again":
+            self.session.chat.again(owner, conversation, message)
+        else:
+            self.session.chat.go_on(owner, conversation)
+        return self.begin(owner, page, conversation, preferences)
+
+    def change(
+        self, owner: str, page: str, memory: Memory, conversation: str, act: str, message: str
+    ) -> Updates:
+        """Show another version, branch, delete or undo, then show the conversation."""
+        chat, offer = self.session.chat, dict[str, object]()
+        if act == "show":
+            chat.conversations(owner).show(conversation, message)
+        elif act == "branch":
+            conversation = chat.branch(owner, conversation, message)
+        elif act == "remove":
+            offer = undo(chat.delete_message(owner, conversation, message), DELETED)
+        elif act == "undo":
+            conversation = chat.undo(owner, message)
+        opened = self.open(page, memory, conversation)
+        seen = self.shown(owner, page, conversation)
+        value = seen[self.tokens]
+        assert isinstance(value, dict)
+        return {
+            **seen,
+            self.tokens: {**value, **offer},
+            self.proof: "",
+            **opened,
+        }
+
+    def prove(self, owner: str, conversation: str | None) -> Iterator[Updates]:
+        """Decode the last answer again, both plainly and with drafts."""
+        try:
+            yield {**self.working(True), self.proof: proof_line(Proof(0))}
+            for proof in self.session.proofs.prove(owner, conversation or ""):
+                if isinstance(proof, Waiting):
+                    yield {self.proof: waiting_line(proof)}
+                else:
+                    yield {self.proof: proof_line(proof), **self.proven(proof)}
+        except StrataError as error:
+            warn(str(error))
+            yield {self.proof: ""}
+        yield self.working(False)
+
+    def proven(self, proof: Proof) -> Updates:
+        run = proof.shown
+        if run is None:
+            return {}
+        values = panel_values(summarise(run), run.steps, proof.speedup)
+        return {self.figures: with_pace(values, self.session.current.plain)}
 
 
-def wire(
-    session: Session,
-    parts: Parts,
-    controls: Controls,
-    current: gr.State,
-    memory: gr.BrowserState,
-    listing: Listing,
-) -> None:
-    """Connect composer, actions and views. `listing` says how the list is drawn anew."""
-    screen = stored(parts)
-    on = Handlers(session, parts, controls, current, memory)
-    said = [*screen, current, memory, parts.proof, parts.editing]
-    spoken = [current, parts.editing, memory, *controls.inputs]
-    writer, sent = parts.written.writer, parts.written.channels["sent"]
-    said.append(sent)
-    saying = listing.with_list(on.say, spoken, said)
-    writer.say(*saying, trigger_mode="multiple", **AT_ONCE)
-    here = [current, memory]
-    composer.wire(session, parts.written, current, parts.editing, memory, controls.system)
-    parts.stop.click(on.stop, here, None, **AT_ONCE)
-    actions = messages.Actions(session, parts, controls, current, memory)
-    messages.wire(actions, here, said, listing)
-    wire_stream(on, here, listing)
-
-
-def wire_stream(on: Handlers, here: Sequence[Block], listing: Listing) -> None:
-    """Connect what the token view asks for while an answer grows, and once it is over."""
-    parts = on.parts
-    left = [*stored(parts), parts.figures, parts.proof]
-    over = listing.with_list(on.over, here, left)
-    parts.tokens.over(*over, trigger_mode="multiple", **AT_ONCE)
-    parts.tokens.fallback(on.fall_back, here, parts.tokens, **AT_ONCE)
-    parts.tokens.resend(on.resend, here, parts.tokens, **AT_ONCE)
-    seen = [listing.asked, *here]
-    look = parts.tokens.look(unasked(on.look), seen, stored(parts), **AT_ONCE)
-    look.then(*listing.refresh, **AFTER)
-    parts.tokens.waiting(None, None, parts.proof, js="() => window.strata.line", **AT_ONCE)
+def action_of(data: gr.EventData) -> tuple[str, str]:
+    values = payload(data)
+    return str(values.get("act")), str(values.get("message"))

@@ -1,31 +1,35 @@
-"""The chat's components, and how they show a conversation: its stored messages, then the answer
-under way, which arrives as a stream (app/web/stream.py).
+"""The components of the chat, and how they show a conversation: the stored messages, then the
+growing answer, which arrives as a stream (app/web/stream.py).
 
-A page keeps what it has drawn. `Session.drawn` remembers which messages these are, so none is sent
-twice. A page that has drawn something else asks for the whole conversation. Each page also knows
-the conversation's revision, by which it notices what other pages do.
+`Session.drawn` remembers which messages each page has drawn, so that none is sent twice. A page
+that has drawn other messages asks for the whole conversation. Each page also knows the
+conversation's revision, and so notices what other pages change.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import count
 from os.path import commonprefix
+from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service.generation import Answer
-from app.service.recorder import Update
-from app.service.served import server_words
+from app.service.answering import Answer
+from app.service.history import settings_of
+from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import render
-from app.web.metrics_panel import panel_values
-from app.web.remarks import remarks
+from app.service.why import server_words
+from app.web import header, render
+from app.web.kit import Memory, Tab, Updates, hide, notify_errors, numbered
+from app.web.metrics_panel import panel, panel_values
+from app.web.render import remarks
+from app.web.tabs import settings
 from app.web.tabs.composer import Composer
-from app.web.wiring import Updates
+from app.web.tabs.settings import Settings
+from app.web.tabs.welcome import RaceView, welcome
+from app.web.token_view import token_view
 from engine.compare import Speedup
-from engine.errors import StorageError
-from engine.metrics import summarise
+from engine.errors import Busy, StorageError
+from engine.metrics import Metrics, summarise
 from storage.conversations import StoredMessage
 from storage.traces import Traces
 
@@ -37,98 +41,78 @@ ENDINGS = {
     "cancelled": "stopped",
 }
 COMPLETE = ("eos", "stop")
-"""Endings of answers that there is no use in continuing."""
+"""How complete answers end."""
 Drawn = tuple[tuple[str, int], ...]
-"""Messages that a page has drawn: the id of each, and a digest of what it was told of it."""
-NUMBERS = count()
-"""No two values of the token view are equal: an equal one would not be looked at."""
+"""The messages that a page has drawn: the id of each, and a digest of the content it was sent."""
 
 
-@dataclass(slots=True)
-class Parts:
-    """The tab's components."""
-
-    tokens: gr.HTML
-    empty: gr.Column
-    examples: list[gr.Button]
-    box: gr.Textbox
-    send: gr.Button
-    stop: gr.Button
-    proof: gr.HTML
-    figures: gr.HTML
-    editing: gr.State
-    race: gr.HTML
-    written: Composer
-
-
-def stored(parts: Parts) -> list[Block]:
-    """The components that `shown` updates."""
-    return [parts.tokens, parts.empty, parts.send, parts.stop]
-
-
-def told_tokens(
+def token_value(
     session: Session,
-    request: gr.Request,
+    page: str,
     messages: Sequence[StoredMessage],
     answer: Answer | None = None,
     adopted: str = "",
-    goes_on: bool = False,
-    said: render.Said = render.NOTHING_SAID,
+    continuable: bool = False,
+    notes: render.Remarks = render.NO_REMARKS,
 ) -> render.Data:
-    """What the token view is sent: the messages that it has not drawn, and which answer to follow.
+    """The value of the token view: the messages that it has not drawn, and the answer to follow.
 
-    `adopted` is the message that an answer was stored as, where the page has drawn all of it;
-    `said` are remarks on answers, by their runs.
+    `adopted` is the id of the message as which an answer was stored, if the page has already drawn
+    all of that answer. `notes` are the remarks on answers, by run.
     """
-    here, now = request.session_hash or "", drawn_of(messages, said)
-    before = session.drawn.get(here) or ()
+    now, before = drawn_of(messages, notes), session.drawn.get(page) or ()
     kept = len(commonprefix([(*before, *(now[-1:] if adopted else ())), now]))
-    session.drawn[here] = now
-    value = {**render.transcript(messages, kept, goes_on, said), "number": next(NUMBERS)}
+    session.drawn[page] = now
+    value = numbered(render.transcript(messages, kept, continuable, notes))
     if adopted:
-        value["adopt"] = render.about(messages[-1], goes_on, said)
+        value["adopt"] = render.about(messages[-1], continuable, notes)
     if answer is not None:
-        wanted = answer.wanted
-        further = {"on": True} if wanted is not None and wanted.going_on else {}
+        request = answer.target
+        further = {"on": True} if request is not None and request.continues else {}
         value["stream"] = {"token": answer.token, **further}
     return value
 
 
-def drawn_of(messages: Sequence[StoredMessage], said: render.Said) -> Drawn:
-    """What a page that was told these messages has drawn."""
+def drawn_of(messages: Sequence[StoredMessage], notes: render.Remarks) -> Drawn:
+    """What a page has drawn once it was sent these messages."""
 
     def digest(message: StoredMessage) -> int:
-        remark = repr(said.get(message.run_id or ""))
+        remark = repr(notes.get(message.run_id or ""))
         return hash((len(message.content), len(message.pieces or ()), message.versions, remark))
 
     return tuple((message.id, digest(message)) for message in messages)
 
 
 def watched(session: Session, owner: str, conversation: str | None) -> render.Data:
-    """By which a page notices that another one changed the conversation."""
-    if not conversation:
+    """The token and the revision with which a page notices that another page changed the
+    conversation, or the list of conversations (THE_LIST)."""
+    if conversation is None:
         return {}
     revision = session.chat.revision(owner, conversation)
-    return {"watch": {"token": session.watches.name(owner, conversation), "revision": revision}}
+    return {
+        "watch": {"token": session.change_tokens.token(owner, conversation), "revision": revision}
+    }
 
 
-def spoken(
+def messages_and_answer(
     session: Session, owner: str, conversation: str | None
 ) -> tuple[Sequence[StoredMessage], Answer | None]:
-    """A conversation's messages, and the answer under way. What is stored of that one is left out,
-    as its stream brings all of it."""
+    """The messages of a conversation, and its growing answer. The part of that answer that is
+    already stored is left out, because its stream sends all of it."""
     if not conversation:
         return (), None
     answer = session.generations.find(owner, conversation)
-    store, wanted = session.chat.conversations(owner), answer.wanted if answer else None
-    if wanted is not None and wanted.after is None:
+    store, request = session.chat.conversations(owner), answer.target if answer else None
+    if request is not None and request.after is None:
         return (), answer
-    there = wanted and wanted.after and store.has(conversation, wanted.after)
-    return store.messages(conversation, to=wanted.after if wanted and there else None), answer
+    last = request.after if request else None
+    if last and not store.has(conversation, last):
+        last = None
+    return store.messages(conversation, to=last or None), answer
 
 
-def may_go_on(session: Session, owner: str, messages: Sequence[StoredMessage]) -> bool:
-    """Whether the last answer ended before its end: it was stopped, cut off or is too long."""
+def may_continue(session: Session, owner: str, messages: Sequence[StoredMessage]) -> bool:
+    """Whether the last answer is incomplete: stopped, cut off, or ended by a limit."""
     if not messages or messages[-1].role == "user" or messages[-1].run_id is None:
         return False
     try:
@@ -139,65 +123,26 @@ def may_go_on(session: Session, owner: str, messages: Sequence[StoredMessage]) -
 
 
 def viewed(
-    session: Session, request: gr.Request, owner: str, conversation: str | None
+    session: Session, owner: str, page: str, conversation: str | None
 ) -> tuple[render.Data, bool, bool]:
-    """A conversation for the token view, as it is stored or grows; whether there is something in
-    it, and whether an answer is under way."""
-    watch = watched(session, owner, conversation)  # First: what comes after it is looked at again.
-    messages, answer = spoken(session, owner, conversation)
-    goes_on = answer is None and may_go_on(session, owner, messages)
-    said = remarks(session.database, owner, conversation)
-    value = told_tokens(session, request, messages, answer, goes_on=goes_on, said=said)
+    """The value of the token view for a conversation, whether the conversation has messages, and
+    whether an answer is growing."""
+    # The revision is read first, so that the page looks again for any later change.
+    watch = watched(session, owner, conversation)
+    messages, answer = messages_and_answer(session, owner, conversation)
+    continuable = answer is None and may_continue(session, owner, messages)
+    notes = remarks(session.database, owner, conversation)
+    value = token_value(session, page, messages, answer, continuable=continuable, notes=notes)
     return {**value, **watch}, bool(messages), answer is not None
 
 
-def shown(
-    session: Session, parts: Parts, request: gr.Request, owner: str, conversation: str | None
-) -> Updates:
-    """Everything that shows a conversation, as it is stored or grows."""
-    value, there, growing = viewed(session, request, owner, conversation)
-    return {
-        parts.tokens: value,
-        parts.empty: gr.update(visible=not there),
-        **working(parts, growing or session.tasks.busy(owner, conversation or "")),
-    }
-
-
-def ended(
-    session: Session, parts: Parts, request: gr.Request, answer: Answer, drawn: int
-) -> Updates:
-    """What an answer that is over changes on a page that has drawn so many of its tokens: as good
-    as nothing, where these are all."""
-    owner, conversation = answer.owner, answer.conversation
-    watch = watched(session, owner, conversation)
-    messages, other = spoken(session, owner, conversation)
-    complete = drawn == answer.tokens and messages and messages[-1].id == answer.message_id
-    if other is not None or not complete:
-        return shown(session, parts, request, owner, conversation)
-    finish = answer.update.finish if answer.update else None
-    value = told_tokens(
-        session,
-        request,
-        messages,
-        adopted=answer.message_id,
-        goes_on=finish not in COMPLETE,
-        said=remarks(session.database, owner, conversation),
-    )
-    return {parts.tokens: {**value, **watch}, **working(parts, False)}
-
-
-def blank(session: Session, parts: Parts, request: gr.Request) -> Updates:
-    """A conversation of which nothing can be shown."""
-    return {
-        parts.tokens: told_tokens(session, request, ()),
-        parts.empty: gr.update(visible=False),
-        parts.figures: gr.skip(),
-        **working(parts, False),
-    }
+def undo(token: str, words: str) -> dict[str, object]:
+    """An offer to undo, as part of the token view's value. The page shows it for some seconds."""
+    return {"undo": {"token": token, "words": words}}
 
 
 def last_figures(session: Session, owner: str, conversation: str | None) -> render.Data:
-    """The panel's values for the run behind a stored conversation's last answer."""
+    """The values of the panel for the last answer that a conversation has stored."""
     messages = session.chat.conversations(owner).messages(conversation) if conversation else ()
     run_id = next((m.run_id for m in reversed(messages) if m.run_id), None)
     if run_id is None:
@@ -205,21 +150,136 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> rend
     store = Traces(session.database, owner)
     trace, run = store.get(run_id), store.load(run_id)
     known = Speedup(trace.speedup, trace.decode_speedup) if trace.speedup else None
-    words, served = ENDINGS.get(run.finish or "", ""), server_words(run)
-    return panel_values(summarise(run), run.steps, known, words, served)
+    figures, last = summarise(run), settings_of(run.parts[-1] if run.parts else run)
+    words = ending(run.finish, figures, last.sampling.seed if last else None)
+    return panel_values(figures, run.steps, known, words, server_words(run))
 
 
-def working(parts: Parts, busy: bool) -> Updates:
-    """Send or Stop."""
-    return {parts.send: gr.update(visible=not busy), parts.stop: gr.update(visible=busy)}
-
-
-def ending(update: Update) -> str:
-    """What there is to say of the answer: what guessing saved; how it ended, its seed, what was
-    left out."""
-    words = [ENDINGS.get(update.finish or "", "")] if update.finish else []
-    words.append(f"{update.metrics.tokens:,} tokens in {update.metrics.forwards:,} steps")
-    words.append(f"seed {update.seed}")
-    if update.dropped:
-        words.append(f"{update.dropped} older messages did not fit the context")
+def ending(finish: str | None, figures: Metrics, seed: int | None, dropped: int = 0) -> str:
+    """A summary of an answer: how it ended, its tokens, its seed, and how many older messages did
+    not fit the context."""
+    words = [ENDINGS.get(finish or "", "")]
+    words.append(f"{figures.tokens:,} tokens in {figures.forwards:,} steps")
+    words.append("" if seed is None else f"seed {seed}")
+    words.append(f"{dropped} older messages did not fit the context" if dropped else "")
     return " · ".join(word for word in words if word)
+
+
+class ChatView(Tab):
+    """The components of the chat. `current` holds the id of the open conversation."""
+
+    controls: Settings
+
+    def __init__(self, session: Session, memory: gr.BrowserState, current: gr.State) -> None:
+        super().__init__(session, memory)
+        self.current = current
+        with gr.Column(scale=6, min_width=420, elem_classes="talk"):
+            self.empty, self.examples = welcome(session.models)
+            with self.empty:
+                self.race = RaceView(session, memory)
+            self.tokens: Any = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
+            self.proof = gr.HTML(elem_id="proof", apply_default_css=False)
+            self.composer = Composer(session, memory)
+            self.temperature = settings.temperature(session)
+        with gr.Column(scale=3, min_width=300, elem_classes="live"):
+            header.bar()
+            self.figures = panel(elem_id="figures")
+
+    @property
+    def stored(self) -> list[Block]:
+        """The components that `shown` updates."""
+        composer = self.composer
+        return [self.tokens, self.empty, self.figures, composer.send, composer.stop]
+
+    @property
+    def opened(self) -> list[Block]:
+        """The components that `open` updates."""
+        return [self.current, self.composer.channels["place"], self.memory]
+
+    def open(self, page: str, memory: Memory, conversation: str | None) -> Updates:
+        """Open a conversation on a page, or none. The composer learns this in the same update,
+        because a message for a conversation that is not open is refused. The browser remembers it,
+        and opens the conversation again after a reload."""
+        self.session.viewing[page] = conversation
+        return {
+            self.current: conversation,
+            self.composer.channels["place"]: {"conversation": conversation},
+            self.memory: {**(memory or {}), "conversation": conversation},
+        }
+
+    def shown(self, owner: str, page: str, conversation: str | None) -> Updates:
+        """Show a conversation. The figures are those of its last stored answer; while an answer
+        grows, its stream sends the figures."""
+        value, has_messages, growing = viewed(self.session, owner, page, conversation)
+        figures = panel_values(None)
+        if not growing:
+            with notify_errors():
+                figures = last_figures(self.session, owner, conversation)
+        return {
+            self.tokens: value,
+            self.empty: gr.update(visible=not has_messages),
+            self.figures: figures,
+            **self.working(growing or self.session.tasks.busy(owner, conversation or "")),
+        }
+
+    def ended(self, page: str, answer: Answer, drawn: int) -> Updates:
+        """Show an answer that is over, on a page that has drawn `drawn` of its tokens. If these are
+        all of them, next to nothing changes."""
+        owner, conversation = answer.owner, answer.conversation
+        watch = watched(self.session, owner, conversation)
+        messages, other = messages_and_answer(self.session, owner, conversation)
+        complete = drawn == answer.tokens and messages and messages[-1].id == answer.message_id
+        if other is not None or not complete:
+            return self.shown(owner, page, conversation)
+        finish = answer.update.finish if answer.update else None
+        value = token_value(
+            self.session,
+            page,
+            messages,
+            adopted=answer.message_id,
+            continuable=finish not in COMPLETE,
+            notes=remarks(self.session.database, owner, conversation),
+        )
+        return {self.tokens: {**value, **watch}, **self.working(False)}
+
+    def blank(self, page: str) -> Updates:
+        return {
+            self.tokens: token_value(self.session, page, ()),
+            self.empty: hide(),
+            self.figures: panel_values(None),
+            **self.working(False),
+        }
+
+    def working(self, busy: bool) -> Updates:
+        composer = self.composer
+        return {composer.send: gr.update(visible=not busy), composer.stop: gr.update(visible=busy)}
+
+    def ready(self, values: Sequence[object]) -> tuple[str, Preferences]:
+        """The system prompt and the preferences. Raises SettingError if the loaded models cannot
+        follow them, so that nothing is stored or changed for an answer that cannot come."""
+        system, preferences = self.controls.read(values)
+        self.session.stacks.check(preferences.chosen(), preferences.generation.sampling)
+        return system, preferences
+
+    def answering(self, owner: str, conversation: str | None) -> bool:
+        """Whether an answer is growing, which would not see a new message."""
+        return bool(conversation and self.session.generations.find(owner, conversation))
+
+    def alone(self, owner: str, conversation: str | None) -> None:
+        """Raise Busy while an answer is growing."""
+        if self.answering(owner, conversation):
+            raise Busy("The last message is still being answered. Wait for the end, or press Stop.")
+
+    def refused(self, owner: str, page: str, conversation: str | None) -> Updates:
+        """The updates for a page whose event was refused. If another page has begun an answer, this
+        page now shows it, with its Stop button."""
+        if self.answering(owner, conversation):
+            with notify_errors():
+                return self.shown(owner, page, conversation)
+        return {}
+
+    def begin(self, owner: str, page: str, conversation: str, preferences: Preferences) -> Updates:
+        """Begin an answer, and show it on the page that requested it."""
+        self.session.viewing[page] = conversation
+        self.session.generations.start(owner, conversation, preferences)
+        return {**self.shown(owner, page, conversation), self.proof: ""}

@@ -1,4 +1,4 @@
-"""Compare: one prompt answered in two ways, which differ in method, in settings or in model."""
+"""The Compare tab: one prompt answered in two ways that differ in method, settings or model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 import plotly.graph_objects as go
+from gradio.events import Dependency
 
 from app.service.comparison import LEFT, RIGHT, Pace, Progress, Side
 from app.service.models import title_of as title_of_model
@@ -14,11 +15,10 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
-from app.web.metrics_panel import DASH, milliseconds, steps_known, times
-from app.web.plots import grid
-from app.web.tabs.settings import Controls, methods, number
-from app.web.token_view import token_view
-from app.web.verdicts import (
+from app.web.kit import Tab, Updates, grid, notify_errors, show_notices, warn
+from app.web.markup import DASH, milliseconds, times
+from app.web.metrics_panel import steps_known
+from app.web.run_html import (
     LEFT_AND_RIGHT,
     PLAIN_AND_DRAFTS,
     another_text,
@@ -30,15 +30,16 @@ from app.web.verdicts import (
     two_servers,
     waiting_line,
 )
-from app.web.wiring import AT_ONCE, Memory, Updates, owner_of, pass_on, told, warn
+from app.web.tabs.settings import Settings, methods, number
+from app.web.token_view import token_view
 from engine.backends.base import ServerInfo
 from engine.errors import Cancelled, StrataError
 from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
-from engine.models.loaders import kind_of
+from engine.models.formats import format_of
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict
-from engine.servers.makers import GUARANTEE
+from engine.servers.client import GUARANTEE
 from engine.settings import BUDGETS
 from engine.types import NO_RUN, TIERS, Run
 from storage.conversations import Piece
@@ -53,8 +54,8 @@ NAMES = ("Left", "Right")
 
 @dataclass(slots=True)
 class Choices:
-    """What one side is: its method and its model (None for guests, who cannot exchange it), and
-    what it has of its own where that is not as in Settings."""
+    """The choices of one side: its method, its model (None for guests, who cannot change it), and
+    the settings in which it differs from the Settings tab."""
 
     method: gr.Dropdown
     model: gr.Dropdown | None
@@ -65,71 +66,18 @@ class Choices:
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """What `side_of` takes."""
+        """The inputs whose values `side_of` takes."""
         model = [self.model] if self.model is not None else []
         return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
 
 
-@dataclass(slots=True)
-class Parts:
-    """The tab's components. `method` is that of the right side."""
-
-    prompt: gr.Textbox
-    sides: tuple[Choices, Choices]
-    repeats: gr.Slider
-    run: gr.Button
-    stop: gr.Button
-    verdict: gr.HTML
-    heads: tuple[gr.HTML, gr.HTML]
-    views: tuple[gr.HTML, gr.HTML]
-    charts: gr.Column
-    plots: list[gr.Plot]
-
-    @property
-    def method(self) -> gr.Dropdown:
-        return self.sides[RIGHT].method
-
-
-def build(session: Session) -> Parts:
-    """Question, the two sides, verdict, both answers side by side, charts."""
-    with gr.Row(elem_classes="ask"):
-        prompt = gr.Textbox(
-            PROMPT,
-            label="Prompt",
-            lines=2,
-            max_lines=8,
-            scale=5,
-            elem_id="compare-prompt",
-            info="Sampling, seed and system prompt come from the Settings tab.",
-        )
-        repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats", scale=2)
-        with gr.Column(scale=1, min_width=110, elem_classes="go"):
-            run = gr.Button("Compare", variant="primary", elem_id="compare")
-            stop = gr.Button("Stop", variant="stop", visible=False, elem_id="compare-stop")
-    with gr.Row(elem_classes="sides ask"):
-        left = build_side(session, LEFT, PLAIN.name)
-        right = build_side(session, RIGHT, USUAL.name)
-    result = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
-    with gr.Row(elem_classes="sides"):
-        with gr.Column(min_width=320):
-            plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
-            plain = token_view(elem_classes="transcript side", elem_id="compare-plain")
-        with gr.Column(min_width=320):
-            fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
-            fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
-    with gr.Column(visible=False) as charted:
-        plots = grid(drawn(None))
-    heads, views = (plain_head, fast_head), (plain, fast)
-    return Parts(prompt, (left, right), repeats, run, stop, result, heads, views, charted, plots)
-
-
 def build_side(session: Session, side: int, method: str) -> Choices:
-    """The choices of one side; what is rarely another is folded away."""
+    """Build the choices of one side. Settings that rarely differ are folded away."""
     name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
     with gr.Column(min_width=320, elem_classes="card"):
         with gr.Row(elem_classes="pair"):
             chosen = gr.Dropdown(
-                choices(session),
+                methods(session),
                 value=method,
                 label=f"{name}: method",
                 allow_custom_value=True,
@@ -146,7 +94,7 @@ def build_side(session: Session, side: int, method: str) -> Choices:
                     elem_id=f"{key}-model",
                 )
         with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
-            gr.HTML("<p class='fine'>What is left empty is as in Settings.</p>")
+            gr.HTML("<p class='fine'>An empty field uses the value in Settings.</p>")
             with gr.Row(elem_classes="pair"):
                 temperature = gr.Textbox(
                     label=f"{name}: temperature",
@@ -170,7 +118,7 @@ def build_side(session: Session, side: int, method: str) -> Choices:
                     min_width=140,
                 )
                 nodes = gr.Textbox(
-                    label=f"{name}: most drafted tokens",
+                    label=f"{name}: max drafted tokens",
                     placeholder=AS_CHOSEN,
                     max_lines=1,
                     min_width=180,
@@ -178,25 +126,19 @@ def build_side(session: Session, side: int, method: str) -> Choices:
     return Choices(chosen, model, temperature, tiers, budget, nodes)
 
 
-def choices(session: Session) -> list[tuple[str, str]]:
-    """The methods that a side can have."""
-    return methods(session)
-
-
 def models_of(session: Session) -> list[tuple[str, str]]:
-    """The models that a side can have: those on this machine. Raises StorageError."""
+    """The models that a side can use, which are those on this machine. Raises StorageError."""
     loaders = session.models.loaders
-    there = (
+    present = (
         candidate
         for candidate in session.models.candidates()
         if not candidate.loaded and loaders.present(candidate.source)
     )
-    return [LOADED, *map(models_html.choice, there)]
+    return [LOADED, *map(models_html.choice, present)]
 
 
 def side_of(preferences: Preferences, values: Sequence[object]) -> Side:
-    """A side from the values of its inputs; what is left open is as in Settings. Raises
-    SettingError."""
+    """A side from the values of its inputs. Empty ones are as in Settings. Raises SettingError."""
     method, temperature, tiers, budget, nodes, *model = values
     generation, drafting = preferences.generation, preferences.drafting
     if temperature:
@@ -214,7 +156,7 @@ def side_of(preferences: Preferences, values: Sequence[object]) -> Side:
 
 
 def typed(value: object) -> object:
-    """A number that was typed; anything else as it is, which the settings refuse in words."""
+    """A typed number. Anything else is returned as it is, because the settings report it."""
     try:
         return float(str(value).replace(",", "."))
     except ValueError:
@@ -222,15 +164,15 @@ def typed(value: object) -> object:
 
 
 def model_words(session: Session, source: str) -> str:
-    """What a model is called, with its kind: a folder and a GGUF file may share a name."""
+    """The name of a model with its kind, because a folder and a GGUF file may share a name."""
     info = session.current.info
     if not source or source == session.models.source:
         return f"{info.name} ({info.kind})"
-    return f"{title_of_model(source)} ({kind_of(source)})"
+    return f"{title_of_model(source)} ({format_of(source).kind})"
 
 
 def idle(session: Session) -> str:
-    """What the banner says before the first run."""
+    """The banner before the first run."""
     info = session.current.info
     words = (
         between(info.server)
@@ -244,12 +186,11 @@ def idle(session: Session) -> str:
 
 
 def between(server: ServerInfo) -> str:
-    """What is compared on a server, and what is guaranteed there."""
     how = (
         "The left side asks the server to draft nothing."
         if server.switches
-        else f"{server.host} cannot be told to answer without drafts. Start it without drafting at "
-        "a second address, load that once, and choose it as the model of the left side."
+        else f"{server.host} cannot be asked to answer without drafts. Start it without drafting "
+        "at a second address, load that once, and choose it as the model of the left side."
     )
     return f"{how} {GUARANTEE}"
 
@@ -271,7 +212,7 @@ def head(title: str, run: Run | None) -> str:
 
 
 def heading(progress: Progress, run: Run, model: str) -> str:
-    """What a side is called: its method, and what else it has of its own."""
+    """The title of a side: its method, and its model or temperature if the sides differ in it."""
     title = title_of(run.method)
     if progress.differs == "model" or progress.foreign:
         return f"{title} · {model}"
@@ -282,7 +223,7 @@ def heading(progress: Progress, run: Run, model: str) -> str:
 
 
 def banner(session: Session, progress: Progress, repeats: int) -> str:
-    """The verdict over all finished repeats; token texts are escaped."""
+    """The verdict on all finished repeats. The texts of tokens are escaped."""
     if progress.cancelled and not progress.pairs:
         return '<div class="verdict">Stopped before both runs were finished.</div>'
     verdicts = [] if progress.differs else [judged(session, progress, *p) for p in progress.pairs]
@@ -312,7 +253,8 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
 
 
 def judged(session: Session, progress: Progress, left: Run, right: Run) -> Verdict:
-    """Whether a pair said the same. The tokens of a model that is gone are spelled by the runs."""
+    """Whether a pair gave the same text. If their model was unloaded, the runs themselves hold the
+    texts of the tokens."""
     if not progress.foreign:
         return verdict(session.current.text, left, right)
     spelled = {token.id: token.text for run in (left, right) for token in run.tokens}
@@ -320,28 +262,27 @@ def judged(session: Session, progress: Progress, left: Run, right: Run) -> Verdi
 
 
 def is_plain(progress: Progress, side: int) -> bool:
-    """Whether a side decodes plainly, as far as is known."""
     return not progress.pairs or progress.pairs[-1][side].method == PLAIN.name
 
 
 def outcome(progress: Progress) -> str:
-    """How many times as fast the right side was, with its spread, as our own markup."""
+    """How many times as fast the right side was, with its spread. Returns markup."""
     ended = "stopped early, " if progress.cancelled else ""
     of = "median speedup" if is_plain(progress, LEFT) else "median speedup of the right side"
     return f"{ended}{gained(progress.speedup, of)}{spread(progress)}"
 
 
 def spread(progress: Progress) -> str:
-    """From where to where the repeats went; nothing for a single one."""
-    told = [ratio for ratio in ratios(progress) if ratio is not None]
-    if len(told) < 2 or whole(progress) is None:
+    """The range of the repeats; nothing for a single one."""
+    known = [ratio for ratio in ratios(progress) if ratio is not None]
+    if len(known) < 2 or whole(progress) is None:
         return ""
-    return f"; repeats {min(told):.2f}–{max(told):.2f}×"
+    return f"; repeats {min(known):.2f}–{max(known):.2f}×"
 
 
 def ratios(progress: Progress | None) -> list[float | None]:
-    """How many times as fast the right side was in each pair: by the time of a token, or of a
-    character where the tokens of two models are not equally long."""
+    """How many times as fast the right side was in each pair, by time per token. For two models,
+    whose tokens have different lengths, it is by time per character."""
     if progress is None:
         return []
     if progress.differs == "model":
@@ -350,34 +291,34 @@ def ratios(progress: Progress | None) -> list[float | None]:
 
 
 def whole(progress: Progress | None) -> float | None:
-    """The same over all pairs."""
     if progress is None:
         return None
     return progress.by_character if progress.differs == "model" else progress.speedup.whole
 
 
 def unlike(progress: Progress) -> str:
-    """The verdict on two sides whose texts may well differ: their speeds."""
+    """The verdict on two sides whose texts may differ, which is about their speeds."""
     count = len(progress.pairs)
     over = f"{count} repeat{'s' * (count > 1)}" + (", stopped early" if progress.cancelled else "")
     words = "Their texts may differ, so only speeds and texts are shown."
     if two_servers(progress):
-        title, what = same_texts(progress), "characters per second"
+        title, unit = same_texts(progress), "characters per second"
         words, more = GUARANTEE, f"{spread(progress)})."
     elif progress.differs == "model":
-        title, what = "Two models", "characters per second"
+        title, unit = "Two models", "characters per second"
         more = f"{spread(progress)}). Tokens of two models are not equally long."
     else:
-        title, what = "Other settings", "tokens per second"
+        title, unit = "Other settings", "tokens per second"
         more = f"{spread(progress)}; decoding alone {times(progress.speedup.decoding)})."
     return (
         f'<div class="verdict"><b>{title}</b>, {over}. {words} The right side writes '
-        f"<b>{times(whole(progress))}</b> as many {what} (median of whole answers{more}</div>"
+        f"<b>{times(whole(progress))}</b> as many {unit} (median of whole answers{more}</div>"
     )
 
 
 def drawn(progress: Progress | None) -> list[go.Figure]:
-    """The six charts of the latest pair: of the side that drafts, the other one beside it."""
+    """The six charts of the latest pair. They show the side that drafts, compared with the
+    other."""
     left, right = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
     first = charts.speedups(ratios(progress), whole(progress))
     if progress is None or is_plain(progress, LEFT) and not progress.differs:
@@ -394,108 +335,134 @@ def drawn(progress: Progress | None) -> list[go.Figure]:
 
 
 def side(name: str, run: Run) -> render.Data:
-    """One run's tokens for its view."""
     pieces = [Piece.of(token, step.index) for step in run.steps for token in step.tokens]
     return render.side_by_side(name, pieces)
 
 
-class Handlers:
-    """What the tab's events do."""
+class Compare(Tab):
+    """The prompt, the two sides, the verdict, both answers side by side, and the charts."""
 
-    def __init__(self, session: Session, parts: Parts, controls: Controls) -> None:
-        self.session, self.parts, self.controls = session, parts, controls
+    controls: Settings
+
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        with gr.Row(elem_classes="ask"):
+            self.prompt = gr.Textbox(
+                PROMPT,
+                label="Prompt",
+                lines=2,
+                max_lines=8,
+                scale=5,
+                elem_id="compare-prompt",
+                info="Sampling, seed and system prompt come from the Settings tab.",
+            )
+            self.repeats = gr.Slider(1, MOST_REPEATS, value=3, step=1, label="Repeats", scale=2)
+            with gr.Column(scale=1, min_width=110, elem_classes="go"):
+                self.run_button = gr.Button("Compare", variant="primary", elem_id="compare")
+                self.stop_button = gr.Button(
+                    "Stop", variant="stop", visible=False, elem_id="compare-stop"
+                )
+        with gr.Row(elem_classes="sides ask"):
+            left = build_side(session, LEFT, PLAIN.name)
+            right = build_side(session, RIGHT, USUAL.name)
+        self.verdict = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
+        with gr.Row(elem_classes="sides"):
+            with gr.Column(min_width=320):
+                plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
+                plain = token_view(elem_classes="transcript side", elem_id="compare-plain")
+            with gr.Column(min_width=320):
+                fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
+                fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
+        with gr.Column(visible=False) as self.charts:
+            self.plots = grid(drawn(None))
+        self.sides = left, right
+        self.heads, self.views = (plain_head, fast_head), (plain, fast)
+
+    @property
+    def method(self) -> gr.Dropdown:
+        """The method of the right side."""
+        return self.sides[RIGHT].method
+
+    def wire(self, controls: Settings, tab: gr.Tab) -> Dependency:
+        """Connect the tab. Returns the event of the comparison."""
+        self.controls = controls
+        shown = [self.verdict, *self.heads, *self.views, self.charts, *self.plots]
+        chosen = [each for choice in self.sides for each in choice.inputs]
+        inputs = [self.prompt, self.repeats, *chosen, *controls.inputs]
+        outputs = [self.run_button, self.stop_button, *shown]
+        self.on(self.stop_button.click, self.stop)
+        models = [each.model for each in self.sides if each.model is not None]
+        self.on(tab.select, self.offer, models, [*(each.method for each in self.sides), *models])
+        return self.on(self.run_button.click, self.run, inputs, outputs)
 
     def updates(self, progress: Progress, repeats: int, models: Sequence[str]) -> Updates:
-        """What the page shows of a comparison by now; `models` are those of the sides, in words."""
-        parts = self.parts
-        shown: Updates = {parts.verdict: banner(self.session, progress, repeats)}
+        """Show the progress of a comparison. `models` are the names of the sides' models."""
+        shown: Updates = {self.verdict: banner(self.session, progress, repeats)}
         running = progress.running
         if running is not None:
             at = progress.side
-            shown[parts.heads[at]] = head(heading(progress, running, models[at]), running)
-            shown[parts.views[at]] = side(f"{at}-{running.method}-{progress.repeat}", running)
+            shown[self.heads[at]] = head(heading(progress, running, models[at]), running)
+            shown[self.views[at]] = side(f"{at}-{running.method}-{progress.repeat}", running)
         elif progress.pairs:
-            shown |= dict(zip(parts.plots, drawn(progress), strict=True))
-            shown[parts.charts] = gr.update(visible=True)
+            shown |= dict(zip(self.plots, drawn(progress), strict=True))
+            shown[self.charts] = gr.update(visible=True)
         return shown
 
-    def sides(self, values: Sequence[object]) -> tuple[str, tuple[Side, Side]]:
+    def chosen_sides(self, values: Sequence[object]) -> tuple[str, tuple[Side, Side]]:
         """The system prompt and both sides, with one seed. Raises SettingError."""
-        own = len(self.parts.sides[LEFT].inputs)
+        own = len(self.sides[LEFT].inputs)
         system, preferences = self.controls.read(values[2 * own :])
         same = replace(preferences, generation=preferences.seeded(), fresh_seed=False)
         return system, (side_of(same, values[:own]), side_of(same, values[own : 2 * own]))
 
-    def run(
-        self, request: gr.Request, text: str, repeats: float, memory: Memory, *values: object
-    ) -> Iterator[Updates]:
-        """Compare, until it is over or stopped."""
-        session, parts = self.session, self.parts
-        owner, pace = owner_of(session, memory, request), Pace(1 / UPDATES_PER_SECOND)
-        yield {parts.run: gr.update(visible=False), parts.stop: gr.update(visible=True)}
+    def run(self, owner: str, text: str, repeats: float, *values: object) -> Iterator[Updates]:
+        """Compare the two sides until all repeats are done or the user stops."""
+        session = self.session
+        pace = Pace(1 / UPDATES_PER_SECOND)
+        yield {self.run_button: gr.update(visible=False), self.stop_button: gr.update(visible=True)}
         last: Progress | None = None
         try:
-            system, sides = self.sides(values)
+            system, sides = self.chosen_sides(values)
             models = [model_words(session, side.source) for side in sides]
             found = session.proofs.compare_sides(owner, text, system, sides, int(repeats))
             for progress in found:
                 if isinstance(progress, Waiting):
-                    # Once all is over, only the usual model is waited for: the verdict stays.
+                    # After the last pair only the usual model is loaded again; the verdict stays.
                     if last is None or not (last.over or last.cancelled):
-                        yield {parts.verdict: waiting_line(progress)}
+                        yield {self.verdict: waiting_line(progress)}
                     continue
                 last, running = progress, progress.running
                 if running is None or running.finish or pace.due():
                     yield self.updates(progress, int(repeats), models)
         except Cancelled:
-            yield {parts.verdict: idle(session)}
+            yield {self.verdict: idle(session)}
         except StrataError as error:
-            # Who was away while it ran still finds out: a notice goes by.
+            # The notice disappears, so the banner shows the error as well.
             warn(str(error))
-            yield {parts.verdict: f'<div class="verdict">{escape(str(error))}</div>'}
-        pass_on(session, owner)
-        yield {parts.run: gr.update(visible=True), parts.stop: gr.update(visible=False)}
+            yield {self.verdict: f'<div class="verdict">{escape(str(error))}</div>'}
+        show_notices(session, owner)
+        yield {self.run_button: gr.update(visible=True), self.stop_button: gr.update(visible=False)}
 
-    def stop(self, request: gr.Request, memory: Memory) -> None:
-        """End it; finished pairs stay."""
-        self.session.tasks.stop(owner_of(self.session, memory, request), "")
+    def stop(self, owner: str) -> None:
+        """Stop the comparison. Finished pairs stay."""
+        self.session.tasks.stop(owner, "")
 
     def offer(self, *chosen: str | None) -> Updates:
-        """The methods and models that there are now; one that is gone is not chosen any more."""
-        offered, found = choices(self.session), Updates()
+        """Offer the methods and models that are available now. A chosen model that is gone is
+        deselected."""
+        offered, found = methods(self.session), Updates()
         server = self.session.current.info.server
-        # Where nothing can be switched off, there is only one way to ask.
+        # A server that cannot switch drafting off offers only one method.
         only: dict[str, Any] = (
             {"value": USUAL.name} if server is not None and not server.switches else {}
         )
-        for each in self.parts.sides:
+        for each in self.sides:
             found[each.method] = gr.update(choices=offered, **only)
-        with told():
-            there = models_of(self.session) if chosen else []
-            for each, source in zip(self.parts.sides, chosen, strict=False):
+        with notify_errors():
+            available = models_of(self.session) if chosen else []
+            for each, source in zip(self.sides, chosen, strict=False):
                 assert each.model is not None
-                # What is chosen meanwhile stays: a choice is told only where it is gone.
-                gone: dict[str, Any] = {} if source in dict(there).values() else {"value": ""}
-                found[each.model] = gr.update(choices=there, **gone)
+                # A value is sent only if the chosen model is gone, so that a new choice stays.
+                gone: dict[str, Any] = {} if source in dict(available).values() else {"value": ""}
+                found[each.model] = gr.update(choices=available, **gone)
         return found
-
-
-def wire(
-    session: Session,
-    parts: Parts,
-    controls: Controls,
-    memory: gr.BrowserState,
-    tab: gr.Tab | None = None,
-) -> None:
-    """Connect the run and its end, and what is offered when the `tab` opens."""
-    on = Handlers(session, parts, controls)
-    shown_by_run = [parts.verdict, *parts.heads, *parts.views, parts.charts, *parts.plots]
-    outputs = [parts.run, parts.stop, *shown_by_run]
-    chosen = [each for choice in parts.sides for each in choice.inputs]
-    inputs = [parts.prompt, parts.repeats, memory, *chosen, *controls.inputs]
-    parts.run.click(on.run, inputs, outputs, **AT_ONCE)
-    parts.stop.click(on.stop, memory, None, **AT_ONCE)
-    if tab is not None:
-        models = [each.model for each in parts.sides if each.model is not None]
-        offers = [*(each.method for each in parts.sides), *models]
-        tab.select(on.offer, models, offers, **AT_ONCE)

@@ -1,13 +1,13 @@
-"""Where messages are written: the box, its files, the messages that wait, how full the context is.
+"""The composer, in which messages are written: the box, attached files, waiting messages, and how
+full the context is.
 
-The page owns what is being written (assets/composer). It asks by events of the component `writer`,
-and is answered by values of hidden components, its channels: each becomes an event of the document.
+The browser owns the unsent message (assets/composer). It sends requests as events of the component
+`writer`. Replies are values of hidden components, the channels; each becomes an event of the
+document.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,54 +17,31 @@ from gradio.utils import get_upload_folder
 from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
+from app.web.kit import Tab, payload
+from app.web.markup import template
 from app.web.render import Data
-from app.web.wiring import AT_ONCE, LATEST, Memory, owner_of, sent
-from assets import ASSETS
+from assets import read
 from engine.errors import PromptError, StrataError
 
-SCRIPT = ("state", "drafts", "sending", "files", "gauge", "keys", "begin")
-CHANNELS = ("sent", "place", "attached", "filled")
-"""What the page is told: a message was taken, what is open, a file was read, how full it is."""
-READERS = 2
-"""Files that are read at once: a long PDF file keeps a core busy."""
-TEMPLATE = (
-    '<div class="writer"><div class="editing" role="status" hidden><span>Editing an earlier '
-    "message. Sending makes another version of it.</span>"
-    '<button type="button" class="cancel">Cancel</button></div>'
-    '<div class="waiting" hidden><span></span><ol class="waits" aria-label="Messages that wait">'
-    '</ol></div><ul class="files" aria-label="Attached files" hidden></ul>'
-    '<p class="drops" role="status" hidden></p>'
-    '<div class="gauge" role="meter" tabindex="0" aria-label="Context" aria-valuemin="0" '
-    'aria-valuemax="100" aria-valuenow="0"><i></i><span class="tip">Context: empty</span></div>'
-    '<input class="choose" type="file" multiple hidden aria-label="Files"></div>'
+SCRIPT = tuple(
+    f"composer/{name}.js"
+    for name in ("state", "drafts", "sending", "files", "gauge", "keys", "begin")
 )
+CHANNELS = ("sent", "revised", "place", "attached", "filled")
+"""The channels: whether a message was accepted, or a new version of one; the open conversation; a
+file that was read; how full the context is."""
+GONE = "There is no such message. It may have been deleted: reload the page."
+READERS = 2
+"""How many files are read at the same time, because a long PDF file keeps a core busy."""
+TEMPLATE = template("composer.html")
 
 
 def invitation(name: str) -> str:
-    """What an empty composer says."""
+    """The placeholder of an empty composer."""
     return f"Message {name}"
 
 
-@dataclass(slots=True)
-class Composer:
-    """The components. Of the channels each has the name of what it tells."""
-
-    box: gr.Textbox
-    send: gr.Button
-    stop: gr.Button
-    writer: gr.HTML
-    channels: dict[str, gr.HTML]
-
-
-@cache
-def script() -> str:
-    """The composer's script."""
-    files = (ASSETS / "composer" / f"{name}.js" for name in SCRIPT)
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
-
-
 def channel(name: str) -> gr.HTML:
-    """A hidden component whose values become events of the document."""
     return gr.HTML(
         visible="hidden",
         html_template="",
@@ -74,67 +51,41 @@ def channel(name: str) -> gr.HTML:
     )
 
 
-def composer(name: str, most: int = attachments.MAX_BYTES) -> Composer:
-    """Where messages are written to the model of that name, with Send and, while an answer grows,
-    Stop. `most` are the bytes that a file may have."""
-    writer = gr.HTML(
-        html_template=TEMPLATE,
-        js_on_load=script(),
-        apply_default_css=False,
-        elem_id="writer",
-        most=most,
-    )
-    with gr.Row(elem_classes="composer"):
-        gr.Button("+", elem_id="attach", min_width=36, scale=0)
-        box = gr.Textbox(
-            show_label=False,
-            container=False,
-            lines=1,
-            max_lines=8,
-            scale=8,
-            placeholder=invitation(name),
-            elem_id="box",
-            autofocus=True,
-            interactive=True,
-        )
-        gr.Button("Queue", elem_id="queue", scale=1, min_width=80)
-        send = gr.Button("Send", variant="primary", scale=1, min_width=88, elem_id="send")
-        stop = gr.Button(
-            "Stop", variant="stop", scale=1, min_width=88, visible=False, elem_id="stop"
-        )
-    return Composer(box, send, stop, writer, {name: channel(name) for name in CHANNELS})
-
-
-class Asked:
-    """What a page asks for by an event, each part of the type that it should have."""
+class ComposerRequest:
+    """The request that a page sent with an event. Each part has the expected type, or is empty."""
 
     def __init__(self, data: gr.EventData) -> None:
-        self.said = sent(data)
+        self.sent = payload(data)
 
     def text(self, name: str) -> str:
-        """A text, "" where it is none."""
-        found = self.said.get(name)
+        """The text of that name; "" if it is missing or not a text."""
+        found = self.sent.get(name)
         return found if isinstance(found, str) else ""
 
     @property
     def number(self) -> int:
-        """Which question it is."""
-        found = self.said.get("number")
+        """The number of the request, which the reply repeats."""
+        found = self.sent.get("number")
         return found if isinstance(found, int) else 0
 
     @property
     def files(self) -> list[str]:
-        """The keys of files."""
-        found = self.said.get("files")
+        """The keys of the attached files."""
+        found = self.sent.get("files")
         return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
 
+    @property
+    def kept(self) -> set[int]:
+        """The indexes of the files that stay with an edited message."""
+        found = self.sent.get("kept")
+        return {at for at in found if isinstance(at, int)} if isinstance(found, list) else set()
+
     def about(self, conversation: str | None) -> bool:
-        """Whether the page means the conversation that is open."""
-        return (self.said.get("conversation") or None) == (conversation or None)
+        return (self.sent.get("conversation") or None) == (conversation or None)
 
 
 def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
-    """Files that wait, as the page shows them."""
+    """Files that wait to be sent, as data for the page."""
     counts = session.gauge.counts([each.file.block for each in pending])
     return [
         {
@@ -149,7 +100,8 @@ def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
 
 
 def upload(path: str) -> bytes:
-    """What a page has sent, which is deleted. Raises PromptError for what nobody has sent."""
+    """The content of an uploaded file, which is then deleted. Raises PromptError for a path outside
+    the folder of uploads, or a file that cannot be read."""
     file = Path(path).resolve()
     if not file.is_relative_to(Path(get_upload_folder()).resolve()):
         raise PromptError("Only a file that was sent to this page can be attached.")
@@ -166,92 +118,104 @@ def upload(path: str) -> bytes:
             file.unlink()
 
 
-class Handlers:
-    """What the composer's events do."""
+def edited_text(
+    session: Session, owner: str, conversation: str | None, request: ComposerRequest
+) -> str:
+    """The new text of a message of the user, as edited on a page: the new words, the files that
+    stay and the added files. Raises PromptError for an unknown message or file."""
+    store, message_id = session.chat.conversations(owner), request.text("message")
+    for message in store.messages(conversation, pieces=False) if conversation else ():
+        if message.id == message_id and message.role == "user":
+            files, _ = attachments.split(message.content)
+            kept = [file for at, file in enumerate(files) if at in request.kept]
+            text = session.attachments.message(owner, request.files, request.text("text"))
+            return attachments.join(kept, text)
+    raise PromptError(GONE)
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
 
-    def attach(self, data: gr.EventData, request: gr.Request, memory: Memory) -> Data:
-        """Read a file, and keep it until it is sent."""
-        owner, asked = owner_of(self.session, memory, request), Asked(data)
+class Composer(Tab):
+    """The box with Send and, while an answer grows, Stop; and the hidden components `writer` and
+    `channels`. `most` is the largest size of a file in bytes."""
+
+    def __init__(
+        self, session: Session, memory: gr.BrowserState, most: int = attachments.MAX_BYTES
+    ) -> None:
+        super().__init__(session, memory)
+        self.writer: Any = gr.HTML(
+            html_template=TEMPLATE,
+            js_on_load=read(*SCRIPT),
+            apply_default_css=False,
+            elem_id="writer",
+            most=most,
+        )
+        with gr.Row(elem_classes="composer"):
+            gr.Button("+", elem_id="attach", min_width=36, scale=0)
+            self.box = gr.Textbox(
+                show_label=False,
+                container=False,
+                lines=1,
+                max_lines=8,
+                scale=8,
+                placeholder=invitation(session.current.info.name),
+                elem_id="box",
+                autofocus=True,
+                interactive=True,
+            )
+            gr.Button("Queue", elem_id="queue", scale=1, min_width=80)
+            self.send = gr.Button("Send", variant="primary", scale=1, min_width=88, elem_id="send")
+            self.stop = gr.Button(
+                "Stop", variant="stop", scale=1, min_width=88, visible=False, elem_id="stop"
+            )
+        self.channels = {name: channel(name) for name in CHANNELS}
+
+    def wire(self, current: gr.State, system: gr.Textbox) -> None:
+        """Connect the requests that the page sends while a message is written."""
+        writer, channels = self.writer, self.channels
+        self.on(
+            writer.attach,
+            self.attach,
+            (),
+            channels["attached"],
+            mode="multiple",
+            concurrency_limit=READERS,
+        )
+        self.on(writer.drop, self.drop, mode="multiple")
+        self.on(writer.measure, self.measure, [current, system], channels["filled"])
+
+    def attach(self, owner: str, data: gr.EventData) -> Data:
+        request = ComposerRequest(data)
         try:
-            found = attachments.read(asked.text("name"), upload(asked.text("path")))
+            found = attachments.read(request.text("name"), upload(request.text("path")))
         except StrataError as error:
-            return {"number": asked.number, "error": str(error)}
+            return {"number": request.number, "error": str(error)}
         (shown,) = chip(self.session, self.session.attachments.add(owner, [found]))
-        return {"number": asked.number, "file": shown}
+        return {"number": request.number, "file": shown}
 
-    def drop(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
-        """Forget files."""
-        owner = owner_of(self.session, memory, request)
-        self.session.attachments.drop(owner, Asked(data).files)
+    def drop(self, owner: str, data: gr.EventData) -> None:
+        self.session.attachments.drop(owner, ComposerRequest(data).files)
 
     def measure(
-        self,
-        data: gr.EventData,
-        request: gr.Request,
-        conversation: str | None,
-        memory: Memory,
-        system: str,
+        self, owner: str, data: gr.EventData, conversation: str | None, system: str
     ) -> Data:
         """How full the context is."""
-        owner, asked = owner_of(self.session, memory, request), Asked(data)
-        size = None
-        if asked.about(conversation):
+        request, size = ComposerRequest(data), None
+        if request.about(conversation):
             with suppress(StrataError):
-                text = self.session.attachments.message(owner, asked.files, asked.text("text"))
-                edited = asked.text("editing") or None
-                size = self.session.gauge.size(owner, conversation, system or "", text, edited)
+                editing = request.text("message") or None
+                if editing:
+                    text = edited_text(self.session, owner, conversation, request)
+                else:
+                    text = self.session.attachments.message(
+                        owner, request.files, request.text("text")
+                    )
+                size = self.session.gauge.size(owner, conversation, system or "", text, editing)
         if size is None:
-            return {"number": asked.number}
+            return {"number": request.number}
         return {
-            "number": asked.number,
+            "number": request.number,
             "tokens": size.tokens,
             "room": size.room,
             "context": self.session.current.info.context_length,
             "dropped": size.dropped,
             "fits": size.fits,
         }
-
-    def place(
-        self, request: gr.Request, conversation: str | None, editing: str | None, memory: Memory
-    ) -> Data:
-        """What is open, and the message that is edited, with its files."""
-        owner = owner_of(self.session, memory, request)
-        shown: Data = {"conversation": conversation, "editing": None}
-        if conversation is None or editing is None:
-            return shown
-        with suppress(StrataError):
-            store = self.session.chat.conversations(owner)
-            for message in store.messages(conversation, pieces=False):
-                if message.id == editing:
-                    files, text = attachments.split(message.content)
-                    added = self.session.attachments.add(owner, files)
-                    chips = chip(self.session, added)
-                    return {**shown, "editing": message.id, "text": text, "files": chips}
-        return shown
-
-
-def wire(
-    session: Session,
-    parts: Composer,
-    current: gr.State,
-    editing: gr.State,
-    memory: gr.BrowserState,
-    system: gr.Textbox,
-) -> None:
-    """Connect what the page asks for while a message is written."""
-    on, writer, told = Handlers(session), parts.writer, parts.channels
-    reading: dict[str, Any] = {**AT_ONCE, "concurrency_limit": READERS}
-    writer.attach(on.attach, memory, told["attached"], trigger_mode="multiple", **reading)
-    writer.drop(on.drop, memory, None, trigger_mode="multiple", **AT_ONCE)
-    writer.measure(on.measure, [current, memory, system], told["filled"], **AT_ONCE)
-    writer.cancel(lambda: None, None, editing, **AT_ONCE)
-    gr.on(
-        [current.change, editing.change],
-        on.place,
-        [current, editing, memory],
-        told["place"],
-        **LATEST,
-    )

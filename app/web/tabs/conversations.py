@@ -1,155 +1,161 @@
-"""The list of conversations: search, open, pin, rename, file away, delete, export and import."""
+"""The list of conversations: search, open, pin, rename, move to a folder, delete, export, import.
+
+Text reaches the component as data; its template and script (assets/list.js) are fixed. Its value
+has these keys:
+
+- `groups`: each has a name and `items`. An item has the id, title, `pinned` and folder of a
+  conversation. In a search, it also has the `message` that holds the words, and the `hit`: the text
+  before the words, the words, and the text after them.
+- `current`: the id of the open conversation.
+- `folders`: the names of all folders.
+- `empty` and `more`: a line that is shown if the list is empty or incomplete.
+- `watch`: the token and revision with which the page notices that another page changed the list.
+"""
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, timedelta
+from functools import partial
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service import library
-from app.service.downloads import Download
+from app.service import exports
+from app.service.pages import LISTED, THE_LIST, Download
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import page_export
-from app.web.conversation_list import conversation_list, listed
-from app.web.render import Data
-from app.web.tabs import chat_view, presets
-from app.web.tabs.messages import undo
-from app.web.tabs.settings import Controls
-from app.web.wiring import (
+from app.web.kit import (
     AFTER,
-    AT_ONCE,
-    LATEST,
-    Asked,
+    REFRESH,
     Event,
-    Listing,
     Memory,
+    Tab,
     Updates,
+    hide,
     newest,
-    owner_of,
-    pass_on,
-    sent,
-    told,
-    unasked,
+    notify_errors,
+    numbered,
+    payload,
+    provided_arguments,
+    show,
+    show_notices,
+    uploaded,
     warn,
 )
+from app.web.render import Data
+from app.web.tabs import settings
+from app.web.tabs.chat_view import ChatView, undo, watched
+from app.web.tabs.settings import Settings
+from assets import read
 from engine.errors import StorageError
 from storage import imports
-from storage.conversations import Conversation, Conversations
+from storage.conversations import Conversation
 
-SHOWN = 300
-"""So many are listed, as a page with thousands is slow. The search finds the others."""
+SHOWN = LISTED
 DELETED = "The conversation was deleted."
-NUMBERS = count()
-"""No two values of the list are equal: an equal one would not be drawn, and a menu stay open."""
 FORMATS = {
-    "json": library.JSON,
-    "markdown": library.MARKDOWN,
-    "page": library.Format(
+    "json": exports.JSON,
+    "markdown": exports.MARKDOWN,
+    "page": exports.Format(
         "html", "text/html", lambda store, id: page_export.page(store.get(id), store.messages(id))
     ),
 }
 ALL = (("JSON", "json"), ("Markdown", "markdown"), ("Pages", "page"))
-SAVE_FILE = """async (text) => {
-  if (!text) return "";
-  const { token, name } = JSON.parse(text);
-  const answer = await fetch("/download/" + token);
-  if (!answer.ok) return "";
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  return "";
-}"""
+SAVE_FILE = read("download.js")
 
 
-@dataclass(slots=True)
-class Parts:
-    """The list's components."""
+class ConversationList(Tab):
+    """The column with the list. `refresh` is the event that redraws it. `with_list` makes the event
+    of another part of the chat update the list too, which costs half as much as an event of its
+    own. The chat's refreshes use the guard of this tab."""
 
-    new: gr.Button
-    start_from: gr.Dropdown
-    search: gr.Textbox
-    listed: gr.HTML
-    import_: gr.UploadButton
-    export: gr.Button
-    formats: gr.Row
-    every: list[tuple[gr.Button, str]]
-    outgoing: gr.Textbox
+    chat: ChatView
+    controls: Settings
+    refresh: Event
 
-
-def build() -> Parts:
-    """A column beside the chat."""
-    with gr.Column(scale=2, min_width=210, elem_classes="list"):
-        new = gr.Button("New conversation", size="sm", elem_id="new")
-        start_from = presets.picker()
-        search = gr.Textbox(
-            show_label=False,
-            container=False,
-            label="Search conversations",
-            placeholder="Search",
-            elem_id="search",
-        )
-        found = conversation_list("conversations")
-        with gr.Row(elem_classes="tools"):
-            import_ = gr.UploadButton(
-                "Import", size="sm", min_width=40, file_types=[".json", ".jsonl"], type="filepath"
+    def __init__(self, session: Session, memory: gr.BrowserState, current: gr.State) -> None:
+        super().__init__(session, memory)
+        self.current = current
+        with gr.Column(scale=2, min_width=210, elem_classes="list"):
+            self.new_button = gr.Button("New conversation", size="sm", elem_id="new")
+            self.start_from = settings.preset_picker()
+            self.search = gr.Textbox(
+                show_label=False,
+                container=False,
+                label="Search conversations",
+                placeholder="Search",
+                elem_id="search",
             )
-            export = gr.Button("Export all", size="sm", min_width=40, elem_id="export-all")
-        with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as formats:
-            every = [(gr.Button(name, size="sm", min_width=40), kind) for name, kind in ALL]
-        outgoing = gr.Textbox(visible="hidden")
-    return Parts(new, start_from, search, found, import_, export, formats, every, outgoing)
+            self.listed: Any = conversation_list("conversations")
+            with gr.Row(elem_classes="tools"):
+                self.import_button = gr.UploadButton(
+                    "Import",
+                    size="sm",
+                    min_width=40,
+                    file_types=[".json", ".jsonl"],
+                    type="filepath",
+                )
+                self.export_button = gr.Button(
+                    "Export all", size="sm", min_width=40, elem_id="export-all"
+                )
+            with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as self.formats:
+                self.every = {kind: gr.Button(name, size="sm", min_width=40) for name, kind in ALL}
+            self.outgoing = gr.Textbox(visible="hidden")
 
+    def wire(self, chat: ChatView, controls: Settings) -> Event:
+        """Connect the list. Returns the event that opens the conversation that was open before."""
+        self.chat, self.controls = chat, controls
+        list_value, outgoing = self.listed, self.outgoing
+        showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.inputs]
+        # The conversation that was chosen last opens, even if answers for others arrive later.
+        chosen, here = newest(showing), [self.current, self.search]
+        self.refresh = refresh = self.event(self.look, here, list_value, guard=newest([list_value]))
+        opened = self.on(list_value.open, self.open, (), showing, mode="multiple", guard=chosen)
+        self.then(opened, refresh)
+        self.then(self.on(self.new_button.click, self.new, (), showing, guard=chosen), refresh)
+        self.on(self.search.change, refresh, mode="always_last")
+        self.on(list_value.look, self.look, here, list_value, mode="always_last", guard=REFRESH)
+        changes = (
+            (list_value.pin, self.pin),
+            (list_value.rename, self.rename),
+            (list_value.folder, self.file),
+            (list_value.title, self.suggest),
+        )
+        for trigger, handler in changes:
+            self.then(self.on(trigger, handler, mode="multiple"), refresh)
+        self.then(self.on(list_value.remove, self.remove, self.current, showing), refresh)
+        requested = [self.on(list_value.export, self.export, (), outgoing)]
+        self.on(self.export_button.click, show, (), self.formats)
+        for kind, button in self.every.items():
+            export, made = partial(self.export_all, kind), [outgoing, self.formats]
+            requested.append(self.on(button.click, export, (), made, refused=("", hide())))
+        for exported in requested:
+            exported.then(None, outgoing, outgoing, js=SAVE_FILE, **AFTER)
+        imported = self.on(self.import_button.upload, self.import_, self.import_button, showing)
+        self.then(imported, refresh)
+        return self.event(self.show, self.current, showing, guard=REFRESH)
 
-class Handlers:
-    """What the list's events do."""
-
-    def __init__(
-        self,
-        session: Session,
-        parts: Parts,
-        talk: chat_view.Parts,
-        controls: Controls,
-        current: gr.State,
-        memory: gr.BrowserState,
-    ) -> None:
-        self.session, self.parts, self.talk = session, parts, talk
-        self.controls, self.current, self.memory = controls, current, memory
-
-    def redraw(
-        self,
-        request: gr.Request,
-        conversation: str | None,
-        search: str,
-        memory: Memory,
-    ) -> Updates:
-        """The list, filtered; the browser remembers what is open."""
-        owner = owner_of(self.session, memory, request)
-        remembered: Updates = {self.memory: {**(memory or {}), "conversation": conversation}}
-        with told():
-            value, _ = self.value(request, owner, conversation, search)
-            return {**remembered, self.parts.listed: value}
-        return remembered
+    def look(self, owner: str, page: str, conversation: str | None, search: str) -> Updates:
+        """Redraw the list, filtered by the search. The open conversation stays as it is."""
+        return {self.listed: self.value(owner, page, conversation, search)[0]}
 
     def value(
-        self, request: gr.Request, owner: str, conversation: str | None, search: str
+        self, owner: str, page: str, conversation: str | None, search: str
     ) -> tuple[Data, bool]:
-        """The list as it is now, and whether the page shows another one. Then it is told of it."""
-        store, here = self.session.chat.conversations(owner), request.session_hash or ""
+        """The current value of the list, and whether it differs from the one the page received."""
+        store = self.session.chat.conversations(owner)
+        # The revision is read first, so that the page looks again for any later change.
+        watch = watched(self.session, owner, THE_LIST)
         found = store.list(search, SHOWN)
         more = store.count() - len(found) if len(found) == SHOWN and not search.strip() else 0
-        value = listed(found, conversation, search.strip(), store.folders(), more)
+        value = {**list_value(found, conversation, search.strip(), store.folders(), more), **watch}
         digest = sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        before, self.session.listed[here] = self.session.listed.get(here), digest
-        return {**value, "drawn": next(NUMBERS)}, digest != before
+        before, self.session.listed[page] = self.session.listed.get(page), digest
+        return numbered(value), digest != before
 
     def with_list(
         self,
@@ -157,31 +163,33 @@ class Handlers:
         inputs: Sequence[Block],
         outputs: Sequence[Block],
     ) -> Event:
-        """An event whose handler is told what the page sent, and who asks. It then brings the list
-        as well, where that changed: an event of its own for that costs as much as this one."""
+        """An event whose handler takes the open conversation, then the values of `inputs`. It also
+        updates the list if that changed, which saves an event of its own."""
+        provided = provided_arguments(handler)
 
         def both(
+            owner: str,
+            page: str,
+            memory: Memory,
             data: gr.EventData,
-            request: gr.Request,
             conversation: str | None,
             search: str,
-            memory: Memory,
             *values: object,
         ) -> Updates:
-            updates: Updates = handler(data, request, *values)
-            owner, here = owner_of(self.session, memory, request), request.session_hash or ""
-            now = self.session.viewing.get(here, conversation)  # What was done may open another.
-            with told():
-                value, fresh = self.value(request, owner, now, search)
-                return {**updates, **({self.parts.listed: value} if fresh else {})}
+            known = {"owner": owner, "page": page, "memory": memory, "data": data}
+            updates: Updates = handler(*(known[name] for name in provided), conversation, *values)
+            # The handler may have opened another conversation.
+            now = self.session.viewing.get(page, conversation)
+            with notify_errors():
+                value, fresh = self.value(owner, page, now, search)
+                return {**updates, **({self.listed: value} if fresh else {})}
             return updates
 
-        here: list[Block] = [self.current, self.parts.search, self.memory]
-        return Event(both, [*here, *inputs], [*outputs, self.parts.listed])
+        return self.event(both, [self.current, self.search, *inputs], [*outputs, self.listed])
 
     def settings_of(self, conversation: Conversation) -> Updates:
-        """The settings that were kept with a conversation, the usual ones where these cannot be
-        used; without any, those of the page stay."""
+        """Show the settings stored with a conversation, or the default ones if those cannot be
+        used. Without stored settings, the page keeps its own."""
         if not conversation.settings and not conversation.damaged:
             return {self.controls.system: conversation.system_prompt}
         stored, problem = Preferences.usable(conversation.settings)
@@ -194,186 +202,91 @@ class Handlers:
         values = self.controls.show(conversation.system_prompt, stored)
         return dict(zip(self.controls.inputs, values, strict=True))
 
-    def show(self, request: gr.Request, owner: str, conversation: str | None) -> Updates:
+    def show(self, owner: str, page: str, memory: Memory, conversation: str | None) -> Updates:
         """Open a conversation, or none."""
-        updates: Updates = {
-            self.current: conversation,
-            self.talk.proof: "",
-            self.talk.editing: None,
-        }
-        self.session.viewing[request.session_hash or ""] = conversation
-        # It is open whatever of it cannot be shown: so it can be deleted.
-        updates |= chat_view.blank(self.session, self.talk, request)
-        with told():
-            updates |= chat_view.shown(self.session, self.talk, request, owner, conversation)
+        updates: Updates = {**self.chat.open(page, memory, conversation), self.chat.proof: ""}
+        # The conversation is open even if it cannot be shown, so that it can be deleted.
+        updates |= self.chat.blank(page)
+        with notify_errors():
+            updates |= self.chat.shown(owner, page, conversation)
             if conversation:
                 updates |= self.settings_of(
                     self.session.chat.conversations(owner).get(conversation)
                 )
-            updates[self.talk.figures] = chat_view.last_figures(self.session, owner, conversation)
         return updates
 
-    def restore(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
-        """Open what a browser had open."""
-        return self.show(request, owner_of(self.session, memory, request), conversation)
-
-    def open_(self, data: gr.EventData, request: gr.Request, memory: Memory) -> Updates:
-        """Open the chosen one; from a search, at the version that holds the words."""
-        owner, said = owner_of(self.session, memory, request), asked(data)
-        conversation, message = said.get("id"), said.get("message")
+    def open(self, owner: str, page: str, memory: Memory, data: gr.EventData) -> Updates:
+        """Open the chosen conversation. From a search, show the version that holds the words."""
+        chosen = texts_of(data)
+        conversation, message = chosen.get("id"), chosen.get("message")
         if conversation and message:
-            with told():
+            with notify_errors():
                 self.session.chat.conversations(owner).show(conversation, message)
-        return self.show(request, owner, conversation)
+        return self.show(owner, page, memory, conversation)
 
-    def new(self, request: gr.Request, memory: Memory) -> Updates:
-        """Open none: the first message makes a new one."""
-        return self.show(request, owner_of(self.session, memory, request), None)
+    def new(self, owner: str, page: str, memory: Memory) -> Updates:
+        """Close the open conversation. The first message then begins a new one."""
+        return self.show(owner, page, memory, None)
 
-    def pin(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
-        """Pin a conversation, or no longer."""
-        owner, said = owner_of(self.session, memory, request), asked(data)
-        with told():
-            pinned = said.get("pinned") == "True"
-            self.session.chat.conversations(owner).pin(said.get("id", ""), pinned)
+    def pin(self, owner: str, data: gr.EventData) -> None:
+        chosen, store = texts_of(data), self.session.chat.conversations(owner)
+        store.pin(chosen.get("id", ""), chosen.get("pinned") == "True")
 
-    def rename(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
-        """Give a conversation another title."""
-        owner, said = owner_of(self.session, memory, request), asked(data)
-        with told():
-            store = self.session.chat.conversations(owner)
-            store.rename(said.get("id", ""), said.get("title", ""))
+    def rename(self, owner: str, data: gr.EventData) -> None:
+        chosen, store = texts_of(data), self.session.chat.conversations(owner)
+        store.rename(chosen.get("id", ""), chosen.get("title", ""))
 
-    def file(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
-        """Put a conversation into a folder, or into none."""
-        owner, said = owner_of(self.session, memory, request), asked(data)
-        with told():
-            store = self.session.chat.conversations(owner)
-            store.file(said.get("id", ""), said.get("folder", ""))
+    def file(self, owner: str, data: gr.EventData) -> None:
+        chosen, store = texts_of(data), self.session.chat.conversations(owner)
+        store.file(chosen.get("id", ""), chosen.get("folder", ""))
 
-    def suggest(self, data: gr.EventData, request: gr.Request, memory: Memory) -> None:
-        """Have the model give a conversation a title."""
-        owner, said = owner_of(self.session, memory, request), asked(data)
-        with told():
-            self.session.titles.suggest(owner, said.get("id", ""))
+    def suggest(self, owner: str, data: gr.EventData) -> None:
+        self.session.titles.suggest(owner, texts_of(data).get("id", ""))
 
     def remove(
         self,
-        data: gr.EventData,
-        request: gr.Request,
-        conversation: str | None,
+        owner: str,
+        page: str,
         memory: Memory,
+        data: gr.EventData,
+        conversation: str | None,
     ) -> Updates:
-        """Delete a conversation, and offer to take that back."""
-        owner, id = owner_of(self.session, memory, request), asked(data).get("id", "")
-        with told():
-            offer = undo(self.session.chat.delete(owner, id), DELETED)
-            updates = self.show(request, owner, None if id == conversation else conversation)
-            tokens = updates[self.talk.tokens]
-            return {**updates, self.talk.tokens: {**tokens, **offer}}  # type: ignore[dict-item]
-        return {self.current: conversation}
+        id = texts_of(data).get("id", "")
+        offer = undo(self.session.chat.delete(owner, id), DELETED)
+        updates = self.show(owner, page, memory, None if id == conversation else conversation)
+        tokens = updates[self.chat.tokens]
+        return {**updates, self.chat.tokens: {**tokens, **offer}}  # type: ignore[dict-item]
 
-    def export(self, data: gr.EventData, request: gr.Request, memory: Memory) -> str:
-        """Offer one conversation to the browser, which saves it."""
-        said = asked(data)
-        with told():
-            format = FORMATS.get(said.get("kind", ""), library.JSON)
-            found = library.one(self.store(request, memory), said.get("id", ""), format)
-            return self.offer(found)
-        return ""
+    def export(self, owner: str, data: gr.EventData) -> str:
+        chosen, store = texts_of(data), self.session.chat.conversations(owner)
+        format = FORMATS.get(chosen.get("kind", ""), exports.JSON)
+        return self.offer(exports.one(store, chosen.get("id", ""), format))
 
-    def export_all(self, kind: str) -> Callable[[gr.Request, Memory], tuple[str, object]]:
-        """What offers all conversations to the browser, in one file."""
-
-        def export(request: gr.Request, memory: Memory) -> tuple[str, object]:
-            with told():
-                found = library.every(self.store(request, memory), FORMATS[kind])
-                return self.offer(found), gr.update(visible=False)
-            return "", gr.update(visible=False)
-
-        return export
-
-    def store(self, request: gr.Request, memory: Memory) -> Conversations:
-        """The conversations of whoever asks."""
-        return self.session.chat.conversations(owner_of(self.session, memory, request))
+    def export_all(self, kind: str, owner: str) -> tuple[str, object]:
+        store = self.session.chat.conversations(owner)
+        return self.offer(exports.every(store, FORMATS[kind])), hide()
 
     def offer(self, download: Download) -> str:
-        """What the page needs to fetch a file."""
         token = self.session.downloads.offer(download)
         return json.dumps({"token": token, "name": download.name})
 
-    def import_(self, request: gr.Request, file: str | None, memory: Memory) -> Updates:
-        """Read a file and open what it held."""
-        owner = owner_of(self.session, memory, request)
+    def import_(self, owner: str, page: str, memory: Memory, file: str | None) -> Updates:
+        """Import a file and open its first conversation."""
         made = None
-        with told():
-            try:
-                made = read_in(self.session, owner, file)
-            finally:
-                with suppress(OSError):
-                    Path(file or "").unlink()  # Gradio would keep what was uploaded
-        pass_on(self.session, owner)
-        return self.show(request, owner, made) if made else {self.current: gr.skip()}
+        with notify_errors(), uploaded(file) as path:
+            made = read_in(self.session, owner, path)
+        show_notices(self.session, owner)
+        return self.show(owner, page, memory, made) if made else {}
 
 
-def asked(data: gr.EventData) -> dict[str, str]:
-    """What the list says was chosen, as texts."""
-    return {str(name): str(value) for name, value in sent(data).items()}
+def texts_of(data: gr.EventData) -> dict[str, str]:
+    return {str(name): str(value) for name, value in payload(data).items()}
 
 
-def wire(
-    session: Session,
-    parts: Parts,
-    talk: chat_view.Parts,
-    controls: Controls,
-    current: gr.State,
-    memory: gr.BrowserState,
-) -> tuple[Listing, Event]:
-    """Connect the list; returns how others have it drawn, and the event that opens what was open
-    before."""
-    showing: list[Block] = [*chat_view.stored(talk), talk.proof, talk.figures, talk.editing]
-    showing += [current, *controls.inputs]
-    on = Handlers(session, parts, talk, controls, current, memory)
-    # The conversation that was chosen last is open, however late the others come.
-    asked = gr.State(Asked())
-    drawn: list[Block] = [parts.listed, memory]
-    refresh = Event(newest(on.redraw, drawn), [asked, current, parts.search, memory], drawn)
-    listing = Listing(refresh, on.with_list, asked)
-
-    parts.listed.open(
-        newest(on.open_, showing), [asked, memory], showing, trigger_mode="multiple", **AT_ONCE
-    ).then(*refresh, **AFTER)
-    parts.new.click(newest(on.new, showing), [asked, memory], showing, **AT_ONCE).then(
-        *refresh, **AFTER
-    )
-    parts.search.change(*refresh, **LATEST)
-    changes = (
-        (parts.listed.pin, on.pin),
-        (parts.listed.rename, on.rename),
-        (parts.listed.folder, on.file),
-    )
-    for event, handler in (*changes, (parts.listed.title, on.suggest)):
-        event(handler, [memory], None, trigger_mode="multiple", **AT_ONCE).then(*refresh, **AFTER)
-    parts.listed.remove(on.remove, [current, memory], showing, **AT_ONCE).then(*refresh, **AFTER)
-    saved: dict[str, Any] = {"inputs": parts.outgoing, "outputs": parts.outgoing, "js": SAVE_FILE}
-    exported = parts.listed.export(on.export, [memory], parts.outgoing, **AT_ONCE)
-    exported.then(None, **saved, **AFTER)
-    parts.export.click(lambda: gr.update(visible=True), None, parts.formats, **AT_ONCE)
-    for button, kind in parts.every:
-        exported = button.click(
-            on.export_all(kind), [memory], [parts.outgoing, parts.formats], **AT_ONCE
-        )
-        exported.then(None, **saved, **AFTER)
-    parts.import_.upload(on.import_, [parts.import_, memory], showing, **AT_ONCE).then(
-        *refresh, **AFTER
-    )
-    return listing, Event(unasked(on.restore), [asked, current, memory], showing)
-
-
-def read_in(session: Session, owner: str, file: str | None) -> str:
-    """Import a file's conversations; returns the id of the first one. Raises StorageError."""
+def read_in(session: Session, owner: str, path: Path) -> str:
+    """Import the conversations of a file. Returns the id of the first one. Raises StorageError."""
     try:
-        content = Path(file or "").read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
     store = session.chat.conversations(owner)
@@ -393,3 +306,87 @@ def read_in(session: Session, owner: str, file: str | None) -> str:
             f"The first: {problems[0]}",
         )
     return made[0]
+
+
+TEMPLATE = (
+    '<div class="rows"></div><p class="nothing" hidden></p><p class="more" hidden></p>'
+    '<datalist id="folders"></datalist>'
+)
+PINNED = "Pinned"
+SCRIPT = ("chat/pages.js", "list.js")
+
+
+def conversation_list(elem_id: str) -> gr.HTML:
+    return gr.HTML(
+        value={"groups": []},
+        html_template=TEMPLATE,
+        js_on_load=read(*SCRIPT),
+        elem_id=elem_id,
+        elem_classes="conversations",
+        apply_default_css=False,
+    )
+
+
+def list_value(
+    found: Sequence[Conversation],
+    current: str | None,
+    search: str = "",
+    folders: Iterable[str] = (),
+    more: int = 0,
+) -> Data:
+    """The value of the list. Without a search it has groups: pinned, the folders, then by time."""
+    groups: dict[str, list[Data]] = {}
+    today = date.today()
+    for conversation in sorted(found, key=rank) if not search else found:
+        name = "" if search else group_of(conversation, today)
+        groups.setdefault(name, []).append(item(conversation))
+    empty = "" if found else nothing(search)
+    return {
+        "groups": [{"name": name, "items": items} for name, items in groups.items()],
+        "current": current,
+        "folders": [*folders],
+        "empty": empty,
+        "more": f"{more:,} more. Use the search to find them." if more else "",
+    }
+
+
+def nothing(search: str) -> str:
+    if search:
+        return "No conversation contains these words."
+    return "Your conversations will appear here."
+
+
+def item(conversation: Conversation) -> Data:
+    """One entry of the list."""
+    shown: Data = {
+        "id": conversation.id,
+        "title": conversation.title,
+        "pinned": conversation.pinned,
+        "folder": conversation.folder,
+    }
+    if conversation.hit is None:
+        return shown
+    message, *hit = conversation.hit
+    return {**shown, "message": message, "hit": hit}
+
+
+def rank(conversation: Conversation) -> tuple[int, str]:
+    """The sort key: pinned conversations first, then folders by name. Within each, the order by
+    time stays."""
+    if conversation.pinned:
+        return 0, ""
+    return (1, conversation.folder.casefold()) if conversation.folder else (2, "")
+
+
+def group_of(conversation: Conversation, today: date) -> str:
+    """The name of a conversation's group."""
+    if conversation.pinned:
+        return PINNED
+    if conversation.folder:
+        return conversation.folder
+    changed = datetime.fromtimestamp(conversation.updated).date()
+    if changed >= today:
+        return "Today"
+    if changed >= today - timedelta(days=1):
+        return "Yesterday"
+    return "Last 7 days" if changed >= today - timedelta(days=7) else "Earlier"

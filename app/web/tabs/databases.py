@@ -1,199 +1,93 @@
-"""Databases: what each holds and brought, what it knows of some words, and how to fill, save, prune
-and empty it. The file of general text has a section of its own (general_text.py)."""
+"""The Databases tab: what each database holds, contributed, and knows about some words; saving,
+importing, pruning and emptying past answers; and building, importing, copying and removing the file
+of general text.
+"""
 
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 import gradio as gr
 
+from app.service.databases import Hit
 from app.service.draft_models import amount
+from app.service.jobs import Job, Progress
 from app.service.session import Session
-from app.web import charts, databases_html
-from app.web.colors import ink
-from app.web.plots import grid
-from app.web.saving import SAVE_FILE, saved
-from app.web.stack_html import fine
-from app.web.tabs import general_text
-from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Memory, Updates, owner_of, told
+from app.web import charts, markup
+from app.web.colors import INKS, ink, others
+from app.web.kit import (
+    ACT,
+    REFRESH,
+    Blocks,
+    Confirmation,
+    Event,
+    JobCard,
+    Tab,
+    Trigger,
+    Updates,
+    grid,
+    hide,
+    saved,
+    uploaded,
+)
+from app.web.markup import finding, fine_print, milliseconds, source_tag, table
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
-from engine.errors import StorageError
-from engine.types import CONTEXT, MODEL, STATISTICS
-from storage.contexts import ContextStore
-from storage.ngram_files import MOST_BYTES
-from storage.ngrams import Pruning
+from engine.errors import StorageError, StrataError
+from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
+from storage.documents import KINDS, PACKED
+from storage.drafting import ContextStore
+from storage.ngrams import MOST_BYTES, Pruning
+from storage.steps import Contributions
 
 TOP = 40
 WIDE, NO_TEXT = 400, "\ufffd"
-"""The best entries are chosen from so many; those that hold part of a character are left out."""
+"""The best TOP entries are chosen from this many. Entries with incomplete characters, which decode
+to NO_TEXT, are left out."""
 
 
 PRUNING = (
-    "Keep so many n-grams, the newest",
-    "Keep what one of the last … answers held",
-    "Keep what at least … answers held",
+    "Keep only so many n-grams, the newest ones",
+    "Keep only what appeared in the last … answers",
+    "Keep only what appeared in at least … answers",
 )
-"""What `Pruning` wishes for, in its order; 0 is no wish."""
-
-
-@dataclass(slots=True)
-class Learned:
-    """Past answers as a file, and what of them is to be forgotten."""
-
-    save: gr.Button
-    bring: gr.UploadButton
-    prune: gr.Button
-    row: gr.Column
-    numbers: list[gr.Number]
-    told: gr.HTML
-    yes: gr.Button
-    no: gr.Button
-    outgoing: gr.Textbox
-
-
-@dataclass(slots=True)
-class Parts:
-    """The tab's components."""
-
-    tab: gr.Tab
-    cards: dict[str, gr.HTML]
-    tables: dict[str, gr.Dataframe]
-    wipes: dict[str, gr.Button]
-    confirms: dict[str, tuple[gr.Row, gr.Button, gr.Button]]
-    learned: Learned
-    general: general_text.Parts
-    words: gr.Textbox
-    look: gr.Button
-    found: gr.HTML
-    brought: gr.HTML
-    worth: gr.Plot
-
-
-def build(tab: gr.Tab) -> Parts:
-    """A card per database: size, entries, and what can be done with it. Below, what they know and
-    brought."""
-    cards, tables, wipes, confirms = {}, {}, {}, {}
-    with gr.Row(elem_classes="cards"):
-        for tier in (CONTEXT, MODEL, STATISTICS):
-            with gr.Column(elem_classes="card", min_width=320):
-                cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
-                if tier == MODEL:
-                    learned = build_learned()
-                if tier == STATISTICS:
-                    general = general_text.build()
-                else:
-                    wipes[tier] = gr.Button(f"Empty {ink(tier).title}", size="sm")
-                    with gr.Row(visible=False, elem_classes="asking") as row:
-                        yes = gr.Button("Empty it", size="sm", variant="stop", min_width=60)
-                        no = gr.Button("Keep it", size="sm", min_width=60)
-                    confirms[tier] = (row, yes, no)
-                if tier != CONTEXT:
-                    third = "Seen" if tier == MODEL else "Share"
-                    tables[tier] = gr.Dataframe(
-                        headers=["After", "Next", third],
-                        datatype="str",
-                        interactive=False,
-                        max_height=420,
-                        label=f"Best entries of {ink(tier).title}",
-                        column_widths=["42%", "38%", "20%"],
-                    )
-    gr.HTML("<h3>What they know of some words</h3>", elem_classes="side-head")
-    with gr.Row(elem_classes="adding"):
-        words = gr.Textbox(
-            label="Words",
-            show_label=False,
-            container=False,
-            placeholder="Write words: each database says what it would propose next",
-            max_lines=1,
-            scale=5,
-            elem_id="words",
-        )
-        look = gr.Button("Look up", size="sm", scale=1, min_width=70, elem_id="look-up")
-    found = gr.HTML(elem_id="found", apply_default_css=False)
-    gr.HTML("<h3>What each brought of late</h3>", elem_classes="side-head")
-    brought = gr.HTML(elem_id="brought", apply_default_css=False)
-    (worth,) = grid([charts.worth_of_evidence(Calibration())])
-    gr.HTML(
-        "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
-        "next. Strata learns from your answers how much such a match is worth. Emptying "
-        f"{ink(MODEL).title} also resets this.</p>"
-    )
-    return Parts(
-        tab,
-        cards,
-        tables,
-        wipes,
-        confirms,
-        learned,
-        general,
-        words,
-        look,
-        found,
-        brought,
-        worth,
-    )
-
-
-def build_learned() -> Learned:
-    """Buttons for past answers, and the numbers that say what of them is to stay."""
-    with gr.Row(elem_classes="presets"):
-        save = gr.Button("Save as a file", size="sm", elem_id="learned-save")
-        bring = gr.UploadButton(
-            "Import a file",
-            size="sm",
-            file_types=[".json"],
-            type="filepath",
-            elem_id="learned-bring",
-        )
-        prune = gr.Button("Prune", size="sm", elem_id="learned-prune")
-    with gr.Column(visible=False, elem_classes="asking") as row:
-        numbers = [
-            gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
-            for number, label in enumerate(PRUNING)
-        ]
-        told_ = gr.HTML(elem_id="prune-told", apply_default_css=False)
-        with gr.Row():
-            yes = gr.Button("Forget the others", size="sm", variant="stop", min_width=60)
-            no = gr.Button("Keep all", size="sm", min_width=60)
-    outgoing = gr.Textbox(visible="hidden")
-    return Learned(save, bring, prune, row, numbers, told_, yes, no, outgoing)
+"""The labels of the fields of `Pruning`, in order. 0 means no limit."""
 
 
 def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
-    """A database's name and facts; values that come from files are escaped."""
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    """The name and the facts of a database. Values that come from files are escaped."""
     look = ink(tier)
     name = f'<span class="tok k-{tier}" title="{escape(look.meaning)}">{look.title}</span>'
-    return f"<h3>{name}</h3><p>{escape(meaning)}</p><dl>{lines}</dl>"
+    return f"<h3>{name}</h3><p>{escape(meaning)}</p>{markup.facts(facts)}"
 
 
 def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
-    """A database while a server runs the model: what drafts there is there, not here."""
-    there = "drafts there" if tier in server.databases else "not known there"
-    words = f"{info.name} runs on {server.host}. Nothing of its answers is learned on this machine."
-    return card(tier, words, [("on the server", there)])
+    """The card of a database while a server runs the model, for which nothing here drafts."""
+    state = "drafts there" if tier in server.databases else "not known there"
+    words = (
+        f"{info.name} runs on {server.host}. Nothing is learned from its answers on this machine."
+    )
+    return card(tier, words, [("on the server", state)])
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
-    """The open conversation's log."""
+    """The card of the open conversation."""
     fingerprint = session.current.info.tokenizer_fingerprint
     store = ContextStore(session.database, owner)
     tokens = store.size(conversation, fingerprint) if conversation else 0
     return card(
         CONTEXT,
-        "All tokens of the open conversation, also those that were edited or regenerated.",
+        "All tokens of the open conversation, including those that were edited or regenerated.",
         [
             ("tokens", f"{tokens:,}"),
             ("on disk", amount(4 * tokens)),
-            ("kept at most", f"{store.CAP:,} tokens"),
+            ("limit", f"{store.CAP:,} tokens"),
         ],
     )
 
 
 def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
-    """This model's past answers, and the n-grams that most of them share."""
+    """The card of the model's past answers, and the rows of its most frequent n-grams."""
     store = session.past_answers.ngrams(owner, session.current.info.fingerprint)
     top = store.top(TOP)
     keys = session.engine.texts([gram.tokens[:-1] for gram in top])
@@ -211,7 +105,8 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
 
 
 def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
-    """The statistics file for the model's tokenizer."""
+    """The card of the statistics file for the model's tokenizer, and the rows of its best
+    entries."""
     meaning = "What usually comes next in large collections of text. Read-only."
     table = session.current.statistics
     if table is None:
@@ -235,117 +130,175 @@ def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
 
 
 def pruning(keep: float | None, answers: float | None, documents: float | None) -> Pruning:
-    """What the numbers say."""
     return Pruning(*(max(0, int(number or 0)) for number in (keep, answers, documents)))
 
 
-class Handlers:
-    """What the tab's events do."""
+class Databases(Tab):
+    """A card for each database with its size, entries and actions. Below the cards, what the
+    databases know about some words, and what they contributed."""
 
-    def __init__(self, session: Session, parts: Parts) -> None:
-        self.session, self.parts = session, parts
+    def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
+        super().__init__(session, memory)
+        self.tab = tab
+        self.cards: dict[str, gr.HTML] = {}
+        self.tables: dict[str, gr.Dataframe] = {}
+        self.wipes: dict[str, Confirmation] = {}
+        with gr.Row(elem_classes="cards"):
+            for tier in (CONTEXT, MODEL, STATISTICS):
+                with gr.Column(elem_classes="card", min_width=320):
+                    self.build_card(tier)
+        gr.HTML("<h3>What they know about some words</h3>", elem_classes="side-head")
+        with gr.Row(elem_classes="adding"):
+            self.words = gr.Textbox(
+                label="Words",
+                show_label=False,
+                container=False,
+                placeholder="Type some words: each database shows what it would propose next",
+                max_lines=1,
+                scale=5,
+                elem_id="words",
+            )
+            self.look = gr.Button("Look up", size="sm", scale=1, min_width=70, elem_id="look-up")
+        self.found = gr.HTML(elem_id="found", apply_default_css=False)
+        gr.HTML("<h3>What each contributed recently</h3>", elem_classes="side-head")
+        self.contributions = gr.HTML(elem_id="brought", apply_default_css=False)
+        (self.worth,) = grid([charts.worth_of_evidence(Calibration())])
+        gr.HTML(
+            "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
+            "next. Strata learns from your answers how much such a match is worth. Emptying "
+            f"{ink(MODEL).title} also resets this.</p>"
+        )
+
+    def build_card(self, tier: str) -> None:
+        """The card of one database."""
+        self.cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
+        if tier == MODEL:
+            self.build_learned()
+        if tier == STATISTICS:
+            self.general = GeneralText(self.session, self.memory)
+        else:
+            button = gr.Button(f"Empty {ink(tier).title}", size="sm")
+            self.wipes[tier] = Confirmation.build(button, "Empty it", "Keep it")
+        if tier != CONTEXT:
+            third = "Seen" if tier == MODEL else "Share"
+            self.tables[tier] = gr.Dataframe(
+                headers=["After", "Next", third],
+                datatype="str",
+                interactive=False,
+                max_height=420,
+                label=f"Best entries of {ink(tier).title}",
+                column_widths=["42%", "38%", "20%"],
+            )
+
+    def build_learned(self) -> None:
+        """Saving and importing past answers, and the limits for pruning them."""
+        with gr.Row(elem_classes="presets"):
+            self.save_button = gr.Button("Save as a file", size="sm", elem_id="learned-save")
+            self.import_button = gr.UploadButton(
+                "Import a file",
+                size="sm",
+                file_types=[".json"],
+                type="filepath",
+                elem_id="learned-bring",
+            )
+            button = gr.Button("Prune", size="sm", elem_id="learned-prune")
+        with gr.Column(visible=False, elem_classes="asking") as column:
+            self.numbers = [
+                gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
+                for number, label in enumerate(PRUNING)
+            ]
+            self.preview_line = gr.HTML(elem_id="prune-told", apply_default_css=False)
+            with gr.Row():
+                yes = gr.Button("Forget the others", size="sm", variant="stop", min_width=60)
+                no = gr.Button("Keep all", size="sm", min_width=60)
+        self.pruning = Confirmation(button, column, yes, no)
+        self.outgoing = gr.Textbox(visible="hidden")
+
+    def wire(self, current: gr.State) -> None:
+        """Connect the tab. It reads the databases when it opens and after each change."""
+        outputs = [*self.cards.values(), *self.tables.values(), self.contributions, self.worth]
+        refresh = self.event(self.refresh, current, outputs)
+        self.on(self.tab.select, refresh)
+        self.general.wire(self.tab, refresh)
+        for wipe, act in ((CONTEXT, self.wipe_context), (MODEL, self.wipe_model)):
+            done = self.confirm(self.wipes[wipe], act, current if wipe == CONTEXT else ())
+            self.then(done, refresh)
+        self.on([self.words.submit, self.look.click], self.find, [self.words, current], self.found)
+        self.on_save(self.save_button.click, self.save, (), self.outgoing)
+        imported = self.on(self.import_button.upload, self.import_file, self.import_button)
+        self.then(imported, refresh)
+        preview = self.event(self.preview, self.numbers, self.preview_line)
+        self.then(self.confirm(self.pruning, self.prune, self.numbers), refresh)
+        self.on(self.pruning.button.click, preview)
+        for number in self.numbers:
+            self.on(number.input, preview, mode="always_last")
 
     @property
     def info(self) -> BackendInfo:
         """The loaded model."""
         return self.session.current.info
 
-    def refresh(self, request: gr.Request, conversation: str | None, memory: Memory) -> Updates:
-        """Read the databases."""
-        session, parts = self.session, self.parts
-        owner = owner_of(session, memory, request)
-        with told():
-            store = session.past_answers.calibrations(owner, self.info.fingerprint)
-            sums = session.entries.brought(owner)
-            brought: Updates = {
-                parts.brought: databases_html.brought(sums, self.info.name),
-                parts.worth: charts.worth_of_evidence(Calibration(store.load())),
-            }
-            server = self.info.server
-            if server is not None:
-                cards: Updates = {
-                    parts.cards[t]: elsewhere(t, self.info, server) for t in parts.cards
-                }
-                return {**cards, **dict.fromkeys(parts.tables.values(), []), **brought}
-            context = context_card(session, owner, conversation)
-            model, grams = model_card(session, owner)
-            statistics, shares = statistics_card(session)
-            return {
-                parts.cards[CONTEXT]: context,
-                parts.cards[MODEL]: model,
-                parts.cards[STATISTICS]: statistics,
-                parts.tables[MODEL]: grams,
-                parts.tables[STATISTICS]: shares,
-                **brought,
-            }
-        return {parts.worth: gr.skip()}
+    def refresh(self, owner: str, conversation: str | None) -> Updates:
+        """Read the databases and show them."""
+        session = self.session
+        store = session.past_answers.calibrations(owner, self.info.fingerprint)
+        sums = session.entries.contributions(owner)
+        below: Updates = {
+            self.contributions: contributions_html(sums, self.info.name),
+            self.worth: charts.worth_of_evidence(Calibration(store.load())),
+        }
+        server = self.info.server
+        if server is not None:
+            cards: Updates = {self.cards[t]: elsewhere(t, self.info, server) for t in self.cards}
+            return {**cards, **dict.fromkeys(self.tables.values(), []), **below}
+        context = context_card(session, owner, conversation)
+        model, grams = model_card(session, owner)
+        statistics, shares = statistics_card(session)
+        return {
+            self.cards[CONTEXT]: context,
+            self.cards[MODEL]: model,
+            self.cards[STATISTICS]: statistics,
+            self.tables[MODEL]: grams,
+            self.tables[STATISTICS]: shares,
+            **below,
+        }
 
-    def wipe_context(self, request: gr.Request, conversation: str | None, memory: Memory) -> object:
-        """Empty the open conversation's log."""
-        with told():
-            if conversation:
-                owner = owner_of(self.session, memory, request)
-                self.session.stores.wipe_context(owner, conversation)
-        return gr.update(visible=False)
+    def wipe_context(self, owner: str, conversation: str | None) -> object:
+        if conversation:
+            self.session.chat.wipe_context(owner, conversation)
+        return hide()
 
-    def wipe_model(self, request: gr.Request, memory: Memory) -> object:
-        """Empty the past answers."""
-        with told():
-            owner = owner_of(self.session, memory, request)
-            self.session.past_answers.wipe(owner, self.info.fingerprint)
-        return gr.update(visible=False)
+    def wipe_model(self, owner: str) -> object:
+        self.session.past_answers.wipe(owner, self.info.fingerprint)
+        return hide()
 
-    def find(
-        self, request: gr.Request, words: str, conversation: str | None, memory: Memory
-    ) -> object:
-        """What the databases know of some words."""
-        with told():
-            owner = owner_of(self.session, memory, request)
-            return databases_html.found(self.session.entries.find(owner, conversation, words))
-        return gr.skip()
+    def find(self, owner: str, words: str, conversation: str | None) -> object:
+        return found_html(self.session.entries.find(owner, conversation, words))
 
     # past answers
 
-    def save(self, request: gr.Request, memory: Memory) -> str:
-        """The past answers as a file."""
-        with told():
-            owner = owner_of(self.session, memory, request)
-            text = self.session.past_answers.saved(owner, self.info)
-            return saved("past-answers.json", "application/json", text)
-        return ""
+    def save(self, owner: str) -> str:
+        text = self.session.past_answers.saved(owner, self.info)
+        return saved("past-answers.json", "application/json", text)
 
-    def bring(self, request: gr.Request, sent: str | None, memory: Memory) -> object:
-        """Take in a file of past answers."""
-        path = Path(sent or "")
-        try:
-            with told():
-                owner = owner_of(self.session, memory, request)
-                count = self.session.past_answers.take_in(owner, self.info, content_of(path))
-                gr.Info(f"{count:,} n-grams were imported.")
-        finally:
-            with suppress(OSError):
-                path.unlink()  # Gradio would keep what was uploaded
-        return gr.skip()
+    def import_file(self, owner: str, sent: str | None) -> None:
+        with uploaded(sent) as path:
+            count = self.session.past_answers.take_in(owner, self.info, content_of(path))
+            gr.Info(f"{count:,} n-grams were imported.")
 
-    def preview(self, request: gr.Request, memory: Memory, *numbers: float | None) -> object:
-        """How many n-grams would be forgotten."""
-        with told():
-            owner = owner_of(self.session, memory, request)
-            store = self.session.past_answers.ngrams(owner, self.info.fingerprint)
-            gone, all_ = store.pruned(pruning(*numbers)), store.rows()
-            return fine(f"{gone:,} of {all_:,} n-grams would be forgotten. 0 is no limit.")
-        return gr.skip()
+    def preview(self, owner: str, *numbers: float | None) -> object:
+        store = self.session.past_answers.ngrams(owner, self.info.fingerprint)
+        gone, all_ = store.pruned(pruning(*numbers)), store.rows()
+        return fine_print(f"{gone:,} of {all_:,} n-grams would be forgotten. 0 is no limit.")
 
-    def prune(self, request: gr.Request, memory: Memory, *numbers: float | None) -> object:
-        """Forget them."""
-        with told():
-            owner = owner_of(self.session, memory, request)
-            self.session.past_answers.drop(owner, self.info.fingerprint, pruning(*numbers))
-        return gr.update(visible=False)
+    def prune(self, owner: str, *numbers: float | None) -> object:
+        self.session.past_answers.drop(owner, self.info.fingerprint, pruning(*numbers))
+        return hide()
 
 
 def content_of(path: Path) -> bytes:
-    """What is in an uploaded file, as far as it is read. Raises StorageError."""
+    """The content of an uploaded file, up to one byte more than the largest allowed. Raises
+    StorageError."""
     try:
         with path.open("rb") as file:
             return file.read(MOST_BYTES + 1)
@@ -353,41 +306,248 @@ def content_of(path: Path) -> bytes:
         raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 
 
-def wire(session: Session, parts: Parts, current: gr.State, memory: gr.BrowserState) -> None:
-    """Read the databases when the tab opens, and whenever one was changed."""
-    on, learned = Handlers(session, parts), parts.learned
-    outputs = [*parts.cards.values(), *parts.tables.values(), parts.brought, parts.worth]
-    refresh = Event(on.refresh, [current, memory], outputs)
-    parts.tab.select(*refresh, **AT_ONCE)
-    general_text.wire(session.statistics_files, parts.general, parts.tab, refresh)
-    show, hide = (lambda: gr.update(visible=True)), (lambda: gr.update(visible=False))
-    for tier, (row, yes, no) in parts.confirms.items():
-        parts.wipes[tier].click(show, None, row, **AT_ONCE)
-        no.click(hide, None, row, **AT_ONCE)
-        done = (
-            yes.click(on.wipe_context, [current, memory], row, **AT_ONCE)
-            if tier == CONTEXT
-            else yes.click(on.wipe_model, memory, row, **AT_ONCE)
+UNKNOWN = {
+    CONTEXT: "Not found in this conversation, or no conversation is open.",
+    MODEL: "Not found in past answers.",
+    STATISTICS: "Not found in these texts, or there is no file for this model.",
+}
+"""The text if a database does not contain the words."""
+TIMES = {CONTEXT: "times", MODEL: "answers", STATISTICS: "times"}
+"""The unit in which a database counts."""
+
+
+def shown(text: str) -> str:
+    return f"<code>{escape(repr(text)[1:-1].replace(' ', '␣'))}</code>"
+
+
+def found_html(hits: Mapping[str, Hit]) -> str:
+    found = "".join(hit_html(source, each) for source, each in hits.items())
+    return f'<div class="found">{found}</div>'
+
+
+def hit_html(source: str, each: Hit) -> str:
+    """The entries of one database for some words."""
+    if not each.matched:
+        return f"<div><h4>{source_tag(source)}</h4><p class='fine'>{UNKNOWN[source]}</p></div>"
+    tokens = "token" if each.matched == 1 else "tokens"
+    rows = [
+        [shown(entry.text), f"{entry.count:,}", f"{100 * entry.share:.0f} %"]
+        for entry in each.entries
+    ]
+    return (
+        f"<div><h4>{source_tag(source)}</h4><p class='fine'>After {shown(each.key)} "
+        f"({each.matched} {tokens}):</p>{table(['next', TIMES[source], 'share'], rows)}</div>"
+    )
+
+
+def contributions_html(sums: Contributions, model: str) -> str:
+    """A table of what each source contributed to the latest answers of a model."""
+    if not sums.runs:
+        return "<p class='fine'>No answer with drafts by this model is stored yet.</p>"
+    whole = sums.tokens.total()
+    sources = [*INKS, *others({*sums.tokens, *sums.drafted})]
+    rows = [
+        [
+            source_tag(source),
+            f"{100 * sums.tokens[source] / whole:.0f} %" if whole else "–",
+            "–" if source == TARGET else f"{sums.accepted[source]:,}",
+            f"{sums.drafted[source]:,}" if drafted_known(sums, source) else "–",
+            milliseconds(sums.look_ups[source]) if source in sums.look_ups else "–",
+        ]
+        for source in sources
+    ]
+    titles = ["source", "share of the tokens", "accepted", "drafted", "search"]
+    answers = f"{sums.runs:,} latest answers" if sums.runs > 1 else "latest answer"
+    return (
+        f"<p class='fine'>The {answers} of {escape(model)}: {whole:,} tokens.</p>"
+        f"{table(titles, rows)}{saved_time(sums, whole)}"
+    )
+
+
+def drafted_known(sums: Contributions, source: str) -> bool:
+    """Whether the drafted tokens of a source are known. A server reports only accepted ones."""
+    return source != TARGET and sums.drafted[source] >= sums.accepted[source]
+
+
+def saved_time(sums: Contributions, whole: int) -> str:
+    """The seconds that drafting saved, as far as they are known, and how they were measured."""
+    if not sums.timed:
+        return "<p class='fine'>How long plain decoding would have taken is not known.</p>"
+    gain = sums.plain - sums.spent
+    words = f"{gain:.1f} s less" if gain >= 0 else f"{-gain:.1f} s more"
+    part = "these tokens" if sums.timed == whole else f"{sums.timed:,} of these tokens"
+    return (
+        f"<p class='fine'>Decoding {part} took {sums.spent:.1f} s, <b>{words}</b> than plain "
+        f"decoding would have taken ({sums.plain:.1f} s). Each step is compared with the plain "
+        "steps of the same answer. What a single database saved is not known, as the drafts of "
+        "all are verified together.</p>"
+    )
+
+
+ABOUT = (
+    "<p class='fine'>Build one from texts about what you discuss: text, Markdown, JSON, JSON "
+    "lines or CSV, also compressed (zip, xz, gz). It replaces the file above. You can chat "
+    "meanwhile: building pauses while an answer is written.</p>"
+)
+
+
+def not_done(error: Exception) -> str:
+    return finding("differs", "Not done", str(error))
+
+
+def paths_of(text: str) -> list[Path]:
+    lines = (line.strip().strip("\"'") for line in text.splitlines())
+    return [Path(line).expanduser() for line in lines if line]
+
+
+def single_path(text: str) -> Path:
+    """The only path in the text. Raises StorageError if there is none or more than one."""
+    named = paths_of(text)
+    if len(named) != 1:
+        raise StorageError(f"Name one path. There are {len(named)}.")
+    return named[0]
+
+
+class GeneralText(Tab):
+    """The section for the file of general text: buttons for uploads, and a box for paths of files
+    on this machine."""
+
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        self.files = session.statistics_files
+        gr.HTML(ABOUT, apply_default_css=False)
+        with gr.Row(elem_classes="presets"):
+            self.upload = gr.UploadButton(
+                "Build from files",
+                size="sm",
+                file_count="multiple",
+                file_types=[*KINDS, *PACKED],
+                type="filepath",
+                elem_id="general-upload",
+            )
+            self.import_button = gr.UploadButton(
+                "Import a file",
+                size="sm",
+                file_types=[".db"],
+                type="filepath",
+                elem_id="general-bring",
+            )
+        with gr.Accordion("Files on this machine", open=False, elem_id="general-local"):
+            self.paths = gr.Textbox(
+                label="Paths, one per line",
+                lines=2,
+                max_lines=6,
+                placeholder="~/notes/talks.jsonl",
+                elem_id="general-paths",
+            )
+            with gr.Row(elem_classes="presets"):
+                self.build_button = gr.Button(
+                    "Build from these", size="sm", elem_id="general-build"
+                )
+                self.take_button = gr.Button("Import it", size="sm", elem_id="general-take")
+                self.copy_button = gr.Button(
+                    "Save a copy to this path", size="sm", elem_id="general-copy"
+                )
+        with gr.Row(elem_classes="presets"):
+            stop = gr.Button(
+                "Stop", size="sm", variant="stop", visible=False, elem_id="general-stop"
+            )
+            self.remove_button = gr.Button(
+                "Remove your file", size="sm", visible=False, elem_id="general-remove"
+            )
+        status = gr.HTML(elem_id="general-status", apply_default_css=False)
+        self.job = JobCard([], stop, status)
+
+    @property
+    def actions(self) -> list[gr.Button | gr.UploadButton]:
+        """The buttons that begin an action."""
+        return [
+            self.upload,
+            self.import_button,
+            self.build_button,
+            self.take_button,
+            self.copy_button,
+        ]
+
+    def wire(self, tab: gr.Tab, after: Event) -> None:
+        """Connect the section. `after` is the event that refreshes the rest of the tab."""
+        outputs = [*self.actions, self.job.stop, self.remove_button, self.job.status]
+        self.on(tab.select, self.show, (), outputs, guard=REFRESH)
+        acts: Sequence[tuple[Trigger, Callable[..., object], Blocks]] = (
+            (self.upload.upload, self.build_uploaded, self.upload),
+            (self.build_button.click, self.local, self.paths),
+            (self.import_button.upload, self.import_file, self.import_button),
+            (self.take_button.click, self.import_path, self.paths),
+            (self.remove_button.click, self.remove, ()),
         )
-        done.then(*refresh, **AFTER)
-    gr.on(
-        [parts.words.submit, parts.look.click],
-        on.find,
-        [parts.words, current, memory],
-        parts.found,
-        **AT_ONCE,
-    )
-    learned.save.click(on.save, memory, learned.outgoing, **AT_ONCE).then(
-        None, learned.outgoing, None, js=SAVE_FILE, **AFTER
-    )
-    learned.bring.upload(on.bring, [learned.bring, memory], learned.told, **AT_ONCE).then(
-        *refresh, **AFTER
-    )
-    preview = Event(on.preview, [memory, *learned.numbers], learned.told)
-    learned.prune.click(show, None, learned.row, **AT_ONCE).then(*preview, **AFTER)
-    for number in learned.numbers:
-        number.input(*preview, **LATEST)
-    learned.no.click(hide, None, learned.row, **AT_ONCE)
-    learned.yes.click(on.prune, [memory, *learned.numbers], learned.row, **AT_ONCE).then(
-        *refresh, **AFTER
-    )
+        for trigger, act, inputs in acts:
+            self.then(self.on(trigger, act, inputs, outputs, guard=ACT), after)
+        self.on(self.copy_button.click, self.copy, self.paths, outputs, guard=ACT)
+        self.on(self.job.stop.click, self.files.stop)
+
+    def show(self) -> Iterator[Updates]:
+        """Show the available actions, or the progress of a build that another page began."""
+        if (job := self.files.slot.running) is not None:
+            yield from self.follow(job)
+        else:
+            yield self.idle()
+
+    def idle(self, status: str | None = None) -> Updates:
+        own = gr.update(visible=self.files.own())
+        return {**self.job.idle(*self.actions, status=status), self.remove_button: own}
+
+    def build_uploaded(self, sent: list[str] | str | None) -> Iterator[Updates]:
+        names = [sent] if isinstance(sent, str) else sent or []
+        yield from self.begin([Path(name) for name in names], True)
+
+    def local(self, text: str) -> Iterator[Updates]:
+        yield from self.begin(paths_of(text), False)
+
+    def begin(self, files: list[Path], uploaded: bool) -> Iterator[Updates]:
+        """Build the file, until the build is done or stopped."""
+        try:
+            job = self.files.start(files, uploaded)
+        except (StrataError, OSError) as error:
+            yield {self.job.status: not_done(error)}
+        else:
+            yield from self.follow(job)
+
+    def follow(self, job: Job[Progress, str]) -> Iterator[Updates]:
+        """Show the progress of the build, then its outcome."""
+        yield {**self.job.busy(*self.actions), self.remove_button: gr.update(visible=False)}
+        status = yield from self.job.follow(
+            job.watch(), lambda last: fine_print(job.result()), not_done
+        )
+        yield self.idle(status)
+
+    def done(self, act: Callable[[], str]) -> Updates:
+        try:
+            return self.idle(fine_print(act()))
+        except (StrataError, OSError) as error:
+            return {self.job.status: not_done(error)}
+
+    def import_file(self, sent: str | None) -> Updates:
+        with uploaded(sent) as path:
+            return self.done(lambda: self.imported(path))
+
+    def import_path(self, text: str) -> Updates:
+        return self.done(lambda: self.imported(single_path(text)))
+
+    def imported(self, path: Path) -> str:
+        self.files.take_in(path)
+        return "The file was imported, and is in use."
+
+    def copy(self, text: str) -> Updates:
+        return self.done(lambda: f"A copy is at {self.files.copy_to(single_path(text))}.")
+
+    def remove(self) -> Updates:
+        """Delete the user's own file."""
+
+        def act() -> str:
+            self.files.remove()
+            return (
+                "Your file was removed. The one that came with Strata is used again, if there is "
+                "one."
+            )
+
+        return self.done(act)

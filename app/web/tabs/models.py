@@ -1,8 +1,10 @@
-"""Models: the loaded one, those that can replace it, and the memory each needs."""
+"""The Models tab: the loaded model, the models that can replace it with the memory that each needs,
+the catalogue, and GGUF support."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from html import escape
 from typing import Any
@@ -10,34 +12,38 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 
-from app.service import removal
 from app.service.catalogue import Model
-from app.service.formats import BOTH
-from app.service.models import Candidate, Progress, reported
+from app.service.demonstration import BOTH
+from app.service.jobs import Job, Progress
+from app.service.models import Candidate
 from app.service.session import Session
-from app.web import models_html
-from app.web.models_html import FLOAT32
-from app.web.stack_html import fine
-from app.web.tabs import catalogue, gguf_support
-from app.web.tabs.catalogue import Card
-from app.web.tabs.loading import Place, build_adding, build_place, paced
-from app.web.tabs.settings import control, number
-from app.web.wiring import (
-    AFTER,
-    AT_ONCE,
-    LATEST,
-    Deeds,
+from app.web import markup, models_html
+from app.web.kit import (
+    ACT,
+    REFRESH,
+    Confirmation,
     Event,
+    JobCard,
+    Tab,
+    Trigger,
     Updates,
-    counted,
-    told,
-    unless_done,
+    hide,
+    notify_errors,
+    payload,
+    show,
     warn,
+    watched,
 )
-from engine.errors import Cancelled, ModelError, StrataError
-from engine.models.formats import FORMATS, format_of
+from app.web.markup import fine_print
+from app.web.metrics_panel import pace
+from app.web.models_html import FLOAT32
+from app.web.tabs import catalogue
+from app.web.tabs.catalogue import Card
+from app.web.tabs.settings import control, number
+from engine.errors import ModelError, StrataError
+from engine.models.formats import FORMATS
 from engine.models.loaders import DEFAULT_RUNTIME
-from engine.servers.address import KIND
+from engine.servers.client import KIND, is_address
 from engine.settings import Runtime
 
 AUTO = "auto"
@@ -46,114 +52,42 @@ OPEN = {
     "dtype": ("float32", "bfloat16", "float16"),
     "head": ("off",),
 }
-"""What is offered for settings whose declaration leaves it open."""
+"""The choices for settings whose declaration does not name them."""
 TYPED = ("head",)
-"""Settings for which a path may be typed as well."""
+"""Settings for which a path can be typed as well."""
 RARE = ("batch_size", "flash_attention", "cache_type")
 """Settings that are rarely changed."""
 OF_ALL = ("context_length", "threads", "head")
 OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE + OF_ALL) for each in FORMATS}
-"""The settings that only one kind of model knows."""
+"""The settings that only one kind of model has."""
 HERE = "here"
-"""Names the column of settings that all models on this machine know."""
+"""The name of the column with the settings that all models on this machine have."""
 ADVANCED = {each.kind: tuple(n for n in each.settings if n in RARE) for each in FORMATS}
-"""Those of them that are rarely changed."""
+"""The settings of each kind of model that are rarely changed."""
 
 
-@dataclass(slots=True)
-class Removing:
-    """The button that takes the chosen model away, and what is asked before."""
-
-    button: gr.Button
-    asking: gr.Column
-    question: gr.HTML
-    yes: gr.Button
-    no: gr.Button
-
-
-@dataclass(slots=True)
-class Parts:
-    """The tab's components. `runtime` has one for each setting of `Runtime`, `groups` a column for
-    each kind of model, and one for all that are on this machine."""
-
-    tab: gr.Tab
-    loaded: gr.HTML
-    exact: gr.Button
-    choice: gr.Radio
-    box: gr.Textbox
-    add: gr.Button
-    key: gr.Textbox
-    remove: Removing
-    reset: gr.Button
-    runtime: dict[str, gr.components.Component]
-    groups: dict[str, gr.Column]
-    need: gr.HTML
-    place: Place
-    gguf: gguf_support.Parts
-    cards: list[Card]
-
-
-def build(tab: gr.Tab, session: Session, first: Sequence[Card] = ()) -> Parts:
-    """This machine: what is loaded, what there is, what the chosen one will need. `first` is what
-    the chat offers to begin with."""
-    starters = [*first, *catalogue.build_starter("starter-models", session)]
-    with gr.Row(elem_classes="cards"):
-        with gr.Column(elem_classes="card", scale=3):
-            loaded = gr.HTML(elem_id="models-loaded", apply_default_css=False)
-            exact = gr.Button(
-                f"Load in {FLOAT32}", size="sm", visible=False, elem_id="models-exact"
-            )
-        with gr.Column(elem_classes="card", scale=3):
-            choice, removing, box, add = listing()
-        with gr.Column(elem_classes="card", scale=4):
-            gr.HTML("<h3>How it runs</h3>")
-            runtime, groups = controls(session.models.runtime)
-            with groups[KIND]:
-                key = gr.Textbox(
-                    label="Key of the server",
-                    type="password",
-                    max_lines=1,
-                    info="Only where it wants one. It is kept until Strata ends, and never stored.",
-                    elem_id="models-key",
-                )
-            need = gr.HTML(elem_id="models-need", apply_default_css=False)
-            here = build_place("models", "Load")
-            with gr.Row(elem_classes="presets"):
-                reset = gr.Button("Reset to the usual settings", size="sm", elem_id="models-reset")
-    gguf, cards = gguf_support.build(session.gguf), [*starters, *catalogue.build()]
-    shown = runtime, groups, need, here, gguf, cards
-    return Parts(tab, loaded, exact, choice, box, add, key, removing, reset, *shown)
-
-
-def listing() -> tuple[gr.Radio, Removing, gr.Textbox, gr.Button]:
-    """The models to choose from, how to take one away, and how to add more."""
-    gr.HTML(
-        "<h3>Models</h3><p>Add a GGUF file, a folder, a Hugging Face model (owner/name or "
-        "owner/name:file.gguf), or the address of an OpenAI-compatible server "
-        "(http://host:8000/v1). Folders are searched and remembered.</p>"
-    )
-    choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
-    with gr.Row(elem_classes="tools"):
-        button = gr.Button("Remove", size="sm", min_width=40, elem_id="models-remove")
-    with gr.Column(visible=False, elem_classes="asking") as asking:
-        question = gr.HTML(elem_id="models-question", apply_default_css=False)
-        with gr.Row():
-            yes = gr.Button(
-                "Remove", size="sm", variant="stop", min_width=40, elem_id="models-remove-yes"
-            )
-            no = gr.Button("Keep", size="sm", min_width=40, elem_id="models-remove-no")
-    return (
-        choice,
-        Removing(button, asking, question, yes, no),
-        *build_adding("models", "Folder, GGUF file, Hugging Face id or address"),
-    )
+def source_box(
+    name: str, placeholder: str = "Folder, GGUF file or Hugging Face id"
+) -> tuple[gr.Textbox, gr.Button]:
+    """A box in which a model is named, and the button that adds it. Their ids begin with `name`."""
+    with gr.Row(elem_classes="adding"):
+        box = gr.Textbox(
+            show_label=False,
+            container=False,
+            placeholder=placeholder,
+            max_lines=1,
+            scale=5,
+            elem_id=f"{name}-source",
+        )
+        add = gr.Button("Add", size="sm", scale=1, min_width=60, elem_id=f"{name}-add")
+    return box, add
 
 
 def controls(
     runtime: Runtime,
 ) -> tuple[dict[str, gr.components.Component], dict[str, gr.Column]]:
-    """A component for each setting, those of one kind of model in a column of their own, and those
-    of all models on this machine in another one."""
+    """A component for each setting, and the columns that hold them: one for each kind of model, and
+    one (HERE) for the settings of all models on this machine."""
     made: dict[str, gr.components.Component] = {}
     groups: dict[str, gr.Column] = {}
 
@@ -180,8 +114,11 @@ def controls(
     return {item.name: made[item.name] for item in fields(Runtime)}, groups
 
 
+def help_of(name: str) -> str:
+    return str(next(item.metadata["help"] for item in fields(Runtime) if item.name == name))
+
+
 def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
-    """A setting to choose or to type."""
     meta = next(item.metadata for item in fields(Runtime) if item.name == name)
     return gr.Dropdown(
         list(offered), value=AUTO, label=meta["label"], info=meta["help"], allow_custom_value=True
@@ -189,95 +126,254 @@ def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
 
 
 def choices(name: str, value: object, usable: Sequence[str] | None = None) -> list[str]:
-    """What is offered for an open setting: that it is decided by itself, what is usable, and what
-    is in use, as "cuda:1"."""
+    """The choices of a setting: AUTO, the `usable` values, and the current one, such as
+    "cuda:1"."""
     offered = OPEN.get(name, ()) if usable is None else usable
     return list(dict.fromkeys([AUTO, *offered, str(value)]))
 
 
-class Handlers:
-    """What the tab's events do."""
+class ModelsTab(Tab):
+    """The loaded model, the models on this machine, and the memory that the chosen one needs.
 
-    def __init__(self, session: Session, parts: Parts) -> None:
-        self.session, self.models, self.parts = session, session.models, parts
+    `runtime` holds a component for each setting of `Runtime`. `groups` holds a column for each kind
+    of model, and one (HERE) for all models on this machine. `first` are the cards of models that
+    the chat offers on its first screen.
+    """
 
-    # what is shown
+    def __init__(
+        self,
+        session: Session,
+        memory: gr.BrowserState,
+        tab: gr.Tab,
+        first: Sequence[Card] = (),
+    ) -> None:
+        super().__init__(session, memory)
+        self.models, self.tab = session.models, tab
+        starters = [*first, *catalogue.build_starter("starter-models", session)]
+        with gr.Row(elem_classes="cards"):
+            with gr.Column(elem_classes="card", scale=3):
+                self.facts = gr.HTML(elem_id="models-loaded", apply_default_css=False)
+                self.exact = gr.Button(
+                    f"Load in {FLOAT32}", size="sm", visible=False, elem_id="models-exact"
+                )
+            with gr.Column(elem_classes="card", scale=3):
+                self.build_list()
+            with gr.Column(elem_classes="card", scale=4):
+                gr.HTML("<h3>How it runs</h3>")
+                self.runtime, self.groups = controls(session.models.runtime)
+                with self.groups[KIND]:
+                    self.key = gr.Textbox(
+                        label="Key of the server",
+                        type="password",
+                        max_lines=1,
+                        info=(
+                            "Only if the server asks for one. It is kept until Strata closes, and "
+                            "never stored."
+                        ),
+                        elem_id="models-key",
+                    )
+                self.needed = gr.HTML(elem_id="models-need", apply_default_css=False)
+                self.place = JobCard.build("models", "Load")
+                with gr.Row(elem_classes="presets"):
+                    self.reset_button = gr.Button(
+                        "Reset to defaults", size="sm", elem_id="models-reset"
+                    )
+        self.gguf = GgufSection(session, memory)
+        self.cards = [*starters, *catalogue.build()]
+        self.places = [self.place, *(card.place for card in self.cards)]
+        self.boxes = [card.box for card in self.cards if card.box is not None]
+
+    def build_list(self) -> None:
+        """The list of models, and the controls that remove or add one."""
+        gr.HTML(
+            "<h3>Models</h3><p>Add a GGUF file, a folder, a Hugging Face model (owner/name or "
+            "owner/name:file.gguf), or the address of an OpenAI-compatible server "
+            "(http://host:8000/v1). Folders are searched and remembered.</p>"
+        )
+        self.choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
+        with gr.Row(elem_classes="tools"):
+            button = gr.Button("Remove", size="sm", min_width=40, elem_id="models-remove")
+        with gr.Column(visible=False, elem_classes="asking") as asking:
+            self.question = gr.HTML(elem_id="models-question", apply_default_css=False)
+            with gr.Row():
+                yes = gr.Button(
+                    "Remove", size="sm", variant="stop", min_width=40, elem_id="models-remove-yes"
+                )
+                no = gr.Button("Keep", size="sm", min_width=40, elem_id="models-remove-no")
+        self.removing = Confirmation(button, asking, yes, no)
+        self.box, self.add_button = source_box(
+            "models", "Folder, GGUF file, Hugging Face id or address"
+        )
+
+    def wire(self, follow: Sequence[Event], header: Event) -> Event:
+        """Connect the tab, and the choice of a model in the page's header. The events in `follow`
+        update the page after a load, and `header` redraws its header. Returns the event that
+        updates the tab after a load that began elsewhere."""
+        removing = self.removing
+        controls, context = [*self.runtime.values()], self.runtime["context_length"]
+        inputs = [self.choice, *controls]
+        needs: list[Block] = [self.needed, *(card.facts for card in self.cards)]
+        needs += [card.place.buttons[0] for card in self.cards]
+        listed: list[Block] = [self.facts, self.exact, self.choice]
+        shown = [*listed, *needs, *controls, *self.groups.values(), removing.shown, *self.boxes]
+        settle = self.event(
+            self.settle, inputs, [*shown, self.place.stop, self.place.status], guard=REFRESH
+        )
+        seen = settle.outputs or ()
+        self.on(self.tab.select, self.show, inputs, seen, mode="multiple", guard=REFRESH)
+        chosen = self.on(
+            self.choice.input, self.choose, self.choice, shown, mode="always_last", guard=ACT
+        )
+        self.then(chosen, self.hint, self.choice, context)
+        edits = [control.input for control in controls]  # type: ignore[attr-defined]
+        self.on(edits, self.weigh, inputs, needs, mode="always_last", guard=ACT)
+        adding = [self.add_button.click, self.box.submit]
+        added = self.on(adding, self.add, self.box, [self.box, *shown], guard=ACT)
+        self.then(added, header)
+        self.on(self.reset_button.click, self.reset, self.choice, shown, guard=ACT)
+        question = [removing.shown, self.question]
+        closed = {removing.shown: hide()}
+        self.on(removing.button.click, self.ask_removal, self.choice, question, refused=closed)
+        self.on(removing.no.click, hide, (), removing.shown)
+        left = [*shown, self.place.status]
+        removed = self.on(
+            removing.yes.click, self.remove, self.choice, left, guard=ACT, refused=closed
+        )
+        self.then(removed, header)
+        self.wire_loads(follow, header, inputs, shown)
+        self.gguf.wire(self.tab, settle)
+        return settle
+
+    def wire_loads(
+        self,
+        follow: Sequence[Event],
+        header: Event,
+        inputs: Sequence[Block],
+        shown: Sequence[Block],
+    ) -> None:
+        """Connect the controls that load a model, here and in the page's header."""
+        head: Any = header.outputs
+        buttons = [button for each in self.places for button in each.buttons]
+
+        def loads(
+            trigger: Trigger,
+            handler: Callable[..., object],
+            place: JobCard,
+            given: Sequence[Block] = (),
+            filled: Sequence[Block] = (),
+        ) -> None:
+            outputs = dict.fromkeys([*shown, *buttons, place.stop, place.status, *given, *filled])
+            done = self.on(trigger, handler, [*given, *inputs], [*outputs], guard=ACT)
+            for step in follow:
+                done = self.then(done, step)
+
+        def pick(data: gr.EventData, source: str | None, *values: object) -> Iterator[Updates]:
+            for shown in self.pick(data, source, *values):
+                yield {**shown, head: header.handler()}
+
+        loads(self.place.buttons[0].click, self.open, self.place, given=[self.key])
+        loads(self.exact.click, self.load_exact, self.place)
+        loads(head.pick, pick, self.place, filled=[head])
+        for card in self.cards:
+            for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):
+                loads(button.click, partial(self.load_family, card, drafts), card.place)
+        for stop in (head.stop, *(each.stop.click for each in self.places)):
+            self.on(stop, self.models.stop)
+
+    # showing
 
     def candidates(self) -> dict[str, Candidate]:
-        """All models to choose from, by source. Raises StorageError."""
+        """All available models, by source. Raises StorageError."""
         return {candidate.source: candidate for candidate in self.models.candidates()}
 
     def screen(self, source: str | None, values: Sequence[object] = ()) -> Updates:
-        """Everything that the tab shows, with that model chosen, or the loaded one if it is gone.
-
-        Without `values` the controls show how it ran last.
+        """Update everything that the tab shows. The model `source` is chosen, or the loaded one if
+        that is gone. Without `values`, the controls show the settings with which it ran last.
         """
         offered = self.candidates()
         chosen = next((s for s in (source, self.models.source) if s in offered), None)
-        shown = self.listed(offered, chosen)
-        shown[self.parts.remove.asking] = gr.update(visible=False)
+        # An unchanged choice is not sent, because it would undo a choice made meanwhile.
+        shown = self.listed(offered, *([] if values and chosen == source else [chosen]))
+        shown[self.removing.shown] = hide()
         if chosen and (chosen != source or not values):
             return {**shown, **self.settings(offered[chosen])}
+        shown |= self.limited(offered[chosen] if chosen else None)
         return {**shown, **self.needs(chosen, values)}
 
     def listed(self, offered: Mapping[str, Candidate], *chosen: str | None) -> Updates:
-        """What there is, with the chosen one if that is given."""
         choices = [models_html.choice(candidate) for candidate in offered.values()]
         value: dict[str, Any] = {"value": chosen[0]} if chosen else {}
         return {
-            self.parts.loaded: self.loaded(),
-            self.parts.exact: gr.update(visible=self.coarse),
+            self.facts: self.loaded(),
+            # Loading in float32 is offered to models that run with reduced precision.
+            self.exact: gr.update(
+                visible=self.models.is_loaded
+                and bool(models_html.precision(self.session.current.info))
+            ),
             **self.starters(),
-            self.parts.choice: gr.update(choices=choices, **value),
+            self.choice: gr.update(choices=choices, **value),
         }
 
     def overview(self) -> Updates:
-        """What there is, at once: what the chosen model needs may take a second to find out."""
-        with told():
-            return self.listed(self.candidates())
-        return {self.parts.loaded: gr.skip()}
+        """Show the list of models at once. Finding the memory that the chosen one needs may take a
+        second."""
+        offered = self.candidates()
+        return {**self.listed(offered), **self.limited(offered.get(self.models.source))}
 
     def loaded(self) -> str:
-        """The facts of the loaded model."""
         faster = self.models.formats.faster if self.models.source in BOTH else None
         words = faster.words if faster else ""
         info, curve = self.session.current.info, self.session.costs.curve
-        costs = models_html.verifying(info, curve.points) if curve else ""
+        others = not self.models.demonstration
+        costs = models_html.verifying(info, curve.points, others) if curve else ""
         drafts = list(self.session.stacks.drafts)
-        return models_html.loaded(info, self.models.source, words, drafts, costs)
-
-    @property
-    def coarse(self) -> bool:
-        """Whether the loaded model could compute in finer numbers."""
-        return self.models.there and bool(models_html.precision(self.session.current.info))
+        plain = pace(self.session.current.plain) if self.models.is_loaded else ""
+        return models_html.loaded(info, self.models.source, words, drafts, costs, plain)
 
     def starters(self) -> Updates:
-        """What is offered while the demonstration model is loaded."""
+        """Show or hide the offers for users of the demonstration model."""
         shown = gr.update(visible=self.models.demonstration)
-        return {card.box: shown for card in self.parts.cards if card.box is not None}
+        return dict.fromkeys(self.boxes, shown)
 
     def settings(self, candidate: Candidate) -> Updates:
-        """The controls as a model runs, or as it ran last, and what it then needs."""
+        """Show the settings with which a model runs or ran last, and the memory that it needs."""
         runtime = self.models.runtime if candidate.loaded else candidate.runtime
         values = {item.name: getattr(runtime, item.name) for item in fields(Runtime)}
         shown: Updates = {
-            self.parts.runtime[name]: gr.update(value=value) for name, value in values.items()
+            self.runtime[name]: gr.update(value=value) for name, value in values.items()
         }
         here = candidate.kind != KIND
-        for kind, column in self.parts.groups.items():
+        for kind, column in self.groups.items():
             shown[column] = gr.update(visible=here if kind == HERE else kind == candidate.kind)
         if candidate.kind == "transformers":
             offered = choices("device", runtime.device, self.devices(candidate.source))
             device = gr.update(choices=offered, value=runtime.device)
-            shown[self.parts.runtime["device"]] = device
+            shown[self.runtime["device"]] = device
+        context = self.runtime["context_length"]
+        shown[context] = gr.update(value=runtime.context_length)
         return {**shown, **self.needs(candidate.source, list(values.values()))}
 
+    def hint(self, source: str | None) -> Updates:
+        """Show the help text of the context length. This is a separate event, because a number
+        field whose help text and value change at once behaves as if a person typed the value."""
+        return self.limited(self.candidates().get(source or ""))
+
+    def limited(self, candidate: Candidate | None) -> Updates:
+        info = self.limit(candidate) if candidate else help_of("context_length")
+        return {self.runtime["context_length"]: gr.update(info=info)}
+
+    def limit(self, candidate: Candidate) -> str:
+        """The help text of the context length. A loaded model may have less than requested."""
+        actual = self.session.current.info.context_length
+        if candidate.loaded and actual < self.models.runtime.context_length:
+            return f"{candidate.name} reads at most {actual:,} tokens, so {actual:,} are loaded."
+        return help_of("context_length")
+
     def devices(self, source: str) -> list[str]:
-        """Where a model could run on this machine."""
         found = []
         for name in OPEN["device"]:
             with suppress(ModelError):
-                self.session.engine.device(source, Runtime(device=name))
+                self.session.engine.room(source, Runtime(device=name))
                 found.append(name)
         return found
 
@@ -287,117 +383,122 @@ class Handlers:
         return Runtime(**{item.name: number(item.default, value) for item, value in given})
 
     def needs(self, source: str | None, values: Sequence[object]) -> Updates:
-        """What the chosen model and the families of the catalogue need with these settings."""
         if source is None:
-            return {self.parts.need: fine("Choose a model to see the memory it needs.")}
+            return {self.needed: fine_print("Choose a model to see the memory it needs.")}
         try:
             runtime = self.read(values)
-            families = catalogue.shown(self.models, self.parts.cards, runtime)
+            families = catalogue.shown(self.models, self.cards, runtime)
         except StrataError as error:
-            return {self.parts.need: models_html.unknown(source, str(error))}
-        return {**families, self.parts.need: self.need(source, runtime)}
+            return {self.needed: models_html.unknown(source, str(error))}
+        return {**families, self.needed: self.need(source, runtime)}
 
     def need(self, source: str, runtime: Runtime) -> str:
-        """What a model will need, or why that cannot be told."""
-        loaders = self.models.loaders
-        if format_of(source).elsewhere:
+        """The memory that a model needs, or why that is not known."""
+        engine = self.session.engine
+        if is_address(source):
             return models_html.elsewhere(source)
-        if not loaders.present(source):
+        if not self.models.loaders.present(source):
             return models_html.absent(source)
         try:
-            need, free = self.models.need(source, runtime), self.models.free(source, runtime)
-            return models_html.need(source, need, free, self.session.engine.device(source, runtime))
+            need, room = engine.need(source, runtime), engine.room(source, runtime)
+            return models_html.need(source, need, room.total, room.device)
         except StrataError as error:
             return models_html.unknown(source, str(error))
 
     # events
 
     def refresh(self, source: str | None, *values: object) -> Updates:
-        """Show how things are now, a load that another page began included."""
-        busy = self.models.busy.locked()
-        place = self.parts.place
-        shown: Updates = {place.stop: gr.update(visible=busy)}
-        if busy:
-            shown[place.status] = models_html.progress(Progress(None, "A model is being loaded …"))
-        with told():
+        place, loading = self.place, self.models.loading
+        shown: Updates = {place.stop: gr.update(visible=loading is not None)}
+        if loading is not None:
+            shown[place.status] = markup.progress(loading)
+        with notify_errors():
             shown |= self.screen(source, values)
         return shown
 
+    async def show(self, source: str | None, *values: object) -> AsyncIterator[Updates]:
+        """Show the list at once, then everything else, and the progress of a load that another page
+        began."""
+        yield await asyncio.to_thread(self.overview)
+        job = self.models.slot.running
+        yield await asyncio.to_thread(self.refresh, source, *values)
+        if job is None:
+            return
+        async for now in watched(job):
+            yield {self.place.status: markup.progress(now)}
+        yield await asyncio.to_thread(self.settle, source, *values)
+
     def settle(self, source: str | None, *values: object) -> Updates:
-        """Show how things are after a load that another page began, or the program."""
-        return {self.parts.place.status: "", **self.refresh(source, *values)}
+        """Update the tab after a load that another page or the program began."""
+        return {self.place.status: "", **self.refresh(source, *values)}
 
     def weigh(self, source: str | None, *values: object) -> Updates:
-        """Show what is needed with other settings."""
         return self.needs(source, values)
 
     def choose(self, source: str) -> Updates:
-        """Show the settings of a model, and what it will need."""
-        with told():
-            return self.screen(source)
-        return {self.parts.need: gr.skip()}
+        return self.screen(source)
 
     def add(self, named: str) -> Updates:
-        """Offer the models of a folder, or one that is named; the first of them is chosen."""
-        with told():
-            return {self.parts.box: "", **self.screen(self.models.add(named))}
-        return {self.parts.box: gr.skip()}
+        """Add the models of a folder, or a single model, and choose the first of them."""
+        return {self.box: "", **self.screen(self.models.add(named))}
 
     def reset(self, source: str | None) -> Updates:
-        """Show the usual settings; they count once the model is loaded with them."""
-        with told():
-            candidate = self.candidates().get(source or "")
-            if candidate is None:
-                raise ModelError("No model is chosen. Choose one from the list first.")
-            return self.settings(replace(candidate, loaded=False, runtime=DEFAULT_RUNTIME))
-        return {self.parts.need: gr.skip()}
+        """Show the default settings. They take effect when the model is loaded with them."""
+        candidate = self.candidates().get(source or "")
+        if candidate is None:
+            raise ModelError("No model is chosen. Choose one from the list first.")
+        return self.settings(replace(candidate, loaded=False, runtime=DEFAULT_RUNTIME))
 
-    def ask(self, source: str | None) -> Updates:
-        """Say what removing the chosen model would do, and ask."""
-        removing = self.parts.remove
-        with told():
-            question = removal.plan(self.models, source or "").question
-            shown = gr.update(visible=True)
-            return {removing.question: f"<p>{escape(question)}</p>", removing.asking: shown}
-        return {removing.asking: gr.update(visible=False)}
+    def ask_removal(self, source: str | None) -> Updates:
+        question = self.models.removal(source or "").question
+        return {self.question: f"<p>{escape(question)}</p>", self.removing.shown: show()}
 
     def remove(self, source: str | None) -> Updates:
-        """Remove it."""
-        with told():
-            done = removal.remove(self.models, source or "").done
-            return {**self.screen(None), self.parts.place.status: fine(done)}
-        return {self.parts.remove.asking: gr.update(visible=False)}
+        done = self.models.remove(source or "").done
+        return {**self.screen(None), self.place.status: fine_print(done)}
 
     def open(self, key: str, source: str | None, *values: object) -> Iterator[Updates]:
-        """The same as `load`, with the key of the model's server; the page forgets it."""
-        if source and key and format_of(source).elsewhere:
+        """Load the chosen model, with the key of its server, which is then cleared on the page."""
+        if source and key and is_address(source):
             self.models.give_key(source, key)
-        yield {self.parts.key: ""}
+        yield {self.key: ""}
         yield from self.load(source, *values)
 
     def load(self, source: str | None, *values: object) -> Iterator[Updates]:
-        """Let the chosen model take the place of the loaded one."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
             if not source:
                 raise ModelError("No model is chosen. Choose one from the list first.")
             return self.models.load(source, runtime)
 
-        yield from self.work(self.parts.place, start, source, values)
+        yield from self.run_load(self.place, start, source, values)
+
+    def pick(self, data: gr.EventData, source: str | None, *values: object) -> Iterator[Updates]:
+        """Load the model that was chosen in the page's header, with its last settings."""
+        named = str(payload(data).get("source"))
+
+        def start(_: Runtime) -> Iterator[Progress]:
+            found = self.candidates().get(named)
+            if found is None:
+                raise ModelError(f"There is no model {named!r} any more. Choose another one.")
+            return self.models.load(found.source, found.runtime)
+
+        yield from self.run_load(self.place, start, source, values)
 
     def load_exact(self, source: str | None, *values: object) -> Iterator[Updates]:
-        """Load the same model again, in float32; nothing else changes."""
+        """Load the same model again in float32, with otherwise unchanged settings."""
         models = self.models
 
         def start(_: Runtime) -> Iterator[Progress]:
             return models.load(models.source, replace(models.runtime, dtype=FLOAT32))
 
-        yield from self.work(self.parts.place, start, source, values)
+        yield from self.run_load(self.place, start, source, values)
 
-    def take(
+    def load_family(
         self, card: Card, drafts: Sequence[Model], source: str | None, *values: object
     ) -> Iterator[Updates]:
-        """Load a family's target; its drafts, those to be downloaded included, are offered."""
+        """Load the target of a family. Download the draft models in `drafts`, and offer all draft
+        models of the family that are on this machine."""
 
         def start(runtime: Runtime) -> Iterator[Progress]:
             models, stacks = self.models, self.session.stacks
@@ -407,7 +508,7 @@ class Handlers:
             yield from models.load(target.source, runtime)
             for draft in drafts:
                 if not models.loaders.present(draft.source):
-                    yield from reported(draft.name, partial(models.fetch_alone, draft.source))
+                    yield from models.fetch_alone(draft.source, draft.name)
             here = [d for d in card.entry.drafts if models.loaders.present(d.source)]
             for draft in here:
                 stacks.offer(draft.source)
@@ -415,93 +516,100 @@ class Handlers:
                 words = f"{target.name} is loaded. Its draft models are in the Stack tab."
                 yield Progress(1.0, words)
 
-        yield from self.work(card.place, start, source, values)
+        yield from self.run_load(card.place, start, source, values)
 
-    def work(
+    def run_load(
         self,
-        place: Place,
+        place: JobCard,
         start: Callable[[Runtime], Iterator[Progress]],
         source: str | None,
         values: Sequence[object],
     ) -> Iterator[Updates]:
-        """A load with its progress, until it is done or stopped; `source` is the chosen model."""
-        places = [self.parts.place, *(card.place for card in self.parts.cards)]
-        buttons = [button for each in places for button in each.buttons]
-        yield {
-            **{button: gr.update(interactive=False) for button in buttons},
-            **{button: gr.update(visible=False) for button in place.buttons},
-            place.stop: gr.update(visible=True),
-            place.status: "",
-        }
-        words, shown = "", (source, values)
-        try:
-            for report in paced(start(self.read(values))):
-                yield {place.status: models_html.progress(report)}
-                words = fine(report.words)
-            shown = (self.models.source, ())
-        except Cancelled as error:
-            words = fine(str(error))
-        except StrataError as error:
+        """Run a load and show its progress, until it is done or stopped. `source` is the chosen
+        model."""
+        others = [button for each in self.places if each is not place for button in each.buttons]
+        shown = source, values
+
+        def reports() -> Iterator[Progress]:
+            yield from start(self.read(values))
+
+        def done(last: Progress) -> str:
+            nonlocal shown
+            shown = self.models.source, ()
+            return fine_print(last.words)
+
+        def failed(error: StrataError) -> str:
             warn(str(error))
-            words = models_html.still(self.session.current.info, self.models.source)
+            return models_html.still_loaded(self.session.current.info, self.models.source)
+
+        yield {**place.busy(*others), place.status: ""}
+        status = yield from place.follow(reports(), done, failed)
         for notice in self.models.notices:
             warn(notice)
-        with told():
+        with notify_errors():
             yield self.screen(*shown)
-        yield {
-            **{button: gr.update(interactive=True, visible=True) for button in buttons},
-            place.stop: gr.update(visible=False),
-            place.status: words,
-        }
+        yield place.idle(*others, status=status)
 
 
-def wire(session: Session, parts: Parts, follow: Sequence[Event]) -> Event:
-    """Connect the tab. `follow` are the events by which the page follows the loaded model. Returns
-    the event that shows how things are after a load that was begun elsewhere."""
-    on = Handlers(session, parts)
-    controls = list(parts.runtime.values())
-    inputs = [parts.choice, *controls]
-    deeds = gr.State(Deeds())
-    places = [parts.place, *(card.place for card in parts.cards)]
-    needs: list[Block] = [parts.need, *(card.facts for card in parts.cards)]
-    needs += [card.place.buttons[0] for card in parts.cards]
-    removing = parts.remove
-    boxes = [card.box for card in parts.cards if card.box is not None]
-    shown = [parts.loaded, parts.exact, parts.choice, *needs, *controls, *parts.groups.values()]
-    shown += [removing.asking, *boxes]
-    own = [parts.place.stop, parts.place.status]
-    there = [parts.loaded, parts.exact, parts.choice, *boxes]
-    opened = parts.tab.select(on.overview, None, there, **AT_ONCE)
-    opened.then(unless_done(on.refresh), [deeds, *inputs], [*shown, *own], **AFTER)
-    parts.choice.input(counted(on.choose), [deeds, parts.choice], shown, **LATEST)
-    edits = [control.input for control in controls]  # type: ignore[attr-defined]
-    weigh = counted(on.weigh)
-    gr.on(edits, weigh, [deeds, *inputs], needs, **LATEST)
-    added = [parts.add.click, parts.box.submit]
-    gr.on(added, counted(on.add), [deeds, parts.box], [parts.box, *shown], **AT_ONCE)
-    parts.reset.click(counted(on.reset), [deeds, parts.choice], shown, **AT_ONCE)
-    asked = [removing.asking, removing.question]
-    removing.button.click(on.ask, parts.choice, asked, **AT_ONCE)
-    removing.no.click(lambda: gr.update(visible=False), None, removing.asking, **AT_ONCE)
-    removed = [*shown, parts.place.status]
-    removing.yes.click(counted(on.remove), [deeds, parts.choice], removed, **AT_ONCE)
-    buttons = [button for each in places for button in each.buttons]
+SET_UP = "Set up GGUF support"
+GGUF_WORDS = (
+    "<h3>GGUF files</h3><p>GGUF files need llama.cpp, which is compiled on your machine: about 6 "
+    "minutes on 2 cores. This takes a C++ compiler and a network. You can chat meanwhile.</p>"
+)
+GGUF_READY = "GGUF support is set up. Choose a GGUF file and load it."
 
-    def loads(
-        button: gr.Button, handler: Callable[..., object], place: Place, *given: Block
-    ) -> None:
-        outputs = list(dict.fromkeys([*shown, *buttons, place.stop, place.status, *given]))
-        event = button.click(counted(handler), [deeds, *given, *inputs], outputs, **AT_ONCE)
-        for step in follow:
-            event = event.then(*step, **AFTER)
 
-    loads(parts.place.buttons[0], on.open, parts.place, parts.key)
-    loads(parts.exact, on.load_exact, parts.place)
-    for card in parts.cards:
-        for button, drafts in zip(card.place.buttons, ((), card.entry.stack), strict=False):
-            loads(button, partial(on.take, card, drafts), card.place)
-    for each in places:
-        each.stop.click(session.models.stop, None, None, **AT_ONCE)
-    settle = Event(unless_done(on.settle), [deeds, *inputs], [*shown, *own])
-    gguf_support.wire(session.gguf, parts.gguf, parts.tab, settle)
-    return settle
+def output(lines: Iterable[str]) -> str:
+    text = escape("\n".join(lines))
+    return f'<pre class="output">{text}</pre>' if text else ""
+
+
+def timed(job: Job[Progress, None]) -> Iterator[Progress]:
+    for report in job.watch():
+        minutes, seconds = divmod(int(job.seconds), 60)
+        yield replace(report, words=f"{report.words} · {minutes}:{seconds:02}")
+
+
+class GgufSection(Tab):
+    """The section that sets up GGUF support. It is visible until that is installed."""
+
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        self.support, visible = session.gguf, not session.gguf.installed()
+        with gr.Column(elem_classes="card", elem_id="gguf", visible=visible) as self.section:
+            gr.HTML(GGUF_WORDS)
+            self.place = JobCard.build("gguf", SET_UP)
+
+    def wire(self, tab: gr.Tab, after: Event) -> None:
+        """Connect the section. `after` is the event that refreshes the rest of the tab."""
+        (button,) = self.place.buttons
+        outputs = [self.section, button, self.place.stop, self.place.status]
+        self.on(tab.select, self.show, (), outputs, guard=REFRESH)
+        self.then(self.on(button.click, self.set_up, (), outputs, guard=ACT), after)
+        self.on(self.place.stop.click, self.support.stop)
+
+    def show(self) -> Iterator[Updates]:
+        """Show the section if it is needed, or the progress of a setup that another page began."""
+        if (job := self.support.slot.running) is not None:
+            yield from self.follow(job)
+        else:
+            yield {self.section: gr.update(visible=not self.support.installed())}
+
+    def set_up(self) -> Iterator[Updates]:
+        try:
+            job = self.support.start()
+        except StrataError as error:
+            yield {self.place.status: fine_print(str(error))}
+        else:
+            yield from self.follow(job)
+
+    def follow(self, job: Job[Progress, None]) -> Iterator[Updates]:
+        """Show the progress of the setup, then its outcome."""
+        yield {**self.place.busy(), self.section: gr.update(visible=True)}
+        status = yield from self.place.follow(
+            timed(job),
+            lambda last: fine_print(GGUF_READY),
+            lambda error: models_html.broken(str(error)) + output(self.support.lines),
+        )
+        again = gr.update(visible=job.error is not None)
+        yield {**self.place.idle(status=status), self.place.buttons[0]: again}

@@ -1,23 +1,29 @@
-"""Settings: how the next answer is sampled and drafted.
+"""The Settings tab: how the next answer is sampled and drafted, and presets of these settings.
 
-Numbers have their ranges and help texts from engine/settings.py. What a chat rarely needs is behind
-"Advanced".
+The ranges and help texts of numbers come from engine/settings.py. Settings that a chat rarely needs
+are under "Advanced". A preset changes the settings on the page. A conversation keeps the settings
+with which it began, so changing or deleting a preset later changes no conversation.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from functools import partial
+from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Memory, Updates, owner_of, told
-from engine.errors import StrataError
+from app.web.kit import AT_ONCE, LATEST, Event, Tab, Updates, saved, uploaded, warn
+from engine.errors import StorageError, StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
+from storage.presets import MAX_NAME, StoredPreset
 
 SAMPLERS = {
     "Exact": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -25,7 +31,7 @@ SAMPLERS = {
     "Lively": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
 }
 SLIDER_STEPS = 2_000
-"""A range with more steps than this gets a box to type in, not a slider."""
+"""A setting with more steps than this has a box to type in instead of a slider."""
 USUAL_METHOD = USUAL.name
 FOLLOWING = (
     *(f.name for f in fields(Sampling) if f.name != "seed"),
@@ -33,28 +39,206 @@ FOLLOWING = (
     "method",
     "thinking",
 )
-"""The settings that another model changes."""
-THINKING: dict[str, bool | None] = {"As the model does": None, "On": True, "Off": False}
+"""The settings that change when another model is loaded."""
+SAME = "(value) => value"
+"""The script that copies a component's value to another component, without the server."""
+THINKING: dict[str, bool | None] = {"Model default": None, "On": True, "Off": False}
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
 
-@dataclass(slots=True)
-class Controls:
-    """The components, by the name of the setting they hold, in a fixed order."""
+def thinking_choice(thinking: bool | None) -> str:
+    return next(words for words, value in THINKING.items() if value is thinking)
 
-    system: gr.Textbox
-    parts: dict[str, gr.components.Component] = field(default_factory=dict)
-    samplers: dict[str, gr.Button] = field(default_factory=dict)
+
+def number(default: object, value: Any) -> Any:
+    """A component's number, converted to the type of the setting's default: 3.0 becomes 3 for a
+    whole number. Any other value is returned as it is, because the settings report it themselves.
+    """
+    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
+    if isinstance(default, float) and isinstance(value, int):
+        return float(value)
+    return int(value) if whole else value
+
+
+def control(
+    owner: type,
+    name: str,
+    value: object = None,
+    choices: Sequence[str] = (),
+    elem_id: str | None = None,
+    explained: bool = True,
+) -> gr.components.Component:
+    """A component for a setting, made from its declaration: a slider, a box for a wide range, or a
+    choice.
+
+    `choices` are for a text whose declaration leaves them open. `explained` adds the help text.
+    """
+    item = next(f for f in fields(owner) if f.name == name)
+    meta = item.metadata
+    value = item.default if value is None and item.default is not MISSING else value
+    words: dict[str, Any] = {"label": meta["label"], "value": value, "elem_id": elem_id}
+    if explained:
+        words["info"] = meta["help"]
+    if "choices" in meta:
+        return gr.Radio(list(meta["choices"] or choices), **words)
+    if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
+        # Without a minimum, because Gradio would reject a number that is only half typed.
+        return gr.Number(**words, precision=0)
+    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
+
+
+def temperature(session: Session) -> gr.components.Component:
+    """The temperature below the composer, without its help text."""
+    value = session.current.info.sampling.temperature
+    return control(Sampling, "temperature", value, elem_id="temperature", explained=False)
+
+
+def methods(session: Session) -> list[tuple[str, str]]:
+    """The titles and names of all methods on offer, including those of the loaded models."""
+    info = session.current.info
+    named = [(m.title, m.name) for m in offered(info)]
+    if info.server is not None:
+        named = [(served(m, info.server).title, m.name) for m in offered(info)]
+    return [*named, *session.stacks.methods()]
+
+
+def usable(session: Session, method: str) -> bool:
+    """Whether a method can be used with the loaded models."""
+    try:
+        session.stacks.check(method_named(method), session.current.info.sampling)
+    except StrataError:
+        return False
+    return True
+
+
+class Settings(Tab):
+    """Three groups of settings: instructions, sampling and speed. `parts` holds the component of
+    each setting by the setting's name, in a fixed order.
+
+    `chat_parts` are the components of settings that already stand in the chat. Each of them holds
+    the value of its setting, and has a mirror in this tab; a change of either changes the other.
+    (Gradio reports no change of a component in a tab that was never opened.)
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        memory: gr.BrowserState,
+        chat_parts: Mapping[str, gr.components.Component] | None = None,
+    ) -> None:
+        super().__init__(session, memory)
+        self.parts: dict[str, gr.components.Component] = {}
+        self.mirrors: dict[str, gr.components.Component] = {}
+        chat_parts = chat_parts or {}
+        with gr.Row(elem_classes="cards"):
+            with gr.Column(elem_classes="card"):
+                gr.HTML("<h3>Instructions</h3>")
+                self.system = gr.Textbox(
+                    label="System prompt",
+                    info="Sent before the conversation. Leave it empty for none.",
+                    lines=4,
+                    max_lines=12,
+                )
+                length = min(DEFAULT_TOKENS, session.current.info.context_length or DEFAULT_TOKENS)
+                self.parts["max_tokens"] = control(Generation, "max_tokens", length)
+                self.parts["stop"] = gr.Textbox(
+                    label="Stop strings",
+                    info="One per line. The answer ends where one of them would begin.",
+                    lines=2,
+                )
+                self.parts["thinking"] = gr.Radio(
+                    list(THINKING),
+                    value=thinking_choice(None),
+                    label="Thinking",
+                    info="Whether the model thinks before it answers. Thinking takes time and "
+                    "tokens.",
+                    visible=session.current.info.can_think,
+                    elem_id="thinking",
+                )
+            with gr.Column(elem_classes="card"):
+                gr.HTML("<h3>Sampling</h3>")
+                with gr.Row(elem_classes="presets"):
+                    self.samplers = {name: gr.Button(name, size="sm") for name in SAMPLERS}
+                for item in fields(Sampling):
+                    if item.name == "seed":
+                        self.parts["fresh_seed"] = gr.Checkbox(
+                            True,
+                            label="A new seed for each answer",
+                            info="Off: the seed below. The same question then gets the same "
+                            "answer.",
+                        )
+                    value = getattr(session.current.info.sampling, item.name)
+                    made = control(Sampling, item.name, value)
+                    self.parts[item.name] = chat_parts.get(item.name, made)
+                    if item.name in chat_parts:
+                        self.mirrors[item.name] = made
+            self.build_speed()
+
+    def build_speed(self) -> None:
+        """Where drafts come from and, under "Advanced", their number and when one is kept."""
+        with gr.Column(elem_classes="card"):
+            gr.HTML(
+                "<h3>Speed</h3><p>Drafts make answers faster. The text stays the same unless you "
+                "choose otherwise under Advanced.</p>"
+            )
+            self.parts["method"] = gr.Dropdown(
+                methods(self.session),
+                value=USUAL_METHOD,
+                label="Method",
+                info="Where drafts come from. Plain decoding uses none. Load draft models in the "
+                "Stack tab, or type a plan such as hsd:small@8/mid@4.",
+                allow_custom_value=True,
+                elem_id="method",
+            )
+            self.parts["check"] = gr.Checkbox(
+                False,
+                label="Check every answer in the background",
+                info="Decodes each answer several times more, plainly and with drafts, and says "
+                "below it whether the text is the same. That takes about eight seconds. It waits "
+                "until nothing else runs, and gives way as soon as you ask something.",
+                elem_id="check",
+            )
+            with gr.Accordion("Advanced", open=False, elem_id="advanced"):
+                self.build_advanced()
+
+    def build_advanced(self) -> None:
+        """Settings of drafting that rarely need a change."""
+        self.parts["tiers"] = gr.Dropdown(
+            [(ink(name).title, name) for name in TIERS],
+            value=list(TIERS),
+            multiselect=True,
+            label="Databases",
+            info="They are asked in this order. Remove one to do without it.",
+        )
+        self.parts["budget"] = gr.Radio(
+            [(name.capitalize(), name) for name in BUDGETS],
+            value=BUDGETS[0],
+            label="Draft size",
+            info=(
+                "Adaptive drafts as many tokens as pay off on this machine. Fixed always drafts "
+                "the maximum."
+            ),
+        )
+        self.parts["nodes"] = control(Drafting, "nodes")
+        self.parts["threshold"] = control(Drafting, "threshold")
+        self.parts["rule"] = gr.Radio(
+            list(VERIFICATION.items()),
+            value="match",
+            label="What drafts must not change",
+            info="Same text: an answer is exactly what plain decoding gives with the same seed. "
+            "Same distribution: every answer is as likely as with plain decoding, but a seed gives "
+            "another text. It keeps more drafts at temperatures above 0 (rejection sampling).",
+        )
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """What an event that needs the settings takes as inputs."""
+        """The inputs of an event that needs the settings."""
         return [self.system, *self.parts.values()]
 
     def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
-        """System prompt and preferences from the inputs' values; raises SettingError."""
+        """The system prompt and preferences from the values of the inputs. Raises SettingError."""
         system, *rest = values
-        # Of any type: the values check themselves.
+        # The values have any type here; the settings check them.
         given: dict[str, Any] = dict(zip(self.parts, rest, strict=True))
         sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
         stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
@@ -73,7 +257,7 @@ class Controls:
         return str(system or ""), chosen
 
     def show(self, system: str, preferences: Preferences) -> list[object]:
-        """The inputs' values for stored preferences, in the inputs' order."""
+        """The values of the inputs for stored preferences, in order."""
         sampling, drafting = preferences.generation.sampling, preferences.drafting
         values: dict[str, object] = {
             **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
@@ -93,204 +277,300 @@ class Controls:
 
     @property
     def followers(self) -> list[gr.components.Component]:
-        """What `follow` changes."""
+        """The components that `follow` changes."""
         return [self.parts[name] for name in FOLLOWING]
 
-    def follow(
-        self, session: Session, method: str, length: float | None, sampler: bool = True
-    ) -> Updates:
-        """What the loaded model decides: its makers' sampler, unless that is to stay as it is, how
-        long an answer can be, the methods there are, whether thinking can be switched. `method`
-        and `length` stay where it can do them."""
-        info = session.current.info
+    def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
+        """Show what depends on the loaded model: its recommended sampler (if `sampler`), how long
+        an answer can be, the available methods, and whether thinking can be switched. `method` and
+        `length` stay if the model supports them."""
+        info = self.session.current.info
         values: dict[str, object] = {
             f.name: getattr(info.sampling, f.name) if sampler else gr.skip()
             for f in fields(Sampling)
         }
         longest = info.context_length or DEFAULT_TOKENS
         values["max_tokens"] = min(int(length or DEFAULT_TOKENS), longest)
-        chosen = method if usable(session, method) else USUAL_METHOD
-        values["method"] = gr.update(choices=methods(session), value=chosen)
+        chosen = method if usable(self.session, method) else USUAL_METHOD
+        values["method"] = gr.update(choices=methods(self.session), value=chosen)
         values["thinking"] = gr.update(visible=info.can_think)
         return {self.parts[name]: values[name] for name in FOLLOWING}
 
+    def wire(self, current: gr.State) -> Event:
+        """Connect the tab. Returns the event that stores changed settings with the open
+        conversation."""
+        keep = self.event(self.keep, [current, *self.inputs])
+        edits = [part.input for part in self.inputs]  # type: ignore[attr-defined]
+        self.on(edits, keep, mode="always_last")
+        for name, mirror in self.mirrors.items():
+            part: Any = self.parts[name]
+            part.change(None, part, mirror, js=SAME, **AT_ONCE)
+            chosen = mirror.input(None, mirror, part, js=SAME, **LATEST)  # type: ignore[attr-defined]
+            self.then(chosen, keep)
+        for name, button in self.samplers.items():
+            parts = [self.parts[key] for key in SAMPLERS[name]]
+            chosen = self.on(button.click, partial(sampler, name), outputs=parts)
+            self.then(chosen, keep)
+        return keep
 
-def thinking_choice(thinking: bool | None) -> str:
-    """The words for whether a model thinks first."""
-    return next(words for words, value in THINKING.items() if value is thinking)
+    def keep(self, owner: str, conversation: str | None, *values: object) -> None:
+        system, preferences = self.read(values)
+        if conversation:
+            store = self.session.chat.conversations(owner)
+            store.set_system_prompt(conversation, system)
+            store.set_settings(conversation, preferences.mapping())
 
 
-def number(default: object, value: Any) -> Any:
-    """A component's number with the setting's type, so that 3.0 is a whole number.
+def sampler(name: str) -> list[float]:
+    return list(SAMPLERS[name].values())
 
-    Whatever else a page sends stays as it is: the settings refuse it themselves, in words.
+
+AS_SET = ("As set in Settings", "")
+"""The first choice below New conversation: no preset."""
+USES = {
+    "use": "Use now",
+    "update": "Update",
+    "copy": "Duplicate",
+    "delete": "Delete",
+    "undo": "Undo delete",
+}
+KEEPS = {"save": "Save as new", "rename": "Rename", "export": "Export my presets"}
+FIRSTS = {
+    "begin": "Start with this preset",
+    "begin-plain": "Start without a preset",
+    "makers": "Reset settings",
+}
+"""The buttons, by their ids."""
+
+
+def preset_picker() -> gr.Dropdown:
+    """The choice of the preset with which the next conversation starts."""
+    return gr.Dropdown(
+        [AS_SET],
+        value=AS_SET[1],
+        label="Start from",
+        filterable=False,
+        elem_id="start-from",
+        elem_classes="start-from",
+    )
+
+
+def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
+    return {
+        name: gr.Button(words, size="sm", min_width=80, elem_id=f"preset-{name}")
+        for name, words in named.items()
+    }
+
+
+class Presets(Tab):
+    """The presets: choosing, using, changing and making them, and the first preset of each model.
+
+    `start_from` is the picker below New conversation, and `deleted` the token that undoes a
+    deletion. `model` is the model whose first preset the page has already applied.
     """
-    whole = isinstance(default, int) and isinstance(value, float) and value.is_integer()
-    if isinstance(default, float) and isinstance(value, int):
-        return float(value)
-    return int(value) if whole else value
 
+    controls: Settings
 
-def control(
-    owner: type, name: str, value: object = None, choices: Sequence[str] = ()
-) -> gr.components.Component:
-    """A slider, a box for a wide range, or a choice, made from a setting's declaration.
-
-    `choices` are for a text whose declaration leaves them open.
-    """
-    item = next(f for f in fields(owner) if f.name == name)
-    meta = item.metadata
-    value = item.default if value is None and item.default is not MISSING else value
-    words: dict[str, Any] = {"label": meta["label"], "info": meta["help"], "value": value}
-    if "choices" in meta:
-        return gr.Radio(list(meta["choices"] or choices), **words)
-    if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
-        # No minimum: it would refuse what is only half typed, in words that are not ours.
-        return gr.Number(**words, precision=0)
-    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
-
-
-def build(session: Session) -> Controls:
-    """Three groups: instructions, sampling, speed."""
-    with gr.Row(elem_classes="cards"):
-        with gr.Column(elem_classes="card"):
-            gr.HTML("<h3>Instructions</h3>")
-            system = gr.Textbox(
-                label="System prompt",
-                info="Sent before the conversation. Leave it empty for none.",
-                lines=4,
-                max_lines=12,
-            )
-            controls = Controls(system)
-            parts = controls.parts
-            length = min(DEFAULT_TOKENS, session.current.info.context_length or DEFAULT_TOKENS)
-            parts["max_tokens"] = control(Generation, "max_tokens", length)
-            parts["stop"] = gr.Textbox(
-                label="Stop strings",
-                info="One per line. The answer ends where one of them would begin.",
-                lines=2,
-            )
-            parts["thinking"] = gr.Radio(
-                list(THINKING),
-                value=thinking_choice(None),
-                label="Thinking",
-                info="Whether the model thinks before it answers. Thinking takes time and tokens.",
-                visible=session.current.info.can_think,
-                elem_id="thinking",
-            )
-        with gr.Column(elem_classes="card"):
-            gr.HTML("<h3>Sampling</h3>")
-            with gr.Row(elem_classes="presets"):
-                buttons = {name: gr.Button(name, size="sm") for name in SAMPLERS}
-            for item in fields(Sampling):
-                if item.name == "seed":
-                    parts["fresh_seed"] = gr.Checkbox(
-                        True,
-                        label="A new seed for each answer",
-                        info="Off: the seed below. The same question then gets the same answer.",
+    def __init__(self, session: Session, memory: gr.BrowserState, start_from: gr.Dropdown) -> None:
+        super().__init__(session, memory)
+        self.presets, self.start_from = session.presets, start_from
+        self.deleted, self.model = gr.State(""), gr.State("")
+        with gr.Row(elem_classes="cards", elem_id="presets"):
+            with gr.Column(elem_classes="card"):
+                gr.HTML(
+                    "<h3>Presets</h3><p>A preset saves everything on this page under a name. New "
+                    "conversations use the one chosen under Start from, in the Chat tab.</p>"
+                )
+                self.choice = gr.Dropdown([], label="Preset", filterable=False, elem_id="preset")
+                with gr.Row(elem_classes="presets"):
+                    self.uses = preset_buttons(USES)
+                self.uses["undo"].visible = False
+            with gr.Column(elem_classes="card"):
+                gr.HTML(
+                    "<h3>Save</h3><p>Save the settings below under a name of your own, or rename "
+                    "the chosen preset.</p>"
+                )
+                self.name = gr.Textbox(
+                    label="Name of the preset",
+                    max_lines=1,
+                    max_length=MAX_NAME,
+                    elem_id="preset-name",
+                )
+                with gr.Row(elem_classes="presets"):
+                    self.keeps = preset_buttons(KEEPS)
+                    self.import_button = gr.UploadButton(
+                        "Import",
+                        size="sm",
+                        min_width=80,
+                        file_types=[".json"],
+                        type="filepath",
+                        elem_id="preset-import",
                     )
-                value = getattr(session.current.info.sampling, item.name)
-                parts[item.name] = control(Sampling, item.name, value)
-        build_speed(session, parts)
-    controls.samplers = buttons
-    return controls
+            with gr.Column(elem_classes="card"):
+                gr.HTML(
+                    "<h3>At the start</h3><p>Each model can start with a preset of its own. "
+                    "Without one, it starts with the settings its makers recommend.</p>"
+                )
+                self.first = gr.HTML(elem_id="preset-first", apply_default_css=False)
+                with gr.Row(elem_classes="presets"):
+                    self.firsts = preset_buttons(FIRSTS)
+            self.outgoing = gr.Textbox(visible="hidden")
 
-
-def methods(session: Session) -> list[tuple[str, str]]:
-    """All methods to choose from, by title: the named ones and those of the loaded models."""
-    info = session.current.info
-    named = [(m.title, m.name) for m in offered(info)]
-    if info.server is not None:
-        named = [(served(m, info.server).title, m.name) for m in offered(info)]
-    return [*named, *session.stacks.methods()]
-
-
-def usable(session: Session, method: str) -> bool:
-    """Whether a method that was chosen before can be followed with the models there are now."""
-    try:
-        session.stacks.check(method_named(method), session.current.info.sampling)
-    except StrataError:
-        return False
-    return True
-
-
-def build_speed(session: Session, parts: dict[str, gr.components.Component]) -> None:
-    """Where drafts come from; behind "Advanced", how many there are and when one is kept."""
-    with gr.Column(elem_classes="card"):
-        gr.HTML(
-            "<h3>Speed</h3><p>Drafts make answers faster. The text stays the same unless you "
-            "choose otherwise under Advanced.</p>"
+    def wire(self, new: gr.Button, controls: Settings, current: gr.State, keep: Event) -> Event:
+        """Connect the cards, and the picker at the button for a `new` conversation. `keep` stores
+        the settings with the open conversation. Returns the event that shows the presets and
+        applies the first preset of the loaded model."""
+        self.controls = controls
+        uses, keeps, firsts = self.uses, self.keeps, self.firsts
+        lists: list[Block] = [self.choice, self.start_from, self.first, self.name]
+        page: list[Block] = [*self.controls.inputs]
+        settings, chosen = [*page, self.name], [self.choice, self.start_from]
+        self.on(
+            self.start_from.input,
+            self.pick,
+            [self.start_from, current],
+            settings,
+            mode="always_last",
         )
-        parts["method"] = gr.Dropdown(
-            methods(session),
-            value=USUAL_METHOD,
-            label="Method",
-            info="Where drafts come from. Plain decoding uses none. Load draft models in the Stack "
-            "tab, or type a plan such as hsd:small@8/mid@4.",
-            allow_custom_value=True,
-            elem_id="method",
+        self.on(new.click, self.use, self.start_from, settings)
+        used = self.on(uses["use"].click, self.use, self.choice, settings)
+        self.then(used, keep)
+        self.then(self.on(firsts["makers"].click, self.reset, outputs=settings), keep)
+        saving = [keeps["save"].click, self.name.submit]
+        self.on(saving, self.save, [self.name, self.start_from, *page], lists)
+        self.on(uses["update"].click, self.update, [self.choice, *page])
+        renamed = [self.choice, self.name, self.start_from]
+        self.on(keeps["rename"].click, self.rename, renamed, lists)
+        self.on(uses["copy"].click, self.copy, chosen, lists)
+        undo = uses["undo"]
+        self.on(uses["delete"].click, self.delete, chosen, [*lists, self.deleted, undo])
+        undone = [self.deleted, self.start_from]
+        hidden = {undo: gr.update(visible=False)}
+        self.on(undo.click, self.undo, undone, [*lists, undo], refused=hidden)
+        self.on(firsts["begin"].click, self.begin, self.choice, self.first)
+        self.on(firsts["begin-plain"].click, self.begin, gr.State(""), self.first)
+        self.on_save(keeps["export"].click, self.export, (), self.outgoing)
+        self.on(
+            self.import_button.upload, self.import_, [self.import_button, self.start_from], lists
         )
-        parts["check"] = gr.Checkbox(
-            False,
-            label="Check every answer in the background",
-            info="Decodes each answer twice more, plainly and with drafts, and says below it "
-            "whether the text is the same. That is about three times the work. It waits until "
-            "nothing else runs, and gives way as soon as you ask something.",
-            elem_id="check",
-        )
-        with gr.Accordion("Advanced", open=False, elem_id="advanced"):
-            build_advanced(parts)
+        known = [self.model, self.choice, self.start_from, current]
+        return self.event(self.follow, known, [self.model, *lists, *page])
 
+    # showing
 
-def build_advanced(parts: dict[str, gr.components.Component]) -> None:
-    """What drafting does well without anyone's help."""
-    parts["tiers"] = gr.Dropdown(
-        [(ink(name).title, name) for name in TIERS],
-        value=list(TIERS),
-        multiselect=True,
-        label="Databases",
-        info="They are asked in this order. Remove one to do without it.",
-    )
-    parts["budget"] = gr.Radio(
-        [(name.capitalize(), name) for name in BUDGETS],
-        value=BUDGETS[0],
-        label="Draft size",
-        info="Adaptive drafts as much as pays on this machine. Fixed always drafts the most.",
-    )
-    parts["nodes"] = control(Drafting, "nodes")
-    parts["threshold"] = control(Drafting, "threshold")
-    parts["rule"] = gr.Radio(
-        list(VERIFICATION.items()),
-        value="match",
-        label="What drafts must not change",
-        info="Same text: an answer is exactly what plain decoding gives with the same seed. "
-        "Same distribution: every answer is as likely as with plain decoding, but a seed gives "
-        "another text. It keeps more drafts at temperatures above 0 (rejection sampling).",
-    )
+    def listed(self, owner: str, chosen: str | None, picked: str | None) -> Updates:
+        """Both lists of presets, and the one that the loaded model begins with. Raises
+        StorageError."""
+        offered = [(preset.name, preset.id) for preset in self.presets.list(owner)]
+        ids = {id for _, id in offered}
+        return {
+            self.choice: gr.update(
+                choices=offered, value=chosen if chosen in ids else offered[0][1]
+            ),
+            self.start_from: gr.update(
+                choices=[AS_SET, *offered], value=picked if picked in ids else AS_SET[1]
+            ),
+            self.first: self.words(owner),
+        }
 
+    def words(self, owner: str) -> str:
+        models = self.session.models
+        if not models.is_loaded:
+            return ""
+        first = self.presets.first(owner, models.source)
+        start = f"the preset {first.name!r}" if first else "its makers' settings"
+        name = self.session.current.info.name
+        return f"<p>A page that opens with {escape(name)} starts with {escape(start)}.</p>"
 
-def wire(session: Session, controls: Controls, current: gr.State, memory: gr.BrowserState) -> Event:
-    """Keep changed settings with the conversation that is open. Returns the event that does so."""
+    def applied(self, preset: StoredPreset) -> Updates:
+        preferences, problem = self.presets.preferences(preset)
+        if problem:
+            warn(problem)
+        values = self.controls.show(preset.system_prompt, preferences)
+        return dict(zip(self.controls.inputs, values, strict=True))
 
-    def keep(
-        request: gr.Request, conversation: str | None, memory: Memory, *values: object
-    ) -> None:
-        owner = owner_of(session, memory, request)
-        with told():
-            system, preferences = controls.read(values)
-            if conversation:
-                store = session.chat.conversations(owner)
-                store.set_system_prompt(conversation, system)
-                store.set_settings(conversation, preferences.mapping())
+    def follow(
+        self,
+        owner: str,
+        model: str,
+        chosen: str | None,
+        picked: str | None,
+        conversation: str | None,
+    ) -> Updates:
+        """List all presets. When another model was loaded and no conversation is open, apply the
+        preset chosen for that model."""
+        models = self.session.models
+        source = models.source if models.is_loaded else ""
+        first = self.presets.first(owner, source) if source != model else None
+        picked = first.id if first else picked
+        shown = self.listed(owner, chosen, picked)
+        begun = self.applied(first) if first and conversation is None else {}
+        return {self.model: source, **shown, **begun}
 
-    inputs = [current, memory, *controls.inputs]
-    edits = [part.input for part in controls.inputs]  # type: ignore[attr-defined]
-    gr.on(edits, keep, inputs, None, **LATEST)
-    for name, button in controls.samplers.items():
-        sampler = SAMPLERS[name]
-        button.click(
-            lambda sampler=sampler: list(sampler.values()),
-            outputs=[controls.parts[key] for key in sampler],
-            **AT_ONCE,
-        ).then(keep, inputs, None, **AFTER)
-    return Event(keep, inputs, None)
+    # choosing
+
+    def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
+        if conversation is None:
+            return self.use(owner, id)
+        return {}
+
+    def use(self, owner: str, id: str | None) -> Updates:
+        """Show the settings of a preset. Without one they stay as they are."""
+        return self.applied(self.presets.get(owner, id)) if id else {}
+
+    def reset(self) -> Updates:
+        return self.applied(StoredPreset("", "", "", {}))
+
+    # changing
+
+    def save(
+        self,
+        owner: str,
+        name: str,
+        picked: str | None,
+        *values: object,
+    ) -> Updates:
+        made = self.presets.save(owner, name, *self.controls.read(values))
+        gr.Info(f"The preset {escape(made.name)} is saved.")
+        return {self.name: "", **self.listed(owner, made.id, picked)}
+
+    def update(self, owner: str, id: str | None, *values: object) -> None:
+        made = self.presets.update(owner, id or "", *self.controls.read(values))
+        gr.Info(f"The preset {escape(made.name)} now holds the settings on this page.")
+
+    def rename(self, owner: str, id: str | None, name: str, picked: str | None) -> Updates:
+        made = self.presets.rename(owner, id or "", name)
+        return {self.name: "", **self.listed(owner, made.id, picked)}
+
+    def copy(self, owner: str, id: str | None, picked: str | None) -> Updates:
+        return self.listed(owner, self.presets.duplicate(owner, id or "").id, picked)
+
+    def delete(self, owner: str, id: str | None, picked: str | None) -> Updates:
+        token = self.presets.delete(owner, id or "")
+        shown = self.listed(owner, None, picked)
+        return {**shown, self.deleted: token, self.uses["undo"]: gr.update(visible=True)}
+
+    def undo(self, owner: str, token: str, picked: str | None) -> Updates:
+        shown = self.listed(owner, self.presets.undo(owner, token).id, picked)
+        return {**shown, self.uses["undo"]: gr.update(visible=False)}
+
+    def begin(self, owner: str, id: str | None) -> Updates:
+        """Choose the preset with which pages of the loaded model begin; "" for none."""
+        models = self.session.models
+        self.presets.choose(owner, models.source if models.is_loaded else "", id or None)
+        return {self.first: self.words(owner)}
+
+    def export(self, owner: str) -> str:
+        mine = self.presets.export(owner)
+        return saved("presets.json", "application/json", json.dumps(mine, indent=1))
+
+    def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
+        """Read a file of presets."""
+        with uploaded(file) as path:
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise StorageError(f"The file cannot be read ({error.strerror}).") from error
+        made = self.presets.import_(owner, content)
+        gr.Info(f"{len(made)} preset{'s' if len(made) > 1 else ''} imported.")
+        return self.listed(owner, made[0].id, picked)

@@ -1,7 +1,6 @@
-"""Stack: draft models for the loaded model, what they gain, and which of them to use."""
+"""The Stack tab: draft models for the loaded model, their gain, and which of them to use."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import gradio as gr
 import plotly.graph_objects as go
@@ -9,127 +8,19 @@ from gradio.blocks import Block
 from gradio.events import Dependency
 
 from app.service.comparison import Pace
-from app.service.families import Family
+from app.service.draft_models import Family
+from app.service.jobs import LOOK_SECONDS, Progress
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import stack_charts, stack_html
+from app.web import markup, stack_charts, stack_html
 from app.web.colors import DRAFT_SHADES, INK, PLAIN
-from app.web.plots import grid
-from app.web.tabs.compare import choices
-from app.web.tabs.loading import build_adding
-from app.web.tabs.settings import Controls, methods
-from app.web.wiring import AFTER, AT_ONCE, LATEST, Event, Updates, told, warn
-from engine.errors import Cancelled, SettingError, StrataError
+from app.web.kit import Event, JobCard, Tab, Updates, grid, notify_errors, warn
+from app.web.tabs.models import source_box
+from app.web.tabs.settings import Settings, methods
+from engine.errors import SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
 from engine.models.loaders import name_of
-
-UPDATE_SECONDS = 0.25
-
-
-@dataclass(slots=True)
-class Parts:
-    """The tab's components."""
-
-    tab: gr.Tab
-    models: gr.HTML
-    ticked: gr.CheckboxGroup
-    box: gr.Textbox
-    add: gr.Button
-    load: gr.Button
-    unload: gr.Button
-    profiled: gr.HTML
-    profile: gr.Button
-    stop: gr.Button
-    status: gr.HTML
-    plan: gr.HTML
-    spec: gr.Textbox
-    first: gr.Checkbox
-    use: gr.Button
-    findings: gr.HTML
-    measure: gr.Button
-    outcome: gr.HTML
-    charts: gr.Column
-    plots: list[gr.Plot]
-
-
-def build(tab: gr.Tab, session: Session) -> Parts:
-    """Models, profile and plan beside each other; what they mean; the charts."""
-    with gr.Row(elem_classes="cards"):
-        with gr.Column(elem_classes="card"):
-            models, ticked, box, add, load, unload = models_card(session)
-        with gr.Column(elem_classes="card"):
-            profiled = gr.HTML(elem_id="stack-profiled", apply_default_css=False)
-            status = gr.HTML(elem_id="stack-status", apply_default_css=False)
-            with gr.Row(elem_classes="presets"):
-                profile = gr.Button("Profile", size="sm", elem_id="stack-profile")
-                measure = gr.Button("Measure", size="sm", elem_id="stack-measure")
-                stop = gr.Button(
-                    "Stop", size="sm", variant="stop", visible=False, elem_id="stack-stop"
-                )
-            outcome = gr.HTML(elem_id="stack-outcome", apply_default_css=False)
-        with gr.Column(elem_classes="card"):
-            plan = gr.HTML(elem_id="stack-planned", apply_default_css=False)
-            spec = gr.Textbox(
-                session.stacks.spec,
-                label="Another plan",
-                info="Smallest model first, each with the tokens it drafts at a time: "
-                "small@8/mid@4. Write databases/ in front to draft for the smallest. Empty: the "
-                "best plan.",
-                elem_id="stack-plan",
-            )
-            first = gr.Checkbox(
-                False,
-                label="Ask the databases first",
-                info="Draft models then draft only where the databases are expected to be slower.",
-                elem_id="stack-first",
-            )
-            use = gr.Button("Use for chat", variant="primary", size="sm", elem_id="stack-use")
-    findings = gr.HTML(elem_id="stack-findings", apply_default_css=False)
-    with gr.Column(visible=False) as charts:
-        plots = grid(drawn(session, None, Preferences(), None))
-    cards = (models, ticked, box, add, load, unload, profiled, profile, stop, status)
-    return Parts(tab, *cards, plan, spec, first, use, findings, measure, outcome, charts, plots)
-
-
-def models_card(
-    session: Session,
-) -> tuple[gr.HTML, gr.CheckboxGroup, gr.Textbox, gr.Button, gr.Button, gr.Button]:
-    """Which models there are, what they need, and what is loaded."""
-    stacks = session.stacks
-    gr.HTML(
-        "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the main "
-        "model checks. They cost memory, but never change a word.</p>",
-    )
-    candidates = stacks.candidates()
-    ticked = gr.CheckboxGroup(
-        [stack_html.choice(candidate) for candidate in candidates],
-        value=[candidate.source for candidate in candidates],
-        show_label=False,
-        container=False,
-        elem_id="stack-models",
-    )
-    box, add = build_adding("stack")
-    models = gr.HTML(elem_id="stack-loaded", apply_default_css=False)
-    with gr.Row(elem_classes="presets"):
-        load = gr.Button("Load", size="sm", elem_id="stack-load")
-        unload = gr.Button("Unload", size="sm", elem_id="stack-unload")
-    return models, ticked, box, add, load, unload
-
-
-def followers(parts: Parts) -> list[Block]:
-    """What `follow` changes."""
-    return [parts.ticked, parts.spec]
-
-
-def follow(session: Session, parts: Parts) -> Updates:
-    """The draft models on offer for the loaded model, all ticked. What they need is shown when the
-    tab opens."""
-    offered = session.stacks.offered
-    return {
-        parts.ticked: gr.update(choices=[(name_of(s), s) for s in offered], value=list(offered)),
-        parts.spec: session.stacks.spec,
-    }
 
 
 def drawn(
@@ -139,7 +30,7 @@ def drawn(
     plan: Plan | None,
     spec: str = "",
 ) -> list[go.Figure]:
-    """The four charts of the family's profile and of the plan, which is that of `spec`."""
+    """The four charts of a family's profile and of its plan. `spec` is the text of the plan."""
     rule = preferences.drafting.rule
     profile = family.profile if family else None
     return [
@@ -153,7 +44,7 @@ def drawn(
 def bars(
     session: Session, family: Family | None, preferences: Preferences, spec: str
 ) -> list[stack_charts.Bar]:
-    """Every plan that would be measured, with what was."""
+    """Every plan that would be measured, with its measured time if there is one."""
     if family is None or family.profile is None:
         return []
     recursion = Recursion(family.profile, preferences.drafting.rule)
@@ -170,25 +61,128 @@ def bars(
 
 
 def colour(entry: Entry) -> str:
-    """Grey for plain decoding, ink for the databases, the draft models' hue for the rest."""
     if entry.gated:
         return INK
     return DRAFT_SHADES[1] if entry.plan and entry.plan.levels else PLAIN
 
 
-class Handlers:
-    """What the tab's events do. `method` and `compared` are the dropdowns of other tabs."""
+class StackTab(Tab):
+    """Models, profile and plan side by side; the findings; the charts."""
 
-    def __init__(
-        self, session: Session, parts: Parts, controls: Controls, compared: gr.Dropdown
-    ) -> None:
-        self.session, self.stacks, self.parts = session, session.stacks, parts
+    controls: Settings
+    compared: gr.Dropdown
+    """The method of the right side in the Compare tab."""
+
+    def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
+        super().__init__(session, memory)
+        self.stacks, self.tab = session.stacks, tab
+        with gr.Row(elem_classes="cards"):
+            with gr.Column(elem_classes="card"):
+                self.build_models()
+            with gr.Column(elem_classes="card"):
+                self.profiled = gr.HTML(elem_id="stack-profiled", apply_default_css=False)
+                status = gr.HTML(elem_id="stack-status", apply_default_css=False)
+                with gr.Row(elem_classes="presets"):
+                    self.profile_button = gr.Button("Profile", size="sm", elem_id="stack-profile")
+                    self.measure_button = gr.Button("Measure", size="sm", elem_id="stack-measure")
+                    stop = gr.Button(
+                        "Stop", size="sm", variant="stop", visible=False, elem_id="stack-stop"
+                    )
+                self.outcome = gr.HTML(elem_id="stack-outcome", apply_default_css=False)
+            with gr.Column(elem_classes="card"):
+                self.plan = gr.HTML(elem_id="stack-planned", apply_default_css=False)
+                self.spec = gr.Textbox(
+                    session.stacks.spec,
+                    label="Another plan",
+                    info="The smallest model comes first, each with the number of tokens it drafts "
+                    "at a time: small@8/mid@4. Put databases/ in front to let the databases "
+                    "draft for the smallest model. Leave it empty for the best plan.",
+                    elem_id="stack-plan",
+                )
+                self.first = gr.Checkbox(
+                    False,
+                    label="Ask the databases first",
+                    info="Draft models then draft only where the databases are expected to be "
+                    "slower.",
+                    elem_id="stack-first",
+                )
+                self.use_button = gr.Button(
+                    "Use for chat", variant="primary", size="sm", elem_id="stack-use"
+                )
+        self.findings = gr.HTML(elem_id="stack-findings", apply_default_css=False)
+        with gr.Column(visible=False) as self.charts:
+            self.plots = grid(drawn(session, None, Preferences(), None))
+        self.job = JobCard([], stop, status)
+
+    def build_models(self) -> None:
+        """The available models, the memory that they need, and the loaded ones."""
+        gr.HTML(
+            "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the "
+            "main model checks. They cost memory, but never change a word.</p>",
+        )
+        candidates = self.stacks.candidates()
+        self.ticked = gr.CheckboxGroup(
+            [stack_html.choice(candidate) for candidate in candidates],
+            value=[candidate.source for candidate in candidates],
+            show_label=False,
+            container=False,
+            elem_id="stack-models",
+        )
+        self.box, self.add_button = source_box("stack")
+        self.needs = gr.HTML(elem_id="stack-loaded", apply_default_css=False)
+        with gr.Row(elem_classes="presets"):
+            self.load_button = gr.Button("Load", size="sm", elem_id="stack-load")
+            self.unload_button = gr.Button("Unload", size="sm", elem_id="stack-unload")
+
+    def wire(self, controls: Settings, compared: gr.Dropdown, keep: Event) -> Sequence[Dependency]:
+        """Connect the tab. `keep` is the event that stores changed settings. Returns the events
+        that load and unload draft models."""
         self.controls, self.compared = controls, compared
-        self.method = controls.parts["method"]
+        inputs = [self.ticked, self.spec, *controls.inputs]
+        shown: list[Block] = [self.needs, self.ticked, self.profiled, self.plan, self.findings]
+        shown += [self.profile_button, self.unload_button, self.measure_button, self.use_button]
+        shown += [self.job.status, self.outcome, self.charts, *self.plots]
+        others = [self.method, compared]
+        refresh = self.event(self.refresh, inputs, shown)
+        self.on(self.tab.select, refresh)
+        self.on([self.spec.submit, self.spec.blur], refresh, mode="always_last")
+        self.on(self.ticked.input, self.tick, self.ticked, self.needs, mode="always_last")
+        adding = [self.add_button.click, self.box.submit]
+        self.on(adding, self.add, [self.box, self.ticked], [self.box, self.ticked, self.needs])
+        loaded = self.on(self.load_button.click, self.load, inputs, [*shown, *others])
+        unloaded = self.on(self.unload_button.click, self.unload, inputs, [*shown, *others])
+        running = [*shown, self.load_button, self.job.stop]
+        self.on(self.profile_button.click, self.profile, inputs, running)
+        self.on(self.measure_button.click, self.measure, inputs, running)
+        self.on(self.job.stop.click, self.stacks.stop)
+        chosen = [self.spec, self.first, *controls.inputs]
+        used = self.on(self.use_button.click, self.use, chosen, [self.job.status, *others])
+        self.then(used, keep)
+        return loaded, unloaded
+
+    @property
+    def method(self) -> gr.components.Component:
+        """The component of the method in Settings."""
+        return self.controls.parts["method"]
+
+    @property
+    def followers(self) -> list[Block]:
+        """The components that `follow` changes."""
+        return [self.ticked, self.spec]
+
+    def follow(self) -> Updates:
+        """List the draft models for the loaded model, all ticked. The memory that they need is
+        shown when the tab opens."""
+        offered = self.stacks.offered
+        choices = [(name_of(source), source) for source in offered]
+        return {
+            self.ticked: gr.update(choices=choices, value=list(offered)),
+            self.spec: self.stacks.spec,
+        }
 
     def screen(self, preferences: Preferences, ticked: Sequence[str], spec: str) -> Updates:
-        """Everything that the tab shows."""
-        parts, stacks, spec = self.parts, self.stacks, spec.strip()
+        """Update everything that the tab shows."""
+        stacks, spec = self.stacks, spec.strip()
         sampling, rule = preferences.generation.sampling, preferences.drafting.rule
         family = stacks.family_for(sampling)
         ready = family is not None and family.profile is not None
@@ -202,162 +196,113 @@ class Handlers:
         figures = drawn(self.session, family, preferences, plan, spec)
         return {
             **self.candidates(ticked),
-            parts.profiled: stack_html.profiled(stacks, sampling),
-            parts.plan: card
+            self.profiled: stack_html.profiled(stacks, sampling),
+            self.plan: card
             or stack_html.planned(family, rule, plan, spec, stacks.learned(sampling)),
-            parts.findings: stack_html.findings(family, rule, plan, stacks.trials),
-            parts.outcome: stack_html.outcome(stacks.trials) if ready else "",
-            parts.profile: gr.update(interactive=family is not None),
-            parts.unload: gr.update(interactive=family is not None),
-            parts.measure: gr.update(interactive=ready),
-            parts.use: gr.update(interactive=ready),
-            parts.charts: gr.update(visible=ready),
-            **dict(zip(parts.plots, figures, strict=True)),
+            self.findings: stack_html.findings(family, rule, plan, stacks.trials),
+            self.outcome: stack_html.outcome(stacks.trials) if ready else "",
+            self.profile_button: gr.update(interactive=family is not None),
+            self.unload_button: gr.update(interactive=family is not None),
+            self.measure_button: gr.update(interactive=ready),
+            self.use_button: gr.update(interactive=ready),
+            self.charts: gr.update(visible=ready),
+            **dict(zip(self.plots, figures, strict=True)),
         }
 
     def candidates(self, ticked: Sequence[str], shown: Sequence[str] | None = None) -> Updates:
-        """The models on offer, which are read once, and what they need.
+        """List the available models with those of `ticked` ticked, and the memory that they need.
 
-        The page shows `shown` ticked, if these are others: it is told only what changes, so that a
-        tick which someone sets meanwhile stays.
+        `shown` are the models that the page shows as ticked, if these differ from `ticked`. Ticks
+        are sent only if they change, so that a tick which the user sets meanwhile stays.
         """
         offered = self.stacks.candidates()
         update = gr.update(choices=[stack_html.choice(each) for each in offered])
-        # A page that is older than the loaded model may have ticked what is gone.
+        # A page from before the last load may have ticked models that are gone.
         kept = [each.source for each in offered if each.source in ticked]
         if set(kept) != set(ticked if shown is None else shown):
             update["value"] = kept
         return {
-            self.parts.models: stack_html.models(self.stacks, offered, kept),
-            self.parts.ticked: update,
+            self.needs: stack_html.models(self.stacks, offered, kept),
+            self.ticked: update,
         }
 
     def offers(self) -> Updates:
-        """The methods to choose from in other tabs."""
         return {
             self.method: gr.update(choices=methods(self.session)),
-            self.compared: gr.update(choices=choices(self.session)),
+            self.compared: gr.update(choices=methods(self.session)),
         }
 
     def refresh(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
-        """Show how things are now."""
-        with told():
+        with notify_errors():
             return self.screen(self.controls.read(values)[1], ticked, spec)
-        return {self.parts.status: gr.skip()}
+        return {self.job.status: gr.skip()}
 
     def tick(self, ticked: Sequence[str]) -> str:
-        """What the ticked models need."""
         return stack_html.models(self.stacks, self.stacks.candidates(), ticked)
 
     def add(self, source: str, ticked: Sequence[str]) -> Updates:
-        """Offer another model."""
-        with told():
-            wanted = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
-            return {self.parts.box: "", **self.candidates(wanted, ticked)}
-        return {self.parts.box: gr.skip()}
+        sources = list(dict.fromkeys([*ticked, self.stacks.offer(source)]))
+        return {self.box: "", **self.candidates(sources, ticked)}
 
     def load(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-        """Load the ticked models."""
-        yield {self.parts.status: stack_html.fine("Loading …")}
-        with told():
+        yield {self.job.status: markup.fine_print("Loading …")}
+        with notify_errors():
             self.stacks.load(ticked)
         yield {
             **self.refresh(ticked, spec, *values),
             **self.offers(),
-            self.parts.status: "",
+            self.job.status: "",
         }
 
     def unload(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
-        """Free the draft models."""
-        with told():
+        with notify_errors():
             self.stacks.unload()
         return {**self.refresh(ticked, spec, *values), **self.offers()}
 
     def use(self, spec: str, first: bool, *values: object) -> Updates:
-        """Choose the plan for the chat, now and at the next start."""
-        with told():
-            _, preferences = self.controls.read(values)
-            sampling = preferences.generation.sampling
-            name = self.stacks.choose(spec, sampling, preferences.drafting, first)
-            words = f"The chat now drafts with {name}. Settings and Compare offer it too."
-            found = {**self.offers(), self.parts.status: stack_html.fine(words)}
-            return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
-        return {self.parts.status: gr.skip()}
+        """Use the plan for the chat, now and after the next start."""
+        _, preferences = self.controls.read(values)
+        sampling = preferences.generation.sampling
+        name = self.stacks.choose(spec, sampling, preferences.drafting, first)
+        words = f"The chat now drafts with {name}. Settings and Compare offer it too."
+        found = {**self.offers(), self.job.status: markup.fine_print(words)}
+        return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
 
     def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-        """Profile the loaded models with the sampler of the settings."""
 
         def start() -> Iterator[float]:
             return self.stacks.profile(self.controls.read(values)[1].generation.sampling)
 
-        yield from self.long("Profiling", start, (ticked, spec, *values))
+        yield from self.run_job("Profiling", start, (ticked, spec, *values))
 
     def measure(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-        """Put the plans to the test."""
 
         def start() -> Iterator[float]:
             _, chosen = self.controls.read(values)
             return self.stacks.measure(chosen.generation.sampling, chosen.drafting, spec)
 
-        yield from self.long("Measuring", start, (ticked, spec, *values))
+        yield from self.run_job("Measuring", start, (ticked, spec, *values))
 
-    def long(
+    def run_job(
         self,
-        what: str,
+        title: str,
         start: Callable[[], Iterator[float]],
         inputs: tuple[Sequence[str], str, *tuple[object, ...]],
     ) -> Iterator[Updates]:
-        """A long piece of work with its progress, until it is done or stopped."""
-        parts, pace, words = self.parts, Pace(UPDATE_SECONDS), ""
-        buttons = (parts.profile, parts.measure, parts.load, parts.unload)
-        yield {
-            **{button: gr.update(interactive=False) for button in buttons},
-            parts.stop: gr.update(visible=True),
-            parts.status: stack_html.progress(what, 0.0),
-        }
-        try:
+        """Run long work and show its progress, until it is done or stopped."""
+        job = self.job
+        buttons = (self.profile_button, self.measure_button, self.load_button, self.unload_button)
+
+        def reports() -> Iterator[Progress]:
+            pace = Pace(LOOK_SECONDS)
             for share in start():
                 if pace.due():
-                    yield {parts.status: stack_html.progress(what, share)}
-        except Cancelled as error:
-            words = stack_html.fine(str(error))
-        except StrataError as error:
+                    yield Progress(share, title)
+
+        def failed(error: StrataError) -> str:
             warn(str(error))
-        yield {
-            **{button: gr.update(interactive=True) for button in buttons},
-            **self.refresh(*inputs),
-            parts.stop: gr.update(visible=False),
-            parts.status: words,
-        }
+            return ""
 
-
-def wire(
-    session: Session,
-    parts: Parts,
-    controls: Controls,
-    compared: gr.Dropdown,
-    keep: Event,
-) -> Sequence[Dependency]:
-    """Connect the tab. `keep` is the event that stores changed settings. Returns the events by
-    which draft models come and go."""
-    on = Handlers(session, parts, controls, compared)
-    inputs = [parts.ticked, parts.spec, *controls.inputs]
-    shown: list[Block] = [parts.models, parts.ticked, parts.profiled, parts.plan, parts.findings]
-    shown += [parts.profile, parts.unload, parts.measure, parts.use, parts.status]
-    shown += [parts.outcome, parts.charts, *parts.plots]
-    others = [on.method, compared]
-    parts.tab.select(on.refresh, inputs, shown, **AT_ONCE)
-    gr.on([parts.spec.submit, parts.spec.blur], on.refresh, inputs, shown, **LATEST)
-    parts.ticked.input(on.tick, parts.ticked, parts.models, **LATEST)
-    added = [parts.box, parts.ticked, parts.models]
-    gr.on([parts.add.click, parts.box.submit], on.add, [parts.box, parts.ticked], added, **AT_ONCE)
-    come = parts.load.click(on.load, inputs, [*shown, *others], **AT_ONCE)
-    gone = parts.unload.click(on.unload, inputs, [*shown, *others], **AT_ONCE)
-    running = [*shown, parts.load, parts.stop]
-    parts.profile.click(on.profile, inputs, running, **AT_ONCE)
-    parts.measure.click(on.measure, inputs, running, **AT_ONCE)
-    parts.stop.click(session.stacks.stop, None, None, **AT_ONCE)
-    chosen = [parts.spec, parts.first, *controls.inputs]
-    used = parts.use.click(on.use, chosen, [parts.status, *others], **AT_ONCE)
-    used.then(*keep, **AFTER)
-    return come, gone
+        yield {**job.busy(*buttons), job.status: markup.progress(Progress(0.0, title))}
+        words = yield from job.follow(reports(), lambda last: "", failed)
+        yield {**job.idle(*buttons), **self.refresh(*inputs), job.status: words}

@@ -1,8 +1,29 @@
-"""What stands in the chat before the first answer."""
+"""The first screen of the chat: examples, and a race of plain decoding against drafting.
+
+Both lanes of the race play back runs that were just measured on this machine
+(app/service/race.py). The page draws the race from JSON (assets/race.js). A race without a gain is
+not played; the page says why, and offers the pace of a real model.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gradio as gr
 
-from app.web import guide
+from app.service.comparison import Progress
+from app.service.draft_models import amount
+from app.service.jobs import Progress as Making
+from app.service.models import Models, is_embedded
+from app.service.race import BYTES, PROMPT, NoGain, Race
+from app.service.session import Session
+from app.web import header, render
+from app.web.kit import Tab, Updates, notify_errors, numbered, payload
+from app.web.markup import template
+from app.web.run_html import title_of
+from assets import read
+from engine.methods import PLAIN
+from engine.queue import Waiting
+from engine.types import Run
 
 EXAMPLES = (
     "Tell me a short story about a boat and a storm.",
@@ -10,10 +31,31 @@ EXAMPLES = (
     "Write a list of ten things a curious child might find in a garden.",
     "Describe the same evening twice: once by the sea, once in a city.",
 )
+SIMPLE_EXAMPLES = (
+    "Which syrups do you have for coffee?",
+    "Can you order a pizza for me?",
+    "Hi, how are you? What do you like to do for fun?",
+    "What kinds of books do you like to read?",
+)
+"""Examples for the demonstration model, which answers small talk and orders, but cannot tell a
+story. With its recommended sampling, all 80 answers (20 seeds for each example) ended after 6 to 88
+tokens."""
 
 
-def welcome() -> tuple[gr.Column, list[gr.Button]]:
-    """What stands where the first answer will be."""
+def examples(models: Models) -> tuple[str, ...]:
+    return SIMPLE_EXAMPLES if is_embedded(models.source or models.requested.source) else EXAMPLES
+
+
+def suggest(models: Models, buttons: Sequence[gr.Button]) -> Updates:
+    """Updates that show the examples for the model on the buttons."""
+    return {
+        button: gr.update(value=text)
+        for button, text in zip(buttons, examples(models), strict=True)
+    }
+
+
+def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
+    """Build the first screen. Returns it, and the buttons of its examples."""
     with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
         gr.HTML(
             "<h2>Ask something, and watch where each word comes from.</h2>"
@@ -21,6 +63,107 @@ def welcome() -> tuple[gr.Column, list[gr.Button]]:
             "and keeps only what it would have said anyway.</p>"
         )
         with gr.Row(elem_classes="examples"):
-            examples = [gr.Button(text, size="sm") for text in EXAMPLES]
-        gr.HTML(guide.OFFER, apply_default_css=False)
-    return empty, examples
+            buttons = [gr.Button(text, size="sm") for text in examples(models)]
+        gr.HTML(header.OFFER, apply_default_css=False)
+    return empty, buttons
+
+
+RACE = template("race.html")
+ABOUT_PACE = (
+    "The pace of a real model: the demonstration model, padded to the cost of 0.5\u00a0B "
+    "parameters. It says the same, at a pace that you can read. It is made here from the same "
+    f"weights, once, and takes {amount(BYTES)} on the disk until you remove it in the Models tab."
+)
+
+
+def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data:
+    """The state of a race, as data for the page."""
+    if isinstance(item, Making):
+        share = "" if item.share is None else f" {100 * item.share:.0f} %"
+        return {"state": "making", "words": item.words.removesuffix(" …") + f" …{share}"}
+    if isinstance(item, Waiting):
+        return {"state": "waiting"}
+    if isinstance(item, NoGain):
+        return {"state": "none", "told": f"No race yet: {no_gain(item.why)}"}
+    if isinstance(item, Race) and not item.gains:
+        return {"state": "none", "told": outcome(item)}
+    if isinstance(item, Race):
+        lanes = [lane(item.plain), lane(item.fast)]
+        return {"state": "over", "asked": PROMPT, "lanes": lanes, "told": outcome(item)}
+    if item.running is None:
+        return {"state": "waiting"}
+    plain = item.running.method == PLAIN.name
+    return {"state": "plain" if plain else "fast", "tokens": len(item.running.tokens)}
+
+
+def no_gain(why: str) -> str:
+    return f"with this model guessing gains nothing on this machine, as {why}."
+
+
+def lane(run: Run) -> render.Data:
+    """A run as it was measured: [milliseconds since the start, texts, sources] for each step."""
+    clock = run.prefill.seconds if run.prefill else 0.0
+    steps: list[list[object]] = []
+    for step in run.steps:
+        clock += step.seconds
+        if step.tokens:
+            texts, sources = [t.text for t in step.tokens], [t.source for t in step.tokens]
+            steps.append([round(1e3 * clock, 2), texts, sources])
+    clock += run.learned.seconds if run.learned else 0.0
+    name = "Plain decoding" if run.method == PLAIN.name else title_of(run.method)
+    return {"name": name, "steps": steps, "seconds": clock, "tokens": len(run.tokens)}
+
+
+def outcome(race: Race) -> str:
+    """The outcome of a race in two sentences."""
+    plain, fast = race.seconds
+    by = f" with {race.model}" if race.model else ""
+    words = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
+    words += f"with guessing {fast:.2f} s{ratio(race)}. "
+    found = race.verdict
+    if found.identical:
+        return words + f"Both say the same, all {found.tokens:,} tokens."
+    return words + f"The texts part at token {found.position:,}, where rounding decided."
+
+
+def ratio(race: Race) -> str:
+    if race.gains:
+        return f", {race.speedup.whole:.2f}× as fast"
+    if race.speedup.whole is None:
+        return ". No guess was kept, so there is no gain to show"
+    return f" ({race.speedup.whole:.2f}×). That is no gain to show"
+
+
+class RaceView(Tab):
+    """The buttons of the race, and the race once it is recorded."""
+
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        self.view: Any = gr.HTML(
+            value={},
+            html_template=RACE,
+            js_on_load=read("race.js"),
+            names=render.names(),
+            pace=ABOUT_PACE if session.padded.offered else "",
+            elem_id="race",
+            apply_default_css=False,
+            padding=False,
+        )
+
+    def wire(self) -> None:
+        """Record a race when the user wants to watch one, and end it when they leave."""
+        self.on(self.view.watch, self.watch, (), self.view, mode="multiple")
+        self.on(self.view.end, self.stop)
+
+    def watch(self, owner: str, data: gr.EventData) -> Iterator[render.Data]:
+        last: Making | Progress | Waiting | NoGain | Race | None = None
+        request = payload(data)
+        padded, anyway = request.get("padded") is True, request.get("anyway") is True
+        with notify_errors():
+            for last in self.session.races.run(owner, padded, anyway):
+                yield numbered(race_value(last))
+        if not isinstance(last, Race | NoGain):
+            yield numbered({"state": "idle"})
+
+    def stop(self, owner: str) -> None:
+        self.session.races.stop(owner)

@@ -1,52 +1,118 @@
-"""Why a token was fast: what the token view asks for while somebody points at a token.
+"""Why a token was fast, and the replay of an answer. Both show the draft trees of the steps.
 
-`explain` in assets/chat/why.js asks by an event of the token view, and is answered by the value of
-a component that shows nothing. The owner is known as for any event; ids of runs of others do not
-exist for them.
+`explain` in assets/chat/why.js sends a request while the user points at a token. The replay
+(assets/replay.js) opens over the page, from the chat or from Diagnostics. It receives the steps in
+pages (app/service/why.py) when it needs them, so a long answer costs no more than a short one. Text
+travels as data. An owner can see only their own runs.
 """
 
 from contextlib import suppress
-from itertools import count
+from typing import Any
 
 import gradio as gr
 
 from app.service.session import Session
-from app.service.why import Data
-from app.web.wiring import AT_ONCE, Memory, owner_of, sent
-from engine.errors import StrataError
+from app.service.why import PAGE, Data
+from app.web import render
+from app.web.kit import Tab, Trigger, numbered, payload
+from app.web.markup import template
+from app.web.run_html import title_of
+from assets import read
+from engine.errors import StorageError, StrataError
 
-TELL = """watch("value", () => {
-  const told = props.value;
-  if (told && told.run) document.dispatchEvent(new CustomEvent("strata:why", { detail: told }));
+FORWARD_ANSWER = """watch("value", () => {
+  const why = props.value;
+  if (why && why.run) document.dispatchEvent(new CustomEvent("strata:why", { detail: why }));
 });"""
-NUMBERS = count(1)
-"""No two answers are equal: an equal one would not be looked at."""
 
 
-def build() -> gr.HTML:
-    """The component that answers."""
-    return gr.HTML(
-        value={}, html_template="", js_on_load=TELL, elem_id="why", visible="hidden", padding=False
-    )
-
-
-def asked(data: gr.EventData) -> tuple[str, int, int]:
-    """The run, step and token that a page asks about; what is none of these is nobody's."""
-    said = sent(data)
-    run, step, token = said.get("run"), said.get("step"), said.get("token", 0)
+def requested_place(data: gr.EventData) -> tuple[str, int, int]:
+    """The run, step and token that a page requests. Invalid values become "" or -1, which match
+    nothing."""
+    values = payload(data)
+    run, step, token = values.get("run"), values.get("step"), values.get("token", 0)
     numbers = (step if isinstance(step, int) else -1, token if isinstance(token, int) else -1)
     return run if isinstance(run, str) else "", *numbers
 
 
-def wire(session: Session, tokens: gr.HTML, answer: gr.HTML, memory: gr.BrowserState) -> None:
-    """Answer what the token view asks."""
+class Why(Tab):
+    """The hidden component that brings the reason to the page."""
 
-    def explain(data: gr.EventData, request: gr.Request, memory: Memory) -> Data:
-        run, step, token = asked(data)
-        told: Data = {"run": run, "step": step, "token": token, "recorded": False}
-        # A run that is gone has nothing to tell, and who points at it is not disturbed.
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        self.answer = gr.HTML(
+            value={},
+            html_template="",
+            js_on_load=FORWARD_ANSWER,
+            elem_id="why",
+            visible="hidden",
+            padding=False,
+        )
+
+    def wire(self, trigger: Trigger) -> None:
+        """Connect the event of the token view."""
+        self.on(trigger, self.explain, (), self.answer, mode="multiple")
+
+    def explain(self, owner: str, data: gr.EventData) -> Data:
+        """Why a token was fast. A deleted run gives no reason and no notice."""
+        run, step, token = requested_place(data)
+        found: Data = {"run": run, "step": step, "token": token, "recorded": False}
         with suppress(StrataError):
-            told = session.why.explain(owner_of(session, memory, request), run, step, token)
-        return {**told, "number": next(NUMBERS)}
+            found = self.session.why.explain(owner, run, step, token)
+        return numbered(found)
 
-    tokens.explain(explain, memory, answer, trigger_mode="multiple", **AT_ONCE)
+
+REPLAY = template("replay.html")
+
+
+def opened(session: Session, owner: str, run_id: str, step: int, fresh: bool) -> Data:
+    """The page of steps that holds `step`. `fresh` begins a replay there. Raises StorageError."""
+    page = session.why.page(owner, run_id, max(0, step) // PAGE * PAGE)
+    sources = {guess[2] for each in page["steps"] for guess in each["guesses"] or ()}
+    sources |= {source for each in page["steps"] for _, source, _ in each["said"]}
+    value = {
+        **page,
+        "method": title_of(page["method"]),
+        "names": render.drafts(sources),
+        "size": PAGE,
+        "at": step if fresh else None,
+    }
+    return numbered(value)
+
+
+class Replay(Tab):
+    """The replay, outside of all tabs. It is closed until it has something to show."""
+
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+        super().__init__(session, memory)
+        self.view: Any = gr.HTML(
+            value={},
+            html_template=REPLAY,
+            js_on_load=read("replay.js"),
+            names=render.names(),
+            elem_id="replay",
+            apply_default_css=False,
+            padding=False,
+        )
+
+    def wire(self, trigger: Trigger, button: gr.Button, shown: gr.State) -> None:
+        """Open the replay of an answer at an event of the chat (`trigger`), or of the run that
+        Diagnostics shows at its `button`. Send the pages of steps that the replay requests."""
+        self.on(button.click, self.begin, shown, self.view)
+        self.on(trigger, self.answer, (), self.view)
+        self.on(self.view.wanted, self.turn, (), self.view)
+
+    def begin(self, owner: str, run_id: str | None) -> Data:
+        """Begin the replay of the run that Diagnostics shows."""
+        if not run_id:
+            raise StorageError("Choose a run in the table first.")
+        return opened(self.session, owner, run_id, 0, fresh=True)
+
+    def answer(self, owner: str, data: gr.EventData) -> Data:
+        run_id, step, _ = requested_place(data)
+        return opened(self.session, owner, run_id, step, fresh=True)
+
+    def turn(self, owner: str, data: gr.EventData) -> Data:
+        """Send further steps to the replay."""
+        run_id, step, _ = requested_place(data)
+        return opened(self.session, owner, run_id, step, fresh=False)

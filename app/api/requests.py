@@ -1,0 +1,452 @@
+"""Turns the body of a request into requests to the engine, and checks it before anything runs.
+
+There are three kinds of parameters. Those that the models below declare are used, or refused with
+their name. Unsupported ones that would change the answer are refused, except for the values with
+which they change nothing (`NEUTRAL`). All others are hints, and are ignored.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from app.http.problems import ApiError, refused
+from app.service.preferences import SEEDS
+from engine.backends.base import BackendInfo
+from engine.backends.chat_template import SWITCHES
+from engine.engine import Request
+from engine.errors import SettingError
+from engine.methods import PLAIN, USUAL, Method, method_named
+from engine.settings import Generation, Sampling
+from engine.types import Message
+from storage.validation import Outside, Text, problem_of, quoted, refusal, spelled, without_halves
+
+Kind = Literal["chat", "text"]
+"""The kind of a request: messages to answer, or texts to continue."""
+
+MOST_CHOICES = 16
+MOST_MESSAGES = 4096
+MOST_STOPS, LONGEST_STOP = 16, 1000
+MOST_TOKENS = 32768
+USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}
+"""The default limit of an answer's tokens; the context is a limit as well."""
+SAMPLING = ("temperature", "top_p", "min_p", "top_k", "seed")
+UNSUPPORTED = "unsupported_parameter"
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "dry_multiplier": (0,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json": ({},),
+    "guided_regex": ("",),
+    "ignore_eos": (False,),
+    "json_schema": ({},),
+    "logit_bias": ({}, []),
+    "min_tokens": (0,),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (0, False),
+    "repeat_penalty": (1,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "stop_token_ids": ([],),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+    "xtc_probability": (0,),
+}
+"""Unsupported parameters, and the values with which they do not change the answer, besides null."""
+NOT_HERE = {
+    "tools": "Tools are not supported: ask for text, and read it yourself.",
+    "functions": "Functions are not supported: ask for text, and read it yourself.",
+    "response_format": "Only text is answered: say in a message what form you want.",
+    "echo": "The prompt is not repeated: you have it.",
+}
+
+
+def integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def sampled(value: Any, info: ValidationInfo) -> Any:
+    """Validate a setting of the sampler by its range in `Sampling`. As with other servers, -1 means
+    "all" for top_k and "any" for the seed."""
+    name = info.field_name or ""
+    if value == -1 and name in ("top_k", "seed"):
+        return 0 if name == "top_k" else None
+    try:
+        return getattr(Sampling(**{name: value}), name)
+    except SettingError as error:
+        raise refusal(str(error)) from error
+
+
+def as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def in_parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def as_object(value: Any) -> Any:
+    """Turn the short forms into an object: a boolean (false is plain decoding), or a method's
+    name."""
+    if isinstance(value, bool):
+        return {} if value else {"method": PLAIN.name}
+    return {"method": value} if isinstance(value, str) else value
+
+
+def empty(value: Any) -> Any:
+    if value:
+        raise refusal("Only the text of messages is read: no calls, and no sound. Leave them out.")
+    return value
+
+
+def switch(name: str) -> str:
+    if name not in SWITCHES:
+        text = f"chat_template_kwargs cannot have {quoted(name)}. Use: {', '.join(SWITCHES)}."
+        raise refusal(text, UNSUPPORTED)
+    return name
+
+
+def whole(low: int, high: int, default: int | None = None) -> Any:
+    """A field that holds a whole number within a range."""
+    words = f"a whole number from {low} to {high:,}"
+    return Field(default=default, ge=low, le=high, description=words)
+
+
+Whole = Annotated[int, BeforeValidator(integral)]
+Real = Annotated[float | None, BeforeValidator(sampled)]
+Integer = Annotated[int | None, BeforeValidator(sampled)]
+Nothing = Annotated[Any, AfterValidator(empty)]
+
+
+class Given(Outside):
+    """A JSON object in which null means that the value is not given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Part(Outside):
+    type: Literal["text"]
+    text: Text
+
+
+class SentMessage(Given):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[Part], FailFast(), BeforeValidator(in_parts)] = Field(
+        default=[],
+        description="a string, or a list of parts of the type 'text': no images, sound or files",
+    )
+    tool_calls: Nothing = None
+    function_call: Nothing = None
+    audio: Nothing = None
+
+
+class StreamOptions(Given):
+    """What a stream sends besides its text."""
+
+    include_usage: bool = False
+
+
+class Speculative(Outside):
+    """How to draft. Tiers and nodes are checked by the drafting settings."""
+
+    model_config = ConfigDict(extra="forbid")
+    method: Text = USUAL.name
+    tiers: Any = None
+    nodes: Any = None
+
+    @property
+    def chosen(self) -> Method:
+        """The method with its settings. Raises SettingError."""
+        method = method_named(self.method)
+        settings = {name: getattr(self, name) for name in self.model_fields_set - {"method"}}
+        for name in settings:
+            if not method.settable or (name == "tiers" and not method.tiers_settable):
+                raise SettingError(f"The method {method.name!r} takes no {name!r}. Leave it out.")
+        return method.using(replace(method.drafting, **settings))
+
+
+class Body(Given):
+    """The parameters of both kinds of requests."""
+
+    model: Text = ""
+    n: Whole = whole(1, MOST_CHOICES, 1)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    temperature: Real = None
+    top_p: Real = None
+    min_p: Real = None
+    top_k: Integer = None
+    seed: Integer = None
+    max_completion_tokens: Whole | None = whole(1, 2**53)
+    max_tokens: Whole | None = whole(1, 2**53)
+    stop: Annotated[
+        list[Annotated[Text, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
+    ] = Field(
+        default=[],
+        max_length=MOST_STOPS,
+        description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
+        "characters each",
+    )
+    chat_template_kwargs: dict[Annotated[Text, AfterValidator(switch)], bool | None] = {}
+    speculative: Annotated[Speculative, BeforeValidator(as_object)] = Field(
+        default=Speculative(),
+        description="false, the name of a method, or an object with some of: method, tiers, nodes",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def one_limit(cls, values: Any) -> Any:
+        """The older name of the limit is used only if the newer one is not given."""
+        newer = values.get("max_completion_tokens") is not None
+        return {**values, "max_tokens": None} if newer else values
+
+
+class Chat(Body):
+    """A conversation to answer."""
+
+    messages: Annotated[list[SentMessage], FailFast()] = Field(
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
+    )
+    logprobs: bool = False
+    top_logprobs: Whole = whole(0, 20, 0)
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+
+    @property
+    def likeliest(self) -> int | None:
+        """As in `Completion`."""
+        if self.top_logprobs and not self.logprobs:
+            raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
+        return self.top_logprobs if self.logprobs else None
+
+
+class Continuation(Body):
+    """Texts to continue. Which prompts are valid depends on the model."""
+
+    prompt: Any = None
+    logprobs: Annotated[Whole | None, BeforeValidator(lambda n: None if n is False else n)] = whole(
+        0, 5
+    )
+
+    @property
+    def likeliest(self) -> int | None:
+        """As in `Completion`."""
+        return self.logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A checked request: the engine's requests, to be answered in their order, and the form of the
+    answer.
+
+    `likeliest` is None if no probabilities are requested, else the number of alternatives for each
+    token. `parted` says that thinking is separated from the answer. The choices of the first prompt
+    come first.
+    """
+
+    kind: Kind
+    requests: tuple[Request, ...]
+    prompts: int
+    stream: bool
+    usage: bool
+    likeliest: int | None
+    parted: bool
+
+    @property
+    def prompt(self) -> str:
+        """The name of the parameter with the messages or the prompt."""
+        return "messages" if self.kind == "chat" else "prompt"
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """The parameters of a request. Raises ApiError for a body that is no JSON object."""
+
+    def no_number(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not a number")
+
+    try:
+        found = json.loads(body, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"The body is not JSON: {words[:200]}.", code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise ApiError(400, f"The body is {quoted(found)}, not a JSON object.")
+    return found
+
+
+def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Completion:
+    """The checked request to the loaded model from the body's parameters. Raises ApiError."""
+    check_neutral(values)
+    model = Chat if kind == "chat" else Continuation
+    try:
+        body = model.model_validate(values)
+    except ValidationError as error:
+        path, code, words = problem_of(error, model)
+        # The error names a single message; of other groups it names the whole group.
+        name = spelled(path[: 3 if path[0] == "messages" else 1])
+        raise refused(words, name, code if code == UNSUPPORTED else None) from error
+    check_model(body.model, info)
+    generation = Generation(
+        sampling_of(body, info),
+        min(MOST_TOKENS, body.max_completion_tokens or body.max_tokens or USUAL_TOKENS[kind]),
+        tuple(string for string in body.stop if string),
+        thinking_of(body, info),
+    )
+    try:
+        method = body.speculative.chosen
+    except SettingError as error:
+        raise refused(str(error), "speculative") from error
+    basic = Request((), (), generation, method, likeliest=body.likeliest or 0)
+    if isinstance(body, Chat):
+        messages, begun = conversation(body.messages)
+        prompts = [replace(basic, messages=messages, begun=begun)]
+    else:
+        prompts = prompts_of(body.prompt, basic, info)
+    if len(prompts) * body.n > MOST_CHOICES:
+        raise refused(f"{len(prompts)} prompts make too many choices. Ask in parts.", "prompt")
+    return Completion(
+        kind,
+        tuple(reseeded(prompt, number) for prompt in prompts for number in range(body.n)),
+        len(prompts),
+        body.stream,
+        body.stream_options.include_usage,
+        body.likeliest,
+        isinstance(body, Chat) and body.reasoning_format != "none",
+    )
+
+
+def check_neutral(values: Mapping[str, Any]) -> None:
+    """Raise ApiError for unsupported parameters that would change the answer."""
+    for name, neutral in NEUTRAL.items():
+        value = values.get(name)
+        if value is not None and not any(same(value, each) for each in neutral):
+            words = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
+            raise refused(words, name, UNSUPPORTED)
+
+
+def same(value: Any, neutral: Any) -> bool:
+    """Equality that distinguishes true from 1, unlike Python's."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def check_model(name: str, info: BackendInfo) -> None:
+    """Raise ApiError for another model than the loaded one; the name may be empty."""
+    if name and name != info.name:
+        raise ApiError(
+            404,
+            f"There is no model {quoted(name)}. The loaded one is {info.name!r}; another is "
+            "loaded in the Models tab, or with --model.",
+            "model",
+            "model_not_found",
+        )
+
+
+def thinking_of(body: Body, info: BackendInfo) -> bool | None:
+    """Whether the model should think before it answers; None leaves that to its chat template."""
+    name = "chat_template_kwargs"
+    chosen = {value for value in body.chat_template_kwargs.values() if value is not None}
+    if len(chosen) > 1:
+        raise refused(f"{name} says both. Use one of: {', '.join(SWITCHES)}.", name)
+    if True in chosen and not info.can_think:
+        text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
+        raise refused(text, name, UNSUPPORTED)
+    return chosen.pop() if chosen else None
+
+
+def sampling_of(body: Body, info: BackendInfo) -> Sampling:
+    """The sampler: the given settings, and otherwise those that the model's makers recommend, with
+    a fresh seed."""
+    given = {name: getattr(body, name) for name in SAMPLING if getattr(body, name) is not None}
+    return replace(info.sampling, **{"seed": secrets.randbelow(SEEDS), **given})
+
+
+def reseeded(request: Request, number: int) -> Request:
+    """The request for choice `number`: its seed is `number` higher."""
+    generation = request.generation
+    seed = (generation.sampling.seed + number) % 2**63
+    sampling = replace(generation.sampling, seed=seed)
+    return replace(request, generation=replace(generation, sampling=sampling))
+
+
+def conversation(given: list[SentMessage]) -> tuple[tuple[Message, ...], str]:
+    """The messages and the given beginning of the answer, which is the assistant's last message.
+
+    As on the page, consecutive messages of one role are joined, and empty ones are left out.
+    """
+    found: list[Message] = []
+    for each in given:
+        role = "system" if each.role == "developer" else each.role
+        message = Message(role, "\n".join(part.text for part in each.content))
+        if not message.content.strip():
+            continue
+        if found and found[-1].role == message.role:
+            message = Message(message.role, f"{found.pop().content}\n\n{message.content}")
+        found.append(message)
+    begun = found.pop().content if found and found[-1].role == "assistant" else ""
+    if not found or found[-1].role != "user":
+        raise refused(
+            "The last message has to be the user's, and must not be empty. Only the beginning of "
+            "the answer may follow it.",
+            "messages",
+        )
+    return tuple(found), begun
+
+
+def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:
+    """The requests for a prompt: a text, a list of tokens, or a list of either."""
+    several = isinstance(given, list) and (not given or not is_number(given[0]))
+    each = given if several else [given]
+    return [prompt_of(one, basic, info) for one in each or [None]]
+
+
+def prompt_of(given: Any, basic: Request, info: BackendInfo) -> Request:
+    if isinstance(given, str) and given:
+        return replace(basic, text=without_halves(given))
+    tokens = given if isinstance(given, list) else []
+    size = info.vocabulary_size
+    if tokens and all(is_number(token) and 0 <= token < size for token in tokens):
+        return replace(basic, prompt=tuple(tokens))
+    raise refused(
+        f"prompt cannot be {quoted(given)}. Give a text that is not empty, a list of tokens "
+        f"from 0 to {size - 1:,}, or a list of either.",
+        "prompt",
+    )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,255 @@
+"""Exports to files: conversations, runs and their steps.
+
+Conversations are written one by one while they are sent, so that thousands of them need the memory
+of one. Figures are written as they are stored, times in seconds. A text may be anything, and a
+spreadsheet runs a cell that begins like a formula, so in CSV an apostrophe is put before it. Some
+spreadsheets also split lines at semicolons or tabs and ignore our quotes, so an apostrophe is put
+before everything that could begin a cell there as well. Our own ids, and all JSON, are exact.
+"""
+
+import csv
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from app.service.pages import Download
+from app.service.why import guesses_of
+from engine.errors import StorageError
+from engine.types import TIERS, Run, Step
+from storage.conversations import Conversation, Conversations, StoredMessage
+from storage.traces import Trace
+
+SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions"}
+
+
+def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
+    """The document. A message that opens a block of code and does not close it ends with one."""
+    parts = [f"# {' '.join(conversation.title.split())}"]
+    if conversation.system_prompt.strip():
+        parts.append(section("system", conversation.system_prompt))
+    parts += [section(message.role, message.content) for message in messages]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(role: str, content: str) -> str:
+    return f"## {SPEAKERS.get(role, role)}\n\n{closed(content.strip())}"
+
+
+def closed(text: str) -> str:
+    """The text, with an end for an unclosed code block, or else all that follows would be code."""
+    opened = ""
+    for line in text.splitlines():
+        fence = re.match(r" {0,3}(`{3,}|~{3,})(.*)", line)
+        if fence is None:
+            continue
+        marks, rest = fence[1], fence[2]
+        if not opened:
+            opened = "" if marks[0] == "`" and "`" in rest else marks
+        elif marks.startswith(opened) and not rest.strip():
+            opened = ""
+    return f"{text}\n{opened}" if opened else text
+
+
+LONGEST_NAME = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a conversation is written. All of them go into one list where that `lists`, else each
+    into a file of an archive."""
+
+    suffix: str
+    kind: str
+    text: Callable[[Conversations, str], str]
+    lists: bool = False
+
+
+def as_json(store: Conversations, id: str) -> str:
+    """A conversation with all its versions and tokens, to be imported again."""
+    return json.dumps(store.export(id), indent=1)
+
+
+def as_markdown(store: Conversations, id: str) -> str:
+    return markdown(store.get(id), store.messages(id, pieces=False))
+
+
+JSON = Format("json", "application/json", as_json, lists=True)
+MARKDOWN = Format("md", "text/markdown", as_markdown)
+
+
+def one(store: Conversations, id: str, format: Format) -> Download:
+    """One conversation. Raises StorageError if there is none with that id."""
+    text = format.text(store, id).encode("utf-8", "replace")
+    name = f"{named(store.get(id).title)}.{format.suffix}"
+    return Download(name, format.kind, lambda: iter([text]))
+
+
+def every(store: Conversations, format: Format) -> Download:
+    """All conversations, the newest first. One that is deleted in between is left out."""
+    found = [(conversation.id, conversation.title) for conversation in store.list()]
+    if not found:
+        raise StorageError("There is no conversation to export yet. Write something first.")
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for id, title in found:
+            with suppress(StorageError):
+                yield title, format.text(store, id)
+
+    if format.lists:
+        name = f"strata-conversations.{format.suffix}"
+        return Download(name, format.kind, lambda: in_a_list(texts()))
+    name = f"strata-conversations-{format.suffix}.zip"
+    return Download(name, "application/zip", lambda: archived(texts(), format.suffix))
+
+
+def in_a_list(texts: Iterator[tuple[str, str]]) -> Iterator[bytes]:
+    before = "[\n"
+    for _, text in texts:
+        yield f"{before}{text}".encode("utf-8", "replace")
+        before = ",\n"
+    yield b"[]" if before == "[\n" else b"\n]\n"
+
+
+class Sent(io.RawIOBase):
+    """A file whose written bytes are sent and forgotten."""
+
+    def __init__(self) -> None:
+        self.waiting = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # bytes are all that come
+        self.waiting += data
+        return len(data)
+
+    def take(self) -> bytes:
+        taken = bytes(self.waiting)
+        self.waiting.clear()
+        return taken
+
+
+def archived(texts: Iterator[tuple[str, str]], suffix: str) -> Iterator[bytes]:
+    sent = Sent()
+    with zipfile.ZipFile(sent, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, (title, text) in enumerate(texts, 1):
+            # The number keeps the order, and separates equal titles.
+            name = f"{number:04} {named(title)}.{suffix}"
+            archive.writestr(name, text.encode("utf-8", "replace"))
+            yield sent.take()
+    yield sent.take()
+
+
+def named(title: str) -> str:
+    """A title as the name of a file, on any system."""
+    bare = " ".join(re.sub(r"[^\w\s.,()'-]", " ", title).split())
+    return bare[:LONGEST_NAME].strip(" .") or "conversation"
+
+
+FORMULA = re.compile(
+    r"""
+    ( ^ | [;\t\n\r\v\f\x85\u2028\u2029] )    # a cell begins, if only in another spreadsheet
+    (?= [\s"\x00-\x1f\u200b-\u200f\ufeff]*   # what may be left out before a formula
+        [=+\-@\uff1d\uff0b\uff0d\uff20\u2212] )  # its first character, full-width ones included
+    """,
+    re.VERBOSE,
+)
+"""Where a formula would begin. What begins with a tab or a line break gets an apostrophe anyway."""
+RUNS = (
+    "run",
+    "created",
+    "kind",
+    "conversation",
+    "model",
+    "method",
+    "tokens",
+    "steps",
+    "decode_seconds",
+    "speedup",
+    "decode_speedup",
+    "weights",
+)
+STEPS = (
+    "step",
+    "tokens",
+    "text",
+    "depth",
+    "draft_seconds",
+    "verify_seconds",
+    "sample_seconds",
+    "other_seconds",
+    "plain_seconds",
+    "finish",
+)
+Cell = str | int | float | None
+
+
+def runs_csv(runs: Iterable[Trace]) -> str:
+    """A line per run."""
+    return table(
+        RUNS,
+        (
+            (
+                run.id,
+                datetime.fromtimestamp(run.created, UTC).isoformat(timespec="milliseconds"),
+                run.kind,
+                run.conversation_id,
+                harmless(run.model),
+                harmless(run.method),
+                run.emitted_tokens,
+                run.forwards,
+                run.decode_seconds,
+                run.speedup,
+                run.decode_speedup,
+                harmless(run.weights),
+            )
+            for run in runs
+        ),
+    )
+
+
+def steps_csv(steps: Sequence[Step]) -> str:
+    """A line per step, with two columns per source: what it drafted, and what was accepted."""
+    drafted = {source for step in steps for source in (*step.proposed, *step.accepted)}
+    sources = [*TIERS, *sorted(drafted - {*TIERS})]
+    titles = [f"{kind} {source}" for source in sources for kind in ("drafted", "accepted")]
+    return table((*STEPS, *titles), (step_row(step, sources) for step in steps))
+
+
+def step_row(step: Step, sources: Sequence[str]) -> list[Cell]:
+    text = harmless("".join(token.text for token in step.tokens))
+    row: list[Cell] = [step.index, len(step.tokens), text]
+    row += [len(step.by_depth), step.draft_seconds, step.verify_seconds]
+    row += [step.sample_seconds, step.other_seconds, step.plain_seconds, step.finish]
+    for source in sources:
+        row += [step.proposed.get(source, 0), step.accepted.get(source, 0)]
+    return row
+
+
+def run_json(trace: Trace, run: Run) -> str:
+    """A run with all its stored data; draft trees are written as lists of guesses."""
+    steps = []
+    for step in run.steps:
+        guesses = guesses_of(step)
+        tree = None if guesses is None else [guess._asdict() for guess in guesses]
+        steps.append({**asdict(step), "tree": tree})
+    return json.dumps({**asdict(trace), **asdict(run), "steps": steps}, indent=1)
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(titles)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def harmless(text: str) -> str:
+    """A text in which no spreadsheet finds a formula."""
+    guarded = FORMULA.sub(r"\1'", text)
+    return f"'{guarded}" if guarded[:1] in ("\t", "\n", "\r") else guarded

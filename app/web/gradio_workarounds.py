@@ -1,0 +1,130 @@
+"""Replaces or disables parts of Gradio that cost time or lose updates.
+
+- Blocks make one app when they begin and another when they are complete, each with eighty routes
+  and a description of every component. Strata serves a third one (app/web/server.py), so the first
+  two are not made. They took a tenth of the start.
+- Gradio's queue polls for work a thousand times a second, which takes 1 to 5 % of a core.
+  `EventQueue` is woken by new events instead, so that events also begin at once.
+- After the first update of a handler, Gradio sends edits. The page applies them in place to the
+  previous update, which it may not have shown yet. If an edit deletes `visible`, the previous
+  update loses it as well; on a busy machine, a Stop button never appeared. Updates that would lose
+  a key are therefore sent whole.
+- For each component, the page records the status of its last event, never forgets one, and looks
+  all of them up at each change: ten million function calls for one answer. These records serve
+  progress indicators, which no event of Strata shows (app/web/kit.py), so none is kept.
+- Gradio times each wait with a clock that requests a new frame in every frame. If a component is
+  removed while it waits, its clock never stops. Every page has one such clock: 60 frames a second,
+  2 to 5 % of a core. `STOP_CLOCKS` counts the requested frames, and how many of them belong to
+  clocks (a clock reads the time in each frame). If all do, it cancels them; otherwise, something on
+  the page is moving, and it tries again later.
+
+If a version of Gradio does not have such a part, nothing is replaced.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gradio import queueing, utils
+from gradio.routes import App
+
+from assets import read
+
+MAKER = "create_app"
+
+
+@contextmanager
+def without_apps() -> Iterator[None]:
+    """Blocks that are built in this context make no app until they are served."""
+    make = vars(App)[MAKER]
+    setattr(App, MAKER, staticmethod(lambda *_, **__: None))
+    try:
+        yield
+    finally:
+        setattr(App, MAKER, make)
+
+
+PROGRESS_SECONDS = 1.0
+"""How often Gradio looks for reports to its own progress bars, which Strata does not use."""
+
+
+class WaitForWork:
+    """Runs a polling coroutine without polling: at each `asyncio.sleep(0)` it waits until `work` is
+    set."""
+
+    def __init__(self, polling: Coroutine[object, None, None], work: asyncio.Event) -> None:
+        self.polling, self.work = polling, work
+
+    def __await__(self) -> Generator[object, None, None]:
+        try:
+            for waited in self.polling.__await__():
+                # asyncio.sleep(0) yields None, and anything else yields a future.
+                if waited is None:
+                    yield from self.work.wait().__await__()
+                    self.work.clear()
+                else:
+                    yield waited
+        finally:
+            self.polling.close()
+
+
+class EventQueue(queueing.Queue):
+    """Gradio's queue, woken by events instead of polling; see the module's docstring. Its methods
+    accept the arguments of Gradio's."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.sleep_when_free = 0
+        self.progress_update_sleep_when_free = PROGRESS_SECONDS
+        self.work = asyncio.Event()
+
+    async def start_processing(self) -> None:
+        self.work = asyncio.Event()  # An asyncio.Event belongs to the loop that first waits for it.
+        await WaitForWork(super().start_processing(), self.work)
+
+    async def push(self, *arguments: Any, **named: Any) -> Any:
+        """Add an event."""
+        try:
+            return await super().push(*arguments, **named)
+        finally:
+            self.work.set()
+
+    async def process_events(self, *arguments: Any, **named: Any) -> None:
+        """Handle events. Others may have waited for them to finish."""
+        try:
+            await super().process_events(*arguments, **named)
+        finally:
+            self.work.set()
+
+    def compute_analytics_summary(self, records: object) -> dict[str, Any]:
+        """Do nothing. After each event, Gradio would summarise all recent events for a page of
+        statistics that Strata does not serve."""
+        return self.cached_event_analytics_summary
+
+
+Edits = list[list[Any]]
+
+
+def keeping_keys(diff: Callable[[Any, Any], Edits]) -> Callable[[Any, Any], Edits]:
+    """A version of `diff` without deletions. A value that would lose a key is sent whole."""
+
+    def differences(old: Any, new: Any) -> Edits:
+        edits = diff(old, new)
+        lost = any(action == "delete" for action, *_ in edits)
+        return [["replace", [], new]] if lost else edits
+
+    return differences
+
+
+def keep_keys() -> None:
+    """Make Gradio send updates that would lose a key whole."""
+    if not hasattr(utils.diff, "__wrapped__"):
+        kept = keeping_keys(utils.diff)
+        kept.__wrapped__ = utils.diff  # type: ignore[attr-defined]
+        utils.diff = kept
+
+
+# Each of these scripts runs once in each page.
+KEEP_NO_STATUS = read("no_status.js")
+STOP_CLOCKS = read("stop_clocks.js")

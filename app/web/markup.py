@@ -1,0 +1,94 @@
+"""HTML and formats of numbers that several tabs use. Every text is escaped here."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from jinja2 import Environment, FunctionLoader
+
+from app.service.jobs import Progress
+from app.web.colors import INKS, ink
+from assets import read
+
+Facts = Iterable[tuple[str, str]]
+
+
+def facts(items: Facts) -> str:
+    """A list of names and values."""
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in items)
+    return f"<dl>{lines}</dl>"
+
+
+def fine_print(*sentences: str) -> str:
+    """A paragraph in small print; nothing if the sentences are empty."""
+    words = " ".join(sentence for sentence in sentences if sentence)
+    return f'<p class="fine">{escape(words)}</p>' if words else ""
+
+
+def finding(kind: str, title: str, words: str) -> str:
+    """A finding with a title. `kind` is a class of the style sheet."""
+    return f'<div class="verdict {kind}"><b>{escape(title)}</b>: {escape(words)}</div>'
+
+
+def millions(parameters: int) -> str:
+    """A readable number of parameters."""
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:,.1f} B parameters"
+    return f"{parameters / 1e6:,.1f} M parameters"
+
+
+DASH = "–"
+
+
+def times(ratio: float | None) -> str:
+    """A speedup."""
+    return DASH if ratio is None else f"{ratio:.2f}×"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration at a sensible precision."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def progress(report: Progress) -> str:
+    """A bar that fills, or that moves if the progress is not known."""
+    if report.share is None:
+        return (
+            '<div class="progress"><div class="bar empty"><i class="moving"></i></div>'
+            f"<small>{escape(report.words)}</small></div>"
+        )
+    return (
+        f'<div class="progress"><div class="bar empty"><i style="width:{100 * report.share:.1f}%">'
+        f"</i></div><small>{escape(report.words)} · {100 * report.share:.0f} %</small></div>"
+    )
+
+
+def table(titles: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "tiers") -> str:
+    """A table of the class `kind`. The cells of its rows are markup already."""
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def source_tag(source: str, explained: bool = True) -> str:
+    """The name of a token source in its colour, with a tooltip if `explained`."""
+    look = ink(source)
+    kind = f"k-{source}" if source in INKS else "k-draft"
+    meaning = f' title="{escape(look.meaning)}"' if explained else ""
+    return (
+        f'<span class="tok {kind}" style="--k:{look.colour}"{meaning}>{escape(look.title)}</span>'
+    )
+
+
+def template_source(name: str) -> str:
+    """A file of assets/templates without line breaks and indents."""
+    return "".join(line.strip() for line in read(f"templates/{name}").splitlines())
+
+
+TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
+
+
+def template(name: str, **values: object) -> str:
+    """A template of assets/templates, filled with values, which are escaped."""
+    return TEMPLATES.get_template(name).render(values)

@@ -1,0 +1,272 @@
+"""Stores what drafting remembers, for the process that runs the model. The interface is documented
+in engine/drafting/databases.py.
+
+An error here never fails an answer: unreadable data counts as missing, a write that has to wait is
+done later (`Writes` in storage/database.py), and other errors go to `report(owner, notice)`. The
+service writes the same tables when the user wipes, imports or prunes them. Both check within their
+transactions: what was learned from an answer is not stored if its owner's past was wiped since it
+was read, and neither is the log of a conversation that was deleted in the meantime.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from typing import Any, TypeVar
+
+from engine.errors import StorageError
+from engine.types import CalibrationRow, Costs, Past, Taught
+from storage.conversations import Conversations
+from storage.database import Database, LockedError, Writes, pack_tokens, unpack_tokens
+from storage.machine import CostStore
+from storage.ngrams import ModelNgrams
+
+T = TypeVar("T")
+MODEL_GRAMS = 100_000
+SLACK = 1.1
+"""The n-grams are pruned to MODEL_GRAMS when they exceed it by this factor, rather than after
+every answer."""
+BENCHMARK = ":benchmark"
+"""The reserved owner that benchmarks run as, with a copy of a user's past answers."""
+UNREAD = -1
+"""A number of wipes that never occurs, so a past that could not be read is not written either."""
+
+
+class ContextStore:
+    """The context tier: per conversation and tokenizer, the log of all token ids seen in it.
+
+    The log keeps text that the conversation no longer shows, such as regenerated and edited
+    answers, because such text tends to come back. It is stored as chunks that are never rewritten:
+    appending costs only the new tokens, and the oldest chunks are dropped whole. Every method
+    but `has` raises `StorageError` for a conversation this owner does not have.
+    """
+
+    CAP = 262_144
+    """The most tokens that a log returns; older ones are forgotten."""
+    CHUNK = 8_192
+    """The most tokens in a row, and so the most by which a log exceeds its cap on disk."""
+
+    def __init__(self, db: Database, owner: str) -> None:
+        self._db = db
+        self._conversations = Conversations(db, owner)
+
+    def has(self, conversation_id: str) -> bool:
+        """Whether this owner has the conversation."""
+        return self._conversations.exists(conversation_id)
+
+    def load(self, conversation_id: str, fingerprint: str) -> list[int]:
+        """The newest `CAP` tokens of the log, oldest first; empty if nothing was appended.
+
+        A damaged chunk is skipped: it costs drafts, not the conversation.
+        """
+        key = self._key(conversation_id, fingerprint)
+        rows = self._db.execute_read(
+            "SELECT tokens FROM contexts WHERE conversation = ? AND fingerprint = ? ORDER BY start",
+            key,
+        )
+        blobs = [blob for (blob,) in rows if isinstance(blob, bytes) and len(blob) % 4 == 0]
+        return [token for blob in blobs for token in unpack_tokens(blob)][-self.CAP :]
+
+    def append(self, conversation_id: str, fingerprint: str, tokens: Sequence[int]) -> None:
+        """Append tokens to the log, and delete the chunks that lie completely before the cap."""
+        with self._db.write() as handle:
+            key = self._key(conversation_id, fingerprint)
+            start = self._end(key)
+            for offset in range(0, len(tokens), self.CHUNK):
+                chunk = pack_tokens(tokens[offset : offset + self.CHUNK])
+                handle.execute(
+                    "INSERT INTO contexts (conversation, fingerprint, start, tokens) "
+                    "VALUES (?, ?, ?, ?)",
+                    (*key, start + offset, chunk),
+                )
+            oldest = start + len(tokens) - self.CAP
+            handle.execute(
+                "DELETE FROM contexts WHERE conversation = ? AND fingerprint = ? AND start < ? "
+                "AND start + length(tokens) / 4 <= ?",
+                (*key, oldest, oldest),
+            )
+
+    def size(self, conversation_id: str, fingerprint: str) -> int:
+        """The number of tokens `load` would give."""
+        key = self._key(conversation_id, fingerprint)
+        (first,) = self._db.execute_read(
+            "SELECT coalesce(min(start), 0) FROM contexts WHERE conversation = ? "
+            "AND fingerprint = ?",
+            key,
+        )[0]
+        return min(self.CAP, self._end(key) - int(first))
+
+    def clear(self, conversation_id: str) -> None:
+        """Forget the conversation's logs, of every tokenizer."""
+        self._conversations.get(conversation_id)
+        self._db.execute_write("DELETE FROM contexts WHERE conversation = ?", [conversation_id])
+
+    def _key(self, conversation_id: str, fingerprint: str) -> tuple[str, int]:
+        """The log's key, after making sure that the conversation is this owner's."""
+        self._conversations.get(conversation_id)
+        return conversation_id, self._db.key("fingerprints", fingerprint)
+
+    def _end(self, key: tuple[str, int]) -> int:
+        """The position of the next token: how many were ever appended."""
+        rows = self._db.execute_read(
+            "SELECT start + length(tokens) / 4 FROM contexts WHERE conversation = ? "
+            "AND fingerprint = ? ORDER BY start DESC LIMIT 1",
+            key,
+        )
+        return int(rows[0][0]) if rows else 0
+
+
+class CalibrationStore:
+    """How reliable each kind of evidence was in one owner's answers from one model, as counts.
+
+    A file may come from anywhere, so an impossible row (a text in place of a number, an infinite
+    number) is ignored, and its weight is learned again.
+    """
+
+    def __init__(self, db: Database, owner: str, fingerprint: str) -> None:
+        self._db = db
+        self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
+
+    def load(self) -> list[CalibrationRow]:
+        """All usable rows, in no useful order."""
+        rows = self._db.execute_read(
+            "SELECT tier, match_length, strength, reached, trusted FROM calibrations "
+            "WHERE owner = ? AND fingerprint = ?",
+            self._key,
+        )
+        return [CalibrationRow(*row) for row in rows if _usable(*row)]
+
+    def save(self, rows: Iterable[CalibrationRow]) -> None:
+        """Store these rows, replacing the previous ones, in one transaction."""
+        with self._db.write() as handle:
+            handle.execute(
+                "DELETE FROM calibrations WHERE owner = ? AND fingerprint = ?", self._key
+            )
+            handle.conn.executemany(
+                "INSERT INTO calibrations "
+                "(owner, fingerprint, tier, match_length, strength, reached, trusted) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                ((*self._key, *row) for row in rows),
+            )
+
+
+def _usable(tier: Any, match_length: Any, strength: Any, reached: Any, trusted: Any) -> bool:
+    """Whether the values are what `save` writes; SQLite itself takes any type in any column."""
+    if not isinstance(tier, str) or not all(isinstance(n, int) for n in (match_length, strength)):
+        return False
+    if not all(isinstance(n, int | float) and isfinite(n) for n in (reached, trusted)):
+        return False
+    return bool(min(match_length, strength, reached, trusted) >= 0)
+
+
+class DraftingStore:
+    """The store that the process of the model uses: see the module's docstring."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.report: Callable[[str, str], None] = lambda owner, notice: None
+        self.writes = Writes(database, lambda owner, notice: self.report(owner, notice))
+
+    @property
+    def locked(self) -> str:
+        """Why writes wait, "" if none does."""
+        return self.writes.locked
+
+    @property
+    def cap(self) -> int:
+        """The most tokens of a conversation's log."""
+        return ContextStore.CAP
+
+    def past(self, owner: str, fingerprint: str) -> Past:
+        """The past answers of a model to an owner, read as one snapshot."""
+
+        def read() -> Past:
+            with self.database.read():
+                wipes = self.database.wipes(owner)
+                if None in (
+                    self.database.find("owners", owner),
+                    self.database.find("fingerprints", fingerprint),
+                ):
+                    return Past((), (), wipes)
+                grams = self.tried(owner, ModelNgrams(self.database, owner, fingerprint).load)
+                rows = self.tried(owner, CalibrationStore(self.database, owner, fingerprint).load)
+                return Past(grams or (), rows, wipes)
+
+        return self.tried(owner, read) or Past((), None, UNREAD)
+
+    def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
+        """The newest tokens of a conversation, oldest first."""
+
+        def read() -> Sequence[int]:
+            store = ContextStore(self.database, owner)
+            return store.load(conversation, tokenizer) if store.has(conversation) else ()
+
+        return self.tried(owner, read) or ()
+
+    def costs(self, key: tuple[str, str, str, str, int]) -> Costs | None:
+        """The costs of a model's forwards on this machine; `key` is `BackendInfo.costs_key`."""
+        return CostStore(self.database, *key).load()
+
+    def learn(self, taught: Taught) -> bool:
+        """Store what was learned from an answer, at once or later. Returns whether copies of the
+        past are out of date, because it was wiped or pruned."""
+        outdated = False
+
+        def write() -> None:
+            nonlocal outdated
+            outdated = self.write(taught)
+
+        self.writes.do(taught.owner, write)
+        return outdated
+
+    def write(self, taught: Taught) -> bool:
+        """Do the work of `learn` now, in one transaction. Raises StorageError."""
+        owner, fingerprint = taught.owner, taught.fingerprint
+        over = taught.size > MODEL_GRAMS * SLACK
+        with self.database.write():
+            wiped = self.database.wipes(owner) != taught.wipes
+            if not wiped:
+                ngrams = ModelNgrams(self.database, owner, fingerprint)
+                ngrams.learn(taught.grams)
+                if over:
+                    ngrams.prune(MODEL_GRAMS)
+                if taught.rows is not None:
+                    CalibrationStore(self.database, owner, fingerprint).save(taught.rows)
+            log = ContextStore(self.database, owner)
+            if taught.tokens and log.has(taught.conversation):
+                log.append(taught.conversation, taught.tokenizer, taught.tokens)
+        return wiped or over
+
+    def tried(self, owner: str, read: Callable[[], T]) -> T | None:
+        """The result of `read`; None if the database cannot be read at once."""
+        try:
+            with self.database.at_once():
+                return read()
+        except LockedError:
+            return None
+        except StorageError as error:
+            self.report(owner, str(error))
+            return None
+
+
+def wipe(database: Database, owner: str, fingerprint: str | None = None) -> None:
+    """Forget an owner's past answers from a model, or from all models. Running answers will not add
+    to them either."""
+    values = {"owner": database.key("owners", owner), "name": fingerprint}
+    with database.write() as handle:
+        for table in ("answers", "calibrations"):  # the n-grams go with the answers
+            handle.execute(
+                f"DELETE FROM {table} WHERE owner = :owner AND (:name IS NULL OR fingerprint = "
+                "(SELECT id FROM fingerprints WHERE name = :name))",
+                values,
+            )
+        handle.execute("UPDATE owners SET wipes = wipes + 1 WHERE id = :owner", values)
+
+
+def lend(database: Database, owner: str | None, fingerprint: str) -> None:
+    """Give BENCHMARK a copy of an owner's past answers; for None, an empty past."""
+    with database.write():
+        wipe(database, BENCHMARK)
+        if owner is not None:
+            known = ModelNgrams(database, owner, fingerprint)
+            ModelNgrams(database, BENCHMARK, fingerprint).merge(known.learned(), known.load())
+            rows = CalibrationStore(database, owner, fingerprint).load()
+            CalibrationStore(database, BENCHMARK, fingerprint).save(rows)

@@ -1,0 +1,334 @@
+"""Stores data of this machine, which belongs to no owner: costs of forwards, profiles of draft
+models and the chosen stacks, the models and folders that were used, and how fast models answer.
+
+Rows are checked when they are read. A damaged row is ignored, and measured or chosen again.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.errors import StorageError
+from engine.types import Costs
+from storage.database import Database, as_text, path_bytes, path_text
+
+END_OF_TIME = 2.0**33
+"""A measurement with a later time, in seconds since 1970, is ignored."""
+MOST_BYTES = 4 * 2**20
+"""Longer JSON values are neither stored nor read."""
+
+
+class CostStore:
+    """The cost curve of one model on one device, with one number format and number of threads."""
+
+    MOST_NODES = 128
+    SHORTEST, LONGEST = 1e-7, 1e6
+    """Bounds of plausible values: no larger tree is drafted, and no forward takes more or less
+    time."""
+
+    def __init__(
+        self, db: Database, fingerprint: str, kind: str, device: str, dtype: str, threads: int
+    ) -> None:
+        self._db = db
+        self._key = (db.key("fingerprints", fingerprint), kind, device, dtype, threads)
+
+    def load(self) -> Costs | None:
+        """The curve; None if none is stored or it is damaged."""
+        rows = self._db.execute_read(
+            "SELECT points, node, other, measured, token, row FROM costs WHERE fingerprint = ? "
+            "AND kind = ? AND device = ? AND dtype = ? AND threads = ?",
+            self._key,
+        )
+        if not rows:
+            return None
+        text, *numbers = rows[0]
+        try:
+            points = {int(nodes): float(value) for nodes, value in json.loads(text).items()}
+            stored = Costs(points, *map(float, numbers))
+        except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            return None
+        believable = (
+            all(0 <= nodes <= self.MOST_NODES for nodes in points)
+            and all(self.SHORTEST <= value <= self.LONGEST for value in points.values())
+            and all(
+                0 <= value <= self.LONGEST
+                for value in (stored.node, stored.other, stored.token, stored.row)
+            )
+            and 0 <= stored.measured < END_OF_TIME
+        )
+        return stored if believable else None
+
+    def save(
+        self,
+        points: Mapping[int, float],
+        node: float,
+        other: float,
+        measured: float,
+        token: float = 0.0,
+        row: float = 0.0,
+    ) -> None:
+        """Store the curve, replacing the previous one."""
+        self._db.execute_write(
+            "INSERT OR REPLACE INTO costs (fingerprint, kind, device, dtype, threads, "
+            "points, node, other, measured, token, row) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*self._key, json.dumps(dict(points)), node, other, measured, token, row),
+        )
+
+
+class ProfileKey(NamedTuple):
+    """The key of a profile: fingerprints of the target and of its drafts in their order, the
+    sampler's numbers by name, and where the models run, such as "cpu/float32/2"."""
+
+    target: str
+    drafts: tuple[str, ...]
+    sampling: Mapping[str, float]
+    machine: str
+
+
+class Choice(NamedTuple):
+    """The stack to load: draft models as paths or hub ids, and the text of its plan; "" stands for
+    the plan of the planner."""
+
+    sources: tuple[str, ...]
+    spec: str
+
+
+class ProfileStore:
+    """Measured profiles of families of models, and the stack that was chosen for each target.
+
+    A profile is stored as a JSON mapping. Its key contains the fingerprints of its models, so a
+    model whose files changed never gets an outdated profile.
+    """
+
+    MOST_PROFILES = 32
+    """The number of profiles kept per target; the oldest are deleted first."""
+    MOST_PROFILE_BYTES = MOST_BYTES
+    MOST_CHOICE_BYTES = 64 * 2**10
+    """Longer texts are neither stored nor read."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def load(self, key: ProfileKey) -> dict[str, Any] | None:
+        """The profile's mapping; None if none is stored or it is damaged."""
+        rows = self._db.execute_read(
+            "SELECT CAST(profile AS BLOB) FROM profiles "
+            "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
+            self._values(key),
+        )
+        found = _from_blob(rows[0][0]) if rows else None
+        return found if isinstance(found, dict) else None
+
+    def save(self, key: ProfileKey, profile: Mapping[str, Any]) -> None:
+        """Store the mapping of JSON values, replacing the previous one of this key.
+
+        Raises `StorageError` if the mapping is too large.
+        """
+        values = (*self._values(key), _limited_json(dict(profile), self.MOST_PROFILE_BYTES))
+        with self._db.write() as handle:
+            handle.execute(
+                "INSERT OR REPLACE INTO profiles (fingerprint, drafts, sampling, machine, profile) "
+                "VALUES (?, ?, ?, ?, ?)",
+                values,
+            )
+            handle.execute(
+                "DELETE FROM profiles WHERE fingerprint = ?1 AND id NOT IN "
+                "(SELECT id FROM profiles WHERE fingerprint = ?1 ORDER BY id DESC LIMIT ?2)",
+                (values[0], self.MOST_PROFILES),
+            )
+
+    def forget(self, key: ProfileKey) -> None:
+        self._db.execute_write(
+            "DELETE FROM profiles "
+            "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
+            self._values(key),
+        )
+
+    def chosen(self, target: str) -> Choice | None:
+        """The stack chosen for the target with this fingerprint; None if none is stored."""
+        rows = self._db.execute_read(
+            "SELECT CAST(sources AS BLOB), CAST(spec AS BLOB) FROM stacks WHERE fingerprint = ?",
+            (self._db.key("fingerprints", target),),
+        )
+        if not rows:
+            return None
+        sources, spec = (_from_blob(blob, self.MOST_CHOICE_BYTES) for blob in rows[0])
+        if not isinstance(sources, list) or not all(isinstance(text, str) for text in sources):
+            return None
+        return Choice(tuple(sources), spec) if isinstance(spec, str) else None
+
+    def choose(self, target: str, sources: Sequence[str], spec: str) -> None:
+        """Store the stack chosen for the target, replacing the previous one.
+
+        Raises `StorageError` if it is too large.
+        """
+        most = self.MOST_CHOICE_BYTES
+        key = self._db.key("fingerprints", target)
+        self._db.execute_write(
+            "INSERT OR REPLACE INTO stacks (fingerprint, sources, spec) VALUES (?, ?, ?)",
+            (key, _limited_json(list(sources), most), _limited_json(spec, most)),
+        )
+
+    def unchoose(self, target: str) -> None:
+        key = self._db.key("fingerprints", target)
+        self._db.execute_write("DELETE FROM stacks WHERE fingerprint = ?", (key,))
+
+    def _values(self, key: ProfileKey) -> tuple[int, str, str, str]:
+        """The columns of a key; equal samplers have equal texts."""
+        sampling = {name: float(value) for name, value in key.sampling.items()}
+        return (
+            self._db.key("fingerprints", key.target),
+            json.dumps(key.drafts),
+            json.dumps(sampling, sort_keys=True),
+            key.machine,
+        )
+
+
+class Known(NamedTuple):
+    """A model that was loaded: its source as it was named, and the settings that it ran with."""
+
+    source: str
+    runtime: Mapping[str, Any]
+
+
+class SourceStore:
+    """The models that were loaded and the folders that were scanned, the latest first."""
+
+    MOST = 20
+    """The number of models, and of folders, that are kept. Those used longest ago are deleted."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, source: str, runtime: Mapping[str, Any]) -> None:
+        """Store that a model was loaded with these settings."""
+        self._put("model", source, runtime)
+
+    def models(self) -> list[Known]:
+        return self._rows("model")
+
+    def forget(self, source: str) -> None:
+        self._drop("model", source)
+
+    def add_folder(self, folder: str) -> None:
+        self._put("folder", folder, {})
+
+    def folders(self) -> list[str]:
+        return [known.source for known in self._rows("folder")]
+
+    def forget_folder(self, folder: str) -> None:
+        self._drop("folder", folder)
+
+    def _put(self, kind: str, name: str, runtime: Mapping[str, Any]) -> None:
+        with self._db.write() as handle:
+            handle.execute(
+                "INSERT OR REPLACE INTO sources (kind, name, runtime) VALUES (?, ?, ?)",
+                (kind, path_bytes(name), json.dumps(dict(runtime))),
+            )
+            handle.execute(
+                "DELETE FROM sources WHERE kind = ?1 AND id NOT IN "
+                "(SELECT id FROM sources WHERE kind = ?1 ORDER BY id DESC LIMIT ?2)",
+                (kind, self.MOST),
+            )
+
+    def _drop(self, kind: str, name: str) -> None:
+        self._db.execute_write(
+            "DELETE FROM sources WHERE kind = ? AND CAST(name AS BLOB) = ?",
+            (kind, path_bytes(name)),
+        )
+
+    def _rows(self, kind: str) -> list[Known]:
+        rows = self._db.execute_read(
+            "SELECT CAST(name AS BLOB), CAST(runtime AS BLOB) FROM sources WHERE kind = ? "
+            "ORDER BY id DESC LIMIT ?",
+            (kind, self.MOST),
+        )
+        return [
+            Known(path_text(name), runtime)
+            for name, blob in rows
+            if isinstance(runtime := _from_blob(blob), dict)
+        ]
+
+
+class Speed(NamedTuple):
+    """Tokens per second of whole answers, decoded plainly and with drafts; 0 if the model did not
+    run."""
+
+    plain: float
+    drafted: float
+
+
+class MeasuredSpeed(NamedTuple):
+    """A speed, and when it was measured (seconds since 1970)."""
+
+    speed: Speed
+    measured: float
+
+
+class SpeedStore:
+    """The last measured speed of each model; and named choices.
+
+    A model is identified by its source and by a description of what ran it, which changes whenever
+    the speed may (app/service/demonstration.py).
+    """
+
+    FASTEST = 1e7
+    """Larger values are ignored."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def load(self, source: str, run_by: str) -> MeasuredSpeed | None:
+        """The measurement of a model that was run by this library; None if none is stored."""
+        rows = self._db.execute_read(
+            "SELECT tokens_per_second, drafted, measured FROM speeds "
+            "WHERE source = ? AND library = ?",
+            (path_bytes(source), run_by),
+        )
+        if not rows or not all(isinstance(value, int | float) for value in rows[0]):
+            return None
+        plain, drafted, measured = map(float, rows[0])
+        possible = min(plain, drafted) >= 0 and max(plain, drafted) <= self.FASTEST
+        if not possible or not 0 <= measured < END_OF_TIME:
+            return None
+        return MeasuredSpeed(Speed(plain, drafted), measured)
+
+    def save(self, source: str, run_by: str, speed: Speed) -> None:
+        """Store a measurement, replacing the previous one of that model."""
+        self._db.execute_write(
+            "INSERT OR REPLACE INTO speeds "
+            "(source, library, tokens_per_second, drafted, measured) VALUES (?, ?, ?, ?, ?)",
+            (path_bytes(source), run_by, *speed, time.time()),
+        )
+
+    def chosen(self, name: str) -> str:
+        """The choice stored under a name, "" if none is stored."""
+        rows = self._db.execute_read("SELECT value FROM choices WHERE name = ?", [name])
+        return as_text(rows[0][0]) if rows else ""
+
+    def choose(self, name: str, value: str) -> None:
+        """Store a choice, replacing the previous one; "" deletes it."""
+        with self._db.write() as handle:
+            handle.execute("DELETE FROM choices WHERE name = ?", [name])
+            if value:
+                handle.execute("INSERT INTO choices (name, value) VALUES (?, ?)", [name, value])
+
+
+def _limited_json(value: Any, most: int) -> str:
+    text = json.dumps(value)  # ASCII: a character is a byte
+    if len(text) > most:
+        raise StorageError(
+            f"A stack's description of {len(text):,} bytes is too large to keep: {text[:60]}… "
+            f"At most {most:,} bytes are kept. Use fewer models."
+        )
+    return text
+
+
+def _from_blob(blob: bytes, most: int = MOST_BYTES) -> Any:
+    """The value of a JSON text; None if the bytes are not JSON, or not even text."""
+    try:
+        return json.loads(blob) if len(blob) <= most else None
+    except (RecursionError, ValueError):
+        return None

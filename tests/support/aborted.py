@@ -1,0 +1,103 @@
+"""Programs that ask with long prompts and leave before their turn, against a server with an engine
+in a process of its own: prints the memory that both take before and after it, in bytes.
+
+    python -m tests.support.aborted PROMPTS
+"""
+
+import gc
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import psutil
+
+from app.service.programs import MOST_EACH
+from engine.backends.toy import ToyBackend
+from engine.local import Local
+from engine.process import give_back_large_blocks
+from engine.remote import Remote
+from tests.support.served import Served, served
+
+LONG = 7_900_000
+"""Characters of a prompt: nearly as much as a request may hold."""
+SECONDS = 60.0
+
+
+class Slow(ToyBackend):
+    """Takes its time over each forward, so that one answer holds up all others."""
+
+    def score(self, *arguments: Any, **named: Any) -> Any:
+        time.sleep(0.1)
+        return super().score(*arguments, **named)
+
+
+def engine() -> Local:
+    """The engine in its process."""
+    return Local(backend=Slow())
+
+
+def request(server: Served, text: str, **more: Any) -> bytes:
+    """A request as it is sent."""
+    asked = {"messages": [{"role": "user", "content": text}], **more}
+    body = json.dumps(asked, ensure_ascii=False).encode()
+    host = httpx.URL(server.address).netloc.decode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def until(wanted: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + SECONDS
+    while not wanted():
+        assert time.monotonic() < deadline, "it never was so"
+        time.sleep(0.01)
+
+
+def resident(process: psutil.Process) -> int:
+    """Bytes of this process and of the engine's."""
+    gc.collect()
+    both = [process, *process.children(recursive=True)]
+    return sum(each.memory_info().rss for each in both)
+
+
+def abort(server: Served, prompts: int) -> None:
+    """So many programs ask and leave, as many at a time as may wait."""
+    url, service = httpx.URL(server.address), server.api.service
+    long, asking = request(server, "\u00e9" * (LONG // 2)), server.session.programs.asking
+    left = prompts
+    while left:
+        with ExitStack() as connections:
+            now = min(left, MOST_EACH - 1)
+            for _ in range(now):
+                raw = connections.enter_context(socket.create_connection((url.host, url.port)))
+                raw.sendall(long)
+            until(lambda now=now: service.waiting == now)
+            left -= now
+        until(lambda: asking["api"] == 1)
+
+
+def main(prompts: int) -> None:
+    """One answer holds the model meanwhile."""
+    give_back_large_blocks()  # as app/cli.py does
+    process = psutil.Process()
+    with served(engine=Remote(engine)) as server:
+        url = httpx.URL(server.address)
+        until(lambda: server.session.engine.state.is_loaded)
+        with socket.create_connection((url.host, url.port)) as first:
+            first.sendall(request(server, "hello", max_tokens=4000, speculative=False))
+            until(lambda: server.api.service.running == 1)
+            abort(server, MOST_EACH)
+            print(resident(process), flush=True)
+            abort(server, prompts)
+            print(resident(process), flush=True)
+        until(lambda: not server.session.programs.asking)
+        assert not server.session.tasks.known
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

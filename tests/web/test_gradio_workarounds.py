@@ -1,0 +1,145 @@
+"""What is replaced in Gradio: its queue sleeps, and its updates lose nothing."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+from gradio import utils
+
+from app.web.gradio_workarounds import EventQueue, WaitForWork, keep_keys
+from tests.support.blocks import SmallPage, serving
+
+
+def test_an_idle_queue_does_not_look_for_work() -> None:
+    count = 0
+
+    class Counting(EventQueue):
+        def __len__(self) -> int:
+            nonlocal count
+            count += 1
+            return super().__len__()
+
+    async def idle() -> None:
+        queue = Counting(True, 4, 1, None, SimpleNamespace(), 4)
+        queue.start()
+        await asyncio.sleep(0.3)
+        queue.close()
+
+    asyncio.run(idle())
+    assert count == 1
+
+
+def test_a_poll_that_is_held_goes_on_when_there_is_work_and_ends_with_its_task() -> None:
+    said: list[str] = []
+
+    async def poll() -> None:
+        try:
+            while True:
+                said.append("looked")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
+        finally:
+            said.append("ended")
+
+    async def held() -> None:
+        work = asyncio.Event()
+        task = asyncio.ensure_future(WaitForWork(poll(), work))
+        for count in (1, 2, 3):
+            await asyncio.sleep(0.02)
+            assert said == ["looked"] * count
+            work.set()
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(held())
+    assert said == ["looked"] * 4 + ["ended"]
+
+
+@pytest.fixture
+def served() -> Iterator[SmallPage]:
+    """A page with one event, which takes one at a time and says how often it was called."""
+    calls: list[int] = []
+
+    def called() -> str:
+        calls.append(len(calls) + 1)
+        return f"call {calls[-1]}"
+
+    def build(blocks: gr.Blocks) -> None:
+        blocks.load(called, None, gr.HTML(), concurrency_limit=1)
+
+    with serving(build=build) as page:
+        yield page
+
+
+def results(client: httpx.Client, count: int) -> list[Any]:
+    """What so many events, asked for at once, return."""
+    for _ in range(count):
+        body = {"data": [], "fn_index": 0, "session_hash": "here"}
+        assert client.post("/gradio_api/queue/join", json=body).status_code == 200
+    found: list[Any] = []
+    with client.stream("GET", "/gradio_api/queue/data?session_hash=here") as reply:
+        for line in reply.iter_lines():
+            message = json.loads(line.removeprefix("data: ")) if line else {}
+            if message.get("msg") == "process_completed":
+                found.append(message["output"]["data"][0])
+    return found
+
+
+def test_events_begin_as_they_come_and_as_places_come_free(served: SmallPage) -> None:
+    url, _, blocks = served
+    assert isinstance(blocks._queue, EventQueue)
+    with httpx.Client(base_url=url, headers={"origin": url}, timeout=20) as client:
+        for first in (1, 4):
+            wanted = [f"call {number}" for number in range(first, first + 3)]
+            assert sorted(results(client, 3)) == wanted
+    assert blocks._queue.cached_event_analytics_summary == {"functions": {}}, "no tables are made"
+
+
+def test_a_slow_machine_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio asks for its own page, and gives up where that takes more than three seconds."""
+
+    def slow(url: str, **_: object) -> httpx.Response:
+        raise httpx.ReadTimeout(f"{url} took more than 3 s")
+
+    monkeypatch.setattr("gradio.networking.httpx.head", slow)
+
+    with serving() as page:
+        assert httpx.get(page.address).status_code == 200
+
+
+def applied(old: Any, edits: list[list[Any]]) -> Any:
+    """What Gradio's page makes of an update: it changes the one before in place."""
+    for action, path, value in edits:
+        if not path:
+            old = value if action == "replace" else old + value
+            continue
+        place = old
+        for key in path[:-1]:
+            place = place[key]
+        if action == "delete":
+            del place[path[-1]]
+        elif action == "append":
+            place[path[-1]] += value
+        else:
+            place[path[-1]] = value
+    return old
+
+
+def test_an_update_that_waits_to_be_shown_loses_nothing_to_the_next() -> None:
+    keep_keys()
+    keep_keys()
+    shown = {"__type__": "update", "visible": True}
+    skipped = {"__type__": "update"}
+    waiting = deepcopy(shown)
+    assert applied(waiting, utils.diff(shown, skipped)) == skipped
+    assert waiting == shown
+    # A text that grows is still sent once.
+    assert utils.diff("one", "one two") == [["append", [], " two"]]
