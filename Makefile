@@ -5,11 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
+# Every package that is installed here, with the version that was tested, and what builds it.
+LOCKED = -c requirements.lock --build-constraint requirements.lock
 
 # A line of requirements.txt, without its comment.
 requirement = "$$(sed -n 's/^\($(1)[^ ]*\).*/\1/p' requirements.txt)"
 
-.PHONY: run gguf native test quick soak check wheel setup setup-dev chromium clean
+.PHONY: run gguf native test quick soak latest check wheel setup setup-dev chromium lock clean
 
 # Without a C++ compiler everything runs in Python: slower, and with the same answers.
 run: setup
@@ -24,7 +26,7 @@ gguf: $(VENV)/.gguf
 # In workers: when a native library ends one, the test is named and the next worker goes on.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --max-worker-restart 1000
 # Tests start hundreds of programs: what was compiled for one is there for the next.
-test quick soak: export PYTHONDONTWRITEBYTECODE :=
+test quick soak latest: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup-dev chromium
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
@@ -33,9 +35,13 @@ test: setup-dev chromium
 quick: setup-dev
 	$(BIN)/python -m pytest $(WORKERS) tests/unit tests/service $(ARGS)
 
-# Every case of the tests marked grid: before a change to the engine or the compiled core.
-soak: setup-dev
-	$(BIN)/python -m pytest $(WORKERS) -m grid --whole $(ARGS)
+# What `make test` leaves out: before a change to the engine, the compiled core or storage lands.
+soak: setup-dev chromium
+	$(BIN)/python -m pytest $(WORKERS) --soak $(ARGS)
+
+# With the newest releases, in an environment of its own: which package breaks what.
+latest: setup-dev chromium
+	$(BIN)/python -m tests.support.latest $(WORKERS) $(ARGS)
 
 check: setup-dev
 	$(BIN)/ruff check .
@@ -52,28 +58,28 @@ wheel: $(VENV)/.pip
 setup: $(VENV)/.run
 setup-dev: $(VENV)/.dev
 
-$(VENV)/.pip:
+$(VENV)/.pip: requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --upgrade pip
+	$(PIP) install --quiet --upgrade -c requirements.lock pip
 	touch $@
 
 # torch first and alone: the exact version that is asked for decides which build comes.
 # llama-cpp-python is left out: it takes minutes to compile, and the chat opens without it.
 $(VENV)/.run: requirements.txt $(VENV)/.pip
-	$(PIP) install --quiet $(call requirement,torch==)
-	grep -v '^llama-cpp-python' requirements.txt | $(PIP) install --quiet -r /dev/stdin
+	$(PIP) install --quiet $(LOCKED) $(call requirement,torch==)
+	grep -v '^llama-cpp-python' requirements.txt | $(PIP) install --quiet $(LOCKED) -r /dev/stdin
 	touch $@
 
 $(VENV)/.native: native/pyproject.toml native/CMakeLists.txt $(wildcard native/src/*) $(VENV)/.pip
-	$(PIP) install --quiet ./native
+	$(PIP) install --quiet $(LOCKED) ./native
 	touch $@
 
 $(VENV)/.gguf: requirements.txt $(VENV)/.run
-	$(PIP) install $(call requirement,llama-cpp-python)
+	$(PIP) install $(LOCKED) $(call requirement,llama-cpp-python)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.gguf $(VENV)/.native
-	$(PIP) install --quiet --group dev
+	$(PIP) install --quiet $(LOCKED) --group dev
 	touch $@
 
 # The browser tests drive the system's Chromium; on Debian and Ubuntu it can be installed here.
@@ -83,6 +89,16 @@ chromium:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	apt-get update -qq && apt-get install -y -qq chromium; \
 	else echo "The browser tests need Chromium on the PATH. Install the package chromium."; exit 1; fi; }
+
+# The newest versions that fit together, for every platform. The CUDA libraries are left out: the
+# build of torch names its own, and other builds name others.
+lock: $(VENV)/.pip
+	$(PIP) install --quiet uv
+	{ echo "# What \`make lock\` found: the versions that are installed and tested."; \
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+	pyproject.toml --all-extras --group dev --group build \
+	| grep -vE '^(cuda|nvidia|triton)'; } > requirements.new
+	mv requirements.new requirements.lock
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -155,6 +155,8 @@ def problem_of(gap: Callable[[], float], allowed: float, backend: Checkable) -> 
     """The problem of a forward, "" for none."""
     try:
         found = gap()
+    except Warning:
+        raise  # Where warnings are errors: a deprecated name makes no model unusable.
     except Exception as error:
         # A model may raise any exception for masks or positions that it does not expect.
         return f"fails ({first_line(error).rstrip('.')})"

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from engine.errors import ModelError
 
-REQUIREMENT = "llama-cpp-python>=0.3.36,<0.4"
+REQUIREMENT = "llama-cpp-python>=0.3.36,<0.3.37"
 """As in the extra `gguf` of pyproject.toml. Its module is called llama_cpp."""
 
 

@@ -149,6 +149,8 @@ def read(
             # The library would continue with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
         return model.eval().requires_grad_(False).to(device), tokenizer
+    except Warning:
+        raise  # Where warnings are errors: a deprecated name makes no model unusable.
     except Exception as error:
         # The libraries raise over a dozen types for an unusable model; all mean the same.
         raise unusable(source, error) from error

@@ -71,6 +71,8 @@ def given_head(backend: TransformersBackend, folder: Path, source: str) -> Eagle
     check_folder(folder)
     try:
         return tried(backend, assistant_head(backend, folder))
+    except Warning:
+        raise  # Where warnings are errors: a deprecated name makes no head unusable.
     except Exception as error:
         # The library raises any exception for files with wrong content.
         raise ModelError(
@@ -128,6 +130,8 @@ def own_head(backend: TransformersBackend, source: str) -> Eagle3Head | None:
         # Several layers each guess at their own depth.
         single = weights.info.depth == DEPTH
         return tried(backend, MtpHead(weights) if single else DeepMtpHead(weights))
+    except Warning:
+        raise  # Where warnings are errors: a deprecated name makes no head unusable.
     except Exception as error:
         # The library raises any exception for layers that it cannot compute alone.
         raise ModelError(

@@ -1,6 +1,7 @@
 """The torch backend beside the contract: forwards counted, logits on a device, faults that loading
 notices, texts and templates."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,6 +208,25 @@ def test_a_model_that_decodes_wrongly_even_with_its_own_cache_is_refused(
     monkeypatch.setattr(TransformersBackend, "reset", misnamed)
     with pytest.raises(ModelError, match="decoding with its cache is off by"):
         load_kind(PLAIN, tmp_path)
+
+
+def test_a_deprecation_warning_makes_no_model_unusable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an error it is reported as what it is; usually it is only a warning."""
+    from engine.backends.transformers import TransformersBackend
+
+    forward = TransformersBackend.forward
+
+    def warned(backend: Any, *arguments: Any, **named: Any) -> Any:
+        warnings.warn("`cache` has another name now", FutureWarning, stacklevel=2)
+        return forward(backend, *arguments, **named)
+
+    monkeypatch.setattr(TransformersBackend, "forward", warned)
+    with pytest.raises(FutureWarning, match="another name"):
+        load_kind("llama-gqa", tmp_path)
+    with pytest.warns(FutureWarning, match="another name"):
+        assert load_kind("llama-gqa", tmp_path).info.can_tree
 
 
 def broken_mask(*arguments: Any) -> np.ndarray:

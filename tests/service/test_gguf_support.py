@@ -17,7 +17,7 @@ from engine.models import llama_cpp_python
 from tests.support.inside import soon
 
 COMPILED = """
-Collecting llama-cpp-python<0.4,>=0.3.36
+Collecting llama-cpp-python<0.3.37,>=0.3.36
   Building wheel for llama-cpp-python (pyproject.toml): started
   [1/3] /usr/bin/g++ -DGGML_BUILD -o ggml.o -c ggml.c
   ggml.c:1210: warning: is used uninitialized
@@ -38,8 +38,8 @@ NO_CXX = """
 """
 NO_NETWORK = """
 WARNING: Retrying (Retry(total=0)) after connection broken by 'NameResolutionError("HTTPSConnection(
-ERROR: Could not find a version that satisfies the requirement llama-cpp-python<0.4,>=0.3.36
-ERROR: No matching distribution found for llama-cpp-python<0.4,>=0.3.36
+ERROR: Could not find a version that satisfies the requirement llama-cpp-python<0.3.37,>=0.3.36
+ERROR: No matching distribution found for llama-cpp-python<0.3.37,>=0.3.36
 """
 NO_MEMORY = """
   [7/193] /usr/bin/g++ -c llama.cpp
@@ -97,7 +97,7 @@ def test_the_compilation_tells_how_far_it_is() -> None:
         seen.append(progress)
     assert [progress.share for progress in seen] == [None, None, 1 / 3, 1 / 3, 1.0, None, None]
     words = [progress.words for progress in seen]
-    assert words[0] == "Collecting llama-cpp-python<0.4,>=0.3.36"
+    assert words[0] == "Collecting llama-cpp-python<0.3.37,>=0.3.36"
     assert words[2] == words[3] == "Compiling file 1 of 3", "a warning is no news"
     assert words[6] == "Successfully installed llama-cpp-python-0.3.36"
 

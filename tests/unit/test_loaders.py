@@ -158,7 +158,7 @@ def test_where_it_is_not_there_both_ways_to_it_are_told(packages: Path) -> None:
     assert str(caught.value) == (
         "The model '/models/a.gguf' is a GGUF file, and GGUF support is not set up. Press Set up "
         "GGUF support in the Models tab, or choose a folder with *.safetensors weights. By hand: "
-        f"{shlex.quote(sys.executable)} -m pip install 'llama-cpp-python>=0.3.36,<0.4'"
+        f"{shlex.quote(sys.executable)} -m pip install 'llama-cpp-python>=0.3.36,<0.3.37'"
     )
 
 

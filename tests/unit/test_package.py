@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import strata_chat
 from app.arguments import parse
@@ -22,14 +24,23 @@ PROJECT = PYPROJECT["project"]
 GGUF = PROJECT["optional-dependencies"]["gguf"]
 
 
+LOCKED = "-c requirements.lock --build-constraint requirements.lock"
+"""How everything is installed: in the versions that were tested."""
+
+
 def requirements() -> list[str]:
     lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     return [found for line in lines if (found := line.partition("#")[0].strip())]
 
 
+def locked() -> list[str]:
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
 def made(target: str, folder: Path) -> list[str]:
     """What make would do in a checkout where nothing is set up."""
-    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+    for name in ("Makefile", "requirements.txt", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "native", folder / "native")
     return run_make(folder, "--dry-run", target).stdout.splitlines()
@@ -56,14 +67,30 @@ def installs(steps: list[str]) -> list[str]:
     found = [
         (line, [what for words, what in ends.items() if words in line])
         for line in steps
-        if "pip install" in line and "--upgrade pip" not in line
+        if "pip install" in line and not line.endswith(" pip")
     ]
+    assert all(LOCKED in line for line, _ in found)
     return [what[-1] for line, what in found]
 
 
 def test_requirements_are_the_dependencies_and_the_gguf_extra() -> None:
     assert sorted(requirements()) == sorted([*PROJECT["dependencies"], *GGUF])
     assert requirements()[0] == PROJECT["dependencies"][0] and "torch==" in requirements()[0]
+
+
+def test_every_dependency_is_locked_to_a_version_in_its_range() -> None:
+    pins = {pin.name: pin.specifier for pin in map(Requirement, locked())}
+    groups = PYPROJECT["dependency-groups"]
+    extras = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    for line in [*PROJECT["dependencies"], *extras, *groups["dev"], *groups["build"]]:
+        wanted = Requirement(line)
+        (pin,) = pins[canonicalize_name(wanted.name)]
+        assert pin.operator == "==" and pin.version in wanted.specifier, line
+
+
+def test_builds_of_torch_for_other_cards_fit_the_locked_versions() -> None:
+    """Each names CUDA libraries of its own."""
+    assert not [line for line in locked() if line.startswith(("nvidia", "cuda", "triton"))]
 
 
 def test_the_page_sets_up_what_the_gguf_extra_names() -> None:
@@ -124,7 +151,7 @@ def test_the_chat_opens_whether_or_not_something_can_be_compiled(
         (tmp_path / ".venv" / name).touch()
     said = [run_make(tmp_path, "run", "ARGS=--port 1").stdout for _ in "12"]
     calls = (tmp_path / "calls").read_text(encoding="utf-8").splitlines()
-    built, opened = "-m pip install --quiet ./native", "app.py --port 1"
+    built, opened = f"-m pip install --quiet {LOCKED} ./native", "app.py --port 1"
     assert calls == [built, opened, *([] if compiles else [built]), opened]
     for each in said:
         assert ("Strata runs without it" in each) is not compiles
