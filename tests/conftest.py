@@ -32,8 +32,8 @@ IMPORTED = set[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--whole`: every case of every grid."""
-    parser.addoption("--whole", action="store_true", help="run all cases of the tests marked grid")
+    """`--soak`: what `make test` leaves out."""
+    parser.addoption("--soak", action="store_true", help="run what `make test` leaves out")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -43,13 +43,26 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a grid a few cases are run, unless all of them were asked for."""
+    """Either what `make test` runs, or what it leaves to `make soak`. The order is another one each
+    time; folders stay together, since the tests of one share what takes long to start."""
     from tests.support import grids
 
-    if not config.getoption("--whole"):
-        left = grids.left_out(items)
-        config.hook.pytest_deselected(items=[item for item in items if item in left])
-        items[:] = [item for item in items if item not in left]
+    late = grids.left_out(items)
+    other = [item for item in items if (item in late) != config.getoption("--soak")]
+    config.hook.pytest_deselected(items=other)
+    folders = list(dict.fromkeys(item.path.parent for item in items))
+    items[:] = sorted(
+        (item for item in items if (item in late) == config.getoption("--soak")),
+        key=lambda item: folders.index(item.path.parent),
+    )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None:
+        terminalreporter.write_line(f"The same order again: --randomly-seed={seed}")
 
 
 def pytest_collection_finish() -> None:

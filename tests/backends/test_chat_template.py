@@ -182,7 +182,7 @@ def test_it_ends_with_the_application(end: str, template: str) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == (-9 if end == "killed" else 0), done.stderr
-    gone, left = psutil.wait_procs(known(int(done.stdout)), timeout=30)
+    gone, left = psutil.wait_procs(known(int(done.stdout)), timeout=60)
     assert not left
 
 

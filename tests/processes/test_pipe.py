@@ -26,7 +26,6 @@ import pytest
 from engine import errors, pipe
 from engine.errors import EngineDied, ModelError, StrataError
 from engine.pipe import Make, Process
-from engine.streams import PACE
 from tests.conftest import ROOT
 from tests.support.piped_object import Faulty, OnlyHere, Polite, Slow, Stubborn, Worker, step
 
@@ -226,10 +225,8 @@ def test_a_fast_producer_loses_nothing_and_sends_few_messages(
 
     worker.call("echo", None)
     monkeypatch.setattr(pipe.Link, "_receive", counted)
-    began = time.monotonic()
     assert list(worker.stream("numbers", 10_000)) == list(range(10_000))
-    most = (time.monotonic() - began) / PACE + 2
-    assert kinds["end"] == 1 and 1 <= kinds["items"] <= most
+    assert kinds["end"] == 1 and 1 <= kinds["items"] < 1_000
     assert set(kinds) == {"items", "end"}
 
 

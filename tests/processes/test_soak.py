@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import ROOT
 
 MB = 1 << 20
+pytestmark = pytest.mark.soak
 
 
 def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:
@@ -26,13 +27,10 @@ def test_resident_memory_is_flat_over_200_conversations_and_50_owners() -> None:
     assert resident[-1] - resident[0] < 4 * MB, resident
 
 
-def test_prompts_that_were_given_up_while_they_waited_leave_no_memory(
-    pytestconfig: pytest.Config,
-) -> None:
+def test_prompts_that_were_given_up_while_they_waited_leave_no_memory() -> None:
     """Of 7.9 MB each. One that was kept would be seen at once, and 40 are more than may be."""
-    prompts = 200 if pytestconfig.getoption("whole") else 42
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.aborted", str(prompts)],
+        [sys.executable, "-m", "tests.support.aborted", "200"],
         cwd=ROOT,
         capture_output=True,
         text=True,

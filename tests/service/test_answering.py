@@ -252,7 +252,7 @@ def test_a_bell_wakes_all_who_listen_in_any_loop() -> None:
         thread.start()
     for _ in range(2):
         for _ in threads:
-            assert ready.acquire(timeout=20)
+            assert ready.acquire(timeout=60)
         bell.ring()
     for thread in threads:
         thread.join(20)

@@ -583,7 +583,7 @@ def test_a_program_that_leaves_ends_its_answer(
     """Under way or in the queue: nothing is computed for nobody."""
     server, model = held
     queue = server.session.engine.queue  # type: ignore[attr-defined]
-    blocker = httpx.Client(base_url=server.address, timeout=30)
+    blocker = httpx.Client(base_url=server.address, timeout=60)
     first = threading.Thread(target=lambda: ask(blocker, text="first", **WAITS))
     if waits:
         first.start()

@@ -1,8 +1,11 @@
-"""A clock that only tests move, and a toy model on it whose forwards take stated seconds."""
+"""Clocks that only tests move: a toy model whose forwards take stated seconds, and an event loop
+whose timers take no time."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
-from typing import Any
+from selectors import SelectorKey, SelectSelector
+from typing import Any, TypeVar
 
 import pytest
 
@@ -11,6 +14,8 @@ from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
+
+Result = TypeVar("Result")
 
 
 class Clock:
@@ -57,3 +62,33 @@ class ClockedToy(ToyBackend):
         seconds = self.forward(len(tree))
         self.clock.now += seconds
         return super().score(tree, sampling)
+
+
+class Skipping(SelectSelector):
+    """Moves the time of a loop on instead of waiting for it to pass."""
+
+    loop: "SimulatedLoop"
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        if timeout is not None:
+            self.loop.now += timeout
+        return super().select(timeout and 0.0)
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """Its time stands still while there is something to do, and then jumps to the next timer."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        selector = Skipping()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+
+def simulated(work: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a coroutine on a simulated loop."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        return runner.run(work)

@@ -1,7 +1,9 @@
-"""A few cases of a grid in the place of all: nothing that two of its axes say together is left out.
+"""Which tests `make test` runs, and which it leaves to `make soak`.
 
-A test with the mark `grid` that repeats itself over a product of parameters runs in the cases that
-`spread` chooses, which are the same in every run. `--whole` runs all of them: `make soak`.
+A test with the mark `soak` is left to `make soak`; `soak(stay=3)` keeps three of its cases. A test
+with the mark `grid` repeats itself over a product of parameters: `make test` runs the cases that
+`spread` chooses, in which every pair of values occurs, and `make soak` runs the others. Both
+choices are the same in every run.
 """
 
 from collections import defaultdict
@@ -30,17 +32,32 @@ def spread(cases: Sequence[Case], strength: int) -> set[int]:
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The collected tests that are cases of grids and not chosen."""
-    grids = defaultdict[tuple[str, int], list[pytest.Function]](list)
-    for item in items:
-        mark = item.get_closest_marker("grid")
-        if mark is not None and isinstance(item, pytest.Function):
-            strength = mark.args[0] if mark.args else 2
-            grids[item.nodeid.split("[")[0], strength].append(item)
+    """The collected tests that `make test` does not run."""
     left = set[pytest.Item]()
-    for (_, strength), cases in grids.items():
-        # A value of an axis is one object in all cases, and may be none that can be compared.
-        values = [{n: id(value) for n, value in case.callspec.params.items()} for case in cases]
-        chosen = spread(values, strength)
-        left.update(case for number, case in enumerate(cases) if number not in chosen)
+    tests = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if item.get_closest_marker("soak") or item.get_closest_marker("grid"):
+            tests[item.nodeid.split("[")[0]].append(item)
+    for cases in tests.values():
+        cases.sort(key=lambda case: case.nodeid)  # They come in another order each time.
+        mark = cases[0].get_closest_marker("soak")
+        if mark is not None:
+            stay = mark.kwargs.get("stay", 0)
+            kept = {number * len(cases) // stay for number in range(stay)}
+        else:
+            kept = chosen(cases)
+        left.update(case for number, case in enumerate(cases) if number not in kept)
     return left
+
+
+def chosen(cases: Sequence[pytest.Item]) -> set[int]:
+    """The numbers of the cases of a grid that run in `make test`."""
+    mark = cases[0].get_closest_marker("grid")
+    assert mark is not None
+    # A value of an axis is one object in all cases, and may be none that can be compared.
+    values = [
+        {name: id(value) for name, value in case.callspec.params.items()}
+        for case in cases
+        if isinstance(case, pytest.Function)
+    ]
+    return spread(values, mark.args[0] if mark.args else 2)

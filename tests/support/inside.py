@@ -18,7 +18,7 @@ from engine.queue import Waiting
 from engine.settings import Drafting, Generation, Runtime, Sampling
 
 OWNER = "local"
-SECONDS = 20.0
+SECONDS = 60.0
 """After which what does not come about never will."""
 
 

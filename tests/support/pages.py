@@ -45,7 +45,7 @@ FLAGS = [
     # Guards of newer browsers, which others do not have: the program must not rest on them.
     "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
 ]
-PATIENCE = 90_000
+PATIENCE = 60_000
 """Milliseconds that an expectation waits for. The usual answer takes two of its seconds."""
 LONG = "Tell me a very long story about the sea."
 ENDED = 60

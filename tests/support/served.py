@@ -35,7 +35,7 @@ class Served:
         """A program that asks it, with a key or without."""
         if key:
             headers["authorization"] = f"Bearer {key}"
-        return httpx.Client(base_url=self.address, headers=headers, timeout=30)
+        return httpx.Client(base_url=self.address, headers=headers, timeout=60)
 
 
 def ask(client: httpx.Client, path: str = "chat/completions", **body: Any) -> httpx.Response:

@@ -42,23 +42,31 @@ import pytest
 @pytest.mark.parametrize("a", [[], "x"])
 @pytest.mark.parametrize("b", range(3))
 @pytest.mark.parametrize("c", range(4))
-def test_it(a, b, c):
+def test_grid(a, b, c):
     pass
 
-@pytest.mark.parametrize("a", range(5))
-def test_other(a):
+@pytest.mark.soak(stay=3)
+@pytest.mark.parametrize("a", range(10))
+def test_few(a):
+    pass
+
+@pytest.mark.soak
+def test_long():
+    pass
+
+def test_short():
     pass
 """
 
 
-@pytest.mark.parametrize(("whole", "grid"), [(True, 24), (False, 12)])
-def test_all_of_a_grid_is_run_when_it_is_asked_for(
-    pytester: pytest.Pytester, whole: bool, grid: int
+@pytest.mark.parametrize(("soak", "passed"), [(True, 12 + 7 + 1), (False, 12 + 3 + 1)])
+def test_each_test_is_either_run_at_once_or_left_to_the_soak(
+    pytester: pytest.Pytester, soak: bool, passed: int
 ) -> None:
     pytester.makepyfile(GRID)
     pytester.makeconftest(
         "from tests.conftest import pytest_addoption, pytest_collection_modifyitems"
     )
-    pytester.makeini("[pytest]\nmarkers = grid\n")
-    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *["--whole"] * whole)
-    done.assert_outcomes(passed=grid + 5, deselected=24 - grid)
+    pytester.makeini("[pytest]\nmarkers =\n    grid\n    soak\n")
+    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *["--soak"] * soak)
+    done.assert_outcomes(passed=passed, deselected=24 + 10 + 1 + 1 - passed)

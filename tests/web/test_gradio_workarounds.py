@@ -14,6 +14,7 @@ from gradio import utils
 
 from app.web.gradio_workarounds import EventQueue, WaitForWork, keep_keys
 from tests.support.blocks import SmallPage, serving
+from tests.support.clocked import simulated
 
 
 def test_an_idle_queue_does_not_look_for_work() -> None:
@@ -28,10 +29,10 @@ def test_an_idle_queue_does_not_look_for_work() -> None:
     async def idle() -> None:
         queue = Counting(True, 4, 1, None, SimpleNamespace(), 4)
         queue.start()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(60)
         queue.close()
 
-    asyncio.run(idle())
+    simulated(idle())
     assert count == 1
 
 
@@ -59,7 +60,7 @@ def test_a_poll_that_is_held_goes_on_when_there_is_work_and_ends_with_its_task()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(held())
+    simulated(held())
     assert said == ["looked"] * 4 + ["ended"]
 
 
@@ -96,7 +97,7 @@ def results(client: httpx.Client, count: int) -> list[Any]:
 def test_events_begin_as_they_come_and_as_places_come_free(served: SmallPage) -> None:
     url, _, blocks = served
     assert isinstance(blocks._queue, EventQueue)
-    with httpx.Client(base_url=url, headers={"origin": url}, timeout=20) as client:
+    with httpx.Client(base_url=url, headers={"origin": url}, timeout=60) as client:
         for first in (1, 4):
             wanted = [f"call {number}" for number in range(first, first + 3)]
             assert sorted(results(client, 3)) == wanted

@@ -67,7 +67,7 @@ class Connection:
         origin = {"Origin": self.address, **OWN, **headers, **self.cookies}
         body = {"number": number, "path": path}
         url = f"{self.address}/shared/{self.name}"
-        return httpx.post(url, json=body, headers=origin, timeout=20).status_code
+        return httpx.post(url, json=body, headers=origin, timeout=60).status_code
 
     def hear(self, until: Callable[[], bool]) -> None:
         """Take events in until something is so."""
@@ -85,7 +85,7 @@ class Connection:
 def connected(address: str, cookies: dict[str, str] | None = None) -> Iterator[Connection]:
     """A browser's connection, until the block ends."""
     headers = {**OWN, **(cookies or {})}
-    with httpx.stream("GET", f"{address}/shared", headers=headers, timeout=20) as response:
+    with httpx.stream("GET", f"{address}/shared", headers=headers, timeout=60) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         yield Connection(address, response.iter_lines(), cookies or {})

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +30,7 @@ from storage.database import Database
 from tests.service.test_answering import recorder, store
 from tests.service.test_session import OWNER, preferences, soon
 from tests.support.blocks import serving
+from tests.support.clocked import simulated
 
 __all__ = ["recorder", "store"]
 BYTES_PER_TOKEN = 60
@@ -170,18 +170,20 @@ def test_where_a_stream_begins(headers: dict[str, str], query: str, start: int) 
 def heard(
     answer: Answer, start: int = 0, most: int = 10_000
 ) -> list[tuple[float, list[StreamEvent]]]:
-    """What a page is told, with the moments, up to so many times."""
+    """What a page is told, with the simulated moments, up to so many times."""
+    return simulated(listened(answer, start, most))
 
-    async def listen() -> list[tuple[float, list[StreamEvent]]]:
-        found, told = [], stream.events(answer, start)
-        async for news in told:
-            found.append((asyncio.get_running_loop().time(), news))
-            if len(found) == most:
-                break
-        await told.aclose()
-        return found
 
-    return asyncio.run(listen())
+async def listened(
+    answer: Answer, start: int = 0, most: int = 10_000
+) -> list[tuple[float, list[StreamEvent]]]:
+    found, told = [], stream.events(answer, start)
+    async for news in told:
+        found.append((asyncio.get_running_loop().time(), news))
+        if len(found) == most:
+            break
+    await told.aclose()
+    return found
 
 
 def test_the_first_tokens_come_as_soon_as_they_are_there(
@@ -215,28 +217,29 @@ def test_the_first_tokens_come_as_soon_as_they_are_there(
 def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any) -> None:
     answer = Answer(OWNER, "c")
 
-    def grow() -> None:
+    async def grow() -> None:
         for index in range(150):
             recorder.add(grown(index, "ab", "eos" if index == 149 else None))
             answer.update = recorder.update(0)
             answer.bell.ring()
-            time.sleep(0.002)
+            await asyncio.sleep(0.002)
         answer.over = True
         answer.bell.ring()
 
-    thread = threading.Thread(target=grow)
-    thread.start()
-    moments = heard(answer)
-    thread.join()
+    async def both() -> list[tuple[float, list[StreamEvent]]]:
+        _, found = await asyncio.gather(grow(), listened(answer))
+        return found
+
+    moments = simulated(both())
     page = Page()
     for _, news in moments:
         for event in news:
             page.hear(*event)
     assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
     assert answer.bell.listening == {}, "nobody listens any more"
-    whole = moments[-1][0] - moments[1][0]
-    assert len(moments) - 2 <= whole / UPDATE_SECONDS + 1
-    assert len(moments) < 150, "steps are told together"
+    times = [moment for moment, news in moments if any(not event.kind for event in news)]
+    assert len(times) == 4, "at 0, 0.12 and 0.24 s, and at the end"
+    assert all(after - before >= UPDATE_SECONDS for before, after in pairwise(times[:3]))
 
 
 def test_the_first_event_comes_at_once_and_a_quiet_stream_says_that_it_lives(
@@ -261,7 +264,7 @@ class Held:
     def answer(self, owner: str, conversation: str, wanted: Preferences) -> Iterator[Any]:
         for item in self.session.answering.answer(owner, conversation, wanted):
             if isinstance(item, Update) and item.finish is None:
-                self.gate.acquire(timeout=20)
+                self.gate.acquire(timeout=60)
             yield item
 
 
@@ -278,7 +281,7 @@ def served(session: Session) -> Iterator[Callable[..., int]]:
 
 
 def asked(port: int, path: str, method: str = "GET", **more: Any) -> httpx.Response:
-    return httpx.request(method, f"http://127.0.0.1:{port}{path}", timeout=20, **more)
+    return httpx.request(method, f"http://127.0.0.1:{port}{path}", timeout=60, **more)
 
 
 def wire(port: int, path: str) -> bytes:
@@ -305,7 +308,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
         address = f"http://127.0.0.1:{port}/stream/{answer.token}?from=0"
         held.gate.release(2)
         body, again = b"", {"Last-Event-ID": str(at)}
-        with httpx.stream("GET", address, headers=again, timeout=20) as response:
+        with httpx.stream("GET", address, headers=again, timeout=60) as response:
             for part in response.iter_raw():
                 body += part
                 if b"\nid:" in body or body.startswith(b"id:"):
