@@ -81,6 +81,7 @@ def laws(folder: Path, shared: int, text: Sequence[int], path: Sequence[int]) ->
     return found
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("length", [12, len(TEXT)])
 @pytest.mark.parametrize("shared", LAYERS)
 def test_an_assistant_guesses_as_the_library_does(

@@ -53,6 +53,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 120.0)
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_template_that_never_ends_is_stopped(
@@ -66,6 +67,7 @@ def test_a_template_that_never_ends_is_stopped(
     assert filler.fill(library, "{{ messages[0].content }}", TOKENS, TURNS) == "hi"
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     ("template", "problem"),
@@ -291,6 +293,7 @@ THINKS = (
 SWITCHED = {None: "", True: "", False: "<think></think>"}
 
 
+@pytest.mark.soak(stay=5)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize(
     ("template", "wanted"),

@@ -65,6 +65,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
 # The trial.
 
 
+@pytest.mark.soak(stay=5)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_trial_reads_a_prompt_with_weights_of_the_type(
     sound: None, tmp_path: Path, kind: str

@@ -78,6 +78,7 @@ def ids(steps: Any) -> list[int]:
     return [token.id for token in tokens_of(steps)]
 
 
+@pytest.mark.soak(stay=6)
 @every
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
 def test_answers_are_the_same_with_wrong_drafts_beside_the_head(
@@ -108,6 +109,7 @@ def test_a_head_knows_what_was_decided_and_nothing_else(backend: Any) -> None:
         assert np.abs(here - there).max() < 2e-3
 
 
+@pytest.mark.soak(stay=6)
 @every
 def test_a_stopped_answer_is_the_beginning_of_it(backend: Any) -> None:
     sampling = SAMPLINGS[1]
@@ -140,6 +142,7 @@ def test_what_was_read_while_nobody_listened_is_a_gap(backend: Any) -> None:
     assert not backend.bytes
 
 
+@pytest.mark.soak(stay=3)
 @every
 def test_sequences_take_turns_with_a_head_each(backend: Any) -> None:
     sampling, runs, plain = SAMPLINGS[1], [], []

@@ -58,6 +58,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
 TREES = 10_000
 
 
+@pytest.mark.soak
 def test_ten_thousand_random_trees(small: Any, other: Any) -> None:
     """After each: the cache, every sequence of it. Now and then: the logits, and the cells used."""
     made, text = Trees(20_261_121), [1]

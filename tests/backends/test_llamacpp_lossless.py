@@ -104,6 +104,7 @@ def accepted(steps: Sequence[Step]) -> int:
 # The databases.
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("own", [0, 1], ids=["some draws", "other draws"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
@@ -157,6 +158,7 @@ def test_knowing_the_answer_accepts_everything(subject: Subject, temperature: fl
     assert len(fast) == -(-len(tokens_of(fast)) // 8) > 1
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("adversary", [garbage, duplicates, deep, everything])
 def test_adversarial_drafters_change_nothing(
     subject: Subject, adversary: Callable[[Sequence[int]], Paths]
@@ -297,6 +299,7 @@ def test_stacks(subject: Subject, gguf_drafts: dict[str, Any], plan: dict[str, i
     assert drafted > 20
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_stacks_of_both_kinds_of_models(
     subject: Subject, embedded: Any, embedded_drafts: dict[str, Any], gguf_drafts: dict[str, Any]
@@ -380,6 +383,7 @@ class Scored:
         monkeypatch.setattr(backend, "score", counted)
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("leaves", [1, 2, 5])
 def test_a_limit_of_branches_is_kept_to(
     subject: Subject, gguf_drafts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, leaves: int
@@ -413,6 +417,7 @@ NEAR = {"F16": 0.01, "Q8_0": 0.15}
 and 0.06 were seen."""
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

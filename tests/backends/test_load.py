@@ -298,11 +298,13 @@ def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
     assert (status, again) == (0, first) and hub.asked == []
 
 
+@pytest.mark.soak
 def test_an_unknown_hub_id_is_one_clear_sentence(hub: Hub, tmp_path: Path) -> None:
     status, text = in_process("someone/else", hub.url, tmp_path)
     assert status == 2 and "'someone/else' could not be loaded" in text
 
 
+@pytest.mark.soak
 def test_a_hub_repository_with_pickled_weights_only_is_refused(
     hub: Hub, folder: Path, tmp_path: Path
 ) -> None:
@@ -313,6 +315,7 @@ def test_a_hub_repository_with_pickled_weights_only_is_refused(
     assert not hub.fetched("pytorch_model.bin")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_a_hub_id_without_a_network_is_a_clear_error(tmp_path: Path, offline: str) -> None:
     """Port 9 refuses connections at once: what takes long here is what the client waits."""

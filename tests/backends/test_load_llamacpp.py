@@ -206,6 +206,7 @@ def test_files_of_another_kind(tmp_path: Path, data: bytes, problem: str) -> Non
     assert problem in refused(tmp_path / "x.gguf")
 
 
+@pytest.mark.soak
 def test_damaged_files(tiny: Path, tmp_path: Path) -> None:
     """Cut in the header, in the numbers, of an old version, of another architecture, ..."""
     data, path = tiny.read_bytes(), tmp_path / "x.gguf"
@@ -348,6 +349,7 @@ print(file.info.kind, file.render(turns) == asked, file.tokenize(asked) == folde
 """
 
 
+@pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.gguf
 def test_files_load_as_soon_as_the_library_is_there(tmp_path: Path) -> None:
@@ -357,6 +359,7 @@ def test_files_load_as_soon_as_the_library_is_there(tmp_path: Path) -> None:
     assert loaded == "llama.cpp True True"
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_transformers_models_load_without_touching_the_library() -> None:
     assert run(UNTOUCHED) == ["[]"]

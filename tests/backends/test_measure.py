@@ -427,6 +427,7 @@ def test_tokens_that_a_draft_model_does_not_know_end_what_is_judged() -> None:
     assert work.profile.pairs[0, 2].acceptance > 0.9
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_embedded_family_has_a_profile(

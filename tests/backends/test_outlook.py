@@ -15,6 +15,7 @@ from tests.support.tiny_gguf import ARCHITECTURES, tiny
 from tests.support.tiny_hybrids import FAMILIES
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.gguf
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_chains_are_told_of_models_that_cannot_branch(tmp_path: Path, architecture: str) -> None:

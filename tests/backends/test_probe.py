@@ -144,6 +144,7 @@ def test_a_file_that_ends_early_is_told_wherever_it_ends(tiny: Path, tmp_path: P
     assert probes.found(path, RUNTIME).problem == ""
 
 
+@pytest.mark.soak
 def test_a_thousand_damaged_headers(tiny: Path, tmp_path: Path) -> None:
     """Whatever the library makes of one, it never ends a process that the probe let go on."""
     source = tmp_path / "tiny.gguf"

@@ -19,6 +19,7 @@ from tests.service.test_models import ask, fails, loaded, told
 from tests.support.inside import OWNER, local
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_the_embedded_models_take_turns(db: Database) -> None:
     """Target, mid, target in one program; each says what it says in a program of its own."""
@@ -58,6 +59,7 @@ def gain(session: Session, drafts: list[str]) -> None:
     assert sum(found.metrics.accepted.values()) > 0
 
 
+@pytest.mark.soak
 @pytest.mark.gguf
 @pytest.mark.model
 def test_folders_and_files_take_turns_and_draft_for_each_other(
@@ -84,6 +86,7 @@ def test_folders_and_files_take_turns_and_draft_for_each_other(
     assert ask(session, "Tell me a story.").text == text
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.model
 @pytest.mark.parametrize("method", ["plain", "hd"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

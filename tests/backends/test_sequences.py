@@ -108,6 +108,7 @@ def family_of(request: pytest.FixtureRequest) -> Callable[[Sequences, str], Fami
     return families(request.getfixturevalue(target), request.getfixturevalue(drafts))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "family_of",
     [
@@ -150,6 +151,7 @@ def test_draft_models_have_a_sequence_per_conversation(
 # Second turns.
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("model", MODELS, indirect=True)
 def test_five_conversations_prefill_only_their_new_words(
     model: Any, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +201,7 @@ def test_rows_that_could_not_be_moved_empty_the_sequence(
 # The cache of the transformers backend grows.
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_a_cache_that_grows_scores_what_a_large_one_scores(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +228,7 @@ def test_a_cache_that_grows_scores_what_a_large_one_scores(
     assert all(np.array_equal(left, right) for left, right in zip(*rows, strict=True))
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_a_cache_takes_what_its_text_needs_and_grows_in_few_steps(
     embedded: Any, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ print(tokenizer(sys.argv[1]).info.tokenizer_fingerprint)
 """
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_from_the_hub_no_weights_are_downloaded(tmp_path: Path) -> None:
     """In a process of its own, as the hub's address is read when its client is imported."""

@@ -277,6 +277,7 @@ def test_bfloat16_runs(kind: str, tmp_path: Path) -> None:
     assert backend.cache.layers[0].keys.dtype == backend.model.dtype or not backend.info.can_tree
 
 
+@pytest.mark.soak
 def test_every_end_token_ends_an_answer(tmp_path: Path) -> None:
     folder = save_model("llama-gqa", tmp_path, eos_token_id=[2, 60, 61])
     backend = load(folder)

@@ -53,6 +53,7 @@ def problems(page: Page) -> list[Any]:
     return found
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_serious_is_found_on_any_tab(
@@ -92,6 +93,7 @@ def test_nothing_serious_is_found_on_any_tab(
     assert {name: each for name, each in found.items() if each} == {}
 
 
+@pytest.mark.soak
 def test_every_tab_begins_at_one_left_edge(page: Page) -> None:
     edges = {}
     for name in tabs(page):

@@ -13,6 +13,7 @@ from tests.support.pages import PHONE, fits, fixed_budget, open_tab, pick, set_n
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.soak
 def test_any_two_methods_and_any_two_models_are_compared(page: Page) -> None:
     set_number(page, "Max tokens", 60)
     fixed_budget(page)

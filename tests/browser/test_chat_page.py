@@ -80,6 +80,7 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     assert answer(page) == text, "a reload shows the conversation as it was"
 
 
+@pytest.mark.soak
 def test_a_stored_answer_is_formatted_copied_and_reached_by_the_keyboard(
     another: Callable[..., BrowserContext], address: str, data: Path, owner: str
 ) -> None:
@@ -204,6 +205,7 @@ def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(page: 
     expect(page.locator("#tokens .turn")).to_have_count(4)
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("one_browser", [True, False])
 def test_two_pages_show_the_same(
     another: Callable[..., BrowserContext], page: Page, address: str, one_browser: bool
@@ -240,6 +242,7 @@ def test_two_pages_show_the_same(
     expect(other.locator("#tokens .turn")).to_have_count(4)
 
 
+@pytest.mark.soak
 def test_the_list_is_arranged_searched_and_carried_off(
     context: BrowserContext, address: str, data: Path, owner: str, tmp_path: Path
 ) -> None:
@@ -309,6 +312,7 @@ def test_the_list_is_arranged_searched_and_carried_off(
     assert shown.locator("b, script").count() == 0
 
 
+@pytest.mark.soak
 def test_a_menu_is_left_as_it_was_found(
     another: Callable[..., BrowserContext], address: str, data: Path, owner: str
 ) -> None:
@@ -343,6 +347,7 @@ def test_a_menu_is_left_as_it_was_found(
     assert titles(page) == list(TITLES), "Escape keeps the title"
 
 
+@pytest.mark.soak
 def test_an_import_is_opened_and_its_upload_deleted(page: Page, data: Path, tmp_path: Path) -> None:
     message = {"role": "user", "content": "A question from elsewhere"}
     choose_file = page.locator(".tools input[type=file]")

@@ -129,6 +129,7 @@ def test_the_keyboard_and_the_edit_mode(page: Page) -> None:
     expect(page.locator("#to-help")).to_be_focused()
 
 
+@pytest.mark.soak
 def test_what_is_sent_while_an_answer_grows_waits_in_sight(page: Page) -> None:
     long_answer(page, 1500)
     box = page.locator(BOX)
@@ -157,6 +158,7 @@ def test_what_is_sent_while_an_answer_grows_waits_in_sight(page: Page) -> None:
     finished(page)
 
 
+@pytest.mark.soak
 def test_settings_and_drafts_are_kept_with_the_conversation(
     page: Page, data: Path, owner: str
 ) -> None:
@@ -207,6 +209,7 @@ def test_settings_and_drafts_are_kept_with_the_conversation(
     expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
 
 
+@pytest.mark.soak
 def test_files_go_with_a_message_and_are_folded_in_it(page: Page) -> None:
     set_number(page, "Max tokens", 8)
     choose = page.locator("#writer .choose")
@@ -248,6 +251,7 @@ def test_files_go_with_a_message_and_are_folded_in_it(page: Page) -> None:
     finished(page)
 
 
+@pytest.mark.soak
 def test_the_gauge_says_what_would_be_left_out_and_what_is_too_long_is_not_lost(page: Page) -> None:
     page.click("#send")
     expect(page.locator(".toast-body")).to_contain_text("message is empty")
@@ -268,6 +272,7 @@ def test_the_gauge_says_what_would_be_left_out_and_what_is_too_long_is_not_lost(
     expect(drops).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_a_phone(another: Callable[..., BrowserContext], address: str) -> None:
     page = another(viewport=PHONE, has_touch=True).new_page()
     visit(page, address)
@@ -293,6 +298,7 @@ def test_a_phone(another: Callable[..., BrowserContext], address: str) -> None:
     expect(page.get_by_label("Max tokens").first).to_be_visible()
 
 
+@pytest.mark.soak
 def test_simple_mode_and_the_tour(page: Page) -> None:
     page.get_by_role("button", name="Take the tour").click()
     titles = []

@@ -29,6 +29,7 @@ def frames(page: Page, seconds: float = 2) -> int:
     return int(page.evaluate("() => window.frames_asked"))
 
 
+@pytest.mark.soak
 def test_an_answer_takes_few_calls_and_two_events_and_an_idle_page_no_frames(
     context: BrowserContext, address: str
 ) -> None:

@@ -31,6 +31,7 @@ def page(browser: Browser) -> Iterator[Page]:
         yield opened
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("lengths", [(1,), (2, 3, 1, 5), (7, 4, 9), (40,)])
 def test_every_character_has_the_colour_of_its_token(page: Page, lengths: tuple[int, ...]) -> None:
     """Each word stands once in the sample, so the sources of its characters can be looked up there,
@@ -116,6 +117,7 @@ GROW = """([groups, sources, sizes]) => {
 }"""
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("sizes", [[1], [5, 1, 3], [29]])
 def test_a_growing_answer_is_at_any_time_what_it_is_when_drawn_at_once(
     page: Page, sizes: list[int]
@@ -165,6 +167,7 @@ def thought(page: Page) -> Any:
     return page.locator(".answered details.thought")
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("opening", ["<think>\n", "<thinking>", "\n<think>", ""])
 def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: str) -> None:
     """Also where the template has opened it, and only its end is written."""
@@ -189,6 +192,7 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
     page.locator("[data-view=formatted]").click()
 
 
+@pytest.mark.soak
 def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
     draw(page)
     grow = """([text, begun]) => {
@@ -253,6 +257,7 @@ def test_hostile_markdown_is_inert(page: Page) -> None:
         assert all(re.match(r"(https?://|mailto:)", link) for link in links), links
 
 
+@pytest.mark.soak
 def test_hover_and_arrows_tell_of_every_token_of_a_formatted_answer(page: Page) -> None:
     text = "**One** two `three` four\n\n- five"
     pieces = cut(text, (3,), (CONTEXT, TARGET))
@@ -270,6 +275,7 @@ def test_hover_and_arrows_tell_of_every_token_of_a_formatted_answer(page: Page) 
     expect(page.locator(".tok.at")).to_have_count(1)
 
 
+@pytest.mark.soak
 def test_the_legend_counts_and_dims_and_colours_can_be_switched_off(page: Page) -> None:
     chips = page.locator(".legend .chip:visible")
     draw(page)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.pages import answer, finished, open_tab, running, send, set_number, visit
 
-pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.gguf]
+pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.gguf, pytest.mark.soak]
 
 HIDDEN = """
 import importlib.machinery, os

@@ -169,6 +169,7 @@ def test_titles_imports_and_answers_run_and_fetch_nothing(
     assert page.url == address and len(page.frames) == 1, "the page went elsewhere"
 
 
+@pytest.mark.soak
 def test_a_conversation_of_heavy_messages_can_be_opened_again(
     context: BrowserContext, address: str, data: Path, owner: str
 ) -> None:
@@ -196,6 +197,7 @@ def drawn(view: Page, text: str) -> None:
     view.evaluate(DRAWN)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_message_takes_the_page_longer_than_its_limit(view: Page, kind: str) -> None:
     """Measured is what the page's own thread computed, whatever else the machine does: parsing,
@@ -247,6 +249,7 @@ def test_a_message_that_is_not_formatted_keeps_its_colours_and_says_so(view: Pag
     assert {"context", "model", "target"} == {*kinds}
 
 
+@pytest.mark.soak
 def test_a_growing_message_is_tried_once_and_once_more_when_it_is_over(view: Page) -> None:
     """Each attempt may take the limit, so there must not be one for each frame."""
     draw(view)

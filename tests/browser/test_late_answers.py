@@ -12,7 +12,7 @@ from storage.database import Database
 from storage.traces import Traces
 from tests.support.pages import entry, late, open_tab, until, visit
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.soak]
 DATABASES = "Databases (hierarchy drafting)"
 FILTER, SHOW, CHOOSE = (f"diagnostics.Diagnostics.{name}" for name in ("filter", "show", "choose"))
 OPEN, LOOK = (f"conversations.ConversationList.{name}" for name in ("open", "look"))

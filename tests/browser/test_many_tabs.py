@@ -15,7 +15,7 @@ from tests.support.pages import (
     visit,
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.soak]
 TABS = 8
 """A browser opens six connections to one server."""
 STREAMS = ("/heartbeat/", "/queue/data", "/stream/")

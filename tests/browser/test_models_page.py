@@ -74,6 +74,7 @@ def chat(page: Page, text: str) -> str:
     return said
 
 
+@pytest.mark.soak
 def test_the_button_that_loads_is_as_wide_as_what_it_is_about(models: Page) -> None:
     page = models
     for width in (1400, 390):
@@ -129,6 +130,7 @@ def test_models_change_and_the_conversation_goes_on(models: Page, address: str) 
     expect(page.locator("#stack-models label")).to_have_count(2)
 
 
+@pytest.mark.soak
 @pytest.mark.gguf
 def test_a_real_model_is_one_click_away(models: Page, hub: Hub) -> None:
     """On the first screen; its download goes on where it broke off."""
@@ -155,6 +157,7 @@ def test_a_real_model_is_one_click_away(models: Page, hub: Hub) -> None:
     expect(page.locator("#starter-models")).to_be_hidden()
 
 
+@pytest.mark.soak
 @pytest.mark.gguf
 def test_a_file_with_a_hostile_name_runs_and_stays_text(models: Page, tmp_path: Path) -> None:
     page = models

@@ -47,6 +47,7 @@ def columns(page: Page) -> list[str]:
     return found
 
 
+@pytest.mark.soak
 def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page) -> None:
     lead = page.locator("#figures .figure.lead")
     levels = page.locator("#figures .levels")
@@ -147,6 +148,7 @@ def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page
     assert page.evaluate(count) == nodes, "a long answer needs no more nodes"
 
 
+@pytest.mark.soak
 def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
     """Its event may come before or after the run's first figures; other runs have their model's."""
     seen = {"name": "strata:first"}

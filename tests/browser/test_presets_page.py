@@ -17,7 +17,7 @@ from tests.support.pages import (
     visit,
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.soak]
 EVIL = "<img src=x onerror=alert(1)>{{7*7}}"
 
 

@@ -35,6 +35,7 @@ from tests.support.pages import (
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.soak
 def test_a_damaged_database_is_put_aside_and_an_answer_outlives_a_kill(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def log_in(page: Page, url: str, password: str) -> None:
     settled(page)
 
 
+@pytest.mark.soak
 def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> None:
     """Who waits while another one's answers are computed is told, and can leave the queue."""
     process, url, said = start(tmp_path, "--host", "0.0.0.0")

@@ -73,6 +73,7 @@ def test_from_filters_to_a_run_to_a_step_and_into_a_file(page: Page) -> None:
     assert page.locator("img[src='x']").count() == 0
 
 
+@pytest.mark.soak
 def test_a_file_is_built_in_the_page_and_another_build_is_stopped(
     page: Page, data: Path, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from tests.support.pages import (
     visit,
 )
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.soak]
 SAME = re.compile(r"(\d) of \1 gave the text")
 EVIL = "<img src=x onerror=fired()>"
 

@@ -80,6 +80,7 @@ def told_by_the_queue(page: Page) -> list[int]:
     return sizes
 
 
+@pytest.mark.soak
 def test_the_first_token_waits_for_no_timer_and_each_is_described(page: Page) -> None:
     """It is drawn in the next frame: only what follows it is paced."""
     answer_at_length(page, 60)
@@ -242,6 +243,7 @@ def test_a_connection_that_is_cut_is_taken_up_again(
         complete(page)
 
 
+@pytest.mark.soak
 def test_the_queue_stands_in_where_the_stream_cannot_be_had_or_is_held_back(
     alone: Page, address: str, complete: Callable[[Page], Stored]
 ) -> None:
@@ -274,6 +276,7 @@ def test_the_queue_stands_in_where_the_stream_cannot_be_had_or_is_held_back(
     complete(page)
 
 
+@pytest.mark.soak
 def test_views_and_conversations_are_switched_while_an_answer_grows(
     page: Page, complete: Callable[[Page], Stored]
 ) -> None:
@@ -301,6 +304,7 @@ def test_views_and_conversations_are_switched_while_an_answer_grows(
     complete(page)
 
 
+@pytest.mark.soak
 def test_the_end_is_followed_unless_somebody_reads_above_and_no_layout_is_read(page: Page) -> None:
     page.set_viewport_size({"width": 1100, "height": 560})
     long_answer(page)

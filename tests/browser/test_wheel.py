@@ -24,6 +24,8 @@ from tests.support.pages import (
     visit,
 )
 
+pytestmark = pytest.mark.soak
+
 PACKAGES = ("app", "engine", "storage", "assets", "strata_chat")
 VERSION = strata_chat.__version__
 

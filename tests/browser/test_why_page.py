@@ -155,6 +155,7 @@ def is_at_its_word(page: Page, word: Locator) -> None:
     assert left >= frame[0] and top >= frame[1] and right <= frame[2] and bottom <= frame[3]
 
 
+@pytest.mark.soak
 def test_the_box_is_at_its_word_and_covers_no_legend(talk: Page) -> None:
     """Wherever the word is among the messages."""
     word = talk.locator("#tokens .tok", has_text="sank").last
@@ -169,6 +170,7 @@ def test_the_box_is_at_its_word_and_covers_no_legend(talk: Page) -> None:
             expect(talk.locator("#tokens .word-box")).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_a_word_answers_to_a_tap(
     answered: None, another: Callable[..., BrowserContext], address: str
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_word_answers_to_a_tap(
         expect(box).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_an_answer_is_replayed_step_by_step_also_on_a_phone(talk: Page) -> None:
     answer = talk.locator(".message").last
     answer.hover()
@@ -249,6 +252,7 @@ def test_an_answer_is_replayed_step_by_step_also_on_a_phone(talk: Page) -> None:
     expect(answer.locator("[data-act=replay]")).to_be_focused()
 
 
+@pytest.mark.soak
 def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None:
     race = page.locator("#race .race")
     expect(race.get_by_role("button", name="Race at the pace of a real model")).to_be_visible()
@@ -280,6 +284,7 @@ def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None
         expect(race.locator(".told")).to_contain_text(told)
 
 
+@pytest.mark.soak
 def test_an_answer_is_proved_in_the_background(page: Page) -> None:
     """The badge comes by itself, and is there after a reload."""
     set_number(page, "Max tokens", 24)

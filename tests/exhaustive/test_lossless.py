@@ -459,6 +459,7 @@ def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
     return curve
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.model
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> None:  # type: ignore[no-untyped-def]
@@ -476,6 +477,7 @@ def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> Non
     assert accepted > 0
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["hd", "hd-published"])
 @pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)

@@ -127,6 +127,7 @@ def test_draft_models_may_have_samplers_of_their_own(plan: str) -> None:
     assert differs, "their samplers are heeded"
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
     method, family, ends = method_named(plan, FIXED), toy_family(), Counter[str | None]()
@@ -251,6 +252,7 @@ def embedded_plain(embedded: Any, embedded_prompts: Any) -> Callable[..., list[S
     return plain
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("plan", [{"small": 4}, {"mid": 3}, {"small": 4, "mid": 6}], ids="/".join)
@@ -325,6 +327,7 @@ def test_embedded_levels_say_what_their_models_say(
             tokens = [*embedded_prompts[0], *path]
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_embedded_rejection_says_the_same_at_temperature_0_and_repeats_itself_above(
     embedded: Any, embedded_drafts: Any, embedded_prompts: Any, embedded_plain: Any

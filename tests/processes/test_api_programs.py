@@ -91,6 +91,7 @@ def kill_engine(running: Running) -> None:
     max(holders, key=lambda process: process.memory_info().rss).kill()
 
 
+@pytest.mark.soak
 def test_every_end_of_the_engine_is_printed_and_it_is_tried_again(tmp_path: Path) -> None:
     """Killed, killed as soon as it is healthy again, and killed once more."""
     shutil.copytree(EMBEDDED, tmp_path / "mine")  # of no other format, which would take its place
@@ -185,6 +186,7 @@ def test_open_webui_s_requests_are_answered(program: Running) -> None:
         assert known.used is not None
 
 
+@pytest.mark.soak
 def test_llm_talks_to_it_as_to_any_model(program: Running, tmp_path: Path) -> None:
     """By its own file of models that speak this API; with a stream and without, and on and on."""
     (tmp_path / "extra-openai-models.yaml").write_text(

@@ -250,6 +250,7 @@ def test_an_engine_says_whether_its_core_is_compiled(
     engine.close()
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("method", DATABASES)
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -279,6 +280,7 @@ def same_as_plain(found: Sequence[Any], generation: Generation) -> None:
     assert of(Step, found)[-1].finish == of(Step, plain)[-1].finish
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_text_is_that_of_plain_decoding_with_draft_models(engine: Engine, seed: int) -> None:
     list(engine.load_drafts([("small", "small"), ("mid", "mid")]))
@@ -386,6 +388,7 @@ def test_without_a_conversation_there_is_no_log(engine: Engine, store: Store) ->
     assert not store.database.execute_read("SELECT * FROM contexts")
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("method", ["model", "context"])
 def test_what_was_stored_is_drafted_from_when_it_is_read_again(
     engine: Engine, store: Store, method: str
@@ -475,6 +478,7 @@ def measuring(method: str = "hd", **named: Any) -> Request:
     return asking(method, measured=Measured(**named), conversation="c")
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.parametrize("method", DATABASES)
 def test_a_measured_run_starts_from_nothing_and_leaves_no_trace(
     engine: Engine, store: Store, method: str
@@ -622,6 +626,7 @@ def test_a_load_stops_the_answer_under_way(slow: Engine) -> None:
     assert slow.state.source == "other"
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("keep_loaded", [True, False])
 def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     engine: Engine, keep_loaded: bool
@@ -637,6 +642,7 @@ def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     assert said(run(engine, asking()))
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize(("ranks", "makes_room"), [((2, 2), True), ((2, 4), True), ((1, 2), False)])
 def test_of_two_models_over_several_processes_the_first_makes_room(
     engine: Engine, ranks: tuple[int, int], makes_room: bool

@@ -119,6 +119,7 @@ def load(session: Session, name: str) -> None:
         list(session.models.load(f"/toys/{name}"))
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("what", "number"), [(what, n) for what, most in MOMENTS.items() for n in range(most)]
@@ -147,6 +148,7 @@ def test_killed_at_any_moment(session: Session, what: str, number: int) -> None:
     assert again.tokens == 60 and stored(session, again) == again.update.text  # type: ignore[union-attr]
 
 
+@pytest.mark.soak
 def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> None:
     assert soon(lambda: ready(session))
     session.notices.take(OWNER)

@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
@@ -246,6 +248,7 @@ def outcomes(folder: Path, moments: int) -> list[Outcome]:
     return found
 
 
+@pytest.mark.soak
 def test_fifty_kills_lose_a_second_at_most(tmp_path: Path) -> None:
     found = outcomes(tmp_path, MOMENTS)
     assert [problem for each in found for problem in each.problems] == []

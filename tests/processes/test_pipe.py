@@ -389,6 +389,7 @@ ENDING_USES = (use_large_batch, use_large_argument)
 """These may have ended by themselves when the process is killed."""
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("moment", range(20))
 def test_killed_at_any_moment(worker: Kept, moment: int) -> None:
     """Each use four times: killed as it starts, while it starts, and soon after it works."""

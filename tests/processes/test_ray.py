@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from storage.statistics_build import build
 from tests.conftest import ROOT
 from tests.support.shards import Made
@@ -41,6 +43,7 @@ print(told)
 """
 
 
+@pytest.mark.soak
 def test_a_cluster_makes_the_same_file(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "HOME": str(tmp_path)}

@@ -86,6 +86,7 @@ def plain(embedded: Any) -> Callable[[tuple[int, ...], Generation], list[int]]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_every_method_says_in_two_turns_what_one_process_says(
     session: Session, profile: Profile, plain: Any, temperature: float
@@ -137,6 +138,7 @@ def test_an_answer_that_is_stopped_leaves_the_ranks_in_step(session: Session, pl
     assert len(truth) > 5
 
 
+@pytest.mark.soak
 def test_a_rank_that_ends_is_told_and_its_model_comes_back(
     session: Session,
 ) -> None:
@@ -184,6 +186,7 @@ def hybrid(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     two.ranks.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.soak
 def test_errors_and_stops_within_the_forwards_of_a_hybrid(hybrid: tuple[Any, Any]) -> None:
     import torch
 

@@ -7,6 +7,7 @@ from engine.settings import Runtime
 from tests.conftest import EMBEDDED
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_a_trial_measures_in_a_process_of_its_own() -> None:
     small = str(EMBEDDED.with_name("small"))

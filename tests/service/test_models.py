@@ -557,6 +557,7 @@ def test_who_waits_is_answered_by_the_new_model(
     assert all(any(w.startswith(text) for w in whole) for text in texts.values())
 
 
+@pytest.mark.soak
 def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     """No answer mixes two models, none is lost, nobody waits for ever."""
     whole = {name: ask(session).text for name in ("one", "two") if told(session, shop.source(name))}

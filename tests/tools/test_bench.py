@@ -42,6 +42,7 @@ def bench(*arguments: str) -> int:
 ASK = ["--limit", "1", "--max-new-tokens", "12"]
 
 
+@pytest.mark.soak(stay=12)
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -105,6 +106,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_two_prompts_end_in_one_json_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, temperature: str
@@ -270,6 +272,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
 def test_the_library_says_what_plain_decoding_says(
     embedded: Any, small: Any, sampling: Sampling
@@ -375,6 +378,7 @@ def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
     assert not result.steady and len(result.tokens) == metrics.tokens
 
 
+@pytest.mark.soak
 def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any) -> None:
     from bench.measure import measure
     from bench.transformers_peers import transformers_peer

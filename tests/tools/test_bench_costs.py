@@ -115,6 +115,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("temperature", ["0", "0.7"])
 def test_both_cores_draft_and_learn_the_same(
     temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -224,6 +225,7 @@ def test_what_is_missing_is_said_before_anything_is_started(
     assert main(["page", "--save", "/no/such/folder/file"]) == 2
 
 
+@pytest.mark.soak
 @pytest.mark.browser
 def test_a_page_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_tier_after_tier_asks_a_lower_tier_only_for_the_nodes_that_are_left() ->
     assert tier_after_tier(databases, Drafting(tiers=())) == []
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_every_configuration_of_the_ablation_gives_the_same_text(
     capsys: pytest.CaptureFixture[str],
@@ -133,6 +134,7 @@ def test_a_shuffled_guess_is_as_sure_of_other_tokens() -> None:
 LIVE = ["--limit", "3", "--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
 
 
+@pytest.mark.soak
 @pytest.mark.model
 @pytest.mark.parametrize("extra", [[], ["--method", "single:small", "--profile-tokens", "6"]])
 def test_every_prompt_has_a_live_and_a_measured_speedup(
@@ -153,6 +155,7 @@ def test_every_prompt_has_a_live_and_a_measured_speedup(
 STACK = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_a_run_measures_what_was_planned_and_its_rivals(
     capsys: pytest.CaptureFixture[str],
@@ -192,6 +195,7 @@ def test_a_run_measures_what_was_planned_and_its_rivals(
     assert any(f"planned: {record['planned']}" in row for row in table)
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_the_speed_command_knows_stacks(capsys: pytest.CaptureFixture[str]) -> None:
     methods = ["plain", "hsd", "single:small", "hsd:small@2/mid@3", "hd+hsd:mid"]

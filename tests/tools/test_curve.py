@@ -131,6 +131,7 @@ def test_a_model_that_decodes_plainly_is_timed_plainly() -> None:
     assert set(row["speedup"].values()) == {1.0} and set(row["nodes"].values()) == {0}
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_files_and_types_of_a_folder_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(EMBEDDED)

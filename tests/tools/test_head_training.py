@@ -39,6 +39,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return load_file(folder / "weights" / "model.safetensors")
 
 
+@pytest.mark.soak
 def test_a_head_learns_and_goes_on_where_it_was_stopped(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +123,7 @@ def test_answers_are_learned_from_and_nothing_else() -> None:
     assert within(inputs, 4, 5)[0].int().tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.soak
 def test_a_head_is_measured_by_depth(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

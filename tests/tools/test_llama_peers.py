@@ -130,6 +130,7 @@ def test_the_peers_get_our_settings(gguf: Any) -> None:
         assert peer.llama._logits_all and peer.llama.draft_model is not None
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.gguf
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
 @pytest.mark.parametrize("name", ["llama-cpp-python", "llama-lookup-python"])
@@ -198,6 +199,7 @@ def test_the_speed_of_a_gguf_file_with_its_peers_ends_in_one_json_line(
     assert figures["hd"]["over_best_peer"] == figures["hd"]["tokens_per_second"] / best
 
 
+@pytest.mark.soak
 @pytest.mark.gguf
 @pytest.mark.model
 def test_a_stack_mixes_both_kinds_of_models(asked: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -350,6 +350,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("small_sizes")
 def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], embedded: Any
@@ -564,6 +565,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert not file.exists()
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.gguf
 @pytest.mark.parametrize("name", ["target", "mid", "small"])
 def test_the_shipped_files_are_those_of_the_folders_in_q8_0(

@@ -50,6 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "family"
 
 
+@pytest.mark.soak
 def test_both_libraries_load_what_was_exported_and_answer_the_same(made: Path) -> None:
     one = load(str(made / "target"), Runtime(dtype="float32"))
     other = load(str(made / "target.gguf"), Runtime(threads=1))

@@ -61,6 +61,7 @@ print("imported:", *sorted(set(sys.argv[1].split()) & sys.modules.keys()))
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("folders", "never"),
     [
@@ -108,6 +109,7 @@ def test_every_worker_collects_the_same_tests() -> None:
     assert here == elsewhen
 
 
+@pytest.mark.soak
 def test_a_test_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "test_faulty.py").write_text(CRASHES)
     (tmp_path / "test_other.py").write_text("def test_more() -> None:\n    pass\n")
@@ -119,6 +121,7 @@ def test_a_test_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None
     assert lines[-1].startswith("6 failed, 3 passed in ")
 
 
+@pytest.mark.soak
 def test_a_test_that_is_skipped_is_counted(tmp_path: Path) -> None:
     """.ci/run lets none skip, and reads that from the last line."""
     text = "import pytest\n\n\ndef test_it() -> None:\n    pytest.skip('not today')\n"

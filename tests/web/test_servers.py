@@ -340,6 +340,7 @@ def test_another_text_of_a_server_is_no_fault() -> None:
         assert "Different text" in words and "differs" not in words
 
 
+@pytest.mark.soak
 def test_a_server_that_cannot_be_switched_is_compared_with_a_second_address() -> None:
     with stub() as fast, stub(pace=0.01) as slow, opened(slow) as session:
         for _ in session.models.load(fast.base):
