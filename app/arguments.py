@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from assets import ASSETS
 from engine.errors import SettingError
-from engine.machine import usual_size
 from engine.settings import Runtime
 from strata_chat import __version__
 
@@ -192,7 +191,6 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 def runtime_of(given: argparse.Namespace) -> Runtime:
     """The settings that were given. Raises SettingError for one out of its range."""
     values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
-    values["tensor_parallel"] = values["tensor_parallel"] or usual_size()
     return Runtime(**{name: value for name, value in values.items() if value is not None})
 
 

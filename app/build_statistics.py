@@ -6,9 +6,9 @@ Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: chat "messages", "te
 record) and tables (.csv, .parquet: a column of these), also packed (.zip, .xz, .gz, .zst).
 Interrupted, it leaves everything as it was. Of the model its tokenizer is loaded alone.
 
-With `--memory` the texts may be larger than that: they are counted in shards, in a work folder, on
-this host or with `--ray` on many. The file is the same. After an interruption, the same command
-continues where it was.
+With `--memory` the texts may be larger than that: they are counted in shards, in a work folder. The
+file is the same. After an interruption, the same command continues where it was. With `--part`
+several hosts count, each a part; the command without it then adds up.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from storage import statistics_build, statistics_shards
 from storage.documents import USUAL, Reading, documents
 from storage.statistics import SUFFIX
 from storage.statistics_build import FEWEST, Progress, build
-from storage.statistics_shards import Job, Plan, count, count_on_hosts, reduce, shard_size
+from storage.statistics_shards import Job, Plan, count, reduce, shard_size
 
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 SMALLEST_MEMORY = 0.5
@@ -58,7 +58,8 @@ def tokenized(
 
 
 def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path) -> dict[str, str]:
-    """Count the texts in shards, and write the file. Raises StrataError."""
+    """Count the texts in shards, and write the file. Returns its meta data, which is empty if only
+    a part was counted. Raises StrataError."""
     info, memory = tokenizer.info, int(options.memory * GIGABYTE)
     folder = (options.work_dir or out.with_name(f"{out.name}.work")).resolve()
     reading = Reading(options.field, most_bytes=None)
@@ -86,10 +87,9 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
             done = sum(size * part for size, part in zip(sizes, shares, strict=True))
             bar.update(int(done) - bar.n)
 
-        if options.ray is None:
-            count(job, options.shards, report)
-        else:
-            count_on_hosts(job, options.ray, report)
+        count(job, options.shards, report, options.part)
+    if options.part:
+        return {}
     budget = int(options.size * MEGABYTE)
     with stage_bar(statistics_shards.STAGES) as progress:
         return reduce(folder, plan, out, options.title, budget, memory, progress)
@@ -150,9 +150,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         goes_on = " The same command continues from here." if options.memory is not None else ""
         print(f"Cancelled; nothing was changed.{goes_on}", file=sys.stderr)
         return 130
+    if not meta:
+        print("This part is counted. Once all parts are, run the command without --part.")
+        return 0
     counts = [f"{int(meta[name]):,} {name}" for name in ("keys", "entries", "tokens")]
     print(f"{counts[0]} and {counts[1]} from {counts[2]}: {out}")
     return 0
+
+
+def part(text: str) -> tuple[int, int]:
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part. Give one such as 2/4.")
+    return int(number), int(parts)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -200,15 +210,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     large.add_argument(
         "--shards",
         type=int,
-        default=os.cpu_count() or 1,
         help="how many shards are counted at the same time (default: one per core)",
     )
     large.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="count on the hosts of a Ray cluster, or on this one's (default: that of this host)",
+        "--part",
+        type=part,
+        metavar="K/N",
+        help="count only part K of N, to share the work with other hosts; nothing is added up",
     )
     options = parser.parse_args(arguments)
     options.title = options.title or ", ".join(path.name for path in options.files)
@@ -216,8 +224,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--fewest cannot be {options.fewest}. Give 1 or more.")
     if options.memory is not None and not options.memory >= SMALLEST_MEMORY:
         parser.error(f"--memory cannot be {options.memory}. Give {SMALLEST_MEMORY} or more.")
-    if options.ray is not None and options.memory is None:
-        parser.error("--ray counts in shards. Give --memory, too.")
+    if options.part and None in (options.memory, options.shards):
+        # Otherwise two hosts that start at once could cut the texts in different ways.
+        parser.error("--part needs --memory and --shards, with the same values for all parts.")
+    if options.shards is None:
+        options.shards = os.cpu_count() or 1
     if options.shards < 1:
         parser.error(f"--shards cannot be {options.shards}. Give 1 or more.")
     return options

@@ -24,7 +24,6 @@ from app.arguments import (
 )
 from assets import ASSETS
 from engine.errors import StrataError
-from engine.machine import Place, launched
 
 if TYPE_CHECKING:
     from app.service.jobs import Progress
@@ -56,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] != [VLLM]:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-    place = launched()
     try:
         if words[:1] == [VLLM]:
             from app.vllm.serve import run
@@ -64,8 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(words[1:])
         elif words[:1] == [KEYS]:
             manage_keys(parse_keys(words[1:]))
-        elif place is not None:
-            serve_ranks(words, place)
         else:
             serve(parse(words))
     except StrataError as error:
@@ -74,23 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("", file=sys.stderr)
     return 0
-
-
-def serve_ranks(words: Sequence[str], place: Place) -> None:
-    """Run one of the processes that torchrun has started: the first is the app, and the others
-    compute with its engine."""
-    options = parse(words)
-    if place.rank:
-        from engine.backends.follower import look_after
-
-        look_after()
-        return
-    try:
-        serve(options)
-    finally:
-        from engine.backends.follower import leave
-
-        leave()
 
 
 def serve(options: Options) -> None:

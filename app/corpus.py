@@ -1,4 +1,4 @@
-"""Text files as input for counting statistics in shards, on this host or on several.
+"""Text files as input for counting statistics in shards.
 
 Consecutive files form a volume until they have `VOLUME` bytes in total. The same files are always
 split in the same way. Every process that tokenizes loads the tokenizer once.
@@ -59,8 +59,8 @@ class Corpus:
         found = tokenizer_of(self.model)
         if found.info.tokenizer_fingerprint != self.fingerprint:
             raise StorageError(
-                f"Another host has another tokenizer for {self.model!r}. Give all of them the same "
-                "model."
+                f"The tokenizer of {self.model!r} has changed since counting began. Put the old "
+                "one back, or delete the work folder and start again."
             )
         return [tokens_of(found, document) for document in shard]
 

@@ -239,7 +239,7 @@ def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
             f"The draft models cannot be {options.drafts!r}. Name folders, *.gguf files or hub ids "
             "with --drafts, whose last parts differ."
         )
-    runtime = runtime_of(options).unsplit
+    runtime = runtime_of(options)
     named = zip(names, map(source_of, sources), strict=True)
     return {name: load(source, runtime) for name, source in named}
 

@@ -114,8 +114,6 @@ def checked_methods(options: argparse.Namespace) -> list[str]:
 
 def obstacle(name: str, options: argparse.Namespace) -> str:
     """Why a method cannot run with these options; "" if it can."""
-    if name in PEERS[TRANSFORMERS] and options.tensor_parallel > 1:
-        return "transformers' own decoding is tried in one process alone"
     if name == ASSISTED and options.model != "embedded" and not options.assistant:
         return f"it needs a draft model for {options.model!r} (--assistant)"
     return ""

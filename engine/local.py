@@ -429,9 +429,7 @@ class Local:
         return self.start(OWNER, lambda stream: self.replace_model(request, stream), urgent=True)
 
     def replace_model(self, request: Load, stream: Stream[Loading]) -> None:
-        both = min(request.runtime.tensor_parallel, self.loaded.runtime.tensor_parallel)
-        # Only one model at a time can be split over processes.
-        before = None if request.keep_loaded and both == 1 else self.make_room()
+        before = None if request.keep_loaded else self.make_room()
         failure = ""
         try:
             self.use(self.read_model(request, stream))
@@ -529,7 +527,7 @@ class Local:
         drafts: dict[str, Backend] = {}
         for name, source in named:
             known = loaded.get((name, source))
-            drafts[name] = known or self.loaders.load(source, self.loaded.runtime.unsplit)
+            drafts[name] = known or self.loaders.load(source, self.loaded.runtime)
         family = Family(self.loaded.backend, drafts)
         self.use_drafts(family.drafts, {name: dict(named)[name] for name in family.drafts})
 

@@ -1,19 +1,11 @@
-"""Where models run: the processor with its number formats, and the ranks of a split model.
+"""Where models run: the processor and its number formats.
 
 Measurements from one machine say little about another, so its name is kept with them.
-
-A model may be split, so that each rank, a process, holds a part of every layer. Rank 0 is the
-engine, with drafting, sampling and everything else; the others only take part in its forwards
-(engine/backends/parallel.py). Either the engine starts them on this machine, or torchrun started
-this program once per rank, on one or more machines. In the second case rank 0 is the app, and every
-other process follows as one rank.
 """
 
-import os
 import platform
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -60,49 +52,4 @@ def computes_bfloat16() -> bool:
 def machine(info: BackendInfo) -> str:
     """Where a model runs: the processor, its threads, the device, and the format of numbers."""
     threads = f"{info.threads} thread{'s' * (info.threads > 1)}" if info.threads else ""
-    ranks = f"{info.ranks} ranks" if info.ranks > 1 else ""
-    return ", ".join(filter(None, (processor(), threads, info.device, ranks, info.dtype)))
-
-
-AGENT = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set by torchrun if its own process hosts the store of the ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of one of `size` ranks. `local_size` of them are on its machine, where it has
-    number `local_rank`. The ranks meet at `host` and `port`."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    port: int
-
-
-def launched() -> Place | None:
-    """The place that torchrun has given this process; None without torchrun, or with one rank."""
-    known = os.environ
-    if known.get(AGENT) != "True" or int(known["WORLD_SIZE"]) == 1:
-        return None
-    return Place(
-        int(known["RANK"]),
-        int(known["WORLD_SIZE"]),
-        int(known["LOCAL_RANK"]),
-        int(known["LOCAL_WORLD_SIZE"]),
-        known["MASTER_ADDR"],
-        int(known["MASTER_PORT"]),
-    )
-
-
-def usual_size() -> int:
-    """The default number of ranks of a model."""
-    place = launched()
-    return place.size if place else 1
-
-
-def ranks_here(size: int) -> int:
-    """The number of a model's ranks that run on this machine."""
-    place = launched()
-    return place.local_size if place and place.size == size else size
+    return ", ".join(filter(None, (processor(), threads, info.device, info.dtype)))

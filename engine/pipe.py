@@ -23,7 +23,6 @@ value that cannot be read fails only one call.
     items    list of items         a batch: at most one every PACE seconds per stream
     end                            the stream has ended
     state    value                 the object called publish(value)
-    dying    reason                the process is about to end, for a known reason
 
 Messages keep their order: a state that was published before an item was put arrives before it.
 Calls do not wait for each other: a pool of threads runs them, and every stream has its own thread
@@ -54,7 +53,6 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Literal
 
-from engine import process as this_process
 from engine.errors import EngineDied, StrataError, first_line
 from engine.process import LARGE, death, give_back_freed
 from engine.streams import Stream
@@ -70,7 +68,6 @@ Kind = Literal[
     "items",
     "end",
     "state",
-    "dying",
 ]
 """The kinds of messages; the table above explains them."""
 Failure = tuple[str, str, bytes]
@@ -273,8 +270,6 @@ class Link:
     def _receive(self, kind: Kind, number: int, body: bytes) -> None:
         if kind == "state":
             self._on_state(pickle.loads(body))
-        elif kind == "dying":
-            self._reason = self._reason or pickle.loads(body)
         elif kind == "items":
             self._put(number, body)
         else:
@@ -387,10 +382,6 @@ class Server:
 
     def publish(self, value: object) -> None:
         self._send(pack("state", 0, value))
-
-    def end(self, reason: str) -> None:
-        self._send(pack("dying", 0, reason))
-        os._exit(1)
 
     def _read(self) -> None:
         try:
@@ -530,9 +521,7 @@ def serve(pipe: Connection, make: Make) -> None:
         faulthandler.enable()
     # Otherwise a crash of llama.cpp starts a debugger and waits for it.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    server = Server(pipe, make)
-    this_process.ENDING.append(server.end)
-    server.run()
+    Server(pipe, make).run()
 
 
 def messages(pipe: Connection) -> Iterator[tuple[Kind, int, bytes]]:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +19,6 @@ RAISED = 1
 """The exit status of Python after an exception; it differs from those after a crash in a
 library."""
 FAULTS = {"SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"}
-ENDING: list[Callable[[str], None]] = []
-"""The function that ends this process with a reason for its parent; empty if there is none."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -62,12 +60,6 @@ def death(status: int, who: str = "The process that runs the model") -> str:
     else:
         why = ""
     return f"{who} ended ({name}).{why} Please try again."
-
-
-def end(reason: str) -> None:
-    """End this process with a reason, if its parent would receive it; otherwise do nothing."""
-    for each in ENDING:
-        each(reason)
 
 
 LARGE = 1 << 20

@@ -4,7 +4,7 @@ Sliders and checks are derived from these declarations.
 """
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from engine.errors import SettingError
@@ -207,11 +207,11 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
-    `device`, `dtype` and `tensor_parallel` are for transformers models
-    (engine/models/load_transformers.py and load_split.py); what follows them is for GGUF files, but
-    for `head`.
+    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
+    follows them is for GGUF files, but for `head`.
     """
 
+    removed = ("tensor_parallel",)
     context_length: int = setting(
         8192,
         64,
@@ -227,14 +227,6 @@ class Runtime(Checked):
         "Precision",
         "auto, float32, bfloat16 or float16. auto uses the model's own precision on a GPU, "
         "bfloat16 on a processor that supports it, and float32 otherwise.",
-    )
-    tensor_parallel: int = setting(
-        1,
-        1,
-        64,
-        1,
-        "Tensor parallel",
-        "How many processes share the model; each computes a part of every layer.",
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
@@ -257,10 +249,6 @@ class Runtime(Checked):
         "The built-in head, which guesses ahead: auto finds it, off ignores it; or the path of "
         "its file or folder.",
     )
-
-    @property
-    def unsplit(self) -> "Runtime":
-        return replace(self, tensor_parallel=1)
 
     def __post_init__(self) -> None:
         for item in fields(self):

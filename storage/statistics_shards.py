@@ -7,8 +7,7 @@ in memory. They are then ranked and selected by the code of the builder in memor
 same, byte for byte.
 
 One process reads a volume of the texts, and passes its shards to other processes, which tokenize
-and count them. These run in an executor: processes of this machine, or of many in a Ray cluster,
-which all have to see the work folder. If a host is lost, its tasks run again elsewhere.
+and count them. Several hosts that share the work folder can each count a part of the volumes.
 
 Every file is written under a temporary name and renamed when it is complete, and a file that exists
 is not made again. An interrupted command can therefore be run again, and continues. The invariant:
@@ -16,9 +15,7 @@ the content of a work folder belongs to the texts and settings of its plan.
 """
 
 import json
-import logging
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -33,7 +30,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import StorageError, StrataError, first_line
+from engine.errors import StorageError
 from storage.documents import connection, quoted
 from storage.statistics import KEY_SIZE, key_bits
 from storage.statistics_build import (
@@ -63,10 +60,6 @@ SHARE = 0.5
 LARGEST_SHARD = 1 << 24
 KEYS = ("packed", "gains", "first", "heads", "entries")
 """The columns of ranked keys."""
-FEEDS = 16
-"""Cores that one process can read for."""
-TASK_BYTES = 1 << 29
-"""The memory of a process before it counts anything, mostly for its libraries."""
 STAGES = ("count", "rank", "write")
 """The stages of a build in order, as passed to `progress`."""
 
@@ -92,8 +85,9 @@ class Plan:
         path = folder / PLAN
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                if any(not each.name.startswith(".") for each in folder.iterdir()):
+            names = [each.name for each in folder.iterdir()]
+            if PLAN not in names:
+                if any(not name.startswith(".") for name in names):
                     raise StorageError(
                         f"The work folder {str(folder)!r} holds something else. Give a new one."
                     )
@@ -199,7 +193,7 @@ def shard_size(memory: int, processes: int) -> int:
 
 
 class Texts(Protocol):
-    """The texts to count. Every process receives this value, maybe on another host.
+    """The texts to count. Every process receives this value.
 
     The texts are in volumes, each of which is read by one process, and these in shards, each of
     which is counted by one process; the boundaries are always the same.
@@ -228,11 +222,6 @@ class Job:
 
     def count_shard(self, name: str, shard: Any) -> None:
         """Tokenize and count a shard. Raises StrataError."""
-        if not (self.folder / PLAN).exists():
-            raise StorageError(
-                f"The host {platform.node()!r} does not see the work folder {str(self.folder)!r}. "
-                "Give a --work-dir that all hosts share."
-            )
         count_shard(self.folder, name, self.texts.tokenized(shard), self.vocabulary, self.most)
 
     def count_volume(
@@ -279,107 +268,26 @@ class Job:
 
 
 def count(
-    job: Job, processes: int, report: Callable[[int, float], None] = lambda volume, share: None
+    job: Job,
+    processes: int,
+    report: Callable[[int, float], None] = lambda volume, share: None,
+    part: tuple[int, int] | None = None,
 ) -> None:
-    """Count everything, in that number of processes. `report` is called with a volume and the share
-    of it that was read. Raises StrataError."""
+    """Count everything, in that number of processes, or only `part` K of N: every N-th volume.
+    `report` is called with a volume and the share of it that was read. Raises StrataError."""
     if job.counted:
         return
+    number, parts = part or (1, 1)
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
-            for volume in range(job.texts.volumes):
+            for volume in range(number - 1, job.texts.volumes, parts):
                 job.count_volume(volume, pool, processes, partial(report, volume))
                 report(volume, 1.0)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    job.finish()
-
-
-# many hosts
-
-
-class Hosts(Executor):
-    """The cluster as an executor. Each call takes a core and `memory` bytes."""
-
-    def __init__(self, memory: int) -> None:
-        import ray
-
-        self.call = ray.remote(num_cpus=1, memory=memory)(call)
-
-    def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-        found: Future[Any] = self.call.remote(work, *arguments, **options).future()
-        return found
-
-
-def call(work: Any, *arguments: Any, **options: Any) -> Any:
-    return work(*arguments, **options)
-
-
-def read(job: Job, volume: int, at_once: int, memory: int) -> None:
-    """Read a volume on one host of the cluster; any host may count its shards."""
-    job.count_volume(volume, Hosts(memory), at_once, lambda share: None)
-
-
-def count_on_hosts(
-    job: Job, address: str, report: Callable[[int, float], None] = lambda volume, share: None
-) -> None:
-    """Count everything on the cluster at an address; "" stands for the cluster of this machine,
-    which is started if necessary. `report` as for `count`. Raises StrataError."""
-    if job.counted:
-        return
-    memory = TASK_BYTES + job.most * WINDOW_BYTES
-    with cluster(address) as ray:
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        readers = max(1, min(job.texts.volumes, cores // FEEDS))
-        # A reader reserves no core, so that it never waits for the tasks that it submits.
-        task = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(read)
-        running: dict[Any, int] = {}
-        for volume in range(job.texts.volumes):
-            settle(ray, running, readers - 1, report)
-            running[task.remote(job, volume, -(-cores // readers) + 1, memory)] = volume
-        settle(ray, running, 0, report)
-    job.finish()
-
-
-def settle(
-    ray: Any, running: dict[Any, int], most: int, report: Callable[[int, float], None]
-) -> None:
-    while len(running) > most:
-        for done in ray.wait([*running])[0]:
-            ray.get(done)
-            report(running.pop(done), 1.0)
-
-
-@contextmanager
-def cluster(address: str) -> Iterator[Any]:
-    """Ray, connected. Errors of Ray in the block, or a missing Ray, become a StorageError."""
-    # By default Ray sends usage statistics to its makers.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise StorageError(
-            "Counting on many hosts needs Ray, which is not installed. Install it with: "
-            "pip install ray. Or leave out --ray."
-        ) from error
-    begun = not ray.is_initialized()
-    try:
-        if begun:
-            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
-        yield ray
-    except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
-        cause: Any = error
-        while isinstance(cause, ray.exceptions.RayTaskError):
-            cause = cause.cause
-        if isinstance(cause, StrataError):
-            raise cause from None
-        raise StorageError(
-            f"Counting by Ray stopped: {first_line(cause)} The same command continues from here."
-        ) from error
-    finally:
-        if begun:
-            ray.shutdown()
+    if part is None:
+        job.finish()
 
 
 # all shards

@@ -177,8 +177,6 @@ class Families:
         info = self.bare.target.info
         drafts = tuple(draft.info.fingerprint for draft in self.bare.drafts.values())
         machine = f"{info.device}/{info.dtype}/{info.threads}"
-        if info.ranks > 1:
-            machine += f"/{info.ranks}"
         return ProfileKey(info.fingerprint, drafts, sampler, machine)
 
 
@@ -262,7 +260,7 @@ class Stacks:
         if not source:
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         if self.loaders.present(source) or format_of(source).estimated:
-            self.engine.need(source, self.state.runtime.unsplit)
+            self.engine.need(source, self.state.runtime)
         if source not in self.offered:
             self.offered.append(source)
         return source
@@ -282,7 +280,7 @@ class Stacks:
         need, problem = None, ABSENT
         try:
             if self.loaders.present(source):
-                need, problem = self.engine.need(source, self.state.runtime.unsplit), ""
+                need, problem = self.engine.need(source, self.state.runtime), ""
         except StrataError as error:
             problem = str(error)
         return Candidate(source, name_of(source), need, problem)
@@ -318,7 +316,7 @@ class Stacks:
 
     def check_memory(self, sources: Sequence[str]) -> None:
         """Raise ModelError unless these models fit into the free memory."""
-        needs = [self.engine.need(source, self.state.runtime.unsplit) for source in sources]
+        needs = [self.engine.need(source, self.state.runtime) for source in sources]
         total, free = sum(need.total for need in needs), self.free
         if total > free:
             each = ", ".join(

@@ -52,12 +52,11 @@ def loaded(
     if info.server is not None:
         return served(info, source)
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
-    split = f" on each of {info.ranks} ranks" if info.ranks > 1 else ""
     listed = [
         ("model", info.name),
         ("run by", info.kind),
         ("parameters", billions(info.parameters)),
-        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}{split}"),
+        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
         ("context", f"{info.context_length:,} tokens"),
         ("device", f"{info.device}{threads}"),
         ("from", where(source)),

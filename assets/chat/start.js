@@ -3,10 +3,6 @@ let extra = () => {};
 
 function draw() {
   const value = props.value || {};
-  if (value.events) {
-    hearAll(value);
-    return;
-  }
   learn(value.names);
   if (!arrange(value)) return;
   extra(value);

@@ -2,13 +2,14 @@
 // positions. If drawing takes long, it is done less often, so that it takes at most a tenth of the
 // time.
 //
-// `trigger` sends requests to the server: "over" for the final state of an answer, and "fallback"
-// if the stream does not arrive; its events then come through Gradio's queue, in `value.events`.
+// `trigger("over")` asks the server for the final state of an answer. The server replies with the
+// conversation as it is, so a page that the stream does not reach shows the answer once it is over.
 const SHOWN_MS = 120;
 const HIDDEN_MS = 500;
 const LEGEND_MS = 500;
 const PATIENCE_MS = 3000;
 const AGAIN_MS = 500;
+const LATER_MS = 3000;
 const SHARE = 10;
 let waiting = false;
 let drawnAt = -HIDDEN_MS;
@@ -21,8 +22,8 @@ function follow(stream) {
   if (!stream) return;
   if (!live) {
     live = {
-      token: stream.token, run: newRun(), turn: null, reading: null, sources: [], next: 0,
-      over: false, late: 0, queued: false, seen: false,
+      token: stream.token, run: newRun(), turn: null, reading: null, sources: [],
+      over: false, seen: false,
     };
     connect(live);
   }
@@ -36,8 +37,6 @@ function leave() {
 }
 
 function letGo(mine) {
-  clearTimeout(mine.late);
-  mine.late = 0;
   if (mine.reading) mine.reading.abort();
   mine.reading = null;
 }
@@ -51,29 +50,32 @@ function rests() {
 document.addEventListener("visibilitychange", () => {
   if (!live || live.over) return;
   if (rests()) letGo(live);
-  else if (!live.reading && !live.queued) connect(live);
+  else if (!live.reading) connect(live);
 });
 
 // After a lost connection, the stream continues after the tokens that have arrived.
 async function connect(mine) {
+  mine.reading = null;
   if (rests()) return;
   const reading = mine.reading = new AbortController();
   const { signal } = reading;
-  expectNews(mine);
+  const late = setTimeout(() => reading.abort(), PATIENCE_MS);
+  let arrives = false;
   const address = "/stream/" + mine.token + "?from=" + mine.run.texts.length;
   const answer = await fetch(address, { signal }).catch(() => null);
-  if (answer && !answer.ok) return giveUp(mine);
-  if (answer) {
+  if (answer && answer.ok) {
     await read(answer.body, (kind, data, at) => {
       if (mine.reading !== reading) return;
-      clearTimeout(mine.late);
-      mine.late = 0;
+      clearTimeout(late);
+      arrives = true;
       hear(mine, kind, data, at);
     });
   }
-  if (mine !== live || mine.over || signal.aborted) return;
-  expectNews(mine);
-  setTimeout(() => mine === live && mine.reading === reading && connect(mine), AGAIN_MS);
+  clearTimeout(late);
+  if (mine.reading !== reading) return;
+  if (!arrives) askForEnd(mine);
+  const again = () => mine.reading === reading && connect(mine);
+  setTimeout(again, arrives ? AGAIN_MS : LATER_MS);
 }
 
 // Reads server-sent events until the stream ends or breaks off, and passes on the name and data of
@@ -99,27 +101,17 @@ async function read(body, hearEvent) {
   }
 }
 
-function expectNews(mine) {
-  if (!mine.late) mine.late = setTimeout(() => giveUp(mine), PATIENCE_MS);
+function askForEnd(mine) {
+  trigger("over", { token: mine.token, drawn: mine.run.texts.length });
 }
 
-// The stream does not arrive. Request its events through Gradio's queue.
-function giveUp(mine) {
-  if (mine !== live || mine.over) return;
-  letGo(mine);
-  mine.queued = true;
-  mine.next = 0;
-  trigger("fallback", { token: mine.token, drawn: mine.run.texts.length });
-}
-
-// Handle an event of the stream or the queue. `at` is the number of tokens sent, this event
-// included.
+// Handle an event of the stream. `at` is the number of tokens sent, this event included.
 function hear(mine, kind, data, at) {
   if (mine !== live || mine.over) return;
   if (kind === "") {
     const count = data.reduce((sum, group) => sum + group[3].length, 0);
     if (take(mine.run, data, at - count, mine.sources)) schedule();
-    else giveUp(mine);
+    else mine.reading.abort(); // Events were lost: the next connection brings them.
   } else if (kind === "sources") {
     mine.sources = data.sources;
     mine.thinking = mine.thinking || data.thinking;
@@ -134,7 +126,7 @@ function hear(mine, kind, data, at) {
     letGo(mine);
     frame();
     drawLegend();
-    trigger("over", { token: mine.token, drawn: mine.run.texts.length });
+    askForEnd(mine);
   }
 }
 
@@ -192,14 +184,3 @@ document.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey) return;
   if (event.target.closest(sends)) sentAt = performance.now();
 }, true);
-
-// Handle events from the queue. Each event is in at least one update, and may be in several.
-function hearAll({ token, events }) {
-  if (!live || live.token !== token) return;
-  for (const [number, kind, data, at] of JSON.parse(events)) {
-    if (live && number === live.next) {
-      live.next += 1;
-      hear(live, kind, data, at);
-    }
-  }
-}

@@ -62,7 +62,6 @@ class BackendInfo(TokenizerInfo):
     its chat template can switch thinking on and off. `head` describes the model's own head for
     guessing tokens, if any.
 
-    `ranks` processes compute the model together; `memory_bytes` are then those of the first one.
     `server` is the server that runs it, None for a model on this machine.
     """
 
@@ -83,7 +82,6 @@ class BackendInfo(TokenizerInfo):
     begin: str = ""
     can_think: bool = False
     head: HeadInfo | None = None
-    ranks: int = 1
     server: ServerInfo | None = None
 
     @property
@@ -95,13 +93,12 @@ class BackendInfo(TokenizerInfo):
     @property
     def computes_alone(self) -> bool:
         """Whether the thread that calls for a forward also computes all of it."""
-        return self.device == "cpu" and self.threads == self.ranks == 1 and self.server is None
+        return self.device == "cpu" and self.threads == 1 and self.server is None
 
     @property
     def costs_key(self) -> tuple[str, str, str, str, int]:
         """Everything that the costs of its forwards depend on."""
-        device = self.device if self.ranks == 1 else f"{self.device} x {self.ranks}"
-        return self.fingerprint, self.kind, device, self.dtype, self.threads
+        return self.fingerprint, self.kind, self.device, self.dtype, self.threads
 
     @property
     def label(self) -> str:

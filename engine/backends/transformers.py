@@ -210,12 +210,8 @@ class TransformersBackend(TransformersTokenizer):
         elif isinstance(self.cache, TreeCache):
             self.cache.shorten(0, dirty=True)
         else:
-            self.cache = self.fresh_cache()
-
-    def fresh_cache(self) -> TreeCache:
-        """A cache with room for the context and a tree."""
-        assert self.kinds is not None, "trees need layers that are known"
-        return TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
+            assert self.kinds is not None, "trees need layers that are known"
+            self.cache = TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
     @property
     def bytes(self) -> int:
@@ -252,7 +248,7 @@ class TransformersBackend(TransformersTokenizer):
             # read everything again at once if that takes less time.
             self.reset()
         self.regime, reused = regime, len(self.cached)
-        with suppress(Stopped), self.reading(length, cancelled):
+        with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
             for number, chunk in enumerate(self.chunks(decided)):
                 if cancelled():
                     break
@@ -263,13 +259,6 @@ class TransformersBackend(TransformersTokenizer):
             self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
         return Filled(reused, complete, limit and limit - self.offset)
-
-    @contextmanager
-    def reading(self, length: int, cancelled: Callable[[], bool]) -> Iterator[None]:
-        """Run forwards in this block as parts of a text of that length. They raise Stopped once
-        `cancelled()` is true."""
-        with stopping(self.layers, cancelled), self.rotary.reading(length):
-            yield
 
     def chunks(self, decided: Sequence[int]) -> list[Sequence[int]]:
         """The tokens that are not in the cache yet, divided into one part per forward.

@@ -16,8 +16,7 @@ minimum. Plans are therefore found in the path form, then improved and compared 
 
 Observed answers correct both forms, with one factor per stack (engine/hsd/profile.py). Within a
 stack this changes no order, so the best batches stay the same, but another stack may become the
-best. If there are few stacks, all of them are therefore compared; if there are many, only those
-that the path form proposes.
+best. All stacks are therefore compared: about a thousand with eight draft models.
 """
 
 import re
@@ -52,8 +51,8 @@ START = 4
 """The batch from which the search for the best one starts."""
 HOPELESS = 1.25
 """Plans that take this many times as long as the best one are not polished."""
-FEW = 64
-"""The most stacks that are all compared."""
+POLISHED = 8
+"""The most plans that are polished, the best ones."""
 
 Distribution = NDArray[np.float64]
 """A distribution of numbers of tokens: element n is the probability of n."""
@@ -325,18 +324,6 @@ class Graph:
             found[above] = min([self.start(above), *ways])
         return found
 
-    def depths(self) -> list[Path]:
-        """The shortest path to the target for every number of levels, from none."""
-        paths, found = {level: self.start(level) for level in self.used}, []
-        while paths:
-            found.append(paths[self.target])
-            paths = {
-                above: min(self.extended(paths[i], i, above) for i in paths if i < above)
-                for above in self.used
-                if above > min(paths)
-            }
-        return found
-
     def stacks(self) -> list[Path]:
         """The shortest path through every stack: each choice of models and of their source."""
         drafts, found = [level for level in self.used if level != self.target], []
@@ -349,11 +336,6 @@ class Graph:
                         path = self.extended(path, below, above)
                     found.append(path)
         return found
-
-    @property
-    def few(self) -> bool:
-        most = max(len(edges) for edges in self.sources.values())
-        return most << (len(self.used) - 1) <= FEW
 
 
 def edges(profile: Profile, rule: Rule) -> list[Edge]:
@@ -386,22 +368,16 @@ def polished(recursion: Recursion, plan: Plan, free: Collection[int] | None = No
 
 
 def best(profile: Profile, rule: Rule, allowed: Collection[str] | None = None) -> Plan:
-    """The plan of least latency in the exact form, among those that the path form finds.
+    """The plan of least latency in the exact form, among the shortest paths through every stack.
 
     `allowed` are the names of the draft models and sources that may be used, by default all. Plain
-    decoding is always allowed. If there are few stacks, each of them is compared. Otherwise the
-    search is a heuristic, because only the path form is optimised over all stacks.
+    decoding is always allowed.
     """
-    graph, recursion = Graph(profile, rule, allowed), Recursion(profile, rule)
-    if graph.few:
-        found = graph.stacks()
-    else:
-        paths = graph.shortest()
-        through = [graph.extended(paths[i], i, graph.target) for i in paths if i < graph.target]
-        found = [graph.start(graph.target), paths[graph.target], *graph.depths(), *through]
-    plans = {plan: recursion.latency(plan) for plan in (Plan(), *(path.plan for path in found))}
+    recursion, stacks = Recursion(profile, rule), Graph(profile, rule, allowed).stacks()
+    plans = {plan: recursion.latency(plan) for plan in (Plan(), *(path.plan for path in stacks))}
     limit = HOPELESS * min(plans.values())
-    good = [polished(recursion, plan) for plan, seconds in plans.items() if seconds <= limit]
+    close = sorted((plan for plan in plans if plans[plan] <= limit), key=plans.__getitem__)
+    good = [polished(recursion, plan) for plan in close[:POLISHED]]
     alone = singles(profile, rule).items()
     good += [plan for name, plan in alone if allowed is None or name in allowed]
     return min(good, key=recursion.latency)
@@ -422,7 +398,11 @@ def candidates(
     recursion = Recursion(profile, rule)
     plans = [Plan(), *without_models(profile, allowed).values()]
     plans += singles(profile, rule).values()
-    plans += [polished(recursion, path.plan) for path in Graph(profile, rule, allowed).depths()[2:]]
+    shortest: dict[int, Path] = {}
+    for path in Graph(profile, rule, allowed).stacks():
+        height = len(path.plan.levels)
+        shortest[height] = min(shortest.get(height, path), path)
+    plans += [polished(recursion, path.plan) for height, path in shortest.items() if height > 1]
     return {str(plan): plan for plan in [*plans, best(profile, rule, allowed)]}
 
 

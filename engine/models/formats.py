@@ -8,7 +8,6 @@ accepts every source.
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from engine.backends.base import Backend, Tokenizer
 from engine.errors import ModelError
-from engine.machine import ranks_here
 from engine.models import llama_cpp_python, memory
 from engine.models.format import HEAD, FileFormat, ModelFormat, head_folder, looks_like_path
 from engine.models.gguf_files import (
@@ -60,7 +58,7 @@ class Transformers(FileFormat):
     hub. Every source that no other format recognises counts as one."""
 
     kind = "transformers"
-    settings = ("device", "dtype", "tensor_parallel")
+    settings = ("device", "dtype")
     estimated = True
     float32_on_cpu = True
 
@@ -135,10 +133,6 @@ class Transformers(FileFormat):
             raise refusal(source, f"it does not write text from left to right ({what})")
 
     def load(self, source: str, runtime: Runtime) -> Backend:
-        if runtime.tensor_parallel > 1:
-            from engine.models.load_split import load_split
-
-            return load_split(source, runtime)
         from engine.models.load_transformers import load_transformers
 
         return load_transformers(
@@ -159,13 +153,9 @@ class Transformers(FileFormat):
         device = self.device(runtime)
         head = head_folder(source, runtime.head)
         ahead = runtime.head == "auto" and head is None
-        need = memory.memory_need(
+        return memory.memory_need(
             source, device, runtime.dtype, runtime.context_length, head, ahead
         )
-        size = runtime.tensor_parallel
-        # Ranks on processors share the memory of their machine; a GPU holds one.
-        here = ranks_here(size) if device == "cpu" else 1
-        return replace(need, weights=need.weights * here // size, cache=need.cache * here // size)
 
     def device(self, runtime: Runtime) -> str:
         from engine.models.load_transformers import pick_device
@@ -260,11 +250,7 @@ class Gguf(FileFormat):
         found = probed(path, runtime)
         from engine.models.load_llamacpp import load_gguf
 
-        backend: Backend = load_gguf(path, runtime, found)
-        if runtime.tensor_parallel > 1:
-            note = "One process computes it: GGUF files are not split over several."
-            backend.info = replace(backend.info, note=f"{backend.info.note} {note}".strip())
-        return backend
+        return load_gguf(path, runtime, found)
 
     def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
         path = self.download(source, progress, lambda: False)

@@ -5,7 +5,6 @@ returned, one small tree forward is compared with plain forwards. A model that d
 roll back decodes plainly, and its note gives the reason.
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -127,11 +126,8 @@ def name_of(source: str) -> str:
     return Path(source).resolve().name if looks_like_path(source) else source
 
 
-def read(
-    source: str, device: torch.device, dtype: str, more: Mapping[str, Any] | None = None
-) -> tuple[Any, Any]:
-    """The library's model, on its device, and its tokenizer. `more` are further arguments for the
-    library. Raises ModelError."""
+def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
+    """The library's model, on its device, and its tokenizer. Raises ModelError."""
     try:
         config, tokenizer = described(source)
         own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
@@ -142,7 +138,6 @@ def read(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **(more or {}),
         )
         model, report = loaded
         if report["missing_keys"]:
@@ -153,15 +148,11 @@ def read(
         raise  # Where warnings are errors: a deprecated name makes no model unusable.
     except Exception as error:
         # The libraries raise over a dozen types for an unusable model; all mean the same.
-        raise unusable(source, error) from error
-
-
-def unusable(source: str, error: Exception) -> ModelError:
-    return ModelError(
-        f"The model {source!r} could not be loaded: {one_line(error)} "
-        "Check that the files are complete and that the model is a causal language model "
-        "with safetensors weights."
-    )
+        raise ModelError(
+            f"The model {source!r} could not be loaded: {one_line(error)} "
+            "Check that the files are complete and that the model is a causal language model "
+            "with safetensors weights."
+        ) from error
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:

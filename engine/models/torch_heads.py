@@ -95,8 +95,6 @@ def assistant_head(backend: TransformersBackend, folder: Path) -> AssistantHead:
     network = read_assistant(folder, model)
     if not backend.info.can_tree:
         raise ValueError("the model decodes plainly")
-    if backend.info.ranks > 1:
-        raise ValueError("it reads all keys and values, of which each process has a part")
     info = info_of(backend, network, DEPTH, files_digest(sorted(folder.glob("*.safetensors"))))
     weights = Eagle3Weights(network, *backend.embeddings(), None, [model.get_decoder()], info)
     return AssistantHead(weights, backend)

@@ -4,7 +4,6 @@ is told, and answers stay what they were."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,15 +134,3 @@ def test_an_assistant_that_does_not_fit_is_told(folders: dict[int, Path], tmp_pa
         with pytest.raises(ModelError) as raised:
             loaded(model, head=str(head))
         assert words in str(raised.value) and str(head) in str(raised.value)
-
-
-def test_an_assistant_is_left_out_where_several_processes_share_the_cache(
-    folders: dict[int, Path], backends: dict[int, TransformersBackend]
-) -> None:
-    from engine.models.torch_heads import with_head
-
-    backend = backends[2].open()
-    backend.info = replace(backend.info, ranks=2, head=None)
-    with_head(backend, str(folders[2]), "auto")
-    assert backend.info.head is not None and not backend.info.head.drafts
-    assert "reads all keys and values, of which each process has a part" in backend.info.head.note

@@ -157,24 +157,6 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
     assert free_memory("cpu") == free_memory("mps:0") == 123
 
 
-@pytest.mark.parametrize(
-    ("device", "here", "share"), [("cpu", 4, 1), ("cpu", 2, 2), ("cuda", 4, 4)]
-)
-def test_a_model_over_several_processes_needs_what_those_of_one_device_need(
-    device: str, here: int, share: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine.models import formats
-    from engine.settings import Runtime
-
-    transformers = formats.Transformers()
-    monkeypatch.setattr(transformers, "device", lambda runtime: device)
-    one = transformers.need(str(SMALL), Runtime())
-    monkeypatch.setattr(formats, "ranks_here", lambda size: here)
-    four = transformers.need(str(SMALL), Runtime(tensor_parallel=4))
-    assert (four.weights, four.cache) == (one.weights // share, one.cache // share)
-    assert four.parameters == one.parameters
-
-
 @pytest.mark.model
 def test_the_need_is_what_a_loaded_model_takes() -> None:
     from engine.models.load_transformers import load_transformers

@@ -89,11 +89,6 @@ def canary() -> Iterator[str]:
     assert heard == []
 
 
-def test_there_are_enough() -> None:
-    assert len(set(PAYLOADS)) >= 60 and len(set(references("http://x"))) >= 20
-    assert len(HEAVY) >= 200 and {name.split(":")[0] for name in HEAVY} == {*KINDS}
-
-
 # the page
 
 

@@ -642,19 +642,6 @@ def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     assert said(run(engine, asking()))
 
 
-@pytest.mark.soak(stay=1)
-@pytest.mark.parametrize(("ranks", "makes_room"), [((2, 2), True), ((2, 4), True), ((1, 2), False)])
-def test_of_two_models_over_several_processes_the_first_makes_room(
-    engine: Engine, ranks: tuple[int, int], makes_room: bool
-) -> None:
-    first, second = (Runtime(tensor_parallel=size) for size in ranks)
-    list(engine.load(Load("first", first)))
-    with pytest.raises(ModelError, match="The file is damaged") as error:
-        list(engine.load(Load("damaged", second)))
-    assert ("first is back." in str(error.value)) is makes_room
-    assert engine.state.source == "first" and engine.state.runtime == first
-
-
 def test_draft_models_come_and_go(engine: Engine) -> None:
     seen: list[State] = []
     engine.watch = seen.append

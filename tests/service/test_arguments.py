@@ -7,7 +7,6 @@ import pytest
 
 from app.arguments import KeysOptions, is_local, parse, parse_keys
 from app.cli import main, tell_of_keys
-from engine.machine import Place, launched, ranks_here
 from engine.settings import Runtime
 from storage.api_keys import ApiKeys
 from storage.database import Database
@@ -27,7 +26,6 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
         "threads": ("threads", 4),
         "device": ("device", "cuda:1"),
         "dtype": ("dtype", "bfloat16"),
-        "tensor-parallel": ("tensor_parallel", 4),
         "gpu-layers": ("gpu_layers", -1),
         "batch-size": ("batch_size", 64),
         "flash-attention": ("flash_attention", "on"),
@@ -39,23 +37,6 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
     assert parse(arguments).runtime == Runtime(**dict(given.values()))
     for flag, (name, value) in given.items():
         assert parse([f"--{flag}", str(value)]).runtime == Runtime(**{name: value})
-
-
-def test_a_model_is_split_over_as_many_processes_as_torchrun_has_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
-        "WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1",
-    }  # fmt: skip
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert launched() == Place(3, 4, 1, 2, "10.0.0.1", 29500)
-    assert parse([]).runtime == Runtime(tensor_parallel=4)
-    assert parse(["--tensor-parallel", "1"]).runtime == Runtime()
-    assert ranks_here(4) == 2 and ranks_here(3) == 3
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert launched() is None and parse([]).runtime == Runtime()
 
 
 def test_the_help_says_what_settings_are_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ from engine.models.loaders import ModelLoaders
 from engine.settings import Runtime
 from storage import documents as reader
 from storage.documents import Meter, Reading, connection, documents
-from storage.statistics_shards import Job, count_on_hosts
-from tests.support.shards import Made, count_inline, job
+from storage.statistics_shards import Job
+from tests.support.shards import count_inline
 
 RECORDS = [
     {"text": "one text"},
@@ -309,11 +309,10 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ray", [False, True])
 def test_texts_larger_than_memory_make_the_same_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Cut into volumes and shards, on this host or on many."""
+    """Cut into volumes and shards, which are counted in parts or at once."""
     files = []
     for number in range(5):
         path = tmp_path / f"{number}.jsonl.zst"
@@ -329,21 +328,25 @@ def test_texts_larger_than_memory_make_the_same_file(
     monkeypatch.setattr("app.build_statistics.CHARACTERS", 1)
     monkeypatch.setattr("app.build_statistics.shard_size", lambda memory, shards: 500)
     counted: list[Job] = []
+    parts: list[object] = []
 
-    def inline(job: Job, how: Any, told: Callable[[int, float], None]) -> None:
-        assert how == ("ray://head" if ray else 3)
-        counted.append(job)
-        count_inline(pickle.loads(pickle.dumps(job)))
+    def inline(job: Job, how: Any, told: Callable[[int, float], None], part: object) -> None:
+        assert how == 3
+        parts.append(part)
+        if part is None:
+            counted.append(job)
+            count_inline(pickle.loads(pickle.dumps(job)))
         told(0, 1.0)
 
-    used, other = ("count_on_hosts", "count") if ray else ("count", "count_on_hosts")
-    monkeypatch.setattr(f"app.build_statistics.{used}", inline)
-    monkeypatch.delattr(f"app.build_statistics.{other}")
+    monkeypatch.setattr("app.build_statistics.count", inline)
     options = [*files, "--model", "toy", "--field", "body", "--title", "a title"]
     one, many = tmp_path / "one.db", tmp_path / "many.db"
     assert main([*options, "--out", str(one)]) == 0
-    large = ["--memory", "0.5", "--shards", "3", *(["--ray", "ray://head"] * ray)]
-    assert main([*options, "--out", str(many), *large]) == 0
+    large = ["--out", str(many), "--memory", "0.5", "--shards", "3"]
+    assert main([*options, *large, "--part", "2/4"]) == 0
+    assert "run the command without --part" in capsys.readouterr().out and not many.exists()
+    assert main([*options, *large]) == 0
+    assert parts == [(2, 4), None]
     assert many.read_bytes() == one.read_bytes()
     texts = counted[0].texts
     assert 1 < texts.volumes < 5
@@ -366,19 +369,22 @@ def test_a_file_that_cannot_be_read_is_known_before_counting(
     assert not out.with_name("out.db.work").exists()
 
 
-def test_ray_needs_memory_to_be_told(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([str(texts), "--model", "toy", "--ray"])
-    assert "Give --memory" in capsys.readouterr().err
-
-
-def test_without_ray_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["1/2", "--shards", "2"], "needs --memory and --shards"),
+        (["1/2", "--memory", "1"], "needs --memory and --shards"),
+        (["0/2"], "'0/2' is not a part"),
+        (["3/2"], "'3/2' is not a part"),
+        (["1"], "'1' is not a part"),
+    ],
+)
+def test_a_part_that_cannot_be_counted_is_refused(
+    texts: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
-    (tmp_path / "notes").mkdir()
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(StorageError, match="pip install ray.*leave out --ray"):
-        count_on_hosts(job(tmp_path, Made(tmp_path / "notes")), "")
+    with pytest.raises(SystemExit):
+        main([str(texts), "--model", "toy", "--part", *options])
+    assert words in capsys.readouterr().err
 
 
 def test_the_tokenizer_alone_is_loaded_and_downloaded_first(

@@ -179,7 +179,6 @@ def test_another_device_or_number_format_is_measured_for_itself(
 ) -> None:
     changes: list[dict[str, Any]] = [
         {"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"},
-        {"ranks": 2}, {"ranks": 4},
     ]  # fmt: skip
     for change in changes:
         toy = ToyBackend()

@@ -172,7 +172,6 @@ def test_the_one_chosen_by_hand_is_kept_until_the_other_is_chosen(db: Database) 
     ("runtime", "first"),
     [
         (Runtime(device="cpu"), FOLDER),
-        (Runtime(tensor_parallel=2), FOLDER),
         (Runtime(gpu_layers=0), FILE),
         (Runtime(context_length=512, threads=1), FILE),
     ],

@@ -666,6 +666,14 @@ def test_stored_settings_of_another_version_are_the_usual_ones(
     assert {c.runtime for c in session.models.candidates()} == {Runtime()}
 
 
+def test_stored_settings_stay_without_those_that_are_gone(
+    session: Session, shop: Shop, db: Database
+) -> None:
+    SourceStore(db).add(shop.source("two"), {"context_length": 2048, "tensor_parallel": 2})
+    runtimes = {c.source: c.runtime for c in session.models.candidates()}
+    assert runtimes[shop.source("two")] == Runtime(context_length=2048)
+
+
 # draft models
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine import process
 from engine.errors import ModelError
 from engine.streams import Stream
 from engine.types import Step, Token
@@ -139,8 +138,6 @@ class Worker:
     def die(self, how: str) -> None:
         if how == "exit":
             os._exit(7)
-        if how == "reason":
-            process.end("Something that it needs is gone.")
         if how == "fault":
             ctypes.string_at(0)
         os.kill(os.getpid(), signal.Signals[how])

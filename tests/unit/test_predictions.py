@@ -283,6 +283,16 @@ def test_the_plan_is_that_of_an_exhaustive_search_also_with_what_answers_took(
     assert same >= 28
 
 
+def test_of_many_models_every_stack_is_compared() -> None:
+    """Also those that only observed answers make the best."""
+    profile = invented(Random(2), 8, databases=1.0)
+    plain = profile.target.seconds(0)
+    for stack in ("databases/m0/m3/m6", "m2/m5", "databases/m1/m2/m3/m4/m5/m6"):
+        fast = Outcome(ENOUGH, plain / 50, plain, plain)
+        found = best(profile.learned(f"rejection {stack}", fast), "rejection")
+        assert found.stack == stack != best(profile, "rejection").stack
+
+
 def test_heads_are_planned_as_an_exhaustive_search_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

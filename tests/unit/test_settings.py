@@ -115,6 +115,8 @@ def test_what_is_a_value_is_taken_and_lists_from_json_become_tuples() -> None:
 def test_what_was_stored_with_settings_of_earlier_versions_still_opens() -> None:
     stored = {"policy": ["no", "policy"], "harvest": None, "nodes": 9}
     assert Drafting.from_mapping(stored) == Drafting(nodes=9)
+    stored_runtime = {"context_length": 2048, "tensor_parallel": 4, "threads": 2}
+    assert Runtime.from_mapping(stored_runtime) == Runtime(context_length=2048, threads=2)
     with pytest.raises(SettingError, match="'policies'"):
         Drafting.from_mapping({**stored, "policies": "merged"})
     with pytest.raises(SettingError, match="'policy'"):

@@ -181,6 +181,18 @@ def test_shards_are_counted_in_processes(tmp_path: Path, made: Made) -> None:
     assert reduced(tmp_path) == expected
 
 
+def test_parts_are_counted_apart_and_added_up_together(tmp_path: Path, made: Made) -> None:
+    expected = in_memory(tmp_path, made.all(), plan(50))
+    made.noted()
+    for number, read in ((2, ["read 1"]), (1, ["read 0", "read 2"]), (1, [])):
+        wanted = job(tmp_path, made)
+        count(wanted, 1, part=(number, 2))
+        assert [note for note in made.noted() if note.startswith("read")] == read
+        assert not wanted.counted
+    count(wanted, 1)
+    assert made.noted() == [] and reduced(tmp_path) == expected
+
+
 def test_too_little_memory_is_said(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="--memory"):
         sharded(tmp_path, [texts(1, 9, 9000, 900)], plan(900), memory=1 << 18)
@@ -191,12 +203,6 @@ def test_a_token_of_another_vocabulary_ends_it(tmp_path: Path, made: Made) -> No
     with pytest.raises(StorageError, match="token 70"):
         count(wanted, 1)
     assert not wanted.counted
-
-
-def test_a_host_that_does_not_share_the_folder_is_named(tmp_path: Path, made: Made) -> None:
-    elsewhere = replace(job(tmp_path, made), folder=tmp_path / "not here")
-    with pytest.raises(StorageError, match="not see the work folder .* all hosts share"):
-        elsewhere.count_shard("a", (0, 0))
 
 
 def test_a_work_folder_belongs_to_its_texts_and_settings(tmp_path: Path) -> None:

@@ -427,6 +427,9 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     assert session.change_tokens.place(before["token"]) == (OWNER, conversation)
     seen = talking.look(OWNER, PAGE, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
+    unreached = over(talking, answer, 0)
+    assert unreached[tokens]["stream"] == {"token": answer.token}, "it is not over yet"
+    assert unreached[talking.composer.stop]["visible"]
     other.close()
     toy.allow()
     assert soon(lambda: answer.over)

@@ -4,11 +4,7 @@ An event from the page names an action and its message (assets/chat/actions.js).
 anything, and after each one the page shows the conversation as it then is.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
-from itertools import count
+from collections.abc import Iterator, Sequence
 
 import gradio as gr
 
@@ -16,7 +12,6 @@ from app.service.answering import Answer
 from app.service.comparison import Proof
 from app.service.current import seen_in
 from app.service.why import server_words
-from app.web import stream
 from app.web.kit import (
     AT_ONCE,
     REFRESH,
@@ -36,12 +31,6 @@ from app.web.tabs.settings import Settings
 from engine.errors import StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
-
-QUEUE_SECONDS = 0.1
-"""How often Gradio's queue updates a page that its stream does not reach."""
-OVERLAP = 12
-"""How many earlier events each update repeats, because the page may skip an update."""
-
 
 DELETED = "The message and what followed it are deleted."
 
@@ -66,7 +55,6 @@ class Chat(ChatView):
         self.on(tokens.prove, self.prove, here, [*self.stored, self.proof])
         over = listing.with_list(self.over, (), [*self.stored, self.proof])
         self.on(tokens.over, over, mode="multiple")
-        self.on(tokens.fallback, self.fall_back, here, tokens)
         self.on(tokens.resend, self.resend, here, tokens)
         listing.on(tokens.look, self.look, here, self.stored, guard=REFRESH)
         tokens.waiting(None, None, self.proof, js="() => window.strata.line", **AT_ONCE)
@@ -119,11 +107,12 @@ class Chat(ChatView):
         return answer if same else None, drawn if isinstance(drawn, int) and drawn > 0 else 0
 
     def over(self, owner: str, page: str, data: gr.EventData, conversation: str | None) -> Updates:
-        """Show the final state of an answer on a page that has received its last event."""
+        """Show the final state of an answer on a page that has received its last event. A page that
+        the stream does not reach asks for it too, maybe before the answer is over."""
         show_notices(self.session, owner)
         answer, drawn = self.answer_of(data, owner, conversation)
         with notify_errors():
-            if answer is None:
+            if answer is None or not answer.over:
                 return self.shown(owner, page, conversation)
             if answer.error:
                 warn(answer.error)
@@ -136,34 +125,6 @@ class Chat(ChatView):
                 left[self.figures] = with_pace(values, seen_in(figures))
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}
-
-    async def fall_back(
-        self, owner: str, page: str, data: gr.EventData, conversation: str | None
-    ) -> AsyncIterator[Updates]:
-        """Send the events of an answer through Gradio's queue, for a page that its stream does not
-        reach."""
-        answer, drawn = self.answer_of(data, owner, conversation)
-        number, recent = count(), deque[tuple[object, ...]](maxlen=OVERLAP)
-        token = str(payload(data).get("token"))
-
-        def update() -> Updates:
-            # Events travel as text. Of two lists Gradio would send only the edits between them.
-            return {self.tokens: {"events": stream.compact([*recent]), "token": token}}
-
-        if answer is None:
-            recent.append((0, "end", 0, 0))
-            yield update()
-            return
-        async with aclosing(stream.events(answer, drawn)) as events:
-            async for pending in events:
-                for start in range(0, len(pending), OVERLAP // 2):
-                    if self.session.viewing.get(page) != conversation:
-                        return
-                    # Few at a time, so that each event is in two updates and the page sees it.
-                    part = pending[start : start + OVERLAP // 2]
-                    recent.extend((next(number), *event) for event in part)
-                    yield update()
-                    await asyncio.sleep(QUEUE_SECONDS)
 
     def look(self, owner: str, page: str, conversation: str | None) -> Updates:
         """Show a page what another page changed."""

@@ -50,7 +50,7 @@ def thinking_choice(thinking: bool | None) -> str:
     return next(words for words, value in THINKING.items() if value is thinking)
 
 
-def number(default: object, value: Any) -> Any:
+def number(default: object, value: Any) -> Any:  # noqa: ANN401
     """A component's number, converted to the type of the setting's default: 3.0 becomes 3 for a
     whole number. Any other value is returned as it is, because the settings report it themselves.
     """
