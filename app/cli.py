@@ -92,10 +92,7 @@ def serve(options: Options) -> None:
             models.give_key(options.model, os.environ.get(SERVER_KEY, ""))
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
-        over = threading.Event()
-        stack.callback(over.set)
-        work = partial(load, session, loading, None if options.model else over)
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=partial(load, session, loading), daemon=True).start()
         if options.page:
             serve_page(options, folder, database, session)
         else:
@@ -217,13 +214,10 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
     return Local(partial(open_table, statistics), each=each, store=store)
 
 
-def load(
-    session: "Session", loading: Iterator["Progress"], over: threading.Event | None = None
-) -> None:
+def load(session: "Session", loading: Iterator["Progress"]) -> None:
     """Load the first model; a bar on the terminal says how far its download and measuring are.
 
-    Without it the page is still there: it says what is wrong, and can load another one. Given
-    `over`, find out next which format of the demonstration model is faster here.
+    Without it the page is still there: it says what is wrong, and can load another one.
     """
     from tqdm import tqdm
 
@@ -239,24 +233,6 @@ def load(
         tell(session.models.notices)
     except StrataError as error:
         tell([str(error)])
-    if over is not None:
-        learn(session, over)
-
-
-def learn(session: "Session", over: threading.Event) -> None:
-    """Measure the formats of the demonstration model that have no known speed yet."""
-    models = session.models
-
-    def quiet() -> bool:
-        return models.loading is None and not session.tasks.known
-
-    known = models.formats.faster
-    found = models.formats.learn(quiet, over)
-    if found and not known:
-        tell([found.words])
-        if models.demonstration and models.source != found.source:
-            again = "It is used from the next start on. Load it now in the Models tab."
-            session.tell(f"{found.words} {again}")
 
 
 def tell(notices: Sequence[str]) -> None:

@@ -1,17 +1,16 @@
 """Stores data of this machine, which belongs to no owner: costs of forwards, profiles of draft
-models and the chosen stacks, the models and folders that were used, and how fast models answer.
+models and the chosen stacks, the models and folders that were used.
 
 Rows are checked when they are read. A damaged row is ignored, and measured or chosen again.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import StorageError
 from engine.types import Costs
-from storage.database import Database, as_text, path_bytes, path_text
+from storage.database import Database, path_bytes, path_text
 
 END_OF_TIME = 2.0**33
 """A measurement with a later time, in seconds since 1970, is ignored."""
@@ -250,70 +249,6 @@ class SourceStore:
             for name, blob in rows
             if isinstance(runtime := _from_blob(blob), dict)
         ]
-
-
-class Speed(NamedTuple):
-    """Tokens per second of whole answers, decoded plainly and with drafts; 0 if the model did not
-    run."""
-
-    plain: float
-    drafted: float
-
-
-class MeasuredSpeed(NamedTuple):
-    """A speed, and when it was measured (seconds since 1970)."""
-
-    speed: Speed
-    measured: float
-
-
-class SpeedStore:
-    """The last measured speed of each model; and named choices.
-
-    A model is identified by its source and by a description of what ran it, which changes whenever
-    the speed may (app/service/demonstration.py).
-    """
-
-    FASTEST = 1e7
-    """Larger values are ignored."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-
-    def load(self, source: str, run_by: str) -> MeasuredSpeed | None:
-        """The measurement of a model that was run by this library; None if none is stored."""
-        rows = self._db.execute_read(
-            "SELECT tokens_per_second, drafted, measured FROM speeds "
-            "WHERE source = ? AND library = ?",
-            (path_bytes(source), run_by),
-        )
-        if not rows or not all(isinstance(value, int | float) for value in rows[0]):
-            return None
-        plain, drafted, measured = map(float, rows[0])
-        possible = min(plain, drafted) >= 0 and max(plain, drafted) <= self.FASTEST
-        if not possible or not 0 <= measured < END_OF_TIME:
-            return None
-        return MeasuredSpeed(Speed(plain, drafted), measured)
-
-    def save(self, source: str, run_by: str, speed: Speed) -> None:
-        """Store a measurement, replacing the previous one of that model."""
-        self._db.execute_write(
-            "INSERT OR REPLACE INTO speeds "
-            "(source, library, tokens_per_second, drafted, measured) VALUES (?, ?, ?, ?, ?)",
-            (path_bytes(source), run_by, *speed, time.time()),
-        )
-
-    def chosen(self, name: str) -> str:
-        """The choice stored under a name, "" if none is stored."""
-        rows = self._db.execute_read("SELECT value FROM choices WHERE name = ?", [name])
-        return as_text(rows[0][0]) if rows else ""
-
-    def choose(self, name: str, value: str) -> None:
-        """Store a choice, replacing the previous one; "" deletes it."""
-        with self._db.write() as handle:
-            handle.execute("DELETE FROM choices WHERE name = ?", [name])
-            if value:
-                handle.execute("INSERT INTO choices (name, value) VALUES (?, ?)", [name, value])
 
 
 def _limited_json(value: Any, most: int) -> str:

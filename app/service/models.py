@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.service.current import Costs
-from app.service.demonstration import EMBEDDED_FILE, WORDS, Formats
 from app.service.draft_models import ModelSetup, Stacks, amount
 from app.service.jobs import Job, Progress, Slot, Stop
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share
@@ -34,6 +33,8 @@ from storage.machine import SourceStore
 T = TypeVar("T")
 
 
+EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
+"""The demonstration model as a GGUF file, one choice in the Models tab."""
 FOLDER = "models"
 """The folder of models in the data directory."""
 PADDED = "tiny-chat-padded-0.5b"
@@ -123,7 +124,7 @@ class Models:
     ) -> None:
         self.engine, self.stacks, self.costs = engine, stacks, costs
         self.loaders, self.guests = loaders, guests
-        self.store, self.formats = SourceStore(database), Formats(database)
+        self.store = SourceStore(database)
         self.requested = ModelSetup(title_of(""), "", DEFAULT_RUNTIME, (), "")
         """What was requested last."""
         self.notices: list[str] = []
@@ -259,20 +260,18 @@ class Models:
         if not source.strip():
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         yield from self.start(source, runtime)
-        self.tried(lambda: self.formats.prefer(settled(source)))
 
     def start(
         self, source: str, runtime: Runtime = DEFAULT_RUNTIME, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
         """Like `load`, but allowed with guests, for the first model of a program. "" names the
-        demonstration model, in the faster of the formats that run here. `drafts` are its draft
-        models, by default those that were chosen for it before.
+        demonstration model. `drafts` are its draft models, by default those that were chosen for it
+        before.
 
         Errors in the request are raised by the call itself. After the call the model is `loading`,
         and requests for an answer wait for it.
         """
-        named = settled(source)
-        source = named or self.formats.first(runtime)
+        source = settled(source) or str(EMBEDDED)
         if source == self.source and runtime == self.runtime:
             words = f"{self.engine.state.info.name} is already loaded with these settings."
             return iter([Progress(1.0, words)])
@@ -285,16 +284,7 @@ class Models:
 
         def work(job: Loading) -> None:
             try:
-                try:
-                    self.load_all(source, runtime, drafts, job)
-                except ModelError as error:
-                    # The cause may be the other settings.
-                    usual = runtime == DEFAULT_RUNTIME
-                    other = "" if named else self.formats.instead(source, usual)
-                    if not other:
-                        raise
-                    self.load_all(other, runtime, drafts, job)
-                    self.notices.append(f"{replaced(source, other)} {error}")
+                self.load_all(source, runtime, drafts, job)
             except Exception as error:
                 self.problem = str(error)
                 raise
@@ -467,11 +457,6 @@ def is_embedded(source: str) -> bool:
 
 def is_padded(source: str) -> bool:
     return Path(source).name == PADDED
-
-
-def replaced(source: str, other: str) -> str:
-    """The notice that the demonstration model runs in its other format."""
-    return f"{title_of(source)} does not run here as {WORDS[source]}. It runs as {WORDS[other]}."
 
 
 def title_of(source: str, name: str = "") -> str:

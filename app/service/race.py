@@ -214,7 +214,7 @@ class Races:
 
     def no_gain(self) -> str:
         """Why the loaded model is not expected to gain anything on this machine: according to its
-        last race, else to measured answers, else to the costs of its forwards. "" if a gain is
+        last race, else to the costs of its forwards. "" if a gain is
         expected, or nothing is known."""
         models = self.core.models
         last = self.known.get((models.source, models.runtime))
@@ -223,15 +223,6 @@ class Races:
             if last.gains:
                 return ""
             return f"its last race took {plain:.2f} s plainly and {fast:.2f} s with guessing"
-        measured = models.formats.speed(models.source) if models.demonstration else None
-        if measured is not None and measured.speed.plain > 0:
-            plain, fast = measured.speed
-            if fast >= GAIN * plain:
-                return ""
-            return (
-                f"answers were measured at {plain:,.0f} tokens/s plainly and {fast:,.0f} with "
-                "guessing"
-            )
         curve = self.core.costs.curve
         if curve is None or 0 not in curve.points or len(curve.points) < 2:
             return ""

@@ -4,8 +4,6 @@ The cause of a crash may crash the next process as well. So the model is given u
 process crashes while loading it again, or for the third time within five minutes. The app then runs
 without a model, says so, and tries again later. Each wait is twice as long as the one before.
 
-The demonstration model comes in two formats. If one is given up, the other one replaces it.
-
 llama.cpp's fast path may be the cause of a crash, even if its trial once passed. So the results of
 trials are forgotten, and the next GGUF file is tried again (engine/backends/fast_path.py).
 """
@@ -18,12 +16,11 @@ from typing import Protocol, runtime_checkable
 
 from app.service.draft_models import ModelSetup, Stacks
 from app.service.jobs import Task, later
-from app.service.models import Models, replaced, title_of
+from app.service.models import Models
 from engine.backends import fast_path
 from engine.engine import Engine, State
 from engine.errors import Cancelled, EngineDied, StrataError
 from engine.loaded import NO_MODEL
-from engine.models.loaders import DEFAULT_RUNTIME
 from engine.queue import Waiting
 
 DEATHS = 3
@@ -188,11 +185,10 @@ class Revival:
             first = reason.partition(". ")[0].rstrip(".")
             words = f"The engine ended again {when} ({first})."
         self.last = None
-        if not self.replaced(last.source, words):
-            self.put_off(last)
-            advice = " Or choose another model or other settings in the Models tab."
-            by_hand = advice if self.page else ""
-            self.tell(f"{words} {last.name} is tried again {self.when}.{by_hand}")
+        self.put_off(last)
+        advice = " Or choose another model or other settings in the Models tab."
+        by_hand = advice if self.page else ""
+        self.tell(f"{words} {last.name} is tried again {self.when}.{by_hand}")
 
     def put_off(self, last: ModelSetup) -> None:
         """Try to load a model later; each wait is longer than the last."""
@@ -237,14 +233,6 @@ class Revival:
         return (
             "No model is loaded, and the terminal says why. Start the program again with --model."
         )
-
-    def replaced(self, source: str, reason: str) -> bool:
-        """Load another format of a crashing model in its place; returns whether there is one."""
-        other = self.models.formats.instead(source)
-        if other:
-            self.tell(f"{reason} {replaced(source, other)}")
-            self.load(ModelSetup(title_of(other), other, DEFAULT_RUNTIME, (), ""))
-        return bool(other)
 
     def load(self, last: ModelSetup) -> None:
         self.models.slot.wait()  # A load in progress may bring a model, or fail too.

@@ -39,14 +39,12 @@ THINNEST = 0.6
 def loaded(
     info: BackendInfo,
     source: str,
-    formats: str = "",
     drafts: Sequence[str] = (),
     costs: str = "",
     plain: str = "",
 ) -> str:
-    """The facts of the loaded model. `source` is "" if none is loaded. `formats` says which of its
-    formats is faster here, `drafts` names its draft models, `costs` says how long verifying takes,
-    and `plain` gives its speed of plain decoding."""
+    """The facts of the loaded model. `source` is "" if none is loaded. `drafts` names its draft
+    models, `costs` says how long verifying takes, and `plain` gives its speed of plain decoding."""
     if not source:
         return "<h3>Loaded</h3>" + fine_print("No model. Choose one and press Load.")
     if info.server is not None:
@@ -64,7 +62,7 @@ def loaded(
     if plain:
         listed.append(("speed", plain))
     padded = PADDED if is_padded(source) else ""
-    return loaded_card(info, listed, drafts, padded, info.note, costs, precision(info), formats)
+    return loaded_card(info, listed, drafts, padded, info.note, costs, precision(info))
 
 
 def served(info: BackendInfo, source: str) -> str:

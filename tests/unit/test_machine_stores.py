@@ -19,8 +19,6 @@ from storage.machine import (
     ProfileKey,
     ProfileStore,
     SourceStore,
-    Speed,
-    SpeedStore,
 )
 
 POINTS = {0: 0.004, 7: 0.1 + 0.2, 63: 1e-6}
@@ -261,34 +259,3 @@ def test_a_damaged_source_hides_no_other(db: Database, value: object) -> None:
     damage(db, "sources", "runtime", value)
     store.add("a", {})
     assert store.models() == [Known("a", {})]
-
-
-# speeds
-
-
-def test_the_last_measurement_with_that_library_counts(db: Database) -> None:
-    store = SpeedStore(db)
-    assert store.load("m", "1.0") is None
-    for speed in (Speed(10.0, 11.0), Speed(12.5, 20.0)):
-        store.save("m", "1.0", speed)
-    found = store.load("m", "1.0")
-    assert found is not None and found.speed == (12.5, 20.0) and found.measured > 0
-    assert store.load("m", "1.1") is None and store.load("n", "1.0") is None
-    store.save("m", "1.1", Speed(0.0, 0.0))
-    assert store.load("m", "1.0") is None
-
-
-@pytest.mark.parametrize("column", ["tokens_per_second", "drafted", "measured"])
-@pytest.mark.parametrize("value", ["fast", -1.0, 1e12])
-def test_an_impossible_speed_counts_as_none(db: Database, value: object, column: str) -> None:
-    store = SpeedStore(db)
-    store.save("m", "1.0", Speed(10.0, 10.0))
-    damage(db, "speeds", column, value)
-    assert store.load("m", "1.0") is None
-
-
-def test_a_choice_is_kept_until_it_is_forgotten(db: Database) -> None:
-    store = SpeedStore(db)
-    for value in ("", "a", "b", ""):
-        store.choose("format", value)
-        assert store.chosen("format") == value

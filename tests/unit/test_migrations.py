@@ -14,7 +14,7 @@ from storage.api_keys import ApiKeys
 from storage.benchmarks import Benchmarks, Result
 from storage.conversations import Conversations, Piece, text_of
 from storage.database import Database
-from storage.machine import CostStore, ProfileKey, ProfileStore, SourceStore, SpeedStore
+from storage.machine import CostStore, ProfileKey, ProfileStore, SourceStore
 from storage.presets import PresetStore
 from storage.traces import Traces
 from tests.conftest import ROOT
@@ -160,9 +160,6 @@ def test_a_database_with_a_row_in_every_table_opens_and_reads_back(tmp_path: Pat
         assert key is not None and key.name == "editor" and key.used and ApiKeys(db).on
         assert SourceStore(db).models() == [(model, {"threads": 2})]
         assert SourceStore(db).folders() == ["/models"]
-        measured = SpeedStore(db).load(model, "toy 1")
-        assert measured is not None and measured.speed == (10.5, 21.0)
-        assert SpeedStore(db).chosen("format") == "gguf"
         profiles, sampling = ProfileStore(db), {"temperature": 0.7}
         key_of_profile = ProfileKey("toy", ("small",), sampling, "cpu/float32/2")
         assert profiles.load(key_of_profile) == {"positions": 640}

@@ -13,7 +13,6 @@ import pytest
 
 from app.service import catalogue
 from app.service.catalogue import Entry, File, Layers, Model
-from app.service.demonstration import Faster, Formats
 from app.service.jobs import Job, Progress
 from app.service.models import PADDED, Candidate, title_of
 from app.service.session import Session
@@ -514,16 +513,6 @@ def test_the_real_model_is_small_and_free_for_every_use(gguf: bool) -> None:
     assert entry.target.source.endswith(".gguf") is gguf
     words = models_html.starter(entry)
     assert "Apache-2.0" in words and "to download" in words and "of memory" in words
-
-
-def test_which_format_is_faster_is_told_of_the_demonstration_model(
-    on: models.ModelsTab, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = Faster(str(EMBEDDED), 2.0, "safetensors is 2.0 times as fast here.")
-    monkeypatch.setattr(Formats, "faster", known)
-    assert known.words not in on.loaded()
-    local(session).use(replace(local(session).loaded, source=str(EMBEDDED)))
-    assert known.words in on.loaded()
 
 
 def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(

@@ -13,7 +13,6 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.catalogue import Model
-from app.service.demonstration import BOTH
 from app.service.jobs import Job, Progress
 from app.service.models import Candidate
 from app.service.session import Session
@@ -321,14 +320,12 @@ class ModelsTab(Tab):
         return {**self.listed(offered), **self.limited(offered.get(self.models.source))}
 
     def loaded(self) -> str:
-        faster = self.models.formats.faster if self.models.source in BOTH else None
-        words = faster.words if faster else ""
         info, curve = self.session.current.info, self.session.costs.curve
         others = not self.models.demonstration
         costs = models_html.verifying(info, curve.points, others) if curve else ""
         drafts = list(self.session.stacks.drafts)
         plain = pace(self.session.current.plain) if self.models.is_loaded else ""
-        return models_html.loaded(info, self.models.source, words, drafts, costs, plain)
+        return models_html.loaded(info, self.models.source, drafts, costs, plain)
 
     def starters(self) -> Updates:
         """Show or hide the offers for users of the demonstration model."""
