@@ -31,9 +31,8 @@ DATA_HELP = "where conversations and databases are kept"
 class Options:
     """A checked command line. `made_up` says that the password was not chosen by the user.
 
-    A `model` of "" is the demonstration model. `page` is whether
-    there is one, `api` whether other programs may use the API; `origins` are the origins of foreign
-    pages that may.
+    A `model` of "" is the demonstration model. `page` is whether there is one, `api` whether other
+    programs may use the API; `origins` are the origins of foreign pages that may.
     """
 
     model: str

@@ -92,7 +92,7 @@ def serve(options: Options) -> None:
             models.give_key(options.model, os.environ.get(SERVER_KEY, ""))
         loading = models.start(options.model, options.runtime, options.drafts)
         tell(database.notices)
-        threading.Thread(target=partial(load, session, loading), daemon=True).start()
+        threading.Thread(target=load, args=(session, loading), daemon=True).start()
         if options.page:
             serve_page(options, folder, database, session)
         else:

@@ -1,5 +1,5 @@
 """Stores data of this machine, which belongs to no owner: costs of forwards, profiles of draft
-models and the chosen stacks, the models and folders that were used.
+models and the chosen stacks, and the models and folders that were used.
 
 Rows are checked when they are read. A damaged row is ignored, and measured or chosen again.
 """

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
-"""The demonstration model as a GGUF file, one choice in the Models tab."""
+"""The embedded target as a GGUF file."""
 FOLDER = "models"
 """The folder of models in the data directory."""
 PADDED = "tiny-chat-padded-0.5b"
@@ -265,8 +265,8 @@ class Models:
         self, source: str, runtime: Runtime = DEFAULT_RUNTIME, drafts: Sequence[str] = ()
     ) -> Iterator[Progress]:
         """Like `load`, but allowed with guests, for the first model of a program. "" names the
-        demonstration model. `drafts` are its draft models, by default those that were chosen for it
-        before.
+        demonstration model. `drafts` are the model's draft models, by default those that were
+        chosen for it before.
 
         Errors in the request are raised by the call itself. After the call the model is `loading`,
         and requests for an answer wait for it.

@@ -214,8 +214,8 @@ class Races:
 
     def no_gain(self) -> str:
         """Why the loaded model is not expected to gain anything on this machine: according to its
-        last race, else to the costs of its forwards. "" if a gain is
-        expected, or nothing is known."""
+        last race, else to the costs of its forwards. "" if a gain is expected, or nothing is
+        known."""
         models = self.core.models
         last = self.known.get((models.source, models.runtime))
         if last is not None:

@@ -7,7 +7,6 @@
 const SHOWN_MS = 120;
 const HIDDEN_MS = 500;
 const LEGEND_MS = 500;
-const PATIENCE_MS = 3000;
 const AGAIN_MS = 500;
 const LATER_MS = 3000;
 const SHARE = 10;
@@ -59,19 +58,19 @@ async function connect(mine) {
   if (rests()) return;
   const reading = mine.reading = new AbortController();
   const { signal } = reading;
-  const late = setTimeout(() => reading.abort(), PATIENCE_MS);
+  const asking = setInterval(() => askForEnd(mine), LATER_MS);
   let arrives = false;
   const address = "/stream/" + mine.token + "?from=" + mine.run.texts.length;
   const answer = await fetch(address, { signal }).catch(() => null);
   if (answer && answer.ok) {
     await read(answer.body, (kind, data, at) => {
       if (mine.reading !== reading) return;
-      clearTimeout(late);
+      clearInterval(asking);
       arrives = true;
       hear(mine, kind, data, at);
     });
   }
-  clearTimeout(late);
+  clearInterval(asking);
   if (mine.reading !== reading) return;
   if (!arrives) askForEnd(mine);
   const again = () => mine.reading === reading && connect(mine);

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, expect
 
 from tests.support.pages import (
     LONG,
@@ -242,23 +242,29 @@ def test_a_connection_that_is_cut_is_taken_up_again(
         complete(page)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("blocked", ["refused", "held back"])
 def test_without_its_stream_a_page_shows_an_answer_once_it_is_complete(
-    alone: Page, complete: Callable[[Page], Stored], blocked: str
+    alone: Page, data: Path, owner: str, complete: Callable[[Page], Stored], blocked: str
 ) -> None:
     """As behind a proxy that refuses the stream, or one that passes nothing on."""
-    page, stopped = alone, list[Route]()
+    page, stopped, asked = alone, list[Route](), list[Request]()
 
     def block(route: Route) -> None:
         stopped.append(route)
         if blocked == "refused":
             route.abort()
 
+    def note(request: Request) -> None:
+        if '"drawn"' in (request.post_data or ""):
+            asked.append(request)
+
     page.route("**/stream/**", block)
+    page.on("request", note)
     answer_at_length(page, 1500)
     send(page, LONG)
-    until(page, lambda: len(stopped) > 1)
+    until(page, lambda: len(asked) > 1 and bool(stored(data, owner)))
+    assert len(stopped) > 1 if blocked == "refused" else len(stopped) == 1
     expect(page.locator("#tokens .turn.answered")).to_have_count(0)
     stop(page)
     finished(page)

@@ -31,7 +31,7 @@ from playwright.sync_api import (
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
-from tests.conftest import EMBEDDED, ROOT
+from tests.conftest import ROOT
 from tests.support.held import STACKS
 
 DESKTOP: ViewportSize = {"width": 1440, "height": 900}
@@ -60,15 +60,10 @@ FIELDS = """() => [...document.querySelectorAll("input, textarea")]
 
 
 def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
-    """The running program, its address, and what it printed until it was ready.
-
-    It runs the embedded model as a folder unless another `--model` is named: the format that it
-    takes by itself depends on the machine, and measuring that would disturb what is tested.
-    """
+    """The running program, its address, and what it printed until it was ready."""
     program = ["-m", "tests.support.held", str(folder), "--no-browser", "--port", "0"]
-    model = [] if "--model" in more else ["--model", str(EMBEDDED)]
     process = subprocess.Popen(
-        [sys.executable, *program, "--data-dir", str(folder), *model, *more],
+        [sys.executable, *program, "--data-dir", str(folder), *more],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
