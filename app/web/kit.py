@@ -142,10 +142,18 @@ class RefreshGuard:
         self.acts = 0
         self.unanswered = set[object]()
         self.last: dict[Block, UpdateRequest] = {}
+        self.chosen: dict[object, tuple[object, ...]] = {}
+
+    def repeats(self, handler: object, values: tuple[object, ...]) -> bool:
+        """Whether a handler was last called with these values, and no refresh began since."""
+        before = self.chosen.get(handler)
+        self.chosen[handler] = values
+        return before == values
 
     @contextmanager
     def refresh(self) -> Iterator[Keep]:
         """Guard a refresh, which gives way to everything that the user does meanwhile."""
+        self.chosen.clear()  # A refresh may show other choices.
         if self.unanswered:
             yield skip_all
             return
@@ -248,11 +256,11 @@ class Tab:
         outputs: Blocks = (),
         guard: Guard | None = None,
         refused: object = None,
-        ignored: Callable[..., bool] | None = None,
+        changes: bool = False,
     ) -> Event:
         """An event for several triggers. `guard` says how late answers are treated; `refused` is
-        the answer if the handler raises a StrataError. If `ignored` is true of the inputs, the
-        event updates nothing, and is not newer than any other event."""
+        the answer if the handler raises a StrataError. With `changes` an event with the inputs of
+        the last one updates nothing, and is not newer than any other event."""
         input_list, output_list = (
             list(each) if isinstance(each, Sequence) else [each] for each in (inputs, outputs)
         )
@@ -267,7 +275,7 @@ class Tab:
             data = rest.pop(0) if "data" in provided else None
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
-            if ignored is not None and ignored(*rest):
+            if changes and state.repeats(handler, tuple(rest)):
                 guarded: AbstractContextManager[Keep] = nullcontext(skip_all)
             else:
                 guarded = nullcontext(unchanged) if guard is None else guard(state)
@@ -298,14 +306,14 @@ class Tab:
         mode: Mode = "once",
         guard: Guard | None = None,
         refused: object = None,
-        ignored: Callable[..., bool] | None = None,
+        changes: bool = False,
         concurrency_limit: int | None = None,
     ) -> Dependency:
         """Connect triggers, such as `button.click`, to a handler or an event."""
         event = (
             handler
             if isinstance(handler, Event)
-            else self.event(handler, inputs, outputs, guard, refused, ignored)
+            else self.event(handler, inputs, outputs, guard, refused, changes)
         )
         options = {**AT_ONCE, "trigger_mode": mode, "concurrency_limit": concurrency_limit}
         connect = partial(gr.on, triggers) if isinstance(triggers, Sequence) else triggers

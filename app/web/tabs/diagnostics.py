@@ -108,15 +108,13 @@ class Diagnostics(Tab):
     """Filters, the charts and the list of all matching runs; then one run, and one of its steps.
 
     `ids` are the ids of the runs on the current page of the list, `start` is the index of its first
-    row, `applied` are the values of the filters that the list shows, and `shown` is the id of the
-    open run.
+    row, and `shown` is the id of the open run.
     """
 
     def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
         super().__init__(session, memory)
         self.tab = tab
         self.ids, self.start, self.shown = gr.State([]), gr.State(0), gr.State(None)
-        self.applied = gr.State(())
         self.filters = self.build_filters()
         self.trends = grid(history([]))
         self.table = gr.Dataframe(
@@ -212,7 +210,7 @@ class Diagnostics(Tab):
             *self.plots,
             *step,
         ]
-        filtered = [self.applied, *self.trends, *list_, *run]
+        filtered = [*self.trends, *list_, *run]
         chosen, at_step = self.filters, newest(step, of=[self.shown])
         self.on(
             self.tab.select,
@@ -223,16 +221,15 @@ class Diagnostics(Tab):
         )
         for each in chosen:
             # A dropdown triggers its event twice for one choice. The second event may arrive after
-            # the user has opened a run, which it would close. So filters that are already applied
-            # are ignored.
+            # the user has opened a run, which it would close.
             self.on(
                 each.input,
                 self.filter,
-                [self.applied, *chosen],
+                chosen,
                 filtered,
                 mode="always_last",
                 guard=newest([each, *filtered]),
-                ignored=lambda applied, *values: applied == values,
+                changes=True,
             )
         for button, turn in ((self.newer_button, self.newer), (self.older_button, self.older)):
             self.on(button.click, turn, [self.start, *chosen], list_, guard=newest(list_))
@@ -335,7 +332,7 @@ class Diagnostics(Tab):
         offered, kept = self.choices(store, chosen)
         filters = filter_of(*kept)
         updates = {**offered, **self.listed(store, filters, start), **self.all_runs(store, filters)}
-        updates |= {self.costs: measured(self.session), self.applied: tuple(kept)}
+        updates[self.costs] = measured(self.session)
         return {**updates, **self.open_or_newest(store, filters, shown)}
 
     def open_or_newest(self, store: Traces, chosen: Filter, shown: str | None) -> Updates:
@@ -347,12 +344,11 @@ class Diagnostics(Tab):
         drafted = next((run for run in runs if run.method != "plain"), runs[0] if runs else None)
         return self.opened(store, drafted.id if drafted else None)
 
-    def filter(self, owner: str, applied: tuple[str, ...], *chosen: str) -> Updates:
-        """Apply other filters than the applied ones: show their first page, their charts and their
-        newest run."""
+    def filter(self, owner: str, *chosen: str) -> Updates:
+        """Apply other filters: show their first page, their charts and their newest run."""
         store, filters = self.store(owner), filter_of(*chosen)
         updates = {**self.listed(store, filters, 0), **self.all_runs(store, filters)}
-        return {**updates, **self.open_or_newest(store, filters, None), self.applied: chosen}
+        return {**updates, **self.open_or_newest(store, filters, None)}
 
     def turn(self, pages: int, owner: str, start: int, *chosen: str) -> Updates:
         """Turn `pages` pages of the list, forwards or backwards."""
