@@ -420,6 +420,7 @@ def opened_with(path: Path, kind: str, values: dict[str, Any]) -> Any:
 # The same model behind both libraries.
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_both_libraries_say_the_same(gguf_target: Any, embedded: Any, temperature: float) -> None:

@@ -286,6 +286,7 @@ def in_process(source: str, endpoint: str, home: Path, **environment: str) -> tu
     return done.returncode, done.stdout.strip()
 
 
+@pytest.mark.soak
 def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
     hub: Hub, sound: Path, tmp_path: Path
 ) -> None:

@@ -222,6 +222,7 @@ class Between:
             each.close()
 
 
+@pytest.mark.soak
 def test_a_connection_that_is_cut_is_taken_up_again(
     browser: Browser, address: str, owner: str, complete: Callable[[Page], Stored]
 ) -> None:

@@ -14,7 +14,7 @@ from tests.support.training_texts import write_texts
 from training.__main__ import main
 from training.answers import LEAST, PROMPTS, answered, longest_loop
 
-pytestmark = [pytest.mark.model, pytest.mark.gguf]
+pytestmark = [pytest.mark.model, pytest.mark.gguf, pytest.mark.soak]
 QUESTION = "I am person 5. What is the river like?"
 PLAN = ["--length", "64", "--sequences", "8", "--context", "256", "--rate", "0.02"]
 

@@ -180,6 +180,7 @@ def test_who_gains_nothing_leaves_the_other_its_gain(clock: Clock, good: str) ->
     assert alone < 0.3 * PLAINLY and answer(clock, both, curve()).seconds < 1.05 * alone
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("ahead", [1, 3, 15])
 def test_plain_steps_that_are_only_taken_to_measure_cost_a_hundredth(
     clock: Clock, ahead: int
@@ -425,6 +426,7 @@ def test_cold_caches_make_no_gain(clock: Clock, monkeypatch: pytest.MonkeyPatch)
     assert abs(sum(off) / len(off)) < 0.08
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.parametrize("every", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("known", [False, True])
 def test_a_plain_step_after_drafts_does_not_pass_for_plain_decoding(

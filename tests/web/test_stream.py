@@ -361,6 +361,7 @@ def test_who_has_not_logged_in_watches_nothing(
     assert asked(port, "/stream/nobody", headers=cookies).status_code == 404
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_an_answer_of_512_tokens_takes_few_bytes(
     db: Database, embedded: Any, served: Callable[..., int]
