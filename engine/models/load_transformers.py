@@ -148,10 +148,21 @@ def read(
         if report["missing_keys"]:
             # The library would continue with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
+        choose_attention(device)
         return model.eval().requires_grad_(False).to(device), tokenizer
     except Exception as error:
         # The libraries raise over a dozen types for an unusable model; all mean the same.
         raise unusable(source, error) from error
+
+
+def choose_attention(device: torch.device) -> None:
+    """Switch off cuDNN's attention on CUDA devices.
+
+    It plans every new shape in 40 to 80 ms, and while an answer grows, every forward has a new one.
+    The library's other kernels need no plan.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def unusable(source: str, error: Exception) -> ModelError:
