@@ -7,6 +7,7 @@ roll back decodes plainly, and its note gives the reason.
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers.utils import logging
 
 from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
+from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
@@ -72,6 +74,8 @@ def load_transformers(
     )
     examine(backend, TOLERANCE[model.dtype])
     with_head(backend, source, head)
+    if where.type == "cuda":
+        with_captured(backend)
     return backend
 
 
@@ -171,6 +175,16 @@ def unusable(source: str, error: Exception) -> ModelError:
         "Check that the files are complete and that the model is a causal language model "
         "with safetensors weights."
     )
+
+
+def with_captured(backend: TransformersBackend) -> None:
+    """Let a model on a GPU compute in captured forwards; its note gives the reason if it cannot."""
+    info, problem = backend.info, capture(backend)
+    if backend.captured is not None:
+        backend.info = replace(info, nodes=backend.captured.nodes)
+        return
+    note = f"Each step of {info.name} starts its operations one by one, as {problem}."
+    backend.info = replace(info, note=f"{info.note} {note}".lstrip())
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
