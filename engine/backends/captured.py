@@ -13,6 +13,7 @@ this way is tried at load, against its forwards outside (`capture`). Whatever do
 to those.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -110,7 +111,9 @@ class Recorder:
                 compute()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory, stream=self.stream):
+        # Other threads may ask for the free memory meanwhile.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, self.memory, self.stream, capture_error_mode=mode):
             compute()
         return graph.replay
 
@@ -328,6 +331,17 @@ def capture(backend: TransformersBackend) -> str:
     problem = obstacle(backend)
     if problem:
         return problem
+    problem = tried(backend)
+    if problem:
+        backend.captured = None
+    backend.close()
+    if problem:
+        gc.collect()  # frees the pool and the recordings, which refer to each other
+    return problem
+
+
+def tried(backend: TransformersBackend) -> str:
+    """What is wrong with captured forwards of a model, "" for nothing."""
     try:
         backend.captured = model = CapturedModel(backend)
         backend.close()
@@ -336,15 +350,11 @@ def capture(backend: TransformersBackend) -> str:
         found = largest_gap(backend, model)
         assert model.pool.states is not None
         model.pool.states.zero_()
-        allowed = SHARES[backend.model.dtype]
-        problem = "" if found <= allowed else f"its logits are off by {found:.2g} of their norm"
     except Exception as error:
         # Much cannot be recorded, and the libraries raise many types then.
-        problem = f"its forwards fail ({first_line(error).rstrip('.')})"
-    if problem:
-        backend.captured = None
-    backend.close()
-    return problem
+        return f"its forwards fail ({first_line(error).rstrip('.')})"
+    allowed = SHARES[backend.model.dtype]
+    return "" if found <= allowed else f"its logits are off by {found:.2g} of their norm"
 
 
 def obstacle(backend: TransformersBackend) -> str:
