@@ -90,14 +90,14 @@ chromium:
 	apt-get update -qq && apt-get install -y -qq chromium; \
 	else echo "The browser tests need Chromium on the PATH. Install the package chromium."; exit 1; fi; }
 
-# The newest versions that fit together, for every platform. The CUDA libraries are left out: the
-# build of torch names its own, and other builds name others.
+# The newest versions that fit together, for every platform. The CUDA libraries are left out: each
+# build of torch names its own.
 lock: $(VENV)/.pip
 	$(PIP) install --quiet uv
 	{ echo "# What \`make lock\` found: the versions that are installed and tested."; \
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
 	pyproject.toml --all-extras --group dev --group build \
-	| grep -vE '^(cuda|nvidia|triton)'; } > requirements.new
+	| grep -vE '^(cuda|nvidia)'; } > requirements.new
 	mv requirements.new requirements.lock
 
 clean:

@@ -15,6 +15,7 @@ COMMANDS = {
     "drafting": "drafting.DraftingCost",
     "choices": "drafting.Choices",
     "curve": "curve.Curve",
+    "gpu": "gpu.Gpu",
     "record": "replay.Recorder",
     "replay": "replay.Replay",
     "statistics": "store.Statistics",

@@ -7,6 +7,7 @@ how many choices one forward can make, never which ones. With no drafters this i
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -65,6 +66,8 @@ def decode(
     answer = Answer(backend, tokens, generation, cancelled, text, likeliest)
     drafters = drafters if backend.info.can_tree else ()
     info = backend.info
+    if info.nodes is not None:
+        drafting = replace(drafting, nodes=min(drafting.nodes, info.nodes))
     controller = DraftController(drafters, drafting, info.vocabulary_size, costs, info.leaves)
     if backend.head is not None:
         backend.head.listen(any(drafter.name == HEAD for drafter in drafters))

@@ -56,11 +56,11 @@ class BackendInfo(TokenizerInfo):
     does not matter. `tokenizer_type` is the way the vocabulary splits text ("BPE", "Unigram", ...).
 
     A draft tree may have `leaves` branches, any number for None; 1 means that only chains are
-    verified. It may be `depth` tokens deep if the model's memory bounds that. `sampling` is what
-    the makers of the model recommend, the default settings if they recommend none. `begin` is the
-    text of the token that every text begins with, "" if the model uses none. `can_think` is true if
-    its chat template can switch thinking on and off. `head` describes the model's own head for
-    guessing tokens, if any.
+    verified. It may be `depth` tokens deep if the model's memory bounds that, and have `nodes`
+    nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
+    the default settings if they recommend none. `begin` is the text of the token that every text
+    begins with, "" if the model uses none. `can_think` is true if its chat template can switch
+    thinking on and off. `head` describes the model's own head for guessing tokens, if any.
 
     `server` is the server that runs it, None for a model on this machine.
     """
@@ -71,6 +71,7 @@ class BackendInfo(TokenizerInfo):
     can_tree: bool
     leaves: int | None = None
     depth: int | None = None
+    nodes: int | None = None
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 0

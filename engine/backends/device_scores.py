@@ -10,6 +10,7 @@ matter, as they can in ties, the whole row is read.
 
 from collections.abc import Callable, Sequence
 from math import inf, log
+from typing import Literal
 
 import numpy as np
 import torch
@@ -46,11 +47,16 @@ def shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
     return moved
 
 
-def draws_on(seed: int, positions: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
-    """The draws of engine/sampling.py of all tokens at some positions; shape (positions, size)."""
-    states = [signed((noise_key(seed, position) + GAMMA) & WORD) for position in positions]
-    words = torch.arange(size, device=device) * signed(GAMMA)
-    words = words + torch.tensor(states, device=device)[:, None]
+def states_of(seed: int, positions: Sequence[int]) -> list[int]:
+    """The states of the noise generator for the first token at some positions."""
+    found = {at: signed((noise_key(seed, at) + GAMMA) & WORD) for at in set(positions)}
+    return [found[position] for position in positions]
+
+
+def draws_on(states: torch.Tensor, size: int) -> torch.Tensor:
+    """The draws of engine/sampling.py of `size` tokens from some states; shape (states, size)."""
+    words = torch.arange(size, device=states.device) * signed(GAMMA)
+    words = words + states[:, None]
     words = (words ^ shifted(words, 30)) * signed(FIRST)
     words = (words ^ shifted(words, 27)) * signed(SECOND)
     return shifted(words ^ shifted(words, 31), 64 - BITS)
@@ -64,8 +70,69 @@ def noise_on(draws: torch.Tensor) -> torch.Tensor:
     return -torch.log(-torch.where(low, torch.log(near), torch.log1p(-near)))
 
 
+Kind = Literal["greedy", "sampled", "cut"]
+"""How the sampler chooses, which decides what a survey transfers."""
+KINDS: tuple[Kind, ...] = ("greedy", "sampled", "cut")
+
+
+def kind_of(sampling: Sampling) -> Kind:
+    if sampling.temperature < COLDEST:
+        return "greedy"
+    # With such a cut the sampler has to know the largest logits.
+    return "cut" if sampling.top_k > 0 or sampling.top_p < 1.0 else "sampled"
+
+
+def numbers_of(sampling: Sampling) -> tuple[float, float]:
+    """The sampler's numbers that a survey needs: the temperature, and the logarithm of min-p."""
+    return sampling.temperature, log(sampling.min_p) if sampling.min_p > 0.0 else -inf
+
+
+def survey(
+    logits: torch.Tensor, kind: Kind, numbers: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
+    """What is transferred of rows of logits, shape (rows, vocabulary): per row the largest logit,
+    both masses, the lowest transferred sum or logit, the transferred logits, and their tokens, as
+    the bits of integers.
+
+    `numbers` are those of `numbers_of`, float32, and `states` those of `states_of`, shape (rows,).
+    A row of fewer than KEPT tokens has no survey for the kind "cut".
+    """
+    logits = logits.float()
+    top = logits.amax(dim=1, keepdim=True)
+    mass = (logits - top).exp_().sum(dim=1, keepdim=True)
+    warped_mass, rest = mass, top
+    if kind == "greedy":
+        places = torch.arange(logits.shape[1], device=logits.device)
+        tokens = torch.where(logits == top, places, logits.shape[1]).amin(dim=1, keepdim=True)
+    else:
+        # Dividing by a number on the host, a device multiplies by its inverse, which differs.
+        warped = logits / numbers[0].expand_as(top)
+        peak = warped.amax(dim=1, keepdim=True)
+        warped_mass = (warped - peak).exp_().sum(dim=1, keepdim=True)
+        if kind == "cut":
+            rest, tokens = logits.topk(KEPT, dim=1)
+        else:
+            rest, tokens = sums(warped, peak, numbers[1], states).topk(NEAR, dim=1)
+        rest, tokens = rest[:, -1:], tokens.sort(dim=1).values
+    parts = [top, mass, warped_mass, rest, logits.gather(1, tokens)]
+    return torch.cat([*parts, tokens.int().view(torch.float32)], dim=1)
+
+
+def sums(
+    warped: torch.Tensor, peak: torch.Tensor, log_min_p: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
+    """The approximate sums of warped logit and noise. The largest logit, which min-p refers to,
+    gets the largest sum."""
+    found = warped + noise_on(draws_on(states, warped.shape[1]))
+    least = peak + log_min_p
+    least = least - (SLACK[0] + SLACK[1] * least.abs())
+    found = torch.where(warped < least, -inf, found)
+    return found.scatter_(1, warped.argmax(dim=1, keepdim=True), inf)
+
+
 class DeviceScores(LogitScores):
-    """Scores over `logits`, shape (rows, vocabulary), on a device. `read` copies a whole row."""
+    """Scores over `logits`, shape (rows, vocabulary), on a device. `read` copies a whole row.
+    `found` is their survey, if it was transferred already."""
 
     def __init__(
         self,
@@ -73,10 +140,11 @@ class DeviceScores(LogitScores):
         read: Callable[[int], Floats],
         positions: Sequence[int],
         sampling: Sampling,
+        found: NDArray[np.float32] | None = None,
     ) -> None:
         super().__init__(read, positions, sampling)
-        self.logits = logits
-        self.found: NDArray[np.float32] | None = None
+        self.logits, self.found = logits, found
+        self.kind = kind_of(sampling)
         self.chosen: dict[int, float] = {}
 
     def selected(self, row: int) -> Choice:
@@ -93,49 +161,13 @@ class DeviceScores(LogitScores):
 
     @torch.inference_mode()
     def survey(self) -> NDArray[np.float32]:
-        """Transfer the values of all rows: per row the largest logit, both masses, the lowest
-        transferred sum or logit, the transferred logits, and their tokens, as the bits of
-        integers."""
-        logits = self.logits.float()
-        top = logits.amax(dim=1, keepdim=True)
-        mass = (logits - top).exp_().sum(dim=1, keepdim=True)
-        warped_mass, rest = mass, top
-        if self.sampling.temperature < COLDEST:
-            places = torch.arange(logits.shape[1], device=logits.device)
-            tokens = torch.where(logits == top, places, logits.shape[1]).amin(dim=1, keepdim=True)
-        else:
-            # Dividing by a number on the host, a device multiplies by its inverse, which differs.
-            warped = logits / torch.full_like(top, self.sampling.temperature)
-            peak = warped.amax(dim=1, keepdim=True)
-            warped_mass = (warped - peak).exp_().sum(dim=1, keepdim=True)
-            if self.cuts:
-                rest, tokens = logits.topk(KEPT, dim=1)
-            else:
-                rest, tokens = self.sums(warped, peak).topk(NEAR, dim=1)
-            rest, tokens = rest[:, -1:], tokens.sort(dim=1).values
-        parts = [top, mass, warped_mass, rest, logits.gather(1, tokens)]
+        """Transfer the survey of all rows."""
+        device = self.logits.device
+        numbers = torch.tensor(numbers_of(self.sampling), device=device)
+        states = torch.tensor(states_of(self.sampling.seed, self.positions), device=device)
         values: NDArray[np.float32]
-        values = torch.cat([*parts, tokens.int().view(torch.float32)], dim=1).cpu().numpy()
+        values = survey(self.logits, self.kind, numbers, states).cpu().numpy()
         return values
-
-    @property
-    def cuts(self) -> bool:
-        """Whether the sampler has to know the largest logits."""
-        return self.sampling.top_k > 0 or self.sampling.top_p < 1.0
-
-    def sums(self, warped: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-        """The approximate sums of warped logit and noise. The largest logit, which min-p refers to,
-        gets the largest sum."""
-        positions = sorted(set(self.positions))
-        device = warped.device
-        noise = noise_on(draws_on(self.sampling.seed, positions, warped.shape[1], device))
-        rows = torch.tensor([positions.index(each) for each in self.positions], device=device)
-        sums = warped + noise[rows]
-        if self.sampling.min_p > 0.0:
-            least = peak + log(self.sampling.min_p)
-            least -= SLACK[0] + SLACK[1] * least.abs()
-            sums = torch.where(warped < least, -inf, sums)
-        return sums.scatter_(1, warped.argmax(dim=1, keepdim=True), inf)
 
     def from_survey(self, row: int) -> Choice | None:
         """The choice for a row from the transferred values, None if they do not suffice."""
@@ -149,8 +181,8 @@ class DeviceScores(LogitScores):
         logits, tokens = np.split(found, 2)
         part = Part(logits, tokens.view(np.int32).astype(np.int64))
         token: int | None = int(part.tokens[0])
-        if self.sampling.temperature >= COLDEST:
-            if self.cuts:
+        if self.kind != "greedy":
+            if self.kind == "cut":
                 part = part._replace(mass=float(warped_mass), rest=float(rest))
             token = self.token(part, row, float(rest))
         if token is None:
@@ -165,4 +197,4 @@ class DeviceScores(LogitScores):
             return None
         token, score = found
         wrong = SLACK[0] + SLACK[1] * abs(score)
-        return token if self.cuts or score > rest + 2 * wrong else None
+        return token if self.kind == "cut" or score > rest + 2 * wrong else None

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from engine.backends.caches import (
 )
 from engine.backends.device_scores import DeviceScores
 from engine.backends.folded_attention import unfolded
+from engine.backends.pool import PoolCache
 from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.heads.eagle3_head import Eagle3Head
 from engine.models.memory import CHAIN
@@ -153,6 +154,23 @@ def without_last(module: torch.nn.Module, given: Any, angles: Any) -> Any:
     return angles[..., :-1, :]
 
 
+class OtherForwards(Protocol):
+    """Another way to compute some forwards of a model, for all of its sequences (captured.py).
+    `nodes` is the size of the largest tree that it computes."""
+
+    nodes: int
+
+    def fresh_cache(self) -> PoolCache: ...
+
+    def score(
+        self, sequence: "TransformersBackend", tree: Tree, sampling: Sampling
+    ) -> LogitScores | None:
+        """As TransformersBackend.score; None if it cannot."""
+
+    def read(self, sequence: "TransformersBackend", tokens: Sequence[int]) -> bool:
+        """Compute a part of a prompt; returns False if it cannot."""
+
+
 class TransformersBackend(TransformersTokenizer):
     """One sequence of a loaded model, with its tokenizer, as a Backend.
 
@@ -168,6 +186,7 @@ class TransformersBackend(TransformersTokenizer):
         super().__init__(tokenizer, info)
         self.model = model
         self.head: Eagle3Head | None = None
+        self.captured: OtherForwards | None = None
         config = model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         self.chunk: int | None = getattr(config, "attention_chunk_size", None)
@@ -210,20 +229,31 @@ class TransformersBackend(TransformersTokenizer):
         elif isinstance(self.cache, TreeCache):
             self.cache.shorten(0, dirty=True)
         else:
-            assert self.kinds is not None, "trees need layers that are known"
-            self.cache = TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
+            self.cache = self.fresh_cache()
+
+    def fresh_cache(self) -> TreeCache:
+        """A cache with room for the context and a tree."""
+        if self.captured is not None:
+            return self.captured.fresh_cache()
+        assert self.kinds is not None, "trees need layers that are known"
+        return TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
     @property
     def bytes(self) -> int:
-        return bytes_of(self.cache) + (self.head.bytes if self.head else 0)
+        pooled = isinstance(self.cache, PoolCache)
+        own = self.cache.bytes if pooled else bytes_of(self.cache)
+        return int(own) + (self.head.bytes if self.head else 0)
 
     def open(self) -> Self:
         other = copy(self)
         other.head = self.head and self.head.open(other)
-        other.close()
+        other.cache = None
+        other.reset()
         return other
 
     def close(self) -> None:
+        if isinstance(self.cache, PoolCache):
+            self.cache.drop()
         self.cache = None
         self.reset()
 
@@ -282,7 +312,8 @@ class TransformersBackend(TransformersTokenizer):
         """Run decided tokens and keep them."""
         self.dirty = True
         with self.emptied():
-            self.forward(chunk, range(len(chunk)), logits=1)
+            if self.captured is None or not self.captured.read(self, chunk):
+                self.forward(chunk, range(len(chunk)), logits=1)
             if self.head:
                 self.head.record(len(self.cached), range(len(chunk)))
         self.cached += chunk
@@ -333,6 +364,10 @@ class TransformersBackend(TransformersTokenizer):
             self.regime = MIXED if self.cached else regime
         visible = None if self.recurrent else ancestors(tree.parents)
         with self.emptied():
+            if self.captured is not None:
+                scores = self.captured.score(self, tree, sampling)
+                if scores is not None:
+                    return scores
             logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling

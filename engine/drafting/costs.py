@@ -30,7 +30,9 @@ from engine.types import WAYS
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward, at smaller intervals where kernels change their method."""
 CACHED = 256
-"""Tokens in the cache while measuring. Shorter texts count as this long."""
+"""Tokens in the cache when measuring begins. Shorter texts count as this long."""
+GROWN = 2 * CACHED
+"""The most tokens by which the text grows meanwhile."""
 LONG, LONG_SIZE = 4096, 15
 """Tokens in the cache, and the most nodes, while the cost of cached tokens is measured."""
 LEAST = 4 * CACHED
@@ -39,8 +41,9 @@ READING = 0.5
 """The most seconds for reading the long text, if it has to be read."""
 SAMPLES = 3
 """Forwards of each size after the long text in that case."""
-FAR_SECONDS = 0.3
-"""Seconds of forwards after the long and the short text in turn, if they need not be read."""
+FAR_SECONDS, FAR_GROWN = 0.3, 96
+"""Seconds of forwards after the long and the short text in turn, if they need not be read, and the
+most tokens by which these texts grow."""
 MOST_BYTES = 1 << 29
 """The most bytes that the long text may take in memory."""
 SECONDS = 1.7
@@ -453,67 +456,100 @@ class Stretchable(Protocol):
         """Make the cache claim to hold these tokens; its content is zeros."""
 
 
+class GrowingText:
+    """A text that is one token longer at each timed forward, as an answer is.
+
+    Some libraries prepare every shape of a forward that they have not seen before. In an answer no
+    shape comes twice, so timing one twice would hide that cost. The text begins again with its
+    first `length` tokens only if no more of `tokens` are left.
+    """
+
+    def __init__(self, backend: Backend, tokens: Sequence[int], length: int) -> None:
+        self.backend, self.tokens = backend, tokens
+        self.begin = self.length = length
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return self.tokens[: self.length]
+
+    def room(self, forwards: int, nodes: int) -> bool:
+        """Whether so many forwards over at most `nodes` nodes fit before it begins again."""
+        return self.length + forwards + nodes <= len(self.tokens)
+
+    def seconds(self, nodes: int) -> float:
+        """The seconds of the next forward, over `nodes` nodes."""
+        if not self.room(1, nodes):
+            self.length = self.begin
+        spent = forward_seconds(self.backend, self.prompt, nodes)
+        self.length += 1
+        return spent
+
+
 def measure_costs(
     backend: Backend,
     sizes: Sequence[int] = SIZES,
     seconds: float = SECONDS,
     progress: Callable[[float], None] = lambda share: None,
 ) -> CostCurve:
-    """Time forwards over trees of the given sizes, in rounds, for about `seconds` seconds.
+    """Time forwards over trees of the given sizes, in rounds, for at most about `seconds` seconds.
 
     Every round times every size. A plain forward follows STEADY others, as in plain decoding: right
     after a tree it takes longer, so that drafts would seem to gain more than they do. A tree
     follows one of another size, as in real use, where the budget changes from step to step; after a
-    forward of the same size it would be faster. The fastest round counts, because other load can
-    only make a forward slower, and a short one many times slower. If it is known, only the time in
-    which the forward itself computed counts. A slow model is timed once, at fewer sizes, since its
-    first answers correct the curve anyway.
+    forward of the same size it would be faster. The text grows with each forward (GrowingText). The
+    fastest round counts, because other load can only make a forward slower, and a short one many
+    times slower. If it is known, only the time in which the forward itself computed counts. A slow
+    model is timed once, at fewer sizes, since its first answers correct the curve anyway.
     """
-    length = min(CACHED, backend.info.context_length // 2)
-    vocabulary = backend.info.vocabulary_size
-    prompt = [(7 + 13 * at) % vocabulary for at in range(length)]
+    context, vocabulary = backend.info.context_length, backend.info.vocabulary_size
+    length = min(CACHED, context // 2)
+    longest = min(length + GROWN + max(sizes), context)
+    text = GrowingText(backend, [(7 + 13 * at) % vocabulary for at in range(longest)], length)
     levels = backend.depth_limit(length) if backend.info.leaves == 1 else None
     start = perf_counter()
-    backend.prefill(prompt, lambda: False)
+    backend.prefill(text.prompt, lambda: False)
     reading = (perf_counter() - start) / length
-    forward_seconds(backend, prompt, 0)
-    slow = forward_seconds(backend, prompt, 0) > SLOW
+    text.seconds(0)
+    slow = text.seconds(0) > SLOW
     times: dict[int, list[float]] = {
         size: []
         for size in (SLOW_SIZES if slow else sizes)
-        if length + size < backend.info.context_length and (levels is None or size <= levels)
+        if length + size < context and (levels is None or size <= levels)
     }
     for round_ in count():
+        before = text.length
         for number, (size, found) in enumerate(times.items(), start=1):
             steady, timed = (0, 1) if slow or size else (STEADY, COUNTED)
             for _ in range(steady):
-                forward_seconds(backend, prompt, size)
-            found.append(median(forward_seconds(backend, prompt, size) for _ in range(timed)))
+                text.seconds(size)
+            found.append(median(text.seconds(size) for _ in range(timed)))
             rounds, spent = (1, 0.0) if slow else (FEWEST, perf_counter() - start)
             progress(
                 min(1.0, max((round_ + number / len(times)) / rounds, spent / max(seconds, 1e-9)))
             )
-        if slow or (round_ + 1 >= FEWEST and perf_counter() - start >= seconds):
+        fits = text.room(text.length - before, max(times))
+        if slow or (round_ + 1 >= FEWEST and (perf_counter() - start >= seconds or not fits)):
             break
     points = {size: min(found) for size, found in times.items()}
-    return CostCurve(points, 0.0, 0.0, *measure_growth(backend, points, reading, slow))
+    return CostCurve(points, 0.0, 0.0, *measure_growth(text, points, reading, slow))
 
 
 def measure_growth(
-    backend: Backend, points: Mapping[int, float], reading: float, slow: bool
+    text: GrowingText, points: Mapping[int, float], reading: float, slow: bool
 ) -> tuple[float, float]:
     """The time that each cached token adds to a forward, and to each of its nodes; zeros if
-    measuring would take too long. `reading` is the time in seconds that the model needs to read a
-    token."""
+    measuring would take too long. `text` is in the cache, `reading` is the time in seconds that the
+    model needs to read a token."""
+    backend = text.backend
     nodes = max(size for size in points if size <= LONG_SIZE)
-    length = min(LONG, backend.info.context_length - nodes)
+    length = min(LONG, backend.info.context_length - nodes - FAR_GROWN)
     if isinstance(backend, Stretchable):
-        length = min(length, CACHED * MOST_BYTES // max(backend.bytes, 1))
+        length = min(length, text.length * MOST_BYTES // max(backend.bytes, 1))
     elif reading > 0:
         length = min(length, int(READING / reading))
     if length < LEAST or not nodes:
         return 0.0, 0.0
-    times = timed_far(backend, [0] * length, nodes, slow)
+    times = timed_far(backend, length, nodes, slow)
     near, far = times[0, CACHED], times[0, length]
     # The load of the machine changes between measuring the sizes and this, so use ratios only.
     pace = points[0] / near / (length - CACHED)
@@ -523,10 +559,10 @@ def measure_growth(
 
 
 def timed_far(
-    backend: Backend, prompt: Sequence[int], nodes: int, slow: bool
+    backend: Backend, length: int, nodes: int, slow: bool
 ) -> dict[tuple[int, int], float]:
-    """The least seconds of forwards, by number of nodes (0 and `nodes`) and of cached tokens
-    (CACHED and all of the prompt). Leaves the cache empty.
+    """The least seconds of forwards, by number of nodes (0 and `nodes`) and of the tokens that the
+    text began with (CACHED and `length`). Leaves the cache empty.
 
     If texts have to be read, the long one is read once, with forwards after the short text before
     and after it. These forwards are few, so the least time counts, which ignores disturbances.
@@ -534,17 +570,20 @@ def timed_far(
     start = perf_counter()
     times: dict[tuple[int, int], list[float]] = {}
     reads = not isinstance(backend, Stretchable)
-    samples = SAMPLES if reads and not slow else 1
+    near, far = (
+        GrowingText(backend, [0] * (tokens + FAR_GROWN + nodes), tokens)
+        for tokens in (CACHED, length)
+    )
+    timed = (0, nodes) * (SAMPLES if reads and not slow else 1)
     for round_ in count():
-        for length in (CACHED, len(prompt), CACHED) if reads else (CACHED, len(prompt)):
+        for text in (near, far, near) if reads else (near, far):
             if isinstance(backend, Stretchable):
-                backend.stretch(prompt[: length - 1])
+                backend.stretch(text.prompt[:-1])
             if not slow:
-                forward_seconds(backend, prompt[:length], nodes)
-            for size in (0, nodes) * samples:
-                spent = forward_seconds(backend, prompt[:length], size)
-                times.setdefault((size, length), []).append(spent)
-        if slow or reads:
+                text.seconds(nodes)
+            for size in timed:
+                times.setdefault((size, text.begin), []).append(text.seconds(size))
+        if slow or reads or not far.room(1 + len(timed), nodes):
             break
         if round_ + 1 >= FEWEST and perf_counter() - start >= FAR_SECONDS:
             break

@@ -110,27 +110,29 @@ def places(config: Config, shape: Shape) -> dict[str, torch.Tensor]:
 
 
 def inflated_weights(
-    model: Model, shape: Shape, names: Sequence[str], seed: int
+    model: Model, shape: Shape, names: Sequence[str], seed: int, device: str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The named weights of the inflated model in the original's dtype, created one at a time.
+    """The named weights of the inflated model in the original's dtype, created one at a time on a
+    device.
 
-    The random part depends on the seed and the order of the names.
+    The random part depends on the seed, the order of the names, and the device.
     """
     source = model.state_dict()
     inflated = skeleton(inflated_config(model.config, shape))
     where = places(model.config, shape)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     scale = (model.config.hidden_size / shape.hidden) ** 0.5
     for name in names:
         kind = name.split(".")[-2]
         if kind in WRITERS:
-            weight = torch.zeros(inflated[name].shape, dtype=model.dtype)
+            weight = torch.zeros(inflated[name].shape, dtype=model.dtype, device=device)
         else:
-            noise = torch.empty(inflated[name].shape).normal_(0, SPREAD, generator=generator)
+            noise = torch.empty(inflated[name].shape, device=device)
+            noise.normal_(0, SPREAD, generator=generator)
             weight = (scale * (1 + noise) if noise.dim() == 1 else noise).to(model.dtype)
         if name in source:
             rows, *columns = (where[axis] for axis in AXES[kind])
-            original = source[name].cpu()
+            original = source[name].to(device)
             if columns:
                 weight[rows[:, None], columns[0]] = original
             else:

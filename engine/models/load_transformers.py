@@ -6,6 +6,7 @@ roll back decodes plainly, and its note gives the reason.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.utils import logging
 
 from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
+from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
@@ -71,6 +73,8 @@ def load_transformers(
     )
     examine(backend, TOLERANCE[model.dtype])
     with_head(backend, source, head)
+    if where.type == "cuda":
+        with_captured(backend)
     return backend
 
 
@@ -143,6 +147,7 @@ def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
         if report["missing_keys"]:
             # The library would continue with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
+        choose_attention(device)
         return model.eval().requires_grad_(False).to(device), tokenizer
     except Warning:
         raise  # Where warnings are errors: a deprecated name makes no model unusable.
@@ -153,6 +158,26 @@ def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
             "Check that the files are complete and that the model is a causal language model "
             "with safetensors weights."
         ) from error
+
+
+def choose_attention(device: torch.device) -> None:
+    """Switch off cuDNN's attention on CUDA devices.
+
+    It plans every new shape in 40 to 80 ms, and while an answer grows, every forward has a new one.
+    The library's other kernels need no plan.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def with_captured(backend: TransformersBackend) -> None:
+    """Let a model on a GPU compute in captured forwards; its note gives the reason if it cannot."""
+    info, problem = backend.info, capture(backend)
+    if backend.captured is not None:
+        backend.info = replace(info, nodes=backend.captured.nodes)
+        return
+    note = f"Each step of {info.name} starts its operations one by one, as {problem}."
+    backend.info = replace(info, note=f"{info.note} {note}".lstrip())
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:

@@ -12,10 +12,10 @@ from tests.support.choices import by_law, on_device
 def test_torch_draws_the_same_integers(seed: int) -> None:
     import torch
 
-    from engine.backends.device_scores import draws_on
+    from engine.backends.device_scores import draws_on, states_of
 
     positions = [0, 9, 2**31]
-    found = draws_on(seed, positions, 10_000, torch.device("cpu")).numpy()
+    found = draws_on(torch.tensor(states_of(seed, positions)), 10_000).numpy()
     wanted = [draws_of(seed, position, range(10_000)) for position in positions]
     assert (found == np.array(wanted)).all()
 

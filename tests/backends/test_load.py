@@ -57,6 +57,20 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
 
 
+def test_attention_that_plans_every_length_is_switched_off_on_a_gpu_alone() -> None:
+    import torch
+
+    from engine.models.load_transformers import choose_attention
+
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for device, enabled in (("cpu", True), ("cuda:0", False)):
+            choose_attention(torch.device(device))
+            assert torch.backends.cuda.cudnn_sdp_enabled() is enabled
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 @pytest.mark.parametrize("adds", [True, False])
 def test_a_text_of_another_program_begins_as_the_tokenizer_wants(folder: Path, adds: bool) -> None:
     """A token that begins a text may be known and not wanted, as GPT-2's."""

@@ -34,6 +34,8 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WINDOW = {**WIDE, **LENGTH, "sliding_window": 8}
 PLAIN = "mamba-unknown"
 """One whose layers count as unknown, so that its states cannot be rolled back."""
+CAPTURED = "llama-captured"
+"""One that computes in captured forwards."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("LlamaConfig", {**WIDE, **LENGTH}),
     "qwen3": ("Qwen3Config", {**WIDE, **LENGTH}),
@@ -174,7 +176,16 @@ def counted(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(llama_cpp, "llama_decode", call)
         return rows
-    forward = type(backend).forward
+    forward, captured = type(backend).forward, backend.captured
+
+    if captured is not None:
+        read = captured.read
+
+        def read_captured(own: Any, tokens: Sequence[int]) -> bool:
+            rows.append(len(tokens))
+            return bool(read(own, tokens))
+
+        monkeypatch.setattr(captured, "read", read_captured)
 
     def run(own: Any, tokens: Sequence[int], *rest: Any, **named: Any) -> Any:
         rows.append(len(tokens))
@@ -336,7 +347,7 @@ def of_llamacpp(path: Path, close: float = 1e-4) -> Subject:
 MODEL, GGUF = pytest.mark.model, pytest.mark.gguf
 WINDOWS = {"gguf-window-8": 8, "gguf-window-64": 64}
 SUBJECTS = [
-    *(pytest.param(kind, marks=MODEL) for kind in (*KINDS, *FAMILIES)),
+    *(pytest.param(kind, marks=MODEL) for kind in (*KINDS, CAPTURED, *FAMILIES)),
     *(pytest.param(f"gguf-{name}", marks=GGUF) for name in ("small", *ARCHITECTURES)),
     *(pytest.param(name, marks=GGUF) for name in WINDOWS),
 ]
@@ -346,7 +357,7 @@ def leaves_of(name: str) -> int | None:
     """How many branches the model of that name verifies, 0 where it decodes plainly."""
     if name == PLAIN:
         return 0
-    if name in KINDS:
+    if name in KINDS or name == CAPTURED:
         return None
     return 128 if name == "gguf-small" or name in WINDOWS else 1
 
@@ -356,6 +367,12 @@ def subject_of(name: str, folder: Path, small: Callable[[], Path]) -> Subject:
     file in float32."""
     if name in KINDS:
         return of_transformers(load_kind(name, folder))
+    if name == CAPTURED:
+        from engine.backends.captured import capture
+
+        model = load_kind("llama-gqa", folder)
+        assert capture(model) == ""
+        return of_transformers(model)
     if name in FAMILIES:
         return of_transformers(load(save_hybrid(name, folder)))
     if name in WINDOWS:

@@ -78,7 +78,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/backends/device_scores.py",
-        "return token if self.cuts or score > rest + 2 * wrong else None",
+        'return token if self.kind == "cut" or score > rest + 2 * wrong else None',
         "return token",
         "backends/device_scores",
     ),

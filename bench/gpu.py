@@ -1,0 +1,359 @@
+"""Captured forwards on a GPU: what they take, and what whole answers gain.
+
+One model is measured in two ways in the same process: with captured forwards
+(engine/backends/captured.py), and with forwards whose operations are started one by one. Times are
+medians, and every timed forward has a length that was not seen before. Answers are compared with
+plain decoding of the same way, and plain decoding with that of the other way.
+
+`--size` measures the embedded model in a larger shape, which has the same output at the cost of a
+real model. Its weights are made on the GPU.
+"""
+
+import argparse
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from bench.harness import (
+    EMBEDDED,
+    Add,
+    Measurement,
+    Record,
+    Setup,
+    at_least,
+    cell,
+    check_writable,
+    conditions,
+    generation_of,
+    headline,
+    load_model,
+    model_options,
+    numbers,
+    one_of,
+    prepared,
+    prompt_options,
+    questions_of,
+    table,
+)
+from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, Results, compared, speed, verdict
+from bench.transformers_peers import transformers_peer
+from engine.backends.captured import TREES, CapturedModel
+from engine.backends.transformers import TransformersBackend
+from engine.decode import never
+from engine.drafting.costs import GrowingText, comb, measure_costs
+from engine.errors import SettingError
+from engine.methods import Method, method_named
+from engine.models.inflate import inflated_config, inflated_weights, skeleton
+from engine.models.load_transformers import (
+    NO_LIMIT,
+    TOLERANCE,
+    choose_attention,
+    describe,
+    examine,
+    pick_device,
+    with_captured,
+)
+from engine.models.memory import cache_numbers
+from engine.models.shape import SHAPES
+from engine.settings import Sampling
+
+CAPTURED, SINGLE = "captured", "one by one"
+"""The two ways to compute the forwards of a model."""
+OURS = ("plain", "hd-published", "lookup", "hd")
+PROMPT_LENGTHS = (20, 100, 300, 500)
+ROUNDS = 15
+MEMORY = ("weights", "pool", "expected", "used")
+TRANSFORMERS_PEERS = (GENERATE, PROMPT_LOOKUP)
+ANSWERS = {
+    "way": "{way}",
+    "T": "{temperature:g}",
+    "method": "{name}",
+    "tok/s": "{tokens_per_second:.1f}",
+    "decoding": "{decode_tokens_per_second:.1f}",
+    "over plain": "{over_plain:.2f}x",
+    "least category": "{least_category:.2f}x",
+    "tok/step": "{mean_acceptance_length:.2f}",
+    "step ms": "{step_ms:.2f}",
+    "forward ms": "{verify_ms_per_step:.2f}",
+    "draft ms": "{draft_ms_per_step:.2f}",
+    "text of plain": "{verdict}",
+}
+
+
+class Gpu(Measurement):
+    """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
+
+    groups = (model_options, prompt_options)
+    defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
+
+    def add_options(self, add: Add) -> None:
+        size = f"{', '.join(SHAPES)}: the embedded model in this shape, in bfloat16"
+        add("--size", type=one_of("size", SHAPES), help=size)
+        add("--temperatures", type=temperatures, default="0,0.7", help="comma between")
+        add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
+        add("--seed", type=int, default=0)
+        add("--min-p", type=float, default=0.0)
+        add("--repeats", type=at_least(1), default=1)
+        add("--statistics", type=Path, help="a statistics file (default: the shipped)")
+        add("--peers", action=argparse.BooleanOptionalAction, default=True)
+        add("--markdown", type=Path, metavar="FILE", help="write the tables to a file as well")
+
+    def check(self, options: argparse.Namespace) -> None:
+        if not torch.cuda.is_available():
+            raise SettingError("There is no GPU here that torch can use. Run this where one is.")
+        check_writable(options.markdown)
+
+    def record(self, options: argparse.Namespace) -> Record:
+        questions = questions_of(options)
+        backend = made(options) if options.size else load_model(options.model, options)
+        if not isinstance(backend, TransformersBackend) or backend.captured is None:
+            raise SettingError(f"{backend.info.name} has no captured forwards. {backend.info.note}")
+        prompts = prepared(backend, options, questions)
+        record = conditions(backend, options) | {
+            "bench": "gpu",
+            "driver": driver(),
+            "prompts": len(prompts),
+            "note": backend.info.note,
+            "memory": memory(backend, options),
+            "forwards": [],
+            "reading": [],
+            "answers": [],
+        }
+        for way in (CAPTURED, SINGLE):
+            with computing(backend, way), ExitStack() as stack:
+                record["forwards"] += [
+                    {"way": way, "length": length, "ms": timed_trees(backend, length)}
+                    for length in options.lengths
+                ]
+                reading = {"way": way, "ms": timed_prompts(backend)}
+                record["reading"].append(reading | {"accepting": timed_accepting(backend)})
+                for temperature in options.temperatures:
+                    options.temperature = temperature
+                    setup = Setup(options, backend, prompts, generation_of(options), stack)
+                    record["answers"] += answers(setup, way)
+        if options.markdown:
+            options.markdown.write_text(markdown(record), encoding="utf-8")
+        return record
+
+    def show(self, record: Record) -> None:
+        print(f"{headline(record)}, driver {record['driver']}")
+        if record["note"]:
+            print(record["note"])
+        for title, heads, rows in tables(record):
+            print(f"\n{title}\n")
+            table(heads, rows)
+
+
+def temperatures(text: str) -> list[float]:
+    read = at_least(0, float)
+    return [read(number) for number in text.split(",")]
+
+
+# the model, and the two ways
+
+
+def made(options: argparse.Namespace) -> TransformersBackend:
+    """The embedded model in a larger shape, with weights that are made on the GPU."""
+    device, shape, dtype = pick_device(options.device), SHAPES[options.size], torch.bfloat16
+    original: Any = LlamaForCausalLM.from_pretrained(EMBEDDED, dtype=dtype)
+    config = inflated_config(original.config, shape)
+    config.max_position_embeddings = options.context_length
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    model.tie_weights()
+    # In place, so that what was drawn leaves no gaps between the weights.
+    places = model.state_dict()
+    for name, weight in inflated_weights(original, shape, list(skeleton(config)), 0, str(device)):
+        places[name].copy_(weight)
+    # What is not stored, such as the frequencies of the rotary embedding, is computed again.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
+    model.generation_config = original.generation_config
+    choose_attention(device)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    tokenizer.model_max_length = NO_LIMIT
+    info = describe(str(EMBEDDED), model, tokenizer, options.context_length)
+    backend = TransformersBackend(
+        model, tokenizer, replace(info, name=f"tiny-chat as {options.size}")
+    )
+    examine(backend, TOLERANCE[dtype])
+    with_captured(backend)
+    return backend
+
+
+@contextmanager
+def computing(backend: TransformersBackend, way: str) -> Iterator[None]:
+    """Let a model compute in one of the two ways in this block."""
+    known = backend.captured, backend.info
+    if way == SINGLE:
+        backend.captured, backend.info = None, replace(backend.info, nodes=None)
+    backend.close()
+    try:
+        yield
+    finally:
+        backend.captured, backend.info = known
+        backend.close()
+
+
+def driver() -> str:
+    """The version of the GPU's driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.split()[0]
+
+
+# forwards and prompts
+
+
+def timed_trees(backend: TransformersBackend, length: int) -> dict[int, float]:
+    """The median milliseconds of forwards over trees by their rows, after a text of that length."""
+    found = {}
+    for rows in TREES:
+        room = length + 2 * ROUNDS + rows
+        text = GrowingText(backend, [7] * room, length)
+        backend.prefill([7, 7], never)
+        backend.stretch(text.prompt[:-1])
+        times = [text.seconds(rows - 1) for _ in range(ROUNDS + 3)]
+        found[rows] = 1e3 * median(times[3:])
+    backend.close()
+    return found
+
+
+def timed_prompts(backend: TransformersBackend) -> dict[int, float]:
+    """The median milliseconds to read prompts, by their tokens."""
+    found = {}
+    for length in PROMPT_LENGTHS:
+        times = []
+        for _ in range(ROUNDS // 3 + 1):
+            backend.close()
+            torch.cuda.synchronize()
+            start = perf_counter()
+            backend.prefill([7] * (length + 1), never)
+            torch.cuda.synchronize()
+            times.append(perf_counter() - start)
+        found[length] = 1e3 * median(times[1:])
+    return found
+
+
+def timed_accepting(backend: TransformersBackend) -> float:
+    """The median milliseconds to accept rows that have to move."""
+    times = []
+    for _ in range(ROUNDS):
+        backend.prefill([7] * 300, never)
+        tree = comb(7, 31, backend.info.vocabulary_size)
+        scores = backend.score(tree, Sampling(temperature=0.0))
+        scores.choose(0)
+        start = perf_counter()
+        backend.accept([1, 3])
+        torch.cuda.synchronize()
+        times.append(perf_counter() - start)
+    backend.close()
+    return 1e3 * median(times)
+
+
+# answers
+
+
+def answers(setup: Setup, way: str) -> list[Record]:
+    """The figures of all methods at one temperature, by one of the two ways."""
+    backend = setup.backend
+    assert isinstance(backend, TransformersBackend)
+    methods: dict[str, Method | Peer] = {name: method_named(name) for name in OURS}
+    if way == SINGLE and setup.options.peers:
+        methods |= {name: transformers_peer(name, backend) for name in TRANSFORMERS_PEERS}
+    results, record = compared(setup, methods, measure_costs(backend))
+    plain = speed(results["plain"])
+    return [
+        {
+            "way": way,
+            "temperature": setup.options.temperature,
+            "name": name,
+            "over_plain": figures["tokens_per_second"] / plain,
+            "least_category": least_category(results, name),
+            "verdict": verdict(figures),
+            "tokens": [own.tokens for own in results[name]],
+            **figures,
+        }
+        for name, figures in record["methods"].items()
+    ]
+
+
+def least_category(results: Results, name: str) -> float:
+    """The speed over plain decoding in the category where it is lowest."""
+    ratios = []
+    for category in {own.category for own in results[name]}:
+        mine, plain = (
+            speed([own for own in results[each] if own.category == category])
+            for each in (name, "plain")
+        )
+        ratios.append(mine / plain)
+    return min(ratios)
+
+
+# memory
+
+
+def memory(backend: TransformersBackend, options: argparse.Namespace) -> Record:
+    """Bytes of the model: what is told before loading, and what torch holds afterwards."""
+    captured = backend.captured
+    assert isinstance(captured, CapturedModel) and captured.pool.states is not None
+    config, dtype = backend.model.config, backend.model.dtype
+    weights = backend.info.memory_bytes
+    pool = captured.pool.states.nbytes
+    cache = cache_numbers(config.to_dict(), backend.info.context_length) * dtype.itemsize
+    torch.cuda.empty_cache()
+    used = torch.cuda.memory_reserved()
+    return {"weights": weights, "pool": pool, "expected": weights + cache, "used": used}
+
+
+# the report
+
+
+def tables(record: Record) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
+    """The tables of a record: their titles, headings and rows."""
+    forwards = [
+        (each["way"], f"{each['length']:,}", *(f"{ms:.2f}" for ms in each["ms"].values()))
+        for each in record["forwards"]
+    ]
+    reading = [
+        (each["way"], *(f"{ms:.1f}" for ms in each["ms"].values()), f"{each['accepting']:.2f}")
+        for each in record["reading"]
+    ]
+    answers = [[cell(form, row) for form in ANSWERS.values()] for row in record["answers"]]
+    found = [f"{record['memory'][name] / 1e9:.2f}" for name in MEMORY]
+    trees, prompts = ([*record[name][0]["ms"]] for name in ("forwards", "reading"))
+    forward_heads = ["way", "cached", *(f"{rows} rows" for rows in trees)]
+    reading_heads = ["way", *(f"{tokens} tokens" for tokens in prompts), "accept"]
+    return [
+        ("Milliseconds of a forward", forward_heads, forwards),
+        ("Milliseconds to read a prompt, and to accept rows that move", reading_heads, reading),
+        (
+            f"{record['prompts']} answers of up to {record['max_new_tokens']} tokens",
+            list(ANSWERS),
+            answers,
+        ),
+        ("GB of memory", MEMORY, [found]),
+    ]
+
+
+def markdown(record: Record) -> str:
+    """The report as Markdown."""
+    lines = [f"{headline(record)}, driver {record['driver']}"]
+    for title, heads, rows in tables(record):
+        lines += ["", f"## {title}", "", *piped(heads, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def piped(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows)]

@@ -1,0 +1,469 @@
+"""Forwards that a GPU repeats without being told each operation again.
+
+A forward of a large model in torch is over a thousand operations. Starting them takes the processor
+three times as long as the GPU needs to compute them. A CUDA graph records them once and repeats
+them with one call. A recording has a fixed number of rows, fixed addresses, and no decision on the
+host: keys and values lie in a pool (pool.py), and all that differs between two steps is in one
+buffer of whole numbers, which is copied before a forward. The survey of the logits
+(device_scores.py) is recorded too, so that one small copy back is the only wait of a step.
+
+Trees are padded to one of the sizes in TREES, prompts to one in PROMPTS. Where there is no CUDA,
+the same code computes without a recording; tests use this. Whether a model computes correctly in
+this way is tried at load, against its forwards outside (`capture`). Whatever does not fit is left
+to those.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, pairwise, takewhile
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.backends.caches import TREE_ROWS
+from engine.backends.device_scores import (
+    KEPT,
+    KINDS,
+    DeviceScores,
+    Kind,
+    kind_of,
+    numbers_of,
+    states_of,
+    survey,
+)
+from engine.backends.fused import fused, join, kernels_for
+from engine.backends.pool import Pool, PoolCache, Table
+from engine.backends.transformers import TransformersBackend, ancestors
+from engine.errors import first_line
+from engine.heads.eagle3 import tapped
+from engine.sampling import Floats
+from engine.settings import Sampling
+from engine.tree import Tree
+
+TREES = (1, 4, 16, 32, 64)
+"""Rows of captured trees, roots included."""
+PROMPTS = (128, 256, 384, 512)
+"""Rows of captured parts of prompts; shorter parts are computed as trees."""
+REACH = 512
+"""The least rows of the pool that the library's attention reads; it reads a power of two times as
+many, because its shapes are fixed."""
+WARM = 2
+"""Forwards before a recording, in which libraries prepare what they need."""
+SHARES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.04}
+"""How far a row of logits of a captured forward may be from that of another, as a share of its
+norm. In a model of 32 layers rounding gave a third of it, and a wrong mask or position four times
+as much."""
+TRIED = 512
+"""The most tokens that are read for the trial; longer texts repeat their keys and values."""
+
+
+class Inputs(NamedTuple):
+    """Everything that a captured forward is told: parts of one buffer of whole numbers, on the host
+    and on the device.
+
+    `numbers` are those of `device_scores.numbers_of`, as the bits of float32; `states` are the
+    noise states. The other parts have an entry per row, see Table.
+    """
+
+    numbers: Any
+    tokens: Any
+    positions: Any
+    starts: Any
+    lengths: Any
+    places: Any
+    states: Any
+    visible: Any
+
+    @classmethod
+    def of(cls, buffer: Any, rows: int) -> "Inputs":
+        square = None if rows in PROMPTS else buffer[2 + 6 * rows :].reshape(rows, rows)
+        one, two, three, four, five, six = buffer[2 : 2 + 6 * rows].reshape(6, rows)
+        return cls(buffer[:2], one, two, three, four, five, six, square)
+
+    @staticmethod
+    def size(rows: int) -> int:
+        return 2 + 6 * rows + (0 if rows in PROMPTS else rows * rows)
+
+
+class Recorder:
+    """Records computations as CUDA graphs, which share memory; without CUDA it records nothing, and
+    they are computed each time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cuda = device.type == "cuda"
+        if self.cuda:
+            self.memory = torch.cuda.graph_pool_handle()
+            # One stream for all recordings: each stream has its own workspaces.
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def recorded(self, compute: Callable[[], None]) -> Callable[[], None]:
+        """A function that does what `compute` does, and leaves its results where it left them."""
+        if not self.cuda:
+            return compute
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM):
+                compute()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may ask for the free memory meanwhile.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, self.memory, self.stream, capture_error_mode=mode):
+            compute()
+        return graph.replay
+
+    def close(self) -> None:
+        """Free what only the forwards before the recordings needed."""
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def wait(self) -> None:
+        if self.cuda:
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+class CapturedForward:
+    """The forward over `rows` rows: its buffer, and its recordings.
+
+    After `run`, `logits` are those of a tree, shape (rows, vocabulary), and `taps` the outputs of
+    the modules that a head reads.
+    """
+
+    def __init__(self, rows: int, model: "CapturedModel") -> None:
+        recorder, size = model.recorder, Inputs.size(rows)
+        self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
+        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=recorder.cuda)
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=recorder.device)
+        self.given, self.inputs = Inputs.of(self.host.numpy(), rows), Inputs.of(self.buffer, rows)
+        self.given.places[:] = np.arange(rows)
+        if not self.prompt:
+            # A row of padding sees itself: a row that saw nothing would not be a number.
+            self.given.visible[:] = np.eye(rows, dtype=np.int64)
+        self.logits = torch.empty(0)
+        self.taps: list[torch.Tensor] = []
+        self.surveys: dict[Kind, torch.Tensor] = {}
+        self.forwards: dict[int, Callable[[], None]] = {}
+        self.surveying: dict[Kind, Callable[[], None]] = {}
+
+    def record(self, length: int) -> None:
+        """Record the forward for every reach, and the surveys. This writes rows after `length`
+        cached tokens."""
+        self.given.lengths[:] = length
+        self.buffer.copy_(self.host)
+        recorded = self.model.recorder.recorded
+        for reach in reversed(self.model.reaches):
+            self.forwards[reach] = recorded(partial(self.compute, reach))
+        for kind in () if self.prompt else self.model.kinds:
+            self.surveying[kind] = recorded(partial(self.look, kind))
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        depths: Sequence[int],
+        length: int,
+        visible: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Write down some tokens after `length` cached ones; row i sees the rows in `visible[i]`,
+        and without `visible` those up to its own."""
+        given, used = self.given, len(tokens)
+        given.tokens[:used] = tokens
+        given.positions[:used] = np.asarray(depths) + length
+        given.lengths[:] = length
+        if not self.prompt:
+            square = np.tri(used, dtype=bool) if visible is None else visible
+            given.visible[:used, :used] = square
+
+    def sample(self, sampling: Sampling, positions: Sequence[int]) -> None:
+        """Write down how the tokens at some positions will be chosen."""
+        numbers = np.array(numbers_of(sampling), dtype=np.float32)
+        self.given.numbers[:] = numbers.view(np.int32)
+        self.given.states[: len(positions)] = states_of(sampling.seed, positions)
+
+    def run(self) -> None:
+        """Compute what was written down."""
+        self.buffer.copy_(self.host, non_blocking=True)
+        self.forwards[self.model.reach(int(self.given.lengths[0]) + self.rows)]()
+
+    def survey(self, kind: Kind) -> NDArray[np.float32]:
+        """The survey of the logits, with which the host has waited for the forward."""
+        self.surveying[kind]()
+        found: NDArray[np.float32] = self.surveys[kind].cpu().numpy()
+        return found
+
+    def compute(self, reach: int) -> None:
+        given, model, found = self.inputs, self.model, list[torch.Tensor]()
+        table = Table(given.starts, given.lengths, given.places, given.visible, reach)
+        with model.computing(table) as forward, tapped(model.taps, found):
+            output = forward(
+                input_ids=given.tokens[None],
+                position_ids=given.positions[None],
+                attention_mask=None if model.kernels else table.mask(model.model.dtype),
+                use_cache=True,
+                logits_to_keep=1 if self.prompt else 0,
+            )
+        if not self.logits.numel():
+            self.logits = torch.empty_like(output.logits[0])
+            self.taps = [torch.empty_like(states) for states in found]
+        self.logits.copy_(output.logits[0])
+        for kept, states in zip(self.taps, found, strict=True):
+            kept.copy_(states)
+
+    def look(self, kind: Kind) -> None:
+        numbers = self.inputs.numbers.int().view(torch.float32)
+        found = survey(self.logits, kind, numbers, self.inputs.states)
+        if kind not in self.surveys:
+            self.surveys[kind] = torch.empty_like(found)
+        self.surveys[kind].copy_(found)
+
+
+class CapturedModel:
+    """All captured forwards of a model, which its sequences share; `sequence` is the one that
+    computes.
+
+    Without `kernels` the library's attention reads a part of the pool, and there is a recording for
+    each such part.
+    """
+
+    def __init__(self, backend: TransformersBackend) -> None:
+        assert backend.kinds is not None
+        self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
+        self.pool = Pool(len(self.layers), backend.info.context_length + TREE_ROWS)
+        self.kernels, self.joined = kernels_for(self.model), join(self.model)
+        self.taps = backend.head.weights.taps if backend.head else ()
+        self.recorder = Recorder(self.model.device)
+        self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
+        self.reaches = [self.pool.rows]
+        if self.kernels is None:
+            powers = takewhile(lambda reach: reach < self.pool.rows, (REACH << n for n in count()))
+            self.reaches = [*powers, self.pool.rows]
+        # A longer text than the context is never padded to a size.
+        sizes = pairwise((0, *TREES, *PROMPTS))
+        usable = [rows for less, rows in sizes if less < backend.info.context_length]
+        self.forwards = {rows: CapturedForward(rows, self) for rows in usable}
+        self.nodes = TREES[-1] - 1
+
+    def fresh_cache(self) -> PoolCache:
+        return PoolCache(self.layers, self.pool)
+
+    def reach(self, rows: int) -> int:
+        """The end of the part of the pool that is read if so many rows may be seen."""
+        return next(reach for reach in self.reaches if reach >= min(rows, self.pool.rows))
+
+    def record(self) -> None:
+        """Record all forwards, the largest first, whose memory the others use again. The pool must
+        hold some rows of `sequence`."""
+        for rows in sorted(self.forwards, reverse=True):
+            self.forwards[rows].record(len(self.sequence.cached))
+        self.recorder.close()
+
+    @contextmanager
+    def computing(self, table: Table) -> Iterator[Callable[..., Any]]:
+        """The model, to be called with the rows of a table."""
+        cache: PoolCache = self.sequence.cache
+        with cache.computing(verifying=True), fused(self.model, self.joined, self.kernels):
+            self.pool.table = table
+            try:
+                yield partial(self.model, **{self.sequence.cache_name: cache})
+            finally:
+                self.pool.table = None
+
+    def forward(self, sequence: TransformersBackend, rows: int) -> CapturedForward | None:
+        """The smallest forward over so many rows, for this sequence; None if all are smaller."""
+        fitting = next((size for size in self.forwards if size >= rows), None)
+        if fitting is None or self.pool.states is None:
+            return None
+        self.sequence = sequence
+        sequence.cache.enter()
+        return self.forwards[fitting]
+
+    def score(
+        self, sequence: TransformersBackend, tree: Tree, sampling: Sampling
+    ) -> DeviceScores | None:
+        """One forward over a tree; None if it has more rows than any captured one."""
+        forward = self.forward(sequence, len(tree) + 1)
+        if forward is None or forward.prompt:
+            return None
+        length, kind = len(sequence.cached), kind_of(sampling)
+        positions = [length + 1 + depth for depth in tree.depths]
+        forward.fill(tree.tokens, tree.depths, length, ancestors(tree.parents))
+        forward.sample(sampling, positions)
+        forward.run()
+        self.tell(sequence, forward)
+        found = forward.survey(kind if kind in self.kinds else self.kinds[0])
+        logits = forward.logits
+
+        def read(row: int) -> Floats:
+            values: Floats = logits[row].float().cpu().numpy()
+            return values
+
+        return DeviceScores(logits[: len(positions)], read, positions, sampling, found)
+
+    def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
+        """Compute a part of a prompt; returns False if it is longer than any captured forward."""
+        forward = self.forward(sequence, len(tokens))
+        if forward is None:
+            return False
+        forward.fill(tokens, range(len(tokens)), len(sequence.cached))
+        forward.run()
+        self.tell(sequence, forward)
+        self.recorder.wait()
+        return True
+
+    def tell(self, sequence: TransformersBackend, forward: CapturedForward) -> None:
+        """Give the head of a sequence what it reads of a forward, if it listens."""
+        head = sequence.head
+        if head is not None:
+            head.found[:] = forward.taps if head.on else []
+
+
+# Whether a model can be captured.
+
+
+@torch.inference_mode()
+def capture(backend: TransformersBackend) -> str:
+    """Let a checked model compute in captured forwards, if these give what its others give. Returns
+    the reason if not. Leaves the cache empty."""
+    problem = obstacle(backend)
+    if problem:
+        return problem
+    problem = tried(backend)
+    if problem:
+        backend.captured = None
+    backend.close()
+    if problem:
+        gc.collect()  # frees the pool and the recordings, which refer to each other
+    return problem
+
+
+def tried(backend: TransformersBackend) -> str:
+    """What is wrong with captured forwards of a model, "" for nothing."""
+    try:
+        backend.captured = model = CapturedModel(backend)
+        backend.close()
+        read_some(backend, min(TRIED, backend.info.context_length // 2))
+        model.record()
+        found = largest_gap(backend, model)
+        assert model.pool.states is not None
+        model.pool.states.zero_()
+    except Exception as error:
+        # Much cannot be recorded, and the libraries raise many types then.
+        return f"its forwards fail ({first_line(error).rstrip('.')})"
+    allowed = SHARES[backend.model.dtype]
+    return "" if found <= allowed else f"its logits are off by {found:.2g} of their norm"
+
+
+def obstacle(backend: TransformersBackend) -> str:
+    """Why a model is not tried, "" if it is."""
+    info, model = backend.info, backend.model
+    if not info.can_tree or info.leaves is not None:
+        return "it does not verify trees"
+    limits = [size for size in (backend.window, backend.chunk) if size]
+    if limits and min(limits) < info.context_length:
+        return f"its layers see {min(limits):,} tokens at most"
+    if backend.rotary.switches:
+        return "its rotary factors depend on the length of the text"
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1 or any(hasattr(each, "_hf_hook") for each in model.modules()):
+        return "its layers lie on several devices"
+    return ""
+
+
+def read_some(backend: TransformersBackend, length: int) -> None:
+    """Read so many tokens outside of captured forwards."""
+    size = backend.info.vocabulary_size
+    text = [(7 + 13 * at) % size for at in range(length)]
+    backend.forward(text, range(length), logits=1)
+    backend.cached = text
+    backend.cache.keep(range(length), length)
+
+
+def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
+    """The largest difference between captured forwards and others, as a share of the norm of a row
+    of logits; nan if any are not numbers. The pool must hold some rows.
+
+    Every tree size is tried in an empty pool, in its middle and at its end; then a path is
+    accepted, and another tree follows. So is every prompt size, with a tree after it. All other
+    rows of the pool and of the buffers hold something else.
+    """
+    draw, states, cached = Random(0), model.pool.states, len(backend.cached)
+    assert states is not None
+    context, gaps = backend.info.context_length, []
+    known = states[:, :, :cached].clone()
+    sizes = sorted(model.forwards)
+    for less, rows in zip([0, *sizes], sizes, strict=False):
+        used = draw.randint(less + 1, min(rows, context))
+        last = max(0, context - 2 * used - 2)
+        for length in sorted({0, last // 2, last}):
+            states.normal_(std=float(known.float().std()))
+            for at in range(0, length, cached):
+                states[:, :, at : min(at + cached, length)] = known[:, :, : length - at]
+            given = model.forwards[rows].given
+            given.tokens[:] = draw.choices(range(backend.info.vocabulary_size), k=rows)
+            trees = [random_tree(draw, backend.info.vocabulary_size, used) for _ in range(2)]
+            outside, inside = (
+                logits_of(backend, other, length, trees, prompt=rows in PROMPTS)
+                for other in (None, model)
+            )
+            gaps.append((outside - inside).norm(dim=1) / outside.norm(dim=1))
+    return float(torch.cat(gaps).max())
+
+
+def random_tree(draw: Random, vocabulary: int, rows: int) -> Tree:
+    tree = Tree(draw.randrange(vocabulary))
+    while len(tree) + 1 < rows:
+        tree.add(
+            draw.randrange(max(0, len(tree) - 6), len(tree) + 1), draw.randrange(vocabulary), ""
+        )
+    return tree
+
+
+def logits_of(
+    backend: TransformersBackend,
+    model: CapturedModel | None,
+    length: int,
+    trees: Sequence[Tree],
+    prompt: bool,
+) -> torch.Tensor:
+    """The logits of two trees after `length` tokens, shape (rows of both, vocabulary), by a
+    captured model or outside of it. The second follows the path to the last row of the first.
+
+    With `prompt`, the tokens of the first are a prompt instead, which has no logits, and the second
+    is its root alone.
+    """
+    first, second = trees
+    rows = []
+    backend.cached, backend.cache.length = [0] * length, length
+    if prompt:
+        tokens = first.tokens
+        if model is None or not model.read(backend, tokens):
+            backend.forward(tokens, range(len(tokens)), logits=1)
+        kept = [*range(len(tokens))]
+        second = Tree(second.tokens[0])
+    else:
+        rows.append(scored(backend, model, first))
+        kept, row = [], len(first)
+        while row:
+            kept.insert(0, row)
+            row = first.parents[row]
+        kept.insert(0, 0)
+    backend.cache.keep(kept, len(first) + 1)
+    backend.cached += [0] * len(kept)
+    rows.append(scored(backend, model, second))
+    return torch.cat(rows)
+
+
+def scored(backend: TransformersBackend, model: CapturedModel | None, tree: Tree) -> torch.Tensor:
+    if model is None:
+        visible = ancestors(tree.parents)
+        logits = backend.forward(tree.tokens, tree.depths, visible, verifying=True)
+    else:
+        scores = model.score(backend, tree, Sampling(temperature=0.0))
+        assert scores is not None
+        logits = scores.logits
+    return logits.float().clone()

@@ -1,0 +1,163 @@
+"""Fewer and larger operations in the layers of a model, while a forward of it is captured.
+
+The products of one input with several matrices become one product: query, key and value, and the
+gate with what it multiplies. The matrices are put behind each other once; the model's own weights
+become views of them, so nothing is held twice. On a GPU with Triton, norms, rotary embeddings and
+gates of the families in FUSED are one kernel each, and attention reads the pool (kernels.py).
+Modules of other families stay as they are.
+
+`fused` replaces the forwards of a model only while it is entered. A recording keeps what was
+computed then, so forwards outside remain the library's.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from engine.backends.pool import running_table
+
+FUSED = {"llama", "mistral", "qwen2", "qwen3"}
+"""The families whose norms, rotary embeddings and gates are those of kernels.py."""
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""The names of projections with the same input."""
+TREE = "strata_tree"
+"""The name of this attention in the library."""
+
+
+def kernels_for(model: Any) -> ModuleType | None:
+    """The module with the kernels, None if they do not suit the model or the machine."""
+    config = model.config.get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    suits = config.model_type in FUSED and size >= 16 and size & (size - 1) == 0
+    if not suits or model.device.type != "cuda" or find_spec("triton") is None:
+        return None
+    return import_module("engine.backends.kernels")
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a captured forward, in the form of the library's attention functions."""
+    kernels = import_module("engine.backends.kernels")
+    table = running_table()
+    seen = table.starts, table.lengths, table.places, table.visible
+    return kernels.tree_attention(query, key, value, *seen, scaling), None
+
+
+AttentionInterface.register(TREE, attend)
+
+
+class Joined:
+    """Projections of one input whose weights, and biases, are rows of one matrix.
+
+    The first that is asked for a new input computes all; the others take their rows of the result.
+    After the last one it is forgotten: kept to the end of a forward, the results of all layers
+    would take over a gigabyte.
+    """
+
+    def __init__(self, parts: list[nn.Linear]) -> None:
+        self.parts = parts
+        self.weight = joined([part.weight for part in parts])
+        self.bias = None if parts[0].bias is None else joined([part.bias for part in parts])
+        self.forget()
+
+    def forget(self) -> None:
+        self.input = self.output = torch.empty(0)
+        self.left = len(self.parts)
+
+    def forwards(self) -> Iterator[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
+        start = 0
+        for part in self.parts:
+            rows = slice(start, start + part.out_features)
+            start = rows.stop
+
+            def forward(states: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+                if states is not self.input:
+                    self.forget()
+                    self.input = states
+                    self.output = nn.functional.linear(states, self.weight, self.bias)
+                found = self.output[..., rows]
+                self.left -= 1
+                if not self.left:
+                    self.forget()
+                return found
+
+            yield part, forward
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of the rows of all parts, which become views of it."""
+    whole = torch.cat([part.data for part in parts])
+    start = 0
+    for part in parts:
+        part.data = whole[start : start + len(part)]
+        start += len(part)
+    return whole
+
+
+def join(model: Any) -> list[Joined]:
+    """Join the projections of a model that have the same input."""
+    found = []
+    for module in model.modules():
+        for names in JOINED:
+            parts = [getattr(module, name, None) for name in names]
+            if all(type(part) is nn.Linear for part in parts):
+                biased = {part.bias is not None for part in parts if part is not None}
+                if len(biased) == 1:
+                    found.append(Joined([part for part in parts if part is not None]))
+    return found
+
+
+@contextmanager
+def fused(model: Any, joined: list[Joined], kernels: ModuleType | None) -> Iterator[None]:
+    """Compute forwards of a model in this block with fewer operations."""
+    with ExitStack() as undo:
+        for group in joined:
+            undo.callback(group.forget)
+            for part, forward in group.forwards():
+                replace(undo, part, forward)
+        if kernels is not None:
+            attention = model.config._attn_implementation
+            model.set_attn_implementation(TREE)
+            undo.callback(model.set_attn_implementation, attention)
+            for module in model.modules():
+                replace_by_kernels(undo, module, kernels)
+        yield
+
+
+def replace(undo: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Give a module another forward until `undo` ends."""
+    module.forward = forward
+    undo.callback(delattr, module, "forward")
+
+
+def replace_by_kernels(undo: ExitStack, module: nn.Module, kernels: ModuleType) -> None:
+    kind = type(module).__name__
+    own: Any = module
+    if kind.endswith("RMSNorm"):
+        replace(undo, module, lambda x: kernels.rms_norm(x, own.weight, own.variance_epsilon))
+    elif kind.endswith("MLP"):
+        replace(
+            undo,
+            module,
+            lambda x: own.down_proj(kernels.silu_times(own.gate_proj(x), own.up_proj(x))),
+        )
+    elif kind.endswith("Attention"):
+        library = sys.modules[type(module).__module__]
+        if library.apply_rotary_pos_emb is not kernels.rotate:
+            undo.callback(setattr, library, "apply_rotary_pos_emb", library.apply_rotary_pos_emb)
+            library.apply_rotary_pos_emb = kernels.rotate  # type: ignore[attr-defined]

@@ -1,0 +1,248 @@
+"""Captured forwards, here without a GPU: the same code without a recording."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.decode import never
+from engine.drafting.databases import Databases
+from engine.methods import method_named
+from engine.settings import Generation, Sampling
+from tests.support.backends import load, prompt_of, save_model, tree_of
+from tests.support.lossless import assert_lossless, events_of
+
+pytestmark = pytest.mark.model
+SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64}
+"""Fewer sizes, and a smaller reach, so that a trial takes little time on a processor."""
+ALL_SIZES = {"TREES": (1, 4, 16, 32, 64), "PROMPTS": (128, 256, 384, 512), "REACH": 512}
+FAMILIES = ("llama-gqa", "qwen3", "phi3", "gpt-neox", "gpt2")
+CONTEXT = 80
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.backends import captured
+
+    for name, sizes in SIZES.items():
+        monkeypatch.setattr(captured, name, sizes)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """Models by their kind, each loaded once; tests change copies."""
+    made: dict[str, Any] = {}
+
+    def model(kind: str) -> Any:
+        if kind not in made:
+            folder = save_model(kind, tmp_path_factory.mktemp("captured"))
+            made[kind] = load(folder, context_length=CONTEXT)
+        return made[kind].open()
+
+    return model
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_captured_forward_gives_what_the_others_give(
+    models: Callable[[str], Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees and prompts of all sizes, anywhere in the pool, with other tokens in the padding."""
+    from engine.backends import captured
+
+    gaps, gap = [], captured.largest_gap
+    monkeypatch.setattr(captured, "largest_gap", lambda *of: (gaps.append(gap(*of)), gaps[-1])[1])
+    backend = models(kind)
+    assert captured.capture(backend) == "" and backend.captured is not None
+    assert 0 < gaps[0] < 1e-5
+
+
+@pytest.mark.parametrize("context", [20, 700])
+def test_all_sizes_fit_into_any_context(
+    models: Callable[[str], Any], context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.backends import captured
+
+    backend = models("llama-gqa")
+    for name, sizes in ALL_SIZES.items():
+        monkeypatch.setattr(captured, name, sizes)
+    backend.info = replace(backend.info, context_length=context)
+    backend.close()
+    assert captured.capture(backend) == ""
+    longest = prompt_of(context - 1, 160)
+    assert backend.prefill(longest, never).complete
+    row = backend.score(tree_of(longest[-1]), Sampling(0.0)).row(8)
+    assert abs(row - backend.alone([*longest, 4, 6, 7, 1])).max() < 1e-3
+
+
+def without_root(given: Any, used: int) -> None:
+    given.visible[1:used, 0] = 0
+
+
+def with_a_sibling(given: Any, used: int) -> None:
+    given.visible[2:used, 1:2] = 1
+
+
+def one_further(given: Any, used: int) -> None:
+    given.positions[used - 1] += 1
+
+
+def one_less_cached(given: Any, used: int) -> None:
+    given.lengths[:] = given.lengths.clip(1) - 1
+
+
+FAULTS = (without_root, with_a_sibling, one_further, one_less_cached)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_at_load(
+    models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by what is allowed in bfloat16."""
+    import torch
+
+    from engine.backends import captured
+
+    backend, fill = models("llama-gqa"), captured.CapturedForward.fill
+
+    def wrong(self: Any, tokens: Any, *rest: Any) -> None:
+        fill(self, tokens, *rest)
+        if not self.prompt:
+            fault(self.given, len(tokens))
+
+    monkeypatch.setattr(captured.CapturedForward, "fill", wrong)
+    monkeypatch.setitem(captured.SHARES, torch.float32, captured.SHARES[torch.bfloat16])
+    assert captured.capture(backend).startswith("its logits are off by")
+    assert backend.captured is None and backend.bytes == 0
+    prompt = prompt_of(20, 160)
+    assert backend.prefill(prompt, never).complete
+
+
+def test_joined_products_are_forgotten_once_all_have_taken_their_part() -> None:
+    """Also if some are asked in another order, or twice."""
+    import torch
+
+    from engine.backends.fused import Joined
+
+    torch.manual_seed(0)
+    parts = [torch.nn.Linear(6, size) for size in (4, 3, 2)]
+    states, other = torch.randn(5, 6), torch.randn(5, 6)
+    with torch.inference_mode():
+        wanted = {id(x): [part(x) for part in parts] for x in (states, other)}
+        joined = Joined(parts)
+        forwards = [forward for _, forward in joined.forwards()]
+        for x in (states, other, states):
+            for at in (1, 0, 2):
+                assert torch.allclose(forwards[at](x), wanted[id(x)][at])
+            assert joined.output.numel() == 0
+        forwards[0](states)
+        assert torch.allclose(forwards[0](other), wanted[id(other)][0])
+    assert all(part.weight.data_ptr() != joined.weight.data_ptr() for part in parts[1:])
+    assert parts[0].weight.data_ptr() == joined.weight.data_ptr(), "held once"
+
+
+OBSTACLES = {
+    "gemma2-mixed": "its layers see 8 tokens at most",
+    "llama4-chunks": "its layers see 8 tokens at most",
+}
+
+
+@pytest.mark.parametrize("kind", OBSTACLES)
+def test_a_model_that_does_not_fit_is_told_with_the_reason(
+    models: Callable[[str], Any], kind: str
+) -> None:
+    from engine.models.load_transformers import with_captured
+
+    backend = models(kind)
+    with_captured(backend)
+    assert backend.captured is None and backend.info.nodes is None
+    assert backend.info.note.endswith(f"starts its operations one by one, as {OBSTACLES[kind]}.")
+
+
+def test_code_that_cannot_be_recorded_is_told(
+    models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.backends import captured
+
+    def refuse(self: Any, compute: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(captured.Recorder, "recorded", refuse)
+    backend = models("llama-gqa")
+    assert captured.capture(backend).startswith("its forwards fail (operation not permitted")
+    assert backend.captured is None
+
+
+@pytest.fixture(scope="module")
+def own(embedded: Any) -> Any:
+    """The embedded model, with its head, in captured forwards."""
+    from engine.backends import captured
+    from engine.backends.transformers import TransformersBackend
+    from engine.models.torch_heads import with_head
+    from tests.conftest import EMBEDDED
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured, "TREES", (1, 4, 16, 64))
+        patch.setattr(captured, "PROMPTS", (96,))
+        info = replace(embedded.info, context_length=200)
+        backend = TransformersBackend(embedded.model, embedded.tokenizer, info)
+        with_head(backend, str(EMBEDDED), "auto")
+        assert captured.capture(backend) == ""
+    return backend
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.0), Sampling(0.7, seed=3, min_p=0.02), Sampling(1.0, 40, 0.9, seed=5)]
+)
+@pytest.mark.parametrize("method", ["hd", "head", "hd-published"])
+def test_the_text_is_that_of_plain_decoding(
+    own: Any, embedded: Any, method: str, sampling: Sampling
+) -> None:
+    """Two answers, so that the second is drafted from the first; the head reads its hidden states
+    in the captured forwards."""
+    prompt, wanted = embedded.tokenize("Once upon a time"), Generation(sampling, max_tokens=40)
+    databases, plain, accepted = Databases(), events_of(embedded.open(), prompt, wanted), 0
+    for _ in range(2):
+        drafters = method_named(method).drafters(databases, target=own)
+        steps = events_of(own, prompt, wanted, drafters)
+        assert_lossless(plain, steps)
+        accepted += sum(sum(step.accepted.values()) for step in steps)
+    assert accepted > 0
+
+
+def test_the_survey_comes_with_the_forward(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And choices are made from it: no row is read."""
+    from engine.backends.device_scores import DeviceScores
+
+    monkeypatch.setattr(DeviceScores, "survey", lambda scores: pytest.fail("a second survey"))
+    prompt = prompt_of(30)
+    for sampling in (Sampling(0.0), Sampling(0.7, seed=1), Sampling(1.0, 40, 0.9, seed=2)):
+        own.prefill(prompt, never)
+        scores = own.score(tree_of(prompt[-1]), sampling)
+        scores.read = lambda row: pytest.fail("a row was read")
+        assert len({scores.choose(row) for row in range(9)}) > 1
+
+
+def test_a_tree_of_more_rows_is_computed_outside(own: Any) -> None:
+    prompt, many = prompt_of(20), [(3, at) for at in range(70)]
+    own.prefill(prompt, never)
+    scores = own.score(tree_of(prompt[-1], [(3,), *many]), Sampling(0.0))
+    assert abs(scores.row(71) - own.alone([*prompt, 3, 69])).max() < 1e-3
+    own.accept([1])
+    row = own.score(tree_of(9), Sampling(0.0)).row(0)
+    assert abs(row - own.alone([*prompt, 3, 9])).max() < 1e-3
+
+
+def test_no_more_is_drafted_than_fits(models: Callable[[str], Any]) -> None:
+    from engine.models.load_transformers import with_captured
+    from tests.support.lossless import Adversary
+
+    backend = models("llama-gqa")
+    with_captured(backend)
+    assert backend.info.nodes == 15 and backend.info.note == ""
+    backend.info = replace(backend.info, nodes=5, eos_ids=frozenset())
+    drafter = Adversary(lambda tokens: [(at,) for at in range(40)], obedient=True)
+    steps = events_of(
+        backend, prompt_of(9, 160), Generation(Sampling(0.0), max_tokens=4), [drafter]
+    )
+    assert max(sum(step.proposed.values()) for step in steps) == 5

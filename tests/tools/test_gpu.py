@@ -1,0 +1,87 @@
+"""`bench gpu` without a GPU: what it compares and reports."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.drafting.costs import CostCurve
+from tests.support.backends import load_kind
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture
+def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny model in captured forwards, in place of the one that is asked for."""
+    import torch
+
+    from bench import gpu
+    from engine.backends import captured
+    from engine.models.load_transformers import with_captured
+
+    monkeypatch.setattr(captured, "TREES", (1, 4))
+    monkeypatch.setattr(captured, "PROMPTS", (32,))
+    backend = load_kind("llama-gqa", tmp_path)
+    with_captured(backend)
+    monkeypatch.setattr(gpu, "TREES", (1, 4))
+    monkeypatch.setattr(gpu, "PROMPT_LENGTHS", (20, 100))
+    monkeypatch.setattr(gpu, "measure_costs", lambda _: CostCurve({0: 1.0, 3: 1.1}))
+    monkeypatch.setattr(gpu, "load_model", lambda *_: backend)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    return backend
+
+
+RUN = ("gpu", "--prompts", "random", "--limit", "2", "--max-new-tokens", "6", "--lengths", "30")
+
+
+def test_both_ways_are_measured_and_compared(
+    captured: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.__main__ import main
+
+    known, page = captured.captured, tmp_path / "report.md"
+    assert main([*RUN, "--no-peers", "--markdown", str(page)]) == 0
+    printed = capsys.readouterr().out
+    record = json.loads(printed.splitlines()[-1])
+    ways = ["captured", "one by one"]
+    assert [(each["way"], each["length"]) for each in record["forwards"]] == [
+        (way, 30) for way in ways
+    ]
+    assert all([*each["ms"]] == ["1", "4"] for each in record["forwards"])
+    assert all([*each["ms"]] == ["20", "100"] for each in record["reading"])
+    answers = {(row["way"], row["temperature"], row["name"]): row for row in record["answers"]}
+    assert len(answers) == 2 * 2 * 4
+    for (_, temperature, _), row in answers.items():
+        plain = answers["captured", temperature, "plain"]
+        assert row["tokens"] == plain["tokens"] and row["verdict"] == "yes"
+    assert record["memory"]["pool"] > 0
+    assert captured.captured is known and captured.info.nodes == 3, "as it was before"
+    tables = page.read_text()
+    assert tables.count("| captured |") == 2 + 8 and "## GB of memory" in tables
+    assert tables.splitlines()[0] == printed.splitlines()[0]
+    assert "float32" in tables.splitlines()[0] and record["driver"] in tables.splitlines()[0]
+
+
+def test_a_model_without_captured_forwards_is_refused_with_the_reason(
+    captured: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from dataclasses import replace
+
+    from bench.__main__ import main
+
+    captured.captured = None
+    captured.info = replace(captured.info, note="Its layers lie on several devices.")
+    assert main([*RUN]) == 2
+    assert "has no captured forwards. Its layers lie on" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.__main__ import main
+
+    assert main([*RUN]) == 2
+    assert capsys.readouterr().err == (
+        "There is no GPU here that torch can use. Run this where one is.\n"
+    )
