@@ -205,7 +205,7 @@ def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(page: 
     expect(page.locator("#tokens .turn")).to_have_count(4)
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("one_browser", [True, False])
 def test_two_pages_show_the_same(
     another: Callable[..., BrowserContext], page: Page, address: str, one_browser: bool

@@ -95,6 +95,7 @@ def test_a_page_of_another_origin_gets_nothing(page: Page, place: Place, elsewhe
         assert gained(page, place, *(f"http://{n}:{place.port}" for n in names)) == {}
 
 
+@pytest.mark.soak
 def test_a_page_whose_name_came_to_mean_this_machine_gets_nothing(page: Page, place: Place) -> None:
     page.route(
         "**/foreign.html",

@@ -243,7 +243,7 @@ def test_a_connection_that_is_cut_is_taken_up_again(
         complete(page)
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("blocked", ["refused", "held back"])
 def test_without_its_stream_a_page_shows_an_answer_once_it_is_complete(
     alone: Page, data: Path, owner: str, complete: Callable[[Page], Stored], blocked: str

@@ -412,6 +412,7 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
     assert databases["hd"].calibration.rows() and not databases["hd-published"].calibration.rows()
 
 
+@pytest.mark.soak
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
     from bench.harness import open_databases
     from bench.transformers_peers import transformers_peer
