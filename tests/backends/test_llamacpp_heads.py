@@ -141,6 +141,7 @@ def test_a_model_without_a_head_or_that_is_to_have_none_has_none(
 # The text.
 
 
+@pytest.mark.soak(stay=8)
 @pytest.mark.parametrize("name", ["hd+head", "head@3"])
 @pytest.mark.parametrize(("temperature", "seed"), DRAWS)
 def test_the_text_is_the_plain_one(backend: Any, name: str, temperature: float, seed: int) -> None:

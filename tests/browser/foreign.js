@@ -42,9 +42,11 @@ async ({ base, patience = 2000, only = null }) => {
     const event = config.dependencies.find(
       (one) => one.outputs.includes(list) && one.outputs.length === 1);
     const data = event.inputs.map((id) => empty[kinds.get(id).type]);
-    const body = JSON.stringify({ data, fn_index: event.id, session_hash: "foreign" });
+    // A session of its own: Gradio forgets what waits for one whose connection was given up before.
+    const session = "foreign" + Math.random().toString(36).slice(2);
+    const body = JSON.stringify({ data, fn_index: event.id, session_hash: session });
     await ask(api + "queue/join", { ...json, body });
-    const said = await (await ask(api + "queue/data?session_hash=foreign")).text();
+    const said = await (await ask(api + "queue/data?session_hash=" + session)).text();
     return said.includes("process_completed");
   });
   for (const mode of ["cors", "no-cors"]) {

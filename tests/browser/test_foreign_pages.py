@@ -113,6 +113,7 @@ def test_the_page_does_not_open_under_a_foreign_name(page: Page, place: Place) -
         assert f"http://127.0.0.1:{place.port}" in page.locator("body").inner_text()
 
 
+@pytest.mark.soak
 def test_the_page_opens_under_its_own_names_and_from_a_link(
     page: Page, place: Place, elsewhere: int
 ) -> None:

@@ -74,6 +74,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
+@pytest.mark.soak
 def test_a_page_is_there_before_its_model_and_follows_it(
     browser: Browser, tmp_path: Path, hub: Hub
 ) -> None:
