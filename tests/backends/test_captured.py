@@ -191,6 +191,7 @@ def own(embedded: Any) -> Any:
     return backend
 
 
+@pytest.mark.soak(stay=5)
 @pytest.mark.parametrize(
     "sampling", [Sampling(0.0), Sampling(0.7, seed=3, min_p=0.02), Sampling(1.0, 40, 0.9, seed=5)]
 )

@@ -53,7 +53,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "SECONDS", 120.0)
 
 
-@pytest.mark.soak(stay=2)
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_template_that_never_ends_is_stopped(
@@ -175,6 +175,7 @@ if sys.argv[1] == "killed":
 """
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("end", ["ends", "killed"])
 @pytest.mark.parametrize("template", ["x", LOOPS], ids=["idle", "busy"])
 def test_it_ends_with_the_application(end: str, template: str) -> None:
@@ -238,6 +239,7 @@ def test_a_gguf_file_whose_template_is_never_read(tmp_path: Path, hasty: None) -
     assert backend.render(MESSAGES) == "System: be kind\n\nUser: hi\n\nAssistant:"
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.model
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_folder_whose_template_never_ends(

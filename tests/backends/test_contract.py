@@ -82,6 +82,7 @@ def test_the_test_above_can_fail(subject: Subject) -> None:
     assert gap(scores.row(len(PATHS)), subject.alone(wrong)) > 10 * subject.close
 
 
+@pytest.mark.soak(stay=12)
 @every
 def test_any_row_can_be_accepted(subject: Subject) -> None:
     """With the rows before it; the others leave no trace in what follows."""
@@ -104,6 +105,7 @@ def test_any_row_can_be_accepted(subject: Subject) -> None:
         sequence.accept([])
 
 
+@pytest.mark.soak(stay=12)
 @every
 def test_chains_of_all_lengths_are_accepted_in_all_parts(subject: Subject) -> None:
     """Also none twice in a row, and longer ones than a model that keeps a state is told to
@@ -125,6 +127,7 @@ def test_chains_of_all_lengths_are_accepted_in_all_parts(subject: Subject) -> No
         assert gap(row, subject.alone(before)) < subject.close, len(before)
 
 
+@pytest.mark.soak(stay=18)
 @every
 @pytest.mark.parametrize("scored", [False, True], ids=["decided", "not accepted"])
 def test_another_prompt_goes_on_from_what_it_shares(subject: Subject, scored: bool) -> None:
@@ -169,6 +172,7 @@ def test_wrong_drafts_change_nothing(subject: Subject, temperature: float) -> No
     assert gap(after(fast, text), subject.alone(text)) < subject.close
 
 
+@pytest.mark.soak(stay=12)
 @every
 def test_conversations_take_turns(subject: Subject) -> None:
     """Each says what it says alone, and is closed alone."""
@@ -199,6 +203,7 @@ def test_conversations_take_turns(subject: Subject) -> None:
     assert one.prefill(texts[0], never) == Filled(0, True)
 
 
+@pytest.mark.soak(stay=18)
 @every
 @pytest.mark.parametrize("at", ["prefill", "score"])
 def test_after_a_failed_forward_the_next_answer_is_right(
@@ -222,6 +227,7 @@ def test_after_a_failed_forward_the_next_answer_is_right(
         assert ids(events_of(sequence, prompt, wanted)) == ids(plain)
 
 
+@pytest.mark.soak(stay=12)
 @every
 def test_a_stopped_prompt_goes_on_where_it_stopped(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +252,7 @@ def test_a_stopped_prompt_goes_on_where_it_stopped(
     assert len(lengths) > 1 or sequence.info.name == PLAIN or not sequence.info.can_tree
 
 
+@pytest.mark.soak(stay=12)
 @every
 def test_a_second_turn_reads_only_what_is_new(
     subject: Subject, monkeypatch: pytest.MonkeyPatch

@@ -65,7 +65,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
 # The trial.
 
 
-@pytest.mark.soak(stay=5)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_trial_reads_a_prompt_with_weights_of_the_type(
     sound: None, tmp_path: Path, kind: str
@@ -146,6 +146,7 @@ def test_a_library_that_is_built_again_is_tried_anew(
     assert len(names) == 2
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize(
     "text",
     [
@@ -240,6 +241,7 @@ def test_both_paths_say_the_same(
     assert np.isfinite(safe).all() and abs(safe - other).max() < 0.5
 
 
+@pytest.mark.soak
 def test_the_peers_of_a_benchmark_take_the_same_path(
     broken: None, gguf_files: dict[str, Path]
 ) -> None:
@@ -264,6 +266,7 @@ def calls(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.soak
 def test_every_place_that_opens_weights_asks_which_path_to_take() -> None:
     folders = ("app", "bench", "docs", "engine", "storage", "training")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]

@@ -78,7 +78,7 @@ def ids(steps: Any) -> list[int]:
     return [token.id for token in tokens_of(steps)]
 
 
-@pytest.mark.soak(stay=6)
+@pytest.mark.soak(stay=3)
 @every
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: f"{each.temperature}")
 def test_answers_are_the_same_with_wrong_drafts_beside_the_head(
@@ -94,6 +94,7 @@ def test_answers_are_the_same_with_wrong_drafts_beside_the_head(
         assert_lossless(answer(plain, text, sampling), again)
 
 
+@pytest.mark.soak(stay=6)
 @pytest.mark.parametrize("backend", HEADS[1:], indirect=True)
 def test_a_head_knows_what_was_decided_and_nothing_else(backend: Any) -> None:
     """The shipped one, of 16 or eight bits, only nearly so."""
@@ -109,7 +110,7 @@ def test_a_head_knows_what_was_decided_and_nothing_else(backend: Any) -> None:
         assert np.abs(here - there).max() < 2e-3
 
 
-@pytest.mark.soak(stay=6)
+@pytest.mark.soak(stay=3)
 @every
 def test_a_stopped_answer_is_the_beginning_of_it(backend: Any) -> None:
     sampling = SAMPLINGS[1]

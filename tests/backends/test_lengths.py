@@ -141,7 +141,7 @@ def test_plain_decoding_says_what_the_library_generates(models: Any, kind: str) 
     assert crossed >= 3
 
 
-@pytest.mark.soak(stay=3)
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("drafts", ["hd", "truth", "deep"])
 @pytest.mark.parametrize("kind", LONG)
 def test_accelerated_answers_are_the_plain_ones_across_the_switch(

@@ -300,6 +300,7 @@ def test_a_model_is_freed_with_its_backend(tmp_path: Path, monkeypatch: pytest.M
         gc.enable()
 
 
+@pytest.mark.soak
 def test_loading_again_and_again_takes_no_more_memory(gguf_files: dict[str, Path]) -> None:
     process, cycles = psutil.Process(), 30
 
@@ -339,6 +340,7 @@ def test_half_characters_become_question_marks(gguf_target: Any, text: str) -> N
     assert gguf_target.detokenize(tokens) == text.encode("utf-8", "replace").decode()
 
 
+@pytest.mark.soak(stay=8)
 @pytest.mark.parametrize(
     "text",
     ["a" * 300_000, " " * 300_000, "!?" * 150_000, "日" * 100_000, "a \n" * 60_000, "\n" * 90_000],

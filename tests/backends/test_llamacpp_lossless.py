@@ -104,7 +104,7 @@ def accepted(steps: Sequence[Step]) -> int:
 # The databases.
 
 
-@pytest.mark.soak(stay=4)
+@pytest.mark.soak(stay=2)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("own", [0, 1], ids=["some draws", "other draws"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
@@ -121,6 +121,7 @@ def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: i
     assert kept > 0, "a run that accepts nothing proves nothing"
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)
 @pytest.mark.parametrize("name", ["hd", "hd-published", "lookup", "rest"])
@@ -135,6 +136,7 @@ def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, flo
     assert kept > 0
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("costs", ["free", "usual", "jumps", "never", "measured"])
 def test_whatever_a_forward_costs(subject: Subject, twin: Any, costs: str) -> None:
     """Also by the model's own curve, which what is observed goes on correcting."""
@@ -203,6 +205,7 @@ def test_stop_strings_and_length_end_it_at_the_same_token(subject: Subject) -> N
     assert min(ends["length"], ends["stop"]) > 5, ends
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("length", [64, 128])
 def test_the_context_can_be_filled_to_its_end(
     gguf_files: dict[str, Path], subject: Subject, length: int
@@ -272,6 +275,7 @@ def talk(
     return kept
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("name", ["hd", "hd-published", "lookup"])
 def test_a_conversation_says_what_cold_runs_say(subject: Subject, twin: Any, name: str) -> None:
     filled = subject.databases()
@@ -287,6 +291,7 @@ def plain_of(backend: Any, prompt: Sequence[int], wanted: Generation) -> list[St
     return events_of(backend, prompt, wanted)
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("plan", [{"small": 4}, {"mid": 3}, {"small": 4, "mid": 6}], ids="/".join)
 def test_stacks(subject: Subject, gguf_drafts: dict[str, Any], plan: dict[str, int]) -> None:
     models, drafted = {name: gguf_drafts[name] for name in plan}, 0
@@ -324,6 +329,7 @@ def test_stacks_of_both_kinds_of_models(
         assert drafted > 20
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize(
     "plan",
     ["hd+hsd:small@4/mid@6", "hsd:databases/small@5", "hd+hsd:databases/small@4", "single:mid"],
@@ -383,7 +389,7 @@ class Scored:
         monkeypatch.setattr(backend, "score", counted)
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak
 @pytest.mark.parametrize("leaves", [1, 2, 5])
 def test_a_limit_of_branches_is_kept_to(
     subject: Subject, gguf_drafts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, leaves: int

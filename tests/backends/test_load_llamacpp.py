@@ -225,6 +225,7 @@ def test_damaged_files(tiny: Path, tmp_path: Path) -> None:
     assert load(str(path), RUNTIME).info.can_tree
 
 
+@pytest.mark.soak
 def test_a_vocabulary_without_weights(gguf_files: dict[str, Path], tmp_path: Path) -> None:
     from gguf import GGUFReader
 

@@ -160,6 +160,7 @@ def rounds(
     return found
 
 
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("below", "above"), [(0, 3), (2, 3), (0, 2), (1, 2)])
 def test_survival_is_the_share_of_real_rounds_that_get_so_far(
@@ -174,6 +175,7 @@ def test_survival_is_the_share_of_real_rounds_that_get_so_far(
         assert profile.pairs[below, above].survives(rule, depth) == pytest.approx(share, abs=0.06)
 
 
+@pytest.mark.soak(stay=4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("names", "batches"),

@@ -127,7 +127,7 @@ def test_draft_models_may_have_samplers_of_their_own(plan: str) -> None:
     assert differs, "their samplers are heeded"
 
 
-@pytest.mark.soak(stay=4)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
     method, family, ends = method_named(plan, FIXED), toy_family(), Counter[str | None]()
@@ -293,6 +293,7 @@ def test_embedded_conversations_go_on_in_the_caches_of_all_models(
         messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps))))
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_embedded_target_as_its_own_draft_model_is_always_right(

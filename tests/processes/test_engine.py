@@ -127,8 +127,8 @@ def apart(model: str, folder: Path) -> Engine:
     return engine
 
 
-ENGINES = [make, apart]
-"""Ways to have one: each runs all tests."""
+ENGINES = [pytest.param(make, id="here"), pytest.param(apart, id="process")]
+"""Where an engine runs. `soak(stay=1)` keeps the first of them, which starts at once."""
 
 
 @pytest.fixture(params=ENGINES)
@@ -280,7 +280,7 @@ def same_as_plain(found: Sequence[Any], generation: Generation) -> None:
     assert of(Step, found)[-1].finish == of(Step, plain)[-1].finish
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_text_is_that_of_plain_decoding_with_draft_models(engine: Engine, seed: int) -> None:
     list(engine.load_drafts([("small", "small"), ("mid", "mid")]))
@@ -297,6 +297,7 @@ def test_the_text_is_that_of_plain_decoding_with_draft_models(engine: Engine, se
     assert kept(found) > 0
 
 
+@pytest.mark.soak(stay=1)
 def test_a_text_is_gone_on_with_as_its_tokens_are_and_read_once(engine: Engine) -> None:
     text = "once upon a time"
     first = run(engine, asking("plain", messages=(), text=text, conversation="c"))
@@ -309,6 +310,7 @@ def test_a_text_is_gone_on_with_as_its_tokens_are_and_read_once(engine: Engine) 
     assert prefill.reused >= of(Prefill, first)[0].tokens + len(said(first)) - 2
 
 
+@pytest.mark.soak(stay=1)
 def test_the_likeliest_tokens_are_told_at_each_place_and_change_nothing(engine: Engine) -> None:
     plain, told = run(engine, asking("plain")), run(engine, asking("hd", likeliest=3))
     assert [token.id for token in said(plain)] == [token.id for token in said(told)]
@@ -331,6 +333,7 @@ def test_what_cannot_be_answered_says_why_and_ends_nothing_else(
     assert said(run(engine, asking()))
 
 
+@pytest.mark.soak(stay=1)
 def test_draft_models_that_are_not_there_are_told(engine: Engine) -> None:
     with pytest.raises(SettingError):
         run(engine, asking("hsd"))
@@ -338,6 +341,7 @@ def test_draft_models_that_are_not_there_are_told(engine: Engine) -> None:
         list(engine.profile(Sampling(), ["x"], 4))
 
 
+@pytest.mark.soak(stay=1)
 def test_a_model_that_fails_half_way_ends_this_answer_alone(engine: Engine) -> None:
     have(engine, "failing")
     prompt = tuple(range(97, 117)) * 29
@@ -349,6 +353,7 @@ def test_a_model_that_fails_half_way_ends_this_answer_alone(engine: Engine) -> N
 # what is learned, and what is read
 
 
+@pytest.mark.soak(stay=1)
 def test_what_is_known_is_not_read_again_before_it_is_forgotten(
     engine: Engine, store: Store
 ) -> None:
@@ -373,6 +378,7 @@ def test_what_is_known_is_not_read_again_before_it_is_forgotten(
     assert store.questions() == ["past", "log"]
 
 
+@pytest.mark.soak(stay=1)
 def test_another_model_knows_nothing_of_what_this_one_said(engine: Engine, store: Store) -> None:
     run(engine, asking())
     have(engine, "other")
@@ -380,6 +386,7 @@ def test_another_model_knows_nothing_of_what_this_one_said(engine: Engine, store
     assert ModelNgrams(store.database, OWNER, "other").rows()
 
 
+@pytest.mark.soak(stay=1)
 def test_without_a_conversation_there_is_no_log(engine: Engine, store: Store) -> None:
     for _ in range(2):
         run(engine, asking())
@@ -408,6 +415,7 @@ def test_what_was_stored_is_drafted_from_when_it_is_read_again(
         assert kept(found) == 0, "a past that is gone drafts nothing"
 
 
+@pytest.mark.soak(stay=1)
 def test_trust_goes_on_from_what_was_stored(engine: Engine, store: Store) -> None:
     run(engine, asking())
     rows = store.rows()
@@ -423,6 +431,7 @@ def test_an_owner_draws_nothing_from_another(engine: Engine) -> None:
     assert kept(other) == 0 and of(Started, other)[0].calibration == ()
 
 
+@pytest.mark.soak(stay=1)
 def test_what_is_wiped_within_an_answer_does_not_come_back(slow: Engine, store: Store) -> None:
     """Nor does the answer add to what is imported after that."""
     run(slow, asking(tokens=8))
@@ -498,6 +507,7 @@ def test_a_measured_run_starts_from_nothing_and_leaves_no_trace(
     assert sorted(of(Started, again)[0].calibration) == store.rows()
 
 
+@pytest.mark.soak(stay=1)
 def test_a_measured_run_knows_what_was_said_before_but_for_what_it_is_to_unlearn(
     engine: Engine,
 ) -> None:
@@ -509,6 +519,7 @@ def test_a_measured_run_knows_what_was_said_before_but_for_what_it_is_to_unlearn
     assert kept(run(engine, measuring("model")), "model") > 0
 
 
+@pytest.mark.soak(stay=1)
 def test_a_measured_run_trusts_as_it_is_told(engine: Engine, store: Store) -> None:
     run(engine, asking())
     rows = tuple(store.rows())
@@ -541,6 +552,7 @@ def test_a_stop_ends_the_answer_with_what_it_said_and_taught(slow: Engine, store
     assert said(run(slow, asking("plain", tokens=4)))
 
 
+@pytest.mark.soak(stay=1)
 def test_a_stop_before_its_turn_takes_an_answer_out_of_the_queue(slow: Engine) -> None:
     first, items = begun(slow)
     second = slow.generate(asking())
@@ -552,6 +564,7 @@ def test_a_stop_before_its_turn_takes_an_answer_out_of_the_queue(slow: Engine) -
     assert of(Step, list(items))[-1].finish == "cancelled", "it was still under way"
 
 
+@pytest.mark.soak(stay=1)
 def test_an_owner_has_so_many_waiting_answers_and_no_more(slow: Engine) -> None:
     first, _ = begun(slow, owner="a")
     slow.check_turn("a")
@@ -602,6 +615,7 @@ def test_another_model_takes_the_place_of_the_loaded_one_and_everyone_is_told(
     assert of(Started, run(engine, asking()))[0].info == state.info
 
 
+@pytest.mark.soak(stay=1)
 def test_costs_that_were_stored_are_not_measured_again_and_answers_correct_them(
     engine: Engine, store: Store
 ) -> None:
@@ -626,7 +640,7 @@ def test_a_load_stops_the_answer_under_way(slow: Engine) -> None:
     assert slow.state.source == "other"
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("keep_loaded", [True, False])
 def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     engine: Engine, keep_loaded: bool
@@ -642,6 +656,7 @@ def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     assert said(run(engine, asking()))
 
 
+@pytest.mark.soak(stay=1)
 def test_draft_models_come_and_go(engine: Engine) -> None:
     seen: list[State] = []
     engine.watch = seen.append

@@ -119,7 +119,7 @@ def load(session: Session, name: str) -> None:
         list(session.models.load(f"/toys/{name}"))
 
 
-@pytest.mark.soak(stay=2)
+@pytest.mark.soak(stay=1)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("what", "number"), [(what, n) for what, most in MOMENTS.items() for n in range(most)]

@@ -265,6 +265,7 @@ def writer(path: str, begun: Any) -> None:
         time.sleep(LATEST)
 
 
+@pytest.mark.soak
 def test_a_process_that_is_killed_while_it_writes_holds_up_no_other(tmp_path: Path) -> None:
     with Database(tmp_path / "strata.db") as db:
         begun = CONTEXT.Event()

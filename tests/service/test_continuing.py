@@ -97,6 +97,7 @@ def same(session: Session, conversation: str, how: Preferences) -> Run:
     return run
 
 
+@pytest.mark.soak(stay=5)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("method", EXACT)
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])

@@ -102,6 +102,7 @@ def test_a_sound_file_is_left_alone(sound: bytes, tmp_path: Path) -> None:
     assert used(path) == []
 
 
+@pytest.mark.soak(stay=20)
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("number", range(EACH))
 @pytest.mark.parametrize("region", REGIONS)

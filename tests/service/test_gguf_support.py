@@ -186,6 +186,7 @@ def running(
     return job, pip, child
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("ignore", ["", DEAF])
 def test_a_stop_ends_all_that_was_started(
     ignore: str, pip: Pip, monkeypatch: pytest.MonkeyPatch

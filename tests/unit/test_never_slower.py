@@ -156,7 +156,7 @@ USELESS = [
 """Drafters that gain nothing: what they look up and learn with takes up to two forwards."""
 
 
-@pytest.mark.soak(stay=6)
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize(("name", "looking", "learning", "wrong"), USELESS)
 def test_what_gains_nothing_costs_little(
     clock: Clock, name: str, looking: float, learning: float, wrong: tuple[int, ...]
@@ -313,7 +313,7 @@ class Rereading(ClockedToy):
         super().accept(rows)
 
 
-@pytest.mark.soak(stay=6)
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("copying", [0.1, 2.0])
 @pytest.mark.parametrize("sureness", [1.0, 100.0])
 @pytest.mark.parametrize("every", [1, 2, 3, 5, 50])

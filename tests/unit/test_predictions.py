@@ -155,7 +155,7 @@ def per_token(steps: Sequence[Step]) -> float:
 # Profiles
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak
 @pytest.mark.parametrize(("temperature", "bound"), [(0.0, 0.11), (0.7, 0.09)])
 def test_predictions_are_within_a_tenth_of_what_stacks_take(
     clock: Clock, family: Family, temperature: float, bound: float

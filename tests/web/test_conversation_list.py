@@ -201,6 +201,7 @@ def damage(table: str, column: str, value: str) -> Callable[[Database], None]:
     return act
 
 
+@pytest.mark.soak(stay=5)
 @pytest.mark.parametrize(
     "act",
     [

@@ -68,6 +68,7 @@ def test_what_fails_is_told_with_the_end_of_the_output(pip: Pip) -> None:
     assert "<img" not in said and "&lt;img" in said
 
 
+@pytest.mark.soak
 def test_a_page_that_opens_meanwhile_follows(pip: Pip) -> None:
     support = pip.support(WAITS.format(ignore=""))
     first, second = handlers(support), handlers(support)
