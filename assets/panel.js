@@ -191,7 +191,7 @@ function follow(key) {
 function draw(values) {
   const [pace, gain, accepted, decoding, plain] = values.h || [DASH, DASH, DASH, DASH];
   write(speed.value, pace);
-  write(speed.note, plain ? `tokens/s; plain: ${plain}` : "tokens per second");
+  write(speed.note, plain ? `tokens/s while writing; plain: ${plain}` : "tokens/s while writing");
   const header = values.p && document.querySelector("#header .pace");
   if (header) header.textContent = values.p;
   write(speedup.value, gain);

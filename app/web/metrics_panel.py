@@ -161,8 +161,9 @@ def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
         return "measuring" if measuring and not over else "press Prove it to measure"
     count = speedup.plain_steps
     if not count:
-        return "estimated from the measured cost of a plain step"
-    return f"estimated from {count:,} plain {'step' if count == 1 else 'steps'}"
+        return "of the whole answer, estimated from the measured cost of a plain step"
+    steps = "step" if count == 1 else "steps"
+    return f"of the whole answer, estimated from {count:,} plain {steps}"
 
 
 def range_of(speedup: Speedup) -> str:

@@ -52,7 +52,7 @@ def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page
     lead = page.locator("#figures .figure.lead")
     levels = page.locator("#figures .levels")
     # Without an answer there are dashes.
-    assert figure(page, "Speed") == "– | tokens per second"
+    assert figure(page, "Speed") == "– | tokens/s while writing"
     assert figure(page, "Speedup") == "– | of the whole answer"
     assert figure(page, "First token") == "– | in the model"
     names = ("This chat", "Past answers", "General text", "Built-in head", "The model itself")
@@ -67,8 +67,8 @@ def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page
     assert [row.split(" | ")[1] for row in cells(page)] == ["0 %", "13 %", "0 %", "0 %", "88 %"]
 
     fire(page, told(RUN[:30], ended="60 tokens"))
-    assert figure(page, "Speed") == "142 | tokens/s; plain: 100"
-    assert figure(page, "Speedup") == "1.39× | estimated from 10 plain steps"
+    assert figure(page, "Speed") == "142 | tokens/s while writing; plain: 100"
+    assert figure(page, "Speedup") == "1.39× | of the whole answer, estimated from 10 plain steps"
     assert lead.get_attribute("title") == "decoding alone 1.42×"
     assert figure(page, "Tokens per step") == "2.00 | plain decoding: 1.00"
     assert figure(page, "First token") == "44 ms | in the model"
@@ -89,7 +89,7 @@ def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page
     expect(page.locator("#figures .ended")).to_have_text("100 tokens")
     fire(page, told(RUN[:30], speedup=Speedup(1.67, 1.8)))
     assert figure(page, "Speedup") == "1.67× | of the whole answer; decoding alone 1.80×"
-    assert figure(page, "Speed") == "142 | tokens per second", "no estimate, nothing it is of"
+    assert figure(page, "Speed") == "142 | tokens/s while writing", "no estimate, nothing it is of"
 
     # The ribbon shows the latest steps, each once.
     fire(page, told(RUN[:60]), told(RUN[:90], 60), told(RUN[:95], 80))
@@ -197,4 +197,4 @@ def test_an_answer_its_proof_and_a_new_conversation(page: Page) -> None:
     fire(page, told(RUN[:30]))
     page.click("#new")
     expect(small).to_have_text("of the whole answer")
-    assert figure(page, "Speed") == "– | tokens per second" and columns(page) == []
+    assert figure(page, "Speed") == "– | tokens/s while writing" and columns(page) == []
