@@ -12,8 +12,6 @@ COMMANDS = {
     "live": "truth.Live",
     "truth": "truth.Truth",
     "page": "page.PageCost",
-    "drafting": "drafting.DraftingCost",
-    "choices": "drafting.Choices",
     "curve": "curve.Curve",
     "gpu": "gpu.Gpu",
     "record": "replay.Recorder",

@@ -32,7 +32,7 @@ from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
 from engine.hsd.family import Family
-from engine.methods import METHODS, Method
+from engine.methods import Method
 from engine.metrics import Metrics, summarise
 from engine.prompt import Chat
 from engine.runs import collected, planned
@@ -226,16 +226,6 @@ def timed_run(
     events = decode(backend, prompt, drafters, generation, method.drafting, costs=costs)
     run = collected(plan, events)
     return run, perf_counter() - start
-
-
-def plain_answers(
-    backend: Backend, prompts: Sequence[list[int]], generation: Generation
-) -> list[list[int]]:
-    runs = (
-        timed_run(backend, METHODS["plain"], Databases(), prompt, generation)[0]
-        for prompt in tqdm(prompts, desc="Answers", leave=False)
-    )
-    return [[token.id for token in run.tokens] for run in runs]
 
 
 def curve_for(backend: Backend, methods: Mapping[str, Method | Peer]) -> CostCurve | None:

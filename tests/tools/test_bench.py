@@ -71,7 +71,6 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
         (["stack", "--drafts", "a/small,b/small", *ASK], "whose last parts differ"),
         (["stack", "--model", str(EMBEDDED), *ASK], "with --drafts, whose last parts differ"),
         (["stack", "--drafts", "nowhere/small", *ASK], "nowhere/small"),
-        (["drafting", "--sequences", "0"], "no number from 1 on"),
         (["record", "--to", "/nowhere/answers.jsonl"], "'/nowhere/answers.jsonl'"),
         (["curve", "--size", "9b"], "'9b'"),
         (["curve", "--lengths", "1"], "no number from 2 on"),

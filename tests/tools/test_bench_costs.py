@@ -2,41 +2,20 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import bench.page
 from app.vllm.attached import Attached
-from bench import drafting, vllm
+from bench import vllm
 from bench.__main__ import main
-from bench.drafting import (
-    CORES,
-    SAMPLERS,
-    SIZES,
-    VOCABULARIES,
-    Clocked,
-    Found,
-    made_rows,
-    running_on,
-)
 from bench.harness import Bar, show_bars
 from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
 from bench.store import Made
-from engine import native
-from engine.drafting.budget import Budget
-from engine.drafting.compiled import CompiledHierarchy
-from engine.drafting.databases import Databases
-from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.ngrams import CompiledCounts, NgramCounts
-from engine.drafting.tiers import ContextTier
 from engine.errors import ModelError
-from engine.tree import Tree
-from engine.types import TIERS
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
@@ -57,110 +36,6 @@ def test_what_is_held_out_is_not_counted() -> None:
     counted = {document.tobytes() for document in made.all()}
     assert len(counted) == 10
     assert counted.isdisjoint(document.tobytes() for document in made.held_out())
-
-
-def test_choices_are_timed_without_a_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.drafting.ROWS", 2)
-    assert main(["choices"]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert list(record["choices"]) == [str(size) for size in VOCABULARIES]
-    cores = CORES if native.core is not None else CORES[1:]
-    for samplers in record["choices"].values():
-        assert list(samplers) == list(SAMPLERS)
-        assert all([*times] == [*cores] and min(times.values()) > 0 for times in samplers.values())
-    bars = [row for row in table if row.endswith((" met", " MISSED"))]
-    assert len(bars) == 2 * (len(cores) - 1)
-
-
-def test_rows_of_choices_are_as_peaked_as_those_of_models() -> None:
-    for row in made_rows(32_000, 3):
-        law = np.exp(np.float64(row) - row.max())
-        law /= law.sum()
-        assert 1 < -(law * np.log(law)).sum() < 6, "nats"
-    first, second = made_rows(100, 2)
-    assert (first != second).any() and (made_rows(100, 2)[0] == first).all()
-
-
-DRAFTING = ["drafting", "--limit", "2", "--max-new-tokens", "12", "--sequences", "5"]
-
-
-def test_a_core_is_the_one_that_is_asked_for() -> None:
-    there = native.core
-    for core, kinds in zip(
-        CORES, ((CompiledHierarchy, CompiledCounts), (Hierarchy, NgramCounts)), strict=True
-    ):
-        with running_on(core):
-            (made,) = Databases().hierarchy(TIERS)
-            assert (type(made), type(ContextTier().counts)) == kinds
-        assert native.core is there
-
-
-def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What each core drafts in the run that follows, and all that it has learned by then."""
-    found: dict[str, list[str]] = {core: [] for core in CORES}
-    grow = Clocked.grow
-
-    def noting(self: Clocked, tree: Tree, tokens: Sequence[int], budget: Budget) -> object:
-        work, drafter = grow(self, tree, tokens, budget), self.drafter
-        assert isinstance(drafter, Hierarchy)
-        drafted = tree.tokens, tree.parents, tree.sources, tree.match_lengths, budget.expected
-        core = CORES[type(drafter) is Hierarchy]
-        found[core].append(repr((tokens, drafted, drafter.calibration.rows())))
-        return work
-
-    monkeypatch.setattr(Clocked, "grow", noting)
-    return found
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("temperature", ["0", "0.7"])
-def test_both_cores_draft_and_learn_the_same(
-    temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = noted(monkeypatch)
-    monkeypatch.setattr(drafting, "EVICTED", 1 << 16)
-    assert main([*DRAFTING, "--temperature", temperature]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert record["bench"] == "drafting" and record["prompts"] == 2 and record["sequences"] == 5
-    assert [(row["core"], row["nodes"]) for row in record["steps"]] == [*product(CORES, SIZES)]
-    half = len(SIZES)
-    for fast, slow in zip(record["steps"][:half], record["steps"][half:], strict=True):
-        assert fast["tokens_per_step"] == slow["tokens_per_step"] >= 1
-        assert fast["steps"] == slow["steps"] > 1
-        assert 0 < fast["share"] < 1 and fast["draft_warm_us"] > 0
-    compiled, python = (sorted(found[core]) for core in CORES)
-    assert compiled == python and len(compiled) > 8
-    assert record["bars"].keys() == {bar.figure for bar in drafting.BARS}
-    assert min(record["bars"].values()) > 0
-    assert sum(row.endswith((" met", " MISSED")) for row in table) == 4
-
-
-def test_figures_are_medians_and_the_share_is_of_all_time() -> None:
-    cold, warm = [(1e-3, 1e-3), (2e-3, 1e-3), (6e-3, 1e-3)], [(1e-3, 5e-4)] * 3
-    found = drafting.figures(Found(cold, warm, seconds=0.6, emitted=6))
-    assert found == {
-        "steps": 3,
-        "draft_cold_us": 2000.0,
-        "learn_cold_us": 1000.0,
-        "draft_warm_us": 1000.0,
-        "learn_warm_us": 500.0,
-        "step_ms": 200.0,
-        "tokens_per_step": 2.0,
-        "share": 0.02,
-    }
-
-
-def test_drafting_is_not_measured_without_the_compiled_core(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "core", None)
-    monkeypatch.setattr(native, "missing", "nothing was built. Run `make native`")
-    assert main(DRAFTING) == 2
-    assert "make native" in capsys.readouterr().err
 
 
 def test_figures_of_pages_are_medians_of_pairs() -> None:
