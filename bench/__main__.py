@@ -16,7 +16,6 @@ COMMANDS = {
     "gpu": "gpu.Gpu",
     "record": "replay.Recorder",
     "replay": "replay.Replay",
-    "statistics": "store.Statistics",
     "store": "store.Store",
     "vllm": "vllm.Servers",
     "inflate": "models.Inflate",

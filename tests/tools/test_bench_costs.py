@@ -14,28 +14,24 @@ from bench import vllm
 from bench.__main__ import main
 from bench.harness import Bar, show_bars
 from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
-from bench.store import Made
 from engine.errors import ModelError
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
 
-def test_a_run_makes_the_same_file_twice_and_asks_it(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--millions", "0.05", "--vocabulary", "500", "--memory", "0.5", "--shards", "1"]
-    assert main(["statistics", *small, "--compare"]) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert record["ngrams"] == 50_000 and record["memory_seconds"] > 0
-    assert 0 < record["keys"] < record["entries"] and record["file_bytes"] > 0
-    assert list(record["look_ups"]) == ["the first time", "again"]
-    for found in record["look_ups"].values():
-        assert 0 < found[0] <= found[1] <= found[2]
-
-
-def test_what_is_held_out_is_not_counted() -> None:
-    made = Made(0.02, 500, 1 << 22)
-    counted = {document.tobytes() for document in made.all()}
-    assert len(counted) == 10
-    assert counted.isdisjoint(document.tobytes() for document in made.held_out())
+def test_a_full_database_is_made_and_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "full.db"
+    small = ["--conversations", "2", "--messages", "8", "--steps", "40", "--repeats", "2"]
+    assert main(["store", *small, "--file", str(file)]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(record) == 9 and all(len(each) == 2 and min(each) > 0 for each in record.values())
+    with Database(file) as db:
+        store = Conversations(db, "local")
+        assert [len(store.messages(each.id)) for each in store.list()] == [4, 4]
+    assert main(["store", *small, "--file", str(file)]) == 0
+    assert "made in" not in capsys.readouterr().out, "the file that was kept is measured"
 
 
 def test_figures_of_pages_are_medians_of_pairs() -> None:
