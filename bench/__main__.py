@@ -9,7 +9,6 @@ COMMANDS = {
     "ablation": "speed.Ablation",
     "heads": "speed.Heads",
     "stack": "stack.Stack",
-    "live": "truth.Live",
     "truth": "truth.Truth",
     "page": "page.PageCost",
     "curve": "curve.Curve",

@@ -197,35 +197,21 @@ def one_run(
     family: Family | None = None,
 ) -> None:
     """Add one answer by one method to `result`; `costs` limits what an adaptive budget drafts."""
+    cold((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
-        cold((backend, *(family.drafts.values() if family else ())))
         result.note(method.answer(prompt, generation))
         return
     measured = costs if method.adaptive else None
-    run, seconds = timed_run(backend, method, databases, prompt, generation, measured, family)
+    drafters = method.drafters(databases, family, generation.sampling, target=backend)
+    plan = planned(backend.info, method, generation)
+    start = perf_counter()
+    events = decode(backend, prompt, drafters, generation, method.drafting, costs=measured)
+    run = collected(plan, events)
+    seconds = perf_counter() - start
     metrics = summarise(run)
     result.run = result.run or run
     tokens = [token.id for token in run.tokens]
     result.note(Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards))
-
-
-def timed_run(
-    backend: Backend,
-    method: Method,
-    databases: Databases,
-    prompt: list[int],
-    generation: Generation,
-    costs: CostCurve | None = None,
-    family: Family | None = None,
-) -> tuple[Run, float]:
-    """A run of one of our methods from an empty cache, and its seconds."""
-    cold((backend, *(family.drafts.values() if family else ())))
-    drafters = method.drafters(databases, family, generation.sampling, target=backend)
-    plan = planned(backend.info, method, generation)
-    start = perf_counter()
-    events = decode(backend, prompt, drafters, generation, method.drafting, costs=costs)
-    run = collected(plan, events)
-    return run, perf_counter() - start
 
 
 def curve_for(backend: Backend, methods: Mapping[str, Method | Peer]) -> CostCurve | None:

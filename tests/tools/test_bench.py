@@ -67,7 +67,6 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
         (["ablation", "--groups", "colour"], "'colour'"),
         (["heads", "--depths", "x"], "'x' is no number from 0 on"),
         (["heads", "--depths", ""], "'' is no number from 0 on"),
-        (["live", "--hot", "-1"], "no negative number of hot prompts"),
         (["stack", "--drafts", "a/small,b/small", *ASK], "whose last parts differ"),
         (["stack", "--model", str(EMBEDDED), *ASK], "with --drafts, whose last parts differ"),
         (["stack", "--drafts", "nowhere/small", *ASK], "nowhere/small"),

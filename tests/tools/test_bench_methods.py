@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import speed
+from bench import speed, truth
 from bench.__main__ import main
 from bench.measure import Reply, Result
 from bench.speed import GROUPS, tier_after_tier, variants
@@ -19,6 +19,7 @@ from engine.methods import hierarchy
 from engine.sampling import choose, probabilities
 from engine.settings import Drafting, Sampling
 from engine.types import CONTEXT, MODEL, TIERS
+from tests.conftest import EMBEDDED
 from tests.unit.test_heads import logits
 
 
@@ -131,25 +132,45 @@ def test_a_shuffled_guess_is_as_sure_of_other_tokens() -> None:
     assert bad.draw(4, sampling) == (choose(row, sampling, 4) + 25) % 50
 
 
-LIVE = ["--limit", "3", "--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
+SMALL = EMBEDDED.with_name("small")
+
+
+def row(live: float | None, proof: float, compare: float | None, kept: int = 5) -> truth.Record:
+    proofs = [{"told": proof, "ratio": proof * share, "pairs": 3} for share in (1.0, 1.25)]
+    return {
+        "live": live, "proof": proof, "compare": compare, "compared": True, "kept": kept,
+        "proofs": proofs, "category": "math", "tokens": 9, "tokens_per_forward": 1.0,
+        "identical": True,
+    }  # fmt: skip
+
+
+def test_what_the_page_says_is_compared_with_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(1.08, 1.5, 1.0), row(None, 1.0, 2.0), row(0.96, 1.02, None, kept=0)]
+    found = truth.summary(rows)
+    assert found["live_off"] == pytest.approx([0.08, None, -0.04])
+    assert found["proof_off"] == pytest.approx([0.5, -0.5, 0.02]), "without a speedup it is 1"
+    assert found["proof_spread"] == pytest.approx([0.25] * 3)
+    assert found["proofs_above_one"] == 2, "of the answer without an accepted draft"
+    truth.Truth().show({"rows": rows, **found})
+    shown = capsys.readouterr().out
+    assert "live: 2 of 2 within 10 % of Compare, median 6.0 %, worst 8.0 %" in shown
+    assert "proofs of an answer: 0 of 3 within 10 % of each other, worst 25.0 %" in shown
+    assert "1.00 tokens per forward: 1 of 2 live speedups" in shown
+    rows[0]["compared"] = False
+    assert truth.summary(rows)["live_off"][0] is None
 
 
 @pytest.mark.soak
 @pytest.mark.model
-@pytest.mark.parametrize("extra", [[], ["--method", "single:small", "--profile-tokens", "6"]])
-def test_every_prompt_has_a_live_and_a_measured_speedup(
-    capsys: pytest.CaptureFixture[str], extra: list[str]
-) -> None:
-    assert main(["live", *LIVE, "--hot", "1", *extra]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert record["bench"] == "live" and record["hot"] == 1 and len(record["rows"]) == 3
-    for row in record["rows"]:
-        assert 0.1 < row["live"] < 20 and 0.1 < row["measured"] < 20
-        assert row["tokens"] >= row["tokens_per_forward"] >= 1
-        if row["tokens_per_forward"] == 1:
-            assert row["live"] < 1.0, "nothing was accepted, so looking for drafts was lost"
-    assert "in the median" in table[-2] and record["method"] == (extra or ["", "hd"])[1]
+def test_answers_of_the_app_are_proved_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--limit", "2", "--max-new-tokens", "12", "--repeats", "1", "--hopeless", "1"]
+    assert main(["truth", "--model", str(SMALL), *options, "--proofs", "2"]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert record["bench"] == "truth" and record["model"] == "small"
+    assert [each["hopeless"] for each in record["rows"]] == [False, True]
+    for each in record["rows"]:
+        assert each["identical"] and len(each["proofs"]) == 2 and each["tokens"] > 0
+    assert len(record["proof_spread"]) == 2
 
 
 STACK = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]
