@@ -6,8 +6,6 @@ from bench.harness import run_command
 
 COMMANDS = {
     "speed": "speed.Speed",
-    "ablation": "speed.Ablation",
-    "heads": "speed.Heads",
     "stack": "stack.Stack",
     "truth": "truth.Truth",
     "page": "page.PageCost",

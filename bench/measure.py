@@ -39,7 +39,7 @@ from engine.runs import collected, planned
 from engine.sampling import COLDEST, Floats, choose, gumbel
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
-from engine.types import Message, Run
+from engine.types import HEAD, Message, Run
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
 LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
@@ -383,6 +383,9 @@ def step_figures(own: Sequence[Result]) -> Record:
     decode = sum(m.decode_seconds for m in metrics)
     drafted = sum(m.draft_seconds for m in metrics)
     verified = sum(m.verify_seconds for m in metrics)
+    if any(HEAD in m.levels for m in metrics):
+        calls = sum(m.levels[HEAD][0] for m in metrics if HEAD in m.levels)
+        figures["head_calls_per_step"] = calls / forwards
     return figures | {
         "acceptance_ratio": sum(m.acceptance_ratio * m.tokens for m in metrics) / tokens,
         "draft_ms_per_step": 1e3 * drafted / forwards,
@@ -413,6 +416,7 @@ COLUMNS = {
     "decode": "{decode_speedup:.2f}x",
     "tok/step": "{mean_acceptance_length:.2f}",
     "ratio": "{acceptance_ratio:.0%}",
+    "head calls": "{head_calls_per_step:.2f}",
     "draft ms": "{draft_ms_per_step:.3f}",
     "draft %": "{draft_share:.1%}",
     "forward %": "{forward_share:.1%}",
