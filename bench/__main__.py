@@ -15,9 +15,7 @@ COMMANDS = {
     "replay": "replay.Replay",
     "store": "store.Store",
     "vllm": "vllm.Servers",
-    "inflate": "models.Inflate",
-    "to-gguf": "models.ToGguf",
-    "head-to-gguf": "models.HeadToGguf",
+    "inflate": "inflate.Inflate",
 }
 """The class of each command, by its name."""
 
