@@ -11,7 +11,6 @@ COMMANDS = {
     "page": "page.PageCost",
     "curve": "curve.Curve",
     "gpu": "gpu.Gpu",
-    "record": "replay.Recorder",
     "replay": "replay.Replay",
     "store": "store.Store",
     "vllm": "vllm.Servers",

@@ -67,7 +67,10 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
         (["stack", "--drafts", "a/small,b/small", *ASK], "whose last parts differ"),
         (["stack", "--model", str(EMBEDDED), *ASK], "with --drafts, whose last parts differ"),
         (["stack", "--drafts", "nowhere/small", *ASK], "nowhere/small"),
-        (["record", "--to", "/nowhere/answers.jsonl"], "'/nowhere/answers.jsonl'"),
+        (
+            ["replay", "--record", "--traces", "/nowhere/it.jsonl"],
+            "'/nowhere/it.jsonl' cannot be wr",
+        ),
         (["curve", "--size", "9b"], "'9b'"),
         (["curve", "--lengths", "1"], "no number from 2 on"),
         (["curve", "--sizes", "3;7"], "'3;7' is no number from 0 on"),
