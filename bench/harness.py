@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tqdm import tqdm
 
@@ -113,17 +113,6 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
         if number is None or not number >= least:
             raise SettingError(f"{text!r} is no number from {least:g} on. Give one.")
         return number
-
-    return read
-
-
-def one_of(what: str, known: Collection[str]) -> Callable[[str], str]:
-    """A reader of one of the known names; it raises SettingError for any other text."""
-
-    def read(text: str) -> str:
-        if text not in known:
-            raise SettingError(f"There is no {what} {text!r}. Choose from: {', '.join(known)}.")
-        return text
 
     return read
 
@@ -348,24 +337,27 @@ def prompts_line(record: Mapping[str, Any]) -> str:
     )
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print columns as wide as their content; those numbered in `left` are aligned left."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table in Markdown. Columns of numbers are aligned right."""
+    columns = [list(column) for column in zip(heads, *rows, strict=True)]
+    for column in columns:
+        right = all(cell[:1] in "+-0123456789" for cell in column[1:])
+        width = max(3, *map(len, column))
+        column[:] = [cell.rjust(width) if right else cell.ljust(width) for cell in column]
+        column.insert(1, "-" * (width - 1) + (":" if right else "-"))
+    for line in zip(*columns, strict=True):
+        print(f"| {' | '.join(line)} |")
 
 
-def show_rows(
-    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], left: Sequence[int] = (0,)
-) -> None:
-    """Print records as a table. `columns` maps each heading to the format of its cells; a figure
-    that a record does not have is shown as a dash."""
-    table([*columns], ([cell(form, row) for form in columns.values()] for row in rows), left)
+def show_rows(rows: Iterable[Record], columns: Mapping[str, str]) -> None:
+    """Print records as a table. `columns` maps each heading to the format of its cells.
+
+    A figure that a record does not have is shown as a dash, and one that none has is left out.
+    """
+    given = list(rows)
+    cells = {head: [cell(form, row) for row in given] for head, form in columns.items()}
+    shown = {head: column for head, column in cells.items() if {*column} != {"-"}}
+    table([*shown], zip(*shown.values(), strict=True))
 
 
 def cell(form: str, row: Mapping[str, Any]) -> str:
@@ -409,7 +401,7 @@ def show_bars(bars: Iterable[Bar], figures: Mapping[str, float]) -> None:
         if bar.limit is not None:
             met = "met" if bar.met(value) else "MISSED"
         rows.append((bar.words, bar.shown.format(value), bar.target(), met))
-    table(("figure", "measured", "wanted", ""), rows, left=(0, 2, 3))
+    table(("figure", "measured", "wanted", ""), rows)
 
 
 # commands
@@ -459,7 +451,7 @@ class Measurement(Command):
         check_writable(options.save)
         record = self.record(options)
         self.show(record)
-        line = json.dumps(record)
+        line = json.dumps({"bench": options.command} | record)
         print(f"\n{line}")
         if options.save:
             options.save.write_text(f"{line}\n", encoding="utf-8")
@@ -482,8 +474,14 @@ class Benchmark(Measurement):
         prompts = prepared(backend, options, questions)
         with ExitStack() as stack:
             found = self.measure(Setup(options, backend, prompts, generation, stack))
-        kind = {"bench": options.command, "prompts": len(prompts)}
-        return conditions(backend, options) | kind | found
+        return conditions(backend, options) | {"prompts": len(prompts)} | found
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are errors like all others, which end with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message)
 
 
 def run_command(
@@ -500,7 +498,7 @@ def run_command(
     Returns the exit status: 2 for a StrataError, 130 when interrupted.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
+    parser = Parser(prog=f"python -m {package}", description=about)
     known = parser.add_subparsers(dest="command", required=True)
     for name in given[:1] if given and given[0] in commands else commands:
         module, _, kind = commands[name].partition(".")

@@ -23,7 +23,6 @@ from bench.harness import (
     Record,
     at_least,
     cut_prompt,
-    one_of,
     read_prompts,
     table,
 )
@@ -53,8 +52,7 @@ class Inflate(Measurement):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         shapes = parser.add_mutually_exclusive_group(required=True)
-        help_ = f"{', '.join(SHAPES)} (for the embedded model)"
-        shapes.add_argument("--size", type=one_of("size", SHAPES), help=help_)
+        shapes.add_argument("--size", choices=SHAPES, help="of the embedded model")
         numbers = ",".join(item.name.upper() for item in fields(Shape))
         help_ = "for a model of any size"
         shapes.add_argument("--shape", type=Shape.read, metavar=numbers, help=help_)
@@ -64,7 +62,7 @@ class Inflate(Measurement):
         add("--output", type=Path, required=True, help="a new or empty folder")
         add("--model", default="embedded", help="'embedded' or a folder")
         add("--bits", type=int, help="round the original's weights first: 2 to 8")
-        add("--dtype", type=one_of("dtype", DTYPES), default="bfloat16", help=", ".join(DTYPES))
+        add("--dtype", choices=DTYPES, default="bfloat16")
         add("--seed", type=int, default=0, help="of the idle weights")
         add("--device", default="auto", help="where the two models are compared")
         add("--no-verify", action="store_true", help="write only, do not compare")

@@ -446,7 +446,7 @@ def compared(
 
 def show_methods(record: Record) -> None:
     rows = ({"name": name, "verdict": verdict(f), **f} for name, f in record["methods"].items())
-    show_rows(rows, COLUMNS, left=(0, len(COLUMNS) - 1))
+    show_rows(rows, COLUMNS)
     for name, f in record["methods"].items():
         if f["unsteady_answers"]:
             print(f"{name}: {f['unsteady_answers']} answers differ between repeats")

@@ -118,7 +118,6 @@ class Replay(Measurement):
             entries = contestants(options.nodes, tiers, options.peers, drawn)
             results = measure(material, split, options.limit, entries)
         return {
-            "bench": "replay",
             "traces": options.traces.name,
             "split": split,
             "answers": len(replayed),

@@ -97,7 +97,7 @@ class Truth(Measurement):
             for _ in range(options.proofs - 1):
                 for number, row in enumerate(rows):
                     row["proofs"].append(proved(session, owner_of(number), row["conversation"]))
-        return {"bench": "truth", "model": Path(source).name, "rows": rows, **summary(rows)}
+        return {"model": Path(source).name, "rows": rows, **summary(rows)}
 
     def show(self, record: Record) -> None:
         print()
@@ -107,7 +107,7 @@ class Truth(Measurement):
             | {name: percent(record[name][at]) for name in ("live_off", "proof_off")}
             for at, row in enumerate(record["rows"])
         ]
-        show_rows(rows, TRUTH_COLUMNS, left=(0, 8))
+        show_rows(rows, TRUTH_COLUMNS)
         for name in ("live", "proof"):
             found = [abs(value) for value in record[f"{name}_off"] if value is not None]
             if found:
@@ -205,7 +205,7 @@ def show_proofs(record: Record) -> None:
         for row, apart in zip(rows, spreads, strict=True)
     )
     print()
-    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells, left=(0, 4))
+    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells)
     within = sum(value <= SPREAD for value in spreads)
     print(
         f"proofs of an answer: {within} of {len(rows)} within {100 * SPREAD:.0f} % of each other, "

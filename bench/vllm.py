@@ -111,7 +111,6 @@ class Servers(Measurement):
             found.setdefault(case, []).append(answered(task, case))
         rows = rows_of(found)
         return {
-            "bench": "vllm",
             "date": now(),
             "model": Path(options.model).name,
             "dtype": options.dtype,
@@ -130,7 +129,7 @@ class Servers(Measurement):
             f"{record['model']}, {record['dtype']}, {record['build']}, {record['questions']} "
             f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
         )
-        show_rows(record["cases"], COLUMNS, left=(0, 5))
+        show_rows(record["cases"], COLUMNS)
         print()
         show_bars(BARS, record["bars"])
 

