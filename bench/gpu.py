@@ -94,7 +94,7 @@ class Gpu(Measurement):
     def add_options(self, add: Add) -> None:
         size = "the embedded model in this shape, in bfloat16"
         add("--size", choices=SHAPES, help=size)
-        add("--temperatures", type=temperatures, default="0,0.7", help="comma between")
+        add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
         add("--min-p", type=float, default=0.0)
@@ -151,11 +151,6 @@ class Gpu(Measurement):
         print("\n## GB of memory\n")
         memory = record["memory"].items()
         table(*zip(*((name, f"{size / 1e9:.2f}") for name, size in memory), strict=True))
-
-
-def temperatures(text: str) -> list[float]:
-    read = at_least(0, float)
-    return [read(number) for number in text.split(",")]
 
 
 # the model, and the two ways

@@ -59,7 +59,7 @@ HELP = {
 """Help for the settings of a Runtime that declare no help themselves."""
 REPORTED = (
     *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
-    *("nodes", "budget", "hot"),
+    *("nodes", "budget"),
 )
 """The options that a report repeats, if its command has them."""
 REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache_type")}
@@ -117,9 +117,9 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
     return read
 
 
-def numbers(least: float) -> Callable[[str], list[int]]:
-    """A reader of whole numbers from `least` on, separated by commas."""
-    read = at_least(least)
+def numbers(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], list[Any]]:
+    """A reader of numbers from `least` on, separated by commas."""
+    read = at_least(least, kind)
     return lambda text: [read(number) for number in text.split(",")]
 
 
@@ -189,13 +189,6 @@ def prepared(
     return [(RANDOM, tokens[:room]) for tokens in drawn]
 
 
-def statistics_for(backend: Backend, file: Path | None) -> StatisticsTable | None:
-    """The statistics in a file, or the project's own for the model's tokenizer."""
-    if file:
-        return StatisticsTable(file)
-    return find_table(backend.info.tokenizer_fingerprint, ASSETS / "statistics")
-
-
 def has_drafts(method: object) -> bool:
     return isinstance(method, Method) and method.stack is not None
 
@@ -209,7 +202,8 @@ def open_databases(
         if isinstance(method, Method) and (
             STATISTICS in method.drafting.tiers or has_drafts(method)
         ):
-            table = statistics_for(backend, file)
+            known = backend.info.tokenizer_fingerprint
+            table = StatisticsTable(file) if file else find_table(known, ASSETS / "statistics")
             if table is not None:
                 stack.callback(table.close)
                 read_ahead(table)
@@ -254,6 +248,14 @@ class Setup:
     prompts: list[tuple[str, list[int]]]
     generation: Generation
     stack: ExitStack
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, stack: ExitStack) -> "Setup":
+        """Load the model that the options name, once they are known to be right."""
+        generation, questions = generation_of(options), questions_of(options)
+        backend = load_model(options.model, options)
+        prompts = prepared(backend, options, questions)
+        return cls(options, backend, prompts, generation, stack)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -469,12 +471,10 @@ class Benchmark(Measurement):
 
     def record(self, options: argparse.Namespace) -> Record:
         """The record of `measure`, and the conditions under which it was made."""
-        generation, questions = generation_of(options), questions_of(options)
-        backend = load_model(options.model, options)
-        prompts = prepared(backend, options, questions)
         with ExitStack() as stack:
-            found = self.measure(Setup(options, backend, prompts, generation, stack))
-        return conditions(backend, options) | {"prompts": len(prompts)} | found
+            setup = Setup.of(options, stack)
+            found = self.measure(setup)
+        return conditions(setup.backend, options) | {"prompts": len(setup.prompts)} | found
 
 
 class Parser(argparse.ArgumentParser):

@@ -37,18 +37,15 @@ from bench.harness import (
     Add,
     Measurement,
     Record,
+    Setup,
     at_least,
     check_writable,
-    generation_of,
-    load_model,
     model_options,
-    prepared,
     prompt_options,
-    questions_of,
     sampling_options,
     show_rows,
 )
-from engine.backends.base import Backend, Tokenizer
+from engine.backends.base import Tokenizer
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
@@ -57,7 +54,7 @@ from engine.errors import SettingError
 from engine.methods import METHODS, PLAIN, method_named
 from engine.models.loaders import tokenizer as load_tokenizer
 from engine.runs import run as decoded
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting, Sampling
 from engine.tree import Tree
 from engine.types import Work
 from storage.statistics import StatisticsTable, find_table
@@ -100,9 +97,10 @@ class Replay(Measurement):
         add("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
 
     def record(self, options: argparse.Namespace) -> Record:
-        if options.record:
-            answer_prompts(options)
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            if options.record:
+                check_writable(options.traces)
+                write_recordings(Setup.of(options, stack))
             material = read(options, Path(folder))
             if isinstance(material.table, StatisticsTable):
                 stack.callback(material.table.close)
@@ -137,33 +135,26 @@ class Replay(Measurement):
 # recordings
 
 
-def answer_prompts(options: argparse.Namespace) -> None:
+def write_recordings(setup: Setup) -> None:
     """Write a local model's answers, with their seeds and sampler settings, to the traces file."""
-    generation, questions = generation_of(options), questions_of(options)
-    check_writable(options.traces)
-    backend = load_model(options.model, options)
-    prompts = prepared(backend, options, questions)
-    with options.traces.open("w", encoding="utf-8") as lines:
-        for answer in recorded(backend, prompts, generation):
-            lines.write(json.dumps(answer) + "\n")
-
-
-def recorded(
-    backend: Backend, prompts: Sequence[tuple[str, list[int]]], generation: Generation
-) -> Iterator[Record]:
-    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Answers", leave=False)):
-        sampling = replace(generation.sampling, seed=generation.sampling.seed + number)
-        answer = decoded(backend, prompt, PLAIN, (), replace(generation, sampling=sampling))
-        yield {
-            "question": f"{category} {number + 1}",
-            "split": "test",
-            "prompt": prompt,
-            "answer": [token.id for token in answer.tokens],
-            "position": len(prompt),
-            "sampling": asdict(sampling),
-            "vocabulary": backend.info.vocabulary_size,
-            "tokenizer": backend.info.tokenizer_fingerprint,
-        }
+    info, first = setup.backend.info, setup.generation.sampling
+    with setup.options.traces.open("w", encoding="utf-8") as lines:
+        prompts = tqdm(setup.prompts, desc="Answers", leave=False)
+        for number, (category, prompt) in enumerate(prompts):
+            sampling = replace(first, seed=first.seed + number)
+            generation = replace(setup.generation, sampling=sampling)
+            answer = decoded(setup.backend, prompt, PLAIN, (), generation)
+            record = {
+                "question": f"{category} {number + 1}",
+                "split": "test",
+                "prompt": prompt,
+                "answer": [token.id for token in answer.tokens],
+                "position": len(prompt),
+                "sampling": asdict(sampling),
+                "vocabulary": info.vocabulary_size,
+                "tokenizer": info.tokenizer_fingerprint,
+            }
+            lines.write(json.dumps(record) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
