@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -28,11 +27,11 @@ from bench.harness import (
     Measurement,
     Record,
     Setup,
-    at_least,
     conditions,
     generation_of,
     headline,
     load_model,
+    method_options,
     model_options,
     numbers,
     prepared,
@@ -88,7 +87,7 @@ ANSWERS = {
 class Gpu(Measurement):
     """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
 
-    groups = (model_options, prompt_options)
+    groups = (model_options, prompt_options, method_options)
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
@@ -98,8 +97,6 @@ class Gpu(Measurement):
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
         add("--min-p", type=float, default=0.0)
-        add("--repeats", type=at_least(1), default=1)
-        add("--statistics", type=Path, help="a statistics file (default: the shipped)")
         add("--peers", action=argparse.BooleanOptionalAction, default=True)
 
     def check(self, options: argparse.Namespace) -> None:

@@ -168,11 +168,19 @@ def generation_of(options: argparse.Namespace) -> Generation:
     return Generation(sampling, max_tokens=options.max_new_tokens)
 
 
-def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(category, text) of each question; empty if the prompts are random tokens."""
+def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """(category, text) of each question. Raises SettingError if the prompts are random tokens."""
     if options.prompts == RANDOM:
-        return []
+        raise SettingError(
+            f"The prompts cannot be {RANDOM!r} tokens, because this command sends text. Name a "
+            "file with --prompts."
+        )
     return read_prompts(Path(options.prompts), options.limit, options.skip)
+
+
+def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The same, but empty if the prompts are random tokens."""
+    return [] if options.prompts == RANDOM else texts_of(options)
 
 
 def prepared(

@@ -21,12 +21,12 @@ from bench.harness import (
     generation_of,
     model_options,
     prompt_options,
-    questions_of,
     runtime_of,
     sampling_options,
     show_rows,
     source_of,
     table,
+    texts_of,
 )
 from bench.page import loaded
 from engine.compare import live
@@ -79,7 +79,7 @@ class Truth(Measurement):
             raise SettingError("Give at least one proof, and no negative number of repeats.")
 
     def record(self, options: argparse.Namespace) -> Record:
-        questions, generation = questions_of(options), generation_of(options)
+        questions, generation = texts_of(options), generation_of(options)
         hot = replace(generation.sampling, temperature=HOT)
         source = source_of(options.model)
         rows = []

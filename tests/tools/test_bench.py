@@ -65,6 +65,7 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
         (["speed", "--statistics", "/nowhere.db", *ASK], "'/nowhere.db'"),
         (["speed", "--methods", "plain,hsd:huge@2", "--profile-tokens", "6", *ASK], "'huge'"),
         (["stack", "--drafts", "a/small,b/small", *ASK], "whose last parts differ"),
+        (["truth", "--prompts", "random"], "cannot be 'random' tokens"),
         (["stack", "--model", str(EMBEDDED), *ASK], "with --drafts, whose last parts differ"),
         (["stack", "--drafts", "nowhere/small", *ASK], "nowhere/small"),
         (
