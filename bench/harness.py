@@ -489,7 +489,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaints are errors like all others, which end with status 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise SettingError(message)
+        raise SettingError(f"{message}. See `{self.prog} --help`.")
 
 
 def run_command(

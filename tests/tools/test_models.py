@@ -403,7 +403,7 @@ def test_a_size_or_a_shape_is_asked_for(
 ) -> None:
     assert inflate_command(*arguments, "--output", tmp_path / "larger") == 2
     error = capsys.readouterr().err
-    assert "--size" in error and "--shape" in error
+    assert "--size" in error and "--shape" in error and "`python -m bench inflate --help`" in error
 
 
 @pytest.mark.usefixtures("small_shards")
