@@ -6,24 +6,15 @@ from bench.harness import run_command
 
 COMMANDS = {
     "speed": "speed.Speed",
-    "ablation": "speed.Ablation",
-    "heads": "speed.Heads",
     "stack": "stack.Stack",
-    "live": "truth.Live",
     "truth": "truth.Truth",
     "page": "page.PageCost",
-    "drafting": "drafting.DraftingCost",
-    "choices": "drafting.Choices",
     "curve": "curve.Curve",
     "gpu": "gpu.Gpu",
-    "record": "replay.Recorder",
     "replay": "replay.Replay",
-    "statistics": "store.Statistics",
     "store": "store.Store",
     "vllm": "vllm.Servers",
-    "inflate": "models.Inflate",
-    "to-gguf": "models.ToGguf",
-    "head-to-gguf": "models.HeadToGguf",
+    "inflate": "inflate.Inflate",
 }
 """The class of each command, by its name."""
 

@@ -3,8 +3,7 @@
 All models are loaded together, and every round times each of them at every size, in rotated order;
 times are medians. A transformers model with folded attention is also timed with the library's
 attention. `model@float32` loads a folder with weights of the type after the @. If a cache can be
-stretched, no text is read, because a forward over zeros takes as long. `--size` measures a made-up
-model with random weights, because only times matter here.
+stretched, no text is read, because a forward over zeros takes as long.
 
 The table also shows the largest speedup by drafts of a given acceptance, with its number of nodes
 (engine/drafting/ceiling.py). `off` is the largest difference from the cost curve, which is measured
@@ -16,16 +15,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bench.harness import (
-    EMBEDDED,
     Add,
     Measurement,
     Record,
@@ -35,7 +30,6 @@ from bench.harness import (
     load_model,
     model_options,
     numbers,
-    one_of,
     runtime_of,
     source_of,
     table,
@@ -47,11 +41,9 @@ from engine.compare import rotated
 from engine.drafting.ceiling import ceiling
 from engine.drafting.costs import CostCurve, Stretchable, forward_seconds, measure_costs
 from engine.errors import SettingError
-from engine.models.inflate import inflated_config
-from engine.models.load_transformers import DTYPES, NO_LIMIT, describe, pick_device, pick_dtype
+from engine.models.load_transformers import DTYPES
 from engine.models.loaders import device, need
 from engine.models.memory import free_memory
-from engine.models.shape import SHAPES
 
 LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
 ACCEPTANCES = (0.6, 0.8, 0.9)
@@ -111,26 +103,21 @@ class Curve(Measurement):
 
     def add_options(self, add: Add) -> None:
         add("models", nargs="*", metavar="MODEL", help="timed side by side; a folder as DIR@DTYPE")
-        size = f"{', '.join(SHAPES)}: a made-up model in place of --model"
-        add("--size", type=one_of("size", SHAPES), help=size)
         add("--lengths", type=numbers(2), default=LENGTHS, help="cached tokens, comma between")
         add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
         add("--repeats", type=at_least(1), default=5)
 
     def check(self, options: argparse.Namespace) -> None:
         options.sizes = sorted({0, *options.sizes})
-        if options.models and options.size:
-            raise SettingError("Several models are timed without --size. Leave it out.")
 
     def record(self, options: argparse.Namespace) -> Record:
-        names = dict.fromkeys(options.models or [options.size or options.model])
+        names = dict.fromkeys(options.models or [options.model])
         given = {name: options_of(name, options) for name in names}
-        if not options.size:
-            check_memory(given)
+        check_memory(given)
         with ExitStack() as stack:
             ways: list[Way] = []
             for name, own in given.items():
-                backend = made_up(own) if own.size else load_model(own.model, own)
+                backend = load_model(own.model, own)
                 stack.callback(backend.close)
                 ways += ways_of(name, backend)
             lengths = fitting(ways, options.lengths, max(options.sizes))
@@ -144,7 +131,7 @@ class Curve(Measurement):
                 | {"bytes": way.backend.info.memory_bytes}
                 for way in ways
             }
-        return {"bench": "curve", "models": models, "rows": rows}
+        return {"models": models, "rows": rows}
 
     def show(self, record: Record) -> None:
         for model in record["models"].values():
@@ -166,7 +153,7 @@ class Curve(Measurement):
             cells += [f"{row['speedup'][s]:.2f}x ({row['nodes'][s]})" for s in ACCEPTANCES]
             cells.append(f"{max(map(abs, row['off'].values())):.0%}" if row["off"] else "-")
             rows.append(cells)
-        table((*HEADS, *map(str, drafted), *shares, "off"), rows, left=(0, 1, 3))
+        table((*HEADS, *map(str, drafted), *shares, "off"), rows)
 
 
 def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
@@ -176,22 +163,6 @@ def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
     own.model, own.dtype = (source, dtype) if dtype in DTYPES else (name, options.dtype)
     own.context_length = max(options.lengths) + max(options.sizes) + 1
     return own
-
-
-def made_up(options: argparse.Namespace) -> TransformersBackend:
-    device = pick_device(options.device)
-    dtype = pick_dtype(options.dtype, device)
-    config = inflated_config(AutoConfig.from_pretrained(EMBEDDED), SHAPES[options.size])
-    config.max_position_embeddings = options.context_length
-    torch.set_num_threads(options.threads or torch.get_num_threads())
-    kind = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=kind)  # type: ignore[no-untyped-call]
-    model.eval().requires_grad_(False).to(device)
-    fold(model)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    tokenizer.model_max_length = NO_LIMIT
-    info = describe(str(EMBEDDED), model, tokenizer, options.context_length)
-    return TransformersBackend(model, tokenizer, replace(info, name=f"made-up {options.size}"))
 
 
 def ways_of(name: str, backend: Backend) -> list[Way]:

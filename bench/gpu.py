@@ -11,10 +11,9 @@ real model. Its weights are made on the GPU.
 
 import argparse
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -28,19 +27,17 @@ from bench.harness import (
     Measurement,
     Record,
     Setup,
-    at_least,
-    cell,
-    check_writable,
     conditions,
     generation_of,
     headline,
     load_model,
+    method_options,
     model_options,
     numbers,
-    one_of,
     prepared,
     prompt_options,
     questions_of,
+    show_rows,
     table,
 )
 from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, Results, compared, speed, verdict
@@ -70,7 +67,6 @@ CAPTURED, SINGLE = "captured", "one by one"
 OURS = ("plain", "hd-published", "lookup", "hd")
 PROMPT_LENGTHS = (20, 100, 300, 500)
 ROUNDS = 15
-MEMORY = ("weights", "pool", "expected", "used")
 TRANSFORMERS_PEERS = (GENERATE, PROMPT_LOOKUP)
 ANSWERS = {
     "way": "{way}",
@@ -91,25 +87,21 @@ ANSWERS = {
 class Gpu(Measurement):
     """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
 
-    groups = (model_options, prompt_options)
+    groups = (model_options, prompt_options, method_options)
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
-        size = f"{', '.join(SHAPES)}: the embedded model in this shape, in bfloat16"
-        add("--size", type=one_of("size", SHAPES), help=size)
-        add("--temperatures", type=temperatures, default="0,0.7", help="comma between")
+        size = "the embedded model in this shape, in bfloat16"
+        add("--size", choices=SHAPES, help=size)
+        add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
         add("--min-p", type=float, default=0.0)
-        add("--repeats", type=at_least(1), default=1)
-        add("--statistics", type=Path, help="a statistics file (default: the shipped)")
         add("--peers", action=argparse.BooleanOptionalAction, default=True)
-        add("--markdown", type=Path, metavar="FILE", help="write the tables to a file as well")
 
     def check(self, options: argparse.Namespace) -> None:
         if not torch.cuda.is_available():
             raise SettingError("There is no GPU here that torch can use. Run this where one is.")
-        check_writable(options.markdown)
 
     def record(self, options: argparse.Namespace) -> Record:
         questions = questions_of(options)
@@ -118,11 +110,10 @@ class Gpu(Measurement):
             raise SettingError(f"{backend.info.name} has no captured forwards. {backend.info.note}")
         prompts = prepared(backend, options, questions)
         record = conditions(backend, options) | {
-            "bench": "gpu",
             "driver": driver(),
             "prompts": len(prompts),
             "note": backend.info.note,
-            "memory": memory(backend, options),
+            "memory": memory(backend),
             "forwards": [],
             "reading": [],
             "answers": [],
@@ -139,22 +130,24 @@ class Gpu(Measurement):
                     options.temperature = temperature
                     setup = Setup(options, backend, prompts, generation_of(options), stack)
                     record["answers"] += answers(setup, way)
-        if options.markdown:
-            options.markdown.write_text(markdown(record), encoding="utf-8")
         return record
 
     def show(self, record: Record) -> None:
         print(f"{headline(record)}, driver {record['driver']}")
         if record["note"]:
             print(record["note"])
-        for title, heads, rows in tables(record):
-            print(f"\n{title}\n")
-            table(heads, rows)
-
-
-def temperatures(text: str) -> list[float]:
-    read = at_least(0, float)
-    return [read(number) for number in text.split(",")]
+        trees, prompts = ([*record[name][0]["ms"]] for name in ("forwards", "reading"))
+        forwards = {f"{rows} rows": f"{{ms[{rows}]:.2f}}" for rows in trees}
+        reading = {f"{tokens} tokens": f"{{ms[{tokens}]:.1f}}" for tokens in prompts}
+        print("\n## Milliseconds of a forward\n")
+        show_rows(record["forwards"], {"way": "{way}", "cached": "{length:,}"} | forwards)
+        print("\n## Milliseconds to read a prompt, and to accept rows that move\n")
+        show_rows(record["reading"], {"way": "{way}"} | reading | {"accept": "{accepting:.2f}"})
+        print(f"\n## {record['prompts']} answers of up to {record['max_new_tokens']} tokens\n")
+        show_rows(record["answers"], ANSWERS)
+        print("\n## GB of memory\n")
+        memory = record["memory"].items()
+        table(*zip(*((name, f"{size / 1e9:.2f}") for name, size in memory), strict=True))
 
 
 # the model, and the two ways
@@ -304,7 +297,7 @@ def least_category(results: Results, name: str) -> float:
 # memory
 
 
-def memory(backend: TransformersBackend, options: argparse.Namespace) -> Record:
+def memory(backend: TransformersBackend) -> Record:
     """Bytes of the model: what is told before loading, and what torch holds afterwards."""
     captured = backend.captured
     assert isinstance(captured, CapturedModel) and captured.pool.states is not None
@@ -315,45 +308,3 @@ def memory(backend: TransformersBackend, options: argparse.Namespace) -> Record:
     torch.cuda.empty_cache()
     used = torch.cuda.memory_reserved()
     return {"weights": weights, "pool": pool, "expected": weights + cache, "used": used}
-
-
-# the report
-
-
-def tables(record: Record) -> list[tuple[str, Sequence[str], Sequence[Sequence[str]]]]:
-    """The tables of a record: their titles, headings and rows."""
-    forwards = [
-        (each["way"], f"{each['length']:,}", *(f"{ms:.2f}" for ms in each["ms"].values()))
-        for each in record["forwards"]
-    ]
-    reading = [
-        (each["way"], *(f"{ms:.1f}" for ms in each["ms"].values()), f"{each['accepting']:.2f}")
-        for each in record["reading"]
-    ]
-    answers = [[cell(form, row) for form in ANSWERS.values()] for row in record["answers"]]
-    found = [f"{record['memory'][name] / 1e9:.2f}" for name in MEMORY]
-    trees, prompts = ([*record[name][0]["ms"]] for name in ("forwards", "reading"))
-    forward_heads = ["way", "cached", *(f"{rows} rows" for rows in trees)]
-    reading_heads = ["way", *(f"{tokens} tokens" for tokens in prompts), "accept"]
-    return [
-        ("Milliseconds of a forward", forward_heads, forwards),
-        ("Milliseconds to read a prompt, and to accept rows that move", reading_heads, reading),
-        (
-            f"{record['prompts']} answers of up to {record['max_new_tokens']} tokens",
-            list(ANSWERS),
-            answers,
-        ),
-        ("GB of memory", MEMORY, [found]),
-    ]
-
-
-def markdown(record: Record) -> str:
-    """The report as Markdown."""
-    lines = [f"{headline(record)}, driver {record['driver']}"]
-    for title, heads, rows in tables(record):
-        lines += ["", f"## {title}", "", *piped(heads, rows)]
-    return "\n".join(lines) + "\n"
-
-
-def piped(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *rows)]

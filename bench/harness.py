@@ -11,7 +11,7 @@ import gc
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from tqdm import tqdm
 
@@ -59,7 +59,7 @@ HELP = {
 """Help for the settings of a Runtime that declare no help themselves."""
 REPORTED = (
     *("skip", "limit", "max_new_tokens", "temperature", "min_p", "seed", "repeats"),
-    *("nodes", "budget", "hot"),
+    *("nodes", "budget"),
 )
 """The options that a report repeats, if its command has them."""
 REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache_type")}
@@ -117,20 +117,9 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
     return read
 
 
-def one_of(what: str, known: Collection[str]) -> Callable[[str], str]:
-    """A reader of one of the known names; it raises SettingError for any other text."""
-
-    def read(text: str) -> str:
-        if text not in known:
-            raise SettingError(f"There is no {what} {text!r}. Choose from: {', '.join(known)}.")
-        return text
-
-    return read
-
-
-def numbers(least: float) -> Callable[[str], list[int]]:
-    """A reader of whole numbers from `least` on, separated by commas."""
-    read = at_least(least)
+def numbers(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], list[Any]]:
+    """A reader of numbers from `least` on, separated by commas."""
+    read = at_least(least, kind)
     return lambda text: [read(number) for number in text.split(",")]
 
 
@@ -179,11 +168,19 @@ def generation_of(options: argparse.Namespace) -> Generation:
     return Generation(sampling, max_tokens=options.max_new_tokens)
 
 
-def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(category, text) of each question; empty if the prompts are random tokens."""
+def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """(category, text) of each question. Raises SettingError if the prompts are random tokens."""
     if options.prompts == RANDOM:
-        return []
+        raise SettingError(
+            f"The prompts cannot be {RANDOM!r} tokens, because this command sends text. Name a "
+            "file with --prompts."
+        )
     return read_prompts(Path(options.prompts), options.limit, options.skip)
+
+
+def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The same, but empty if the prompts are random tokens."""
+    return [] if options.prompts == RANDOM else texts_of(options)
 
 
 def prepared(
@@ -200,13 +197,6 @@ def prepared(
     return [(RANDOM, tokens[:room]) for tokens in drawn]
 
 
-def statistics_for(backend: Backend, file: Path | None) -> StatisticsTable | None:
-    """The statistics in a file, or the project's own for the model's tokenizer."""
-    if file:
-        return StatisticsTable(file)
-    return find_table(backend.info.tokenizer_fingerprint, ASSETS / "statistics")
-
-
 def has_drafts(method: object) -> bool:
     return isinstance(method, Method) and method.stack is not None
 
@@ -220,7 +210,8 @@ def open_databases(
         if isinstance(method, Method) and (
             STATISTICS in method.drafting.tiers or has_drafts(method)
         ):
-            table = statistics_for(backend, file)
+            known = backend.info.tokenizer_fingerprint
+            table = StatisticsTable(file) if file else find_table(known, ASSETS / "statistics")
             if table is not None:
                 stack.callback(table.close)
                 read_ahead(table)
@@ -265,6 +256,14 @@ class Setup:
     prompts: list[tuple[str, list[int]]]
     generation: Generation
     stack: ExitStack
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, stack: ExitStack) -> "Setup":
+        """Load the model that the options name, once they are known to be right."""
+        generation, questions = generation_of(options), questions_of(options)
+        backend = load_model(options.model, options)
+        prompts = prepared(backend, options, questions)
+        return cls(options, backend, prompts, generation, stack)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -348,24 +347,27 @@ def prompts_line(record: Mapping[str, Any]) -> str:
     )
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """Print columns as wide as their content; those numbered in `left` are aligned left."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table in Markdown. Columns of numbers are aligned right."""
+    columns = [list(column) for column in zip(heads, *rows, strict=True)]
+    for column in columns:
+        right = all(cell[:1] in "+-0123456789" for cell in column[1:])
+        width = max(3, *map(len, column))
+        column[:] = [cell.rjust(width) if right else cell.ljust(width) for cell in column]
+        column.insert(1, "-" * (width - 1) + (":" if right else "-"))
+    for line in zip(*columns, strict=True):
+        print(f"| {' | '.join(line)} |")
 
 
-def show_rows(
-    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], left: Sequence[int] = (0,)
-) -> None:
-    """Print records as a table. `columns` maps each heading to the format of its cells; a figure
-    that a record does not have is shown as a dash."""
-    table([*columns], ([cell(form, row) for form in columns.values()] for row in rows), left)
+def show_rows(rows: Iterable[Record], columns: Mapping[str, str]) -> None:
+    """Print records as a table. `columns` maps each heading to the format of its cells.
+
+    A figure that a record does not have is shown as a dash, and one that none has is left out.
+    """
+    given = list(rows)
+    cells = {head: [cell(form, row) for row in given] for head, form in columns.items()}
+    shown = {head: column for head, column in cells.items() if {*column} != {"-"}}
+    table([*shown], zip(*shown.values(), strict=True))
 
 
 def cell(form: str, row: Mapping[str, Any]) -> str:
@@ -409,7 +411,7 @@ def show_bars(bars: Iterable[Bar], figures: Mapping[str, float]) -> None:
         if bar.limit is not None:
             met = "met" if bar.met(value) else "MISSED"
         rows.append((bar.words, bar.shown.format(value), bar.target(), met))
-    table(("figure", "measured", "wanted", ""), rows, left=(0, 2, 3))
+    table(("figure", "measured", "wanted", ""), rows)
 
 
 # commands
@@ -459,7 +461,7 @@ class Measurement(Command):
         check_writable(options.save)
         record = self.record(options)
         self.show(record)
-        line = json.dumps(record)
+        line = json.dumps({"bench": options.command} | record)
         print(f"\n{line}")
         if options.save:
             options.save.write_text(f"{line}\n", encoding="utf-8")
@@ -477,13 +479,17 @@ class Benchmark(Measurement):
 
     def record(self, options: argparse.Namespace) -> Record:
         """The record of `measure`, and the conditions under which it was made."""
-        generation, questions = generation_of(options), questions_of(options)
-        backend = load_model(options.model, options)
-        prompts = prepared(backend, options, questions)
         with ExitStack() as stack:
-            found = self.measure(Setup(options, backend, prompts, generation, stack))
-        kind = {"bench": options.command, "prompts": len(prompts)}
-        return conditions(backend, options) | kind | found
+            setup = Setup.of(options, stack)
+            found = self.measure(setup)
+        return conditions(setup.backend, options) | {"prompts": len(setup.prompts)} | found
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are errors like all others, which end with status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(f"{message}. See `{self.prog} --help`.")
 
 
 def run_command(
@@ -500,7 +506,7 @@ def run_command(
     Returns the exit status: 2 for a StrataError, 130 when interrupted.
     """
     given = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
+    parser = Parser(prog=f"python -m {package}", description=about)
     known = parser.add_subparsers(dest="command", required=True)
     for name in given[:1] if given and given[0] in commands else commands:
         module, _, kind = commands[name].partition(".")

@@ -32,14 +32,14 @@ from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
 from engine.hsd.family import Family
-from engine.methods import METHODS, Method
+from engine.methods import Method
 from engine.metrics import Metrics, summarise
 from engine.prompt import Chat
 from engine.runs import collected, planned
 from engine.sampling import COLDEST, Floats, choose, gumbel
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
-from engine.types import Message, Run
+from engine.types import HEAD, Message, Run
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
 LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
@@ -197,45 +197,21 @@ def one_run(
     family: Family | None = None,
 ) -> None:
     """Add one answer by one method to `result`; `costs` limits what an adaptive budget drafts."""
+    cold((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
-        cold((backend, *(family.drafts.values() if family else ())))
         result.note(method.answer(prompt, generation))
         return
     measured = costs if method.adaptive else None
-    run, seconds = timed_run(backend, method, databases, prompt, generation, measured, family)
+    drafters = method.drafters(databases, family, generation.sampling, target=backend)
+    plan = planned(backend.info, method, generation)
+    start = perf_counter()
+    events = decode(backend, prompt, drafters, generation, method.drafting, costs=measured)
+    run = collected(plan, events)
+    seconds = perf_counter() - start
     metrics = summarise(run)
     result.run = result.run or run
     tokens = [token.id for token in run.tokens]
     result.note(Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards))
-
-
-def timed_run(
-    backend: Backend,
-    method: Method,
-    databases: Databases,
-    prompt: list[int],
-    generation: Generation,
-    costs: CostCurve | None = None,
-    family: Family | None = None,
-) -> tuple[Run, float]:
-    """A run of one of our methods from an empty cache, and its seconds."""
-    cold((backend, *(family.drafts.values() if family else ())))
-    drafters = method.drafters(databases, family, generation.sampling, target=backend)
-    plan = planned(backend.info, method, generation)
-    start = perf_counter()
-    events = decode(backend, prompt, drafters, generation, method.drafting, costs=costs)
-    run = collected(plan, events)
-    return run, perf_counter() - start
-
-
-def plain_answers(
-    backend: Backend, prompts: Sequence[list[int]], generation: Generation
-) -> list[list[int]]:
-    runs = (
-        timed_run(backend, METHODS["plain"], Databases(), prompt, generation)[0]
-        for prompt in tqdm(prompts, desc="Answers", leave=False)
-    )
-    return [[token.id for token in run.tokens] for run in runs]
 
 
 def curve_for(backend: Backend, methods: Mapping[str, Method | Peer]) -> CostCurve | None:
@@ -407,6 +383,9 @@ def step_figures(own: Sequence[Result]) -> Record:
     decode = sum(m.decode_seconds for m in metrics)
     drafted = sum(m.draft_seconds for m in metrics)
     verified = sum(m.verify_seconds for m in metrics)
+    if any(HEAD in m.levels for m in metrics):
+        calls = sum(m.levels[HEAD][0] for m in metrics if HEAD in m.levels)
+        figures["head_calls_per_step"] = calls / forwards
     return figures | {
         "acceptance_ratio": sum(m.acceptance_ratio * m.tokens for m in metrics) / tokens,
         "draft_ms_per_step": 1e3 * drafted / forwards,
@@ -437,6 +416,7 @@ COLUMNS = {
     "decode": "{decode_speedup:.2f}x",
     "tok/step": "{mean_acceptance_length:.2f}",
     "ratio": "{acceptance_ratio:.0%}",
+    "head calls": "{head_calls_per_step:.2f}",
     "draft ms": "{draft_ms_per_step:.3f}",
     "draft %": "{draft_share:.1%}",
     "forward %": "{forward_share:.1%}",
@@ -466,7 +446,7 @@ def compared(
 
 def show_methods(record: Record) -> None:
     rows = ({"name": name, "verdict": verdict(f), **f} for name, f in record["methods"].items())
-    show_rows(rows, COLUMNS, left=(0, len(COLUMNS) - 1))
+    show_rows(rows, COLUMNS)
     for name, f in record["methods"].items():
         if f["unsteady_answers"]:
             print(f"{name}: {f['unsteady_answers']} answers differ between repeats")

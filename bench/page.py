@@ -189,7 +189,6 @@ class PageCost(Measurement):
 
     def record(self, options: argparse.Namespace) -> Record:
         record = {
-            "bench": "page",
             "date": now(),
             "model": options.model,
             "threads": options.threads,

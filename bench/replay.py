@@ -7,12 +7,13 @@ the split "train" fill the model tier, answers of other models (--statistics) fi
 tier, and answers of the split "test" are replayed. The model tier learns each replayed answer
 afterwards, as in use.
 
-A file of `bench record` holds tokens instead of texts, and how they were drawn. Plain decoding
-answers each question from an empty cache, with a seed of its own: --seed for the first question,
-the next number for the next question. One line of JSON per answer holds the tokens of prompt and
-answer, the position of the first answer token, and the sampler settings. So the drafters of a
-replay know the noise, as in use. Hierarchy drafting by probability alone is replayed as well, and
-the statistics are the project's own for the model's tokenizer.
+With `--record` a local model answers questions first. Such traces hold tokens instead of texts, and
+how they were drawn. Plain decoding answers each question from an empty cache, with a seed of its
+own: --seed for the first question, the next number for the next question. One line of JSON per
+answer holds the tokens of prompt and answer, the position of the first answer token, and the
+sampler settings. So the drafters of a replay know the noise, as in use. Hierarchy drafting by
+probability alone is replayed as well, and the statistics are the project's own for the model's
+tokenizer.
 """
 
 import argparse
@@ -36,20 +37,15 @@ from bench.harness import (
     Add,
     Measurement,
     Record,
+    Setup,
     at_least,
     check_writable,
-    conditions,
-    generation_of,
-    headline,
-    load_model,
     model_options,
-    prepared,
     prompt_options,
-    questions_of,
     sampling_options,
     show_rows,
 )
-from engine.backends.base import Backend, Tokenizer
+from engine.backends.base import Tokenizer
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
@@ -58,7 +54,7 @@ from engine.errors import SettingError
 from engine.methods import METHODS, PLAIN, method_named
 from engine.models.loaders import tokenizer as load_tokenizer
 from engine.runs import run as decoded
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting, Sampling
 from engine.tree import Tree
 from engine.types import Work
 from storage.statistics import StatisticsTable, find_table
@@ -84,62 +80,17 @@ COLUMNS = {
 }
 
 
-class Recorder(Measurement):
-    """Answers of a local model with their seeds and sampler settings, for `replay` to replay."""
+class Replay(Measurement):
+    """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
 
     groups = (model_options, prompt_options, sampling_options)
 
     def add_options(self, add: Add) -> None:
-        add("--to", type=Path, required=True, metavar="FILE", help="the recordings to write")
-
-    def record(self, options: argparse.Namespace) -> Record:
-        generation, questions = generation_of(options), questions_of(options)
-        check_writable(options.to)
-        backend = load_model(options.model, options)
-        prompts = prepared(backend, options, questions)
-        tokens = 0
-        with options.to.open("w", encoding="utf-8") as lines:
-            for record in recorded(backend, prompts, generation):
-                lines.write(json.dumps(record) + "\n")
-                tokens += len(record["answer"])
-        found = {"bench": "record", "answers": len(prompts), "tokens": tokens}
-        return conditions(backend, options) | found | {"file": options.to.name}
-
-    def show(self, record: Record) -> None:
-        print(headline(record))
-        print(
-            f"{record['answers']} answers, {record['tokens']} tokens, "
-            f"T={record['temperature']:g}: {record['file']}"
-        )
-
-
-def recorded(
-    backend: Backend, prompts: Sequence[tuple[str, list[int]]], generation: Generation
-) -> Iterator[Record]:
-    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Answers", leave=False)):
-        sampling = replace(generation.sampling, seed=generation.sampling.seed + number)
-        answer = decoded(backend, prompt, PLAIN, (), replace(generation, sampling=sampling))
-        yield {
-            "question": f"{category} {number + 1}",
-            "split": "test",
-            "prompt": prompt,
-            "answer": [token.id for token in answer.tokens],
-            "position": len(prompt),
-            "sampling": asdict(sampling),
-            "vocabulary": backend.info.vocabulary_size,
-            "tokenizer": backend.info.tokenizer_fingerprint,
-        }
-
-
-class Replay(Measurement):
-    """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
-
-    def add_options(self, add: Add) -> None:
         add("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
+        add("--record", action="store_true", help="first let the model answer, into --traces")
         add("--vocabulary", help="GGUF or tokenizer folder, for texts")
         add("--statistics", type=Path, nargs="*", default=[], help="others' answers, for texts")
         add("--nodes", type=at_least(0), nargs="*", default=list(NODES))
-        add("--limit", type=at_least(0), default=0, help="replay so many, 0 for all")
         add("--split", default="test", help="the split to replay")
         add("--tiers", default=",".join(Drafting().tiers))
         add("--peers", action=argparse.BooleanOptionalAction, default=True)
@@ -147,6 +98,9 @@ class Replay(Measurement):
 
     def record(self, options: argparse.Namespace) -> Record:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            if options.record:
+                check_writable(options.traces)
+                write_recordings(Setup.of(options, stack))
             material = read(options, Path(folder))
             if isinstance(material.table, StatisticsTable):
                 stack.callback(material.table.close)
@@ -162,7 +116,6 @@ class Replay(Measurement):
             entries = contestants(options.nodes, tiers, options.peers, drawn)
             results = measure(material, split, options.limit, entries)
         return {
-            "bench": "replay",
             "traces": options.traces.name,
             "split": split,
             "answers": len(replayed),
@@ -180,6 +133,28 @@ class Replay(Measurement):
 
 
 # recordings
+
+
+def write_recordings(setup: Setup) -> None:
+    """Write a local model's answers, with their seeds and sampler settings, to the traces file."""
+    info, first = setup.backend.info, setup.generation.sampling
+    with setup.options.traces.open("w", encoding="utf-8") as lines:
+        prompts = tqdm(setup.prompts, desc="Answers", leave=False)
+        for number, (category, prompt) in enumerate(prompts):
+            sampling = replace(first, seed=first.seed + number)
+            generation = replace(setup.generation, sampling=sampling)
+            answer = decoded(setup.backend, prompt, PLAIN, (), generation)
+            record = {
+                "question": f"{category} {number + 1}",
+                "split": "test",
+                "prompt": prompt,
+                "answer": [token.id for token in answer.tokens],
+                "position": len(prompt),
+                "sampling": asdict(sampling),
+                "vocabulary": info.vocabulary_size,
+                "tokenizer": info.tokenizer_fingerprint,
+            }
+            lines.write(json.dumps(record) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +230,7 @@ def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recordi
 
 
 def read_drawn(path: Path) -> Material | None:
-    """The recordings of `bench record`, with the project's statistics for their model; None if the
+    """The recordings of a local model, with the project's statistics for their model; None if the
     file holds texts."""
     try:
         records = read_lines(path)
@@ -288,7 +263,7 @@ def read_lines(path: Path) -> list[Record]:
 def unreadable(path: Path, error: Exception) -> SettingError:
     return SettingError(
         f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON object "
-        'with "prompt", "output" and "split", or one that `python -m bench record` wrote.'
+        'with "prompt", "output" and "split", or one that `python -m bench replay --record` wrote.'
     )
 
 

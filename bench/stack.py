@@ -81,7 +81,7 @@ class Stack(Benchmark):
             f"T={record['temperature']:g}, rule {record['rule']}\n"
         )
         heads = ("model", "params", "ms", "of target", "acceptance by the larger ones")
-        table(heads, record["models"], left=(0, 4))
+        table(heads, record["models"])
         print()
         show_methods(record)
         print(

@@ -1,52 +1,37 @@
-"""Whether the speedups that the page shows are true: `truth` and `live`.
+"""Whether the speedups that the page shows are true.
 
-`truth` asks through the app, as a user does; `live` asks the engine alone. In both, some prompts
-are answered at a temperature at which hardly a draft is accepted: there the true speedup is 1.
+Answers are requested through the app, as a user does. Some of them are drawn at a temperature at
+which hardly a draft is accepted: there the true speedup is 1.
 """
 
 import argparse
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-
-from tqdm import tqdm
 
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
 from bench.harness import (
     Add,
-    Benchmark,
     Measurement,
     Record,
-    Setup,
     cell,
-    draft_options,
     generation_of,
-    has_drafts,
-    headline,
     model_options,
     prompt_options,
-    questions_of,
     runtime_of,
     sampling_options,
     show_rows,
     source_of,
     table,
+    texts_of,
 )
-from bench.measure import timed_run
 from bench.page import loaded
 from engine.compare import live
-from engine.drafting.costs import CostCurve, measure_costs
-from engine.drafting.databases import Databases
 from engine.errors import SettingError
-from engine.hsd.family import Family
-from engine.methods import METHODS, Method, method_named
 from engine.metrics import summarise
-from engine.settings import Generation
-from engine.types import Run
-from storage.statistics import StatisticsTable
 
 HOT = 2.0
 """A temperature at which hardly a draft is accepted."""
@@ -65,16 +50,7 @@ TRUTH_COLUMNS = {
     "proof off": "{proof_off:s}",
     "same text": "{same}",
 }
-LIVE_COLUMNS = {
-    "prompt": "{category}",
-    "tokens": "{tokens}",
-    "tok/step": "{tokens_per_forward:.2f}",
-    "plain steps": "{plain_steps}",
-    "live": "{live:.2f}x",
-    "measured": "{measured:.2f}x",
-    "off by": "{off:.1%}",
-}
-"""The headings of the tables, and the format of each cell."""
+"""The headings of the table, and the format of each cell."""
 
 
 class Truth(Measurement):
@@ -103,7 +79,8 @@ class Truth(Measurement):
             raise SettingError("Give at least one proof, and no negative number of repeats.")
 
     def record(self, options: argparse.Namespace) -> Record:
-        questions, generation = questions_of(options), generation_of(options)
+        questions, generation = texts_of(options), generation_of(options)
+        hot = replace(generation.sampling, temperature=HOT)
         source = source_of(options.model)
         rows = []
         with (
@@ -112,7 +89,7 @@ class Truth(Measurement):
         ):
             for number, (category, text) in enumerate(questions):
                 hopeless = number >= len(questions) - options.hopeless
-                chosen = heated(generation, options.min_p) if hopeless else generation
+                chosen = replace(generation, sampling=hot) if hopeless else generation
                 preferences = Preferences(chosen, options.method, fresh_seed=False)
                 row = measured(session, owner_of(number), text, preferences, options.repeats)
                 rows.append({"category": category, "hopeless": hopeless, **row})
@@ -120,7 +97,7 @@ class Truth(Measurement):
             for _ in range(options.proofs - 1):
                 for number, row in enumerate(rows):
                     row["proofs"].append(proved(session, owner_of(number), row["conversation"]))
-        return {"bench": "truth", "model": Path(source).name, "rows": rows, **summary(rows)}
+        return {"model": Path(source).name, "rows": rows, **summary(rows)}
 
     def show(self, record: Record) -> None:
         print()
@@ -130,7 +107,7 @@ class Truth(Measurement):
             | {name: percent(record[name][at]) for name in ("live_off", "proof_off")}
             for at, row in enumerate(record["rows"])
         ]
-        show_rows(rows, TRUTH_COLUMNS, left=(0, 8))
+        show_rows(rows, TRUTH_COLUMNS)
         for name in ("live", "proof"):
             found = [abs(value) for value in record[f"{name}_off"] if value is not None]
             if found:
@@ -145,11 +122,6 @@ class Truth(Measurement):
         ones = [row["live"] for row in alone if row["live"] is not None]
         near = sum(abs(value - 1) <= ONE for value in ones)
         print(f"1.00 tokens per forward: {near} of {len(ones)} live speedups within 1.0 +- {ONE:g}")
-
-
-def heated(generation: Generation, min_p: float) -> Generation:
-    sampling = replace(generation.sampling, temperature=HOT, min_p=min_p)
-    return replace(generation, sampling=sampling)
 
 
 def owner_of(number: int) -> str:
@@ -233,110 +205,10 @@ def show_proofs(record: Record) -> None:
         for row, apart in zip(rows, spreads, strict=True)
     )
     print()
-    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells, left=(0, 4))
+    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells)
     within = sum(value <= SPREAD for value in spreads)
     print(
         f"proofs of an answer: {within} of {len(rows)} within {100 * SPREAD:.0f} % of each other, "
         f"worst {100 * max(spreads):.1f} %; {record['proofs_above_one']} above 1 without an "
         "accepted draft"
     )
-
-
-class Live(Benchmark):
-    """The live speedup held against the measured one.
-
-    The live speedup of a drafted run is the time that plain decoding would have taken at that load
-    (engine/drafting/controller.py), over the time that the run took, prompt and learning included.
-    The measured one comes from pairs of a plain and a drafted run of the same prompt, in swapped
-    order (engine/compare.py). The drafted runs start from what was known before the live one.
-    """
-
-    groups = (*Benchmark.groups, draft_options)
-    defaults = {"limit": 10, "repeats": 3}
-
-    def add_options(self, add: Add) -> None:
-        add("--method", default="hd", help="the method that drafts")
-        add("--hot", type=int, default=3, help=f"prompts answered at T={HOT:g}, last")
-
-    def check(self, options: argparse.Namespace) -> None:
-        super().check(options)
-        if options.hot < 0:
-            raise SettingError("Give no negative number of hot prompts.")
-        method_named(options.method)
-
-    def measure(self, setup: Setup) -> Record:
-        options, backend, generation = setup.options, setup.backend, setup.generation
-        if not backend.info.can_tree:
-            raise SettingError(
-                f"{backend.info.name} decodes plainly. Choose a model that can draft."
-            )
-        method = method_named(options.method)
-        databases = setup.databases({method.name: method})[method.name]
-        family = setup.family() if has_drafts(method) else None
-        runs = Runs(setup, method, databases, measure_costs(backend), family)
-        hot = heated(generation, min_p=0.0)
-        rows = []
-        prompts = tqdm(setup.prompts, desc="Prompts", leave=False)
-        for number, (category, prompt) in enumerate(prompts):
-            last = number >= len(setup.prompts) - options.hot
-            rows.append({"category": category} | runs.row(prompt, hot if last else generation))
-        return {"method": method.name, "rows": rows}
-
-    def show(self, record: Record) -> None:
-        print(
-            f"{headline(record)}\n{record['method']}, up to {record['max_new_tokens']} tokens, "
-            f"T={record['temperature']:g}, the last {record['hot']} prompts T={HOT:g}\n"
-        )
-        off = [row["live"] / row["measured"] - 1 for row in record["rows"]]
-        found = zip(record["rows"], off, strict=True)
-        show_rows((row | {"off": difference} for row, difference in found), LIVE_COLUMNS)
-        away = [abs(difference) for difference in off]
-        print(f"\noff by {median(away):.1%} in the median, by {max(away):.1%} at most")
-
-
-@dataclass
-class Runs:
-    """Plain and drafted runs of prompts, each from an empty cache; only live runs are learned."""
-
-    setup: Setup
-    method: Method
-    databases: Databases
-    curve: CostCurve
-    family: Family | None
-
-    def row(self, prompt: list[int], generation: Generation) -> Record:
-        before, known = self.curve.copy(), self.databases.for_measuring()
-        own = self.databases.for_measuring()
-        first = self.answer(prompt, generation, own, self.curve)
-        ratios = []
-        for repeat in range(self.setup.options.repeats):
-            seconds: dict[bool, float] = {}
-            for plain in (True, False) if repeat % 2 else (False, True):
-                start = (Databases(), None) if plain else (known.for_measuring(), before.copy())
-                seconds[plain] = summarise(self.answer(prompt, generation, *start)).seconds
-            ratios.append(seconds[True] / seconds[False])
-        self.databases.calibration = own.calibration
-        answer, figures = [token.id for token in first.tokens], summarise(first)
-        plain_seconds = sum(step.plain_seconds or 0.0 for step in first.steps)
-        plain_seconds += figures.plain_prefill_seconds or figures.prefill_seconds
-        self.databases.learned.finish([*prompt, *answer], len(answer))
-        return {
-            "tokens": len(answer),
-            "tokens_per_forward": len(answer) / len(first.steps),
-            "plain_steps": sum(not step.proposed for step in first.steps),
-            "live": plain_seconds / figures.seconds,
-            "measured": median(ratios),
-        }
-
-    def answer(
-        self,
-        prompt: list[int],
-        generation: Generation,
-        databases: Databases,
-        curve: CostCurve | None,
-    ) -> Run:
-        """One answer, plain without a curve; it finds no look-ups that another run cached."""
-        if isinstance(self.databases.statistics, StatisticsTable):
-            self.databases.statistics.forget_look_ups()
-        method, backend = self.method if curve else METHODS["plain"], self.setup.backend
-        return timed_run(backend, method, databases, prompt, generation, curve, self.family)[0]

@@ -31,7 +31,6 @@ from app.vllm.serve import (
 )
 from bench.harness import (
     EMBEDDED,
-    PROMPTS,
     Add,
     Bar,
     Measurement,
@@ -39,9 +38,10 @@ from bench.harness import (
     at_least,
     cut_text,
     now,
-    read_prompts,
+    prompt_options,
     show_bars,
     show_rows,
+    texts_of,
 )
 from engine.errors import ModelError
 
@@ -78,13 +78,13 @@ Case = tuple[str, int, int]
 class Servers(Measurement):
     """vLLM alone, with its own n-gram drafts, and with ours: tokens per second, same tokens."""
 
+    groups = (prompt_options,)
+    defaults = {"max_new_tokens": 96}
+
     def add_options(self, add: Add) -> None:
         positive = at_least(1)
         add("--model", default=str(EMBEDDED), help="a folder or a hub id")
         add("--dtype", default="float32")
-        add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns'")
-        add("--limit", type=at_least(0), default=0, help="questions in all, 0 for every one")
-        add("--max-new-tokens", type=positive, default=96)
         add("--draft-tokens", type=positive, default=TOKENS)
         add("--rows", type=float, help="as in `strata vllm`")
         add("--repeats", type=positive, default=1)
@@ -97,7 +97,7 @@ class Servers(Measurement):
         task = {
             "model": options.model,
             "dtype": options.dtype,
-            "questions": [text for _, text in read_prompts(Path(options.prompts), options.limit)],
+            "questions": [text for _, text in texts_of(options)],
             "tokens": options.max_new_tokens,
             "draft_tokens": options.draft_tokens,
             # A case must not find what an earlier case has learned.
@@ -111,7 +111,6 @@ class Servers(Measurement):
             found.setdefault(case, []).append(answered(task, case))
         rows = rows_of(found)
         return {
-            "bench": "vllm",
             "date": now(),
             "model": Path(options.model).name,
             "dtype": options.dtype,
@@ -130,7 +129,7 @@ class Servers(Measurement):
             f"{record['model']}, {record['dtype']}, {record['build']}, {record['questions']} "
             f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
         )
-        show_rows(record["cases"], COLUMNS, left=(0, 5))
+        show_rows(record["cases"], COLUMNS)
         print()
         show_bars(BARS, record["bars"])
 

@@ -145,7 +145,7 @@ def gguf_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     Tests that use it, or what follows, carry the mark `gguf`.
     """
     import engine.models.gguf  # noqa: F401  from here on the library does not print
-    from bench.models import quantize, write_model
+    from training.gguf import quantize, write_model
 
     folder, files = tmp_path_factory.mktemp("gguf"), dict[str, Path]()
     for name in ("target", "mid", "small"):

@@ -10,6 +10,8 @@ STAGES = {
     "train": "train.Train",
     "head": "head.TrainHead",
     "export": "train.Export",
+    "to-gguf": "gguf.ToGguf",
+    "head-to-gguf": "gguf.HeadToGguf",
     "bits": "measure.HeldOutBits",
     "acceptance": "measure.Acceptance",
     "depths": "measure.Depths",

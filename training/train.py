@@ -32,10 +32,10 @@ from transformers import (
 )
 
 from bench.harness import Add, Command
-from bench.models import convert
 from engine.errors import ModelError, SettingError, first_line
 from engine.models.load_transformers import pick_device
 from engine.models.shape import Config, Model, Shape
+from training.gguf import convert
 from training.prepare import Corpus, TransformersTokenizer, copy_tokenizer
 
 CHECKPOINT, LOG = "checkpoint.pt", "log.jsonl"

