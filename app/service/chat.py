@@ -30,7 +30,7 @@ from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.drafting import ContextStore
-from storage.imports import title_of
+from storage.titles import title_of
 
 
 class Trash:
