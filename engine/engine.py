@@ -61,7 +61,8 @@ class Request:
     conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
     `method` uses them. The queue takes owners in turn. A `patient` request gets its turn when no
     other request waits, and is stopped as soon as one does. Each token comes with so many of the
-    `likeliest` tokens at its place.
+    `likeliest` tokens at its place. Stop strings count in the answer, not in the thinking before
+    it, unless the text is wanted as a `whole`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -78,6 +79,7 @@ class Request:
     text: str = ""
     likeliest: int = 0
     patient: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import StorageError
+from engine.thinking import with_thinking
 from storage.exported import inside, refusal
 from storage.validation import quoted
 
@@ -154,8 +155,8 @@ class Turn:
     def content(self, thoughts: Iterable[str] = ()) -> str:
         """The message: its files, thinking in the form in which models write it, its own words."""
         thought = "\n\n".join(each.strip() for each in thoughts if each.strip())
-        marked = f"<think>\n{thought.replace('</think', '</ think')}\n</think>" if thought else ""
-        return "\n\n".join(filter(None, [*self.files, marked, self.own]))
+        said = with_thinking(thought, self.own) if thought else self.own
+        return "\n\n".join(filter(None, [*self.files, said]))
 
     def cleaned(self, text: str) -> str:
         """An answer without markup. Code stays as it is. The work is linear in the text."""

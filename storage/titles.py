@@ -3,20 +3,20 @@
 import re
 from collections.abc import Iterable
 
+from engine.thinking import answer_of
+
 LONGEST = 60
 """The most characters of a title that is made from a message: two lines of the list."""
 BEGINNING = 20_000
 """The first characters of a message, from which a title is made."""
-NOT_WORDS = re.compile(
-    r"(?ms)^Attached file: [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)|<think>.*?(?:</think>|\Z)"
-)
-"""Parts of a message that are not its own words: attached files, and thinking."""
+FILES = re.compile(r"(?ms)^Attached file: [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)")
+"""Attached files in a message."""
 
 
 def title_from(contents: Iterable[str]) -> str:
     """A title from the first message that has words besides files and thinking."""
-    titles = (title_of(NOT_WORDS.sub("", content[:BEGINNING])) for content in contents)
-    return next(filter(None, titles), "")
+    own = (answer_of(FILES.sub("", content[:BEGINNING])) for content in contents)
+    return next(filter(None, map(title_of, own)), "")
 
 
 def title_of(text: str) -> str:

@@ -4,9 +4,7 @@ The thread does everything that blocks: it waits in the queue, reads the engine'
 what was learned. The loop only sends finished pieces, so a program that reads slowly blocks nobody
 else. The loop also notices when a program disconnects; it then stops the thread without waiting.
 
-A model writes its thinking between marks at the beginning, or after a mark that its chat template
-has written. Clients know it as `reasoning_content`. The splitter returns all text once and in
-order, except for the marks and the white space next to them.
+Clients know the thinking of a model as `reasoning_content` (engine/thinking.py).
 """
 
 import asyncio
@@ -16,7 +14,6 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal, NamedTuple
 
 from app.api.figures import FINISHES, Answered, Counters
 from app.api.requests import Completion
@@ -28,6 +25,7 @@ from engine.backends.base import BackendInfo
 from engine.engine import Engine, Request, Started
 from engine.errors import Cancelled, StrataError
 from engine.metrics import Tally
+from engine.thinking import Parted, Splitter
 from engine.types import Learned, Prefill, Step, Token
 
 WORDS = 1 << 16
@@ -68,87 +66,6 @@ class Over:
 News = Begun | Piece | Over
 Arrival = News | ApiError | None
 """What a running request sends: news, and at its end None or an error."""
-
-
-# separating thinking from the answer
-
-BEGINS = ("<think>", "<thinking>")
-ENDS = ("</think>", "</thinking>")
-
-
-class Parted(NamedTuple):
-    """A part of the thinking and a part of the answer."""
-
-    reasoning: str = ""
-    content: str = ""
-
-
-class Splitter:
-    """Splits one answer. `begun` says that the chat template has begun the thinking."""
-
-    def __init__(self, begun: bool = False) -> None:
-        self.state: Literal["begins", "thinks", "thought", "answers"] = "begins"
-        self.held = ""
-        self.empty = True
-        if begun:
-            self.state = "thinks"
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the next text belongs to the thinking."""
-        return self.state == "thinks"
-
-    def push(self, text: str) -> Parted:
-        """Add text; returns what is certain now, and holds back what may be part of a mark."""
-        self.held += text
-        reasoning = ""
-        if self.state == "begins":
-            self.begin()
-        if self.state == "thinks":
-            reasoning = self.think()
-        if self.state == "thought":
-            self.held = self.held.lstrip()
-            self.state = "answers" if self.held else "thought"
-        return Parted(reasoning, self.taken(len(self.held)) if self.state == "answers" else "")
-
-    def end(self) -> Parted:
-        """The text that was held back, at the end of the answer."""
-        held = self.taken(len(self.held))
-        return Parted(held.rstrip(), "") if self.thinks else Parted("", held)
-
-    def begin(self) -> None:
-        start = self.held.lstrip()
-        mark = next((mark for mark in BEGINS if start.startswith(mark)), None)
-        if mark is not None:
-            self.state, self.held = "thinks", start[len(mark) :]
-        elif not any(mark.startswith(start) for mark in BEGINS):
-            self.state = "answers"
-
-    def think(self) -> str:
-        """The thinking up to a mark, or up to what may become one."""
-        if self.empty:
-            self.held = self.held.lstrip()
-        found = [(self.held.find(mark), mark) for mark in ENDS if mark in self.held]
-        if found:
-            at, mark = min(found)
-            thought = self.taken(at).rstrip()
-            self.state, self.held = "thought", self.held[len(mark) :]
-        else:
-            thought = self.taken(len(self.held) - unsure(self.held))
-        self.empty = self.empty and not thought
-        return thought
-
-    def taken(self, length: int) -> str:
-        text, self.held = self.held[:length], self.held[length:]
-        return text
-
-
-def unsure(text: str) -> int:
-    """How many characters at the end may belong to a mark or to the white space before it."""
-    longest = min(max(map(len, ENDS)), len(text))
-    begun = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in ENDS))
-    certain = text[: len(text) - next(begun, 0)].rstrip()
-    return len(text) - len(certain)
 
 
 # the work
@@ -264,7 +181,9 @@ class Service:
                         began = True
                         self.count(-1, 1)
                         choice.info = event.info
-                        choice.splitter = Splitter(event.thinks) if completion.parted else None
+                        if completion.parted:
+                            choice.splitter = Splitter(event.info.marks, event.thinks)
+                            choice.splitter.push(request.begun)
                         yield Begun(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)

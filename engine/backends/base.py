@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from engine.heads.base import Head, HeadInfo
 from engine.sampling import Choice, Floats, distribution, ranked, select
 from engine.settings import Sampling
+from engine.thinking import MARKS, Marks
 from engine.tree import Tree
 from engine.types import Message
 
@@ -60,7 +61,8 @@ class BackendInfo(TokenizerInfo):
     nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
-    thinking on and off. `head` describes the model's own head for guessing tokens, if any.
+    thinking on and off, and `marks` may stand around its thinking. `head` describes the model's own
+    head for guessing tokens, if any.
 
     `server` is the server that runs it, None for a model on this machine.
     """
@@ -82,6 +84,7 @@ class BackendInfo(TokenizerInfo):
     sampling: Sampling = Sampling()
     begin: str = ""
     can_think: bool = False
+    marks: tuple[Marks, ...] = MARKS
     head: HeadInfo | None = None
     server: ServerInfo | None = None
 

@@ -46,6 +46,7 @@ from engine.servers.client import (
     unreachable,
 )
 from engine.servers.served import ServedModel
+from engine.thinking import USUAL
 from engine.types import TARGET, UNKNOWN, Finish, Learned, Prefill, Step, Token
 
 SILENT = ("stream_options", "return_token_ids", "logprobs")
@@ -57,7 +58,7 @@ OPTIONAL = ("top_k", "min_p", "seed", "top_p", "temperature", *SILENT)
 SAMPLERS = ("top_k", "min_p")
 NAMES = {"top_k": "Top-k", "min_p": "Min-p", "top_p": "Top-p"}
 DATA, DONE = "data:", "[DONE]"
-BEGIN, END = "<think>\n", "\n</think>\n\n"
+BEGIN, END = f"{USUAL.begin}\n", f"\n{USUAL.ends[0]}\n\n"
 """The marks that are put around thinking if a server sends it separately from the answer."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from engine.thinking import MARKS, Marks
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
 from storage.conversations import Piece
 from tests.conftest import ROOT
@@ -175,7 +176,7 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
     inside, said = "Let me *count* up.", "It is **four**."
     parts = [part for part in (opening, *re.findall(r"\w+|\W+", inside), closing, "It is ") if part]
     pieces = [Piece(part, MODEL, 1, n, n, 0.5) for n, part in enumerate([*parts, "**four**."])]
-    draw(page, pieces)
+    draw(page, pieces, begun=not opening)
     text = "".join(piece.text for piece in pieces)
     summary = thought(page).locator("summary")
     tokens = len(re.findall(r"\w+|\W+", inside)) + 1  # The mark that ends it has a line break.
@@ -195,23 +196,49 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
 @pytest.mark.soak
 def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
     draw(page)
-    grow = """([text, begun]) => {
+    grow = """([text, from]) => {
       const run = view.newRun();
       view.take(run, [[0, 0, 0, text.match(/.{1,4}/gs), text.match(/.{1,4}/gs)]], 0, ["context"]);
       const turn = view.begin("growing", "assistant", run);
       view.grows(turn, true);
-      view.tell(turn, { thinking: begun });
+      view.tell(turn, { thought: [from, null, null] });
       view.show(turn);
     }"""
-    page.evaluate(grow, ["The template began it", True])
+    page.evaluate(grow, ["The template began it", 0])
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     page.evaluate("view.drawn().pop().frame.remove()")
-    page.evaluate(grow, ["<think>\nThis takes some time", False])
+    page.evaluate(grow, ["<think>\nThis takes some time", len("<think>")])
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     thought(page).locator("summary").click()
     expect(thought(page).locator(".formatted")).to_have_text("This takes some time")
-    draw(page, cut("What `</think>` ends is no thinking here.", (4,), SOURCES))
+
+
+SHOWN = (
+    "What `</think>` ends is no thinking here.",
+    "It writes like this:\n\n```\n<think>\nHm.\n</think>\nHello!\n```\n\nThe client hides it.",
+    "Put your thoughts between `<think>` and\n</think>\nand then answer.",
+    "First\n[THINK]\nx\n[/THINK]\n\nand <|channel>thought\ny<channel|>",
+)
+
+
+def test_an_answer_that_shows_the_marks_of_thinking_is_an_answer(page: Page) -> None:
+    for text in SHOWN:
+        draw(page, cut(text, (4,), SOURCES))
+        expect(thought(page)).to_have_count(0)
+        assert page.evaluate("view.answerOf(view.drawn()[0])") == text
+
+
+@pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
+def test_thinking_is_folded_whatever_its_marks_are(page: Page, marks: Marks) -> None:
+    text = f"{marks.begin}\nHm 😀.\n{marks.ends[0]}\n\nYes 😀."
+    draw(page, cut(text, (4,), SOURCES))
+    expect(thought(page)).to_have_count(1)
+    expect(page.locator(".answered > .formatted")).to_have_text("Yes 😀.")
+    assert page.evaluate("view.answerOf(view.drawn()[0])") == "Yes 😀."
+    # Thinking that was switched off leaves its marks and nothing between them.
+    draw(page, cut(f"{marks.begin}\n\n{marks.ends[0]}\n\nYes.", (4,), SOURCES))
     expect(thought(page)).to_have_count(0)
+    expect(page.locator(".answered > .formatted")).to_have_text("Yes.")
 
 
 SLOW = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -9,10 +10,18 @@ import numpy as np
 import openai
 import pytest
 
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web import render
 from engine.backends import toy
 from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend
+from engine.local import Local
 from engine.sampling import Floats
+from engine.settings import Generation, Sampling
+from engine.thinking import MARKS, Marks
 from engine.types import Message
+from storage.database import Database
+from tests.support.inside import OWNER
 from tests.support.served import Served, ask, served
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
@@ -22,13 +31,13 @@ BEFORE = 8
 """Tokens that tell which of the two marks was said last."""
 
 
-def says(before: tuple[int, ...]) -> Floats:
-    """What follows of what it always says, by the last tokens."""
+def says(before: tuple[int, ...], text: bytes = SAYS) -> Floats:
+    """What follows of the text that it always says, by the last tokens."""
     begun = before[before.index(ASSISTANT) + 1 :] if ASSISTANT in before else before
     ends = bytes(token for token in begun if token < 256)
-    at = 0 if ASSISTANT in before and not begun else SAYS.find(ends) + len(ends)
+    at = 0 if ASSISTANT in before and not begun else text.find(ends) + len(ends)
     logits = np.full(VOCABULARY, -30.0, np.float32)
-    logits[SAYS[at] if at < len(SAYS) else END] = 30.0
+    logits[text[at] if at < len(text) else END] = 30.0
     return logits
 
 
@@ -107,3 +116,48 @@ def test_a_model_that_cannot_think_is_not_told_to() -> None:
         assert refused.status_code == 400 and "toy" in refused.json()["error"]["message"]
         off = {"chat_template_kwargs": {"enable_thinking": False}}
         assert ask(client, messages=HELLO, max_tokens=5, **off).status_code == 200
+
+
+@pytest.mark.parametrize("speculative", [False, "hd"])
+@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": True}])
+def test_a_stop_string_ends_the_answer_and_not_the_thinking(
+    client: httpx.Client, speculative: Any, kwargs: Any
+) -> None:
+    """lm-eval sends such strings with each question."""
+    asked = {"messages": HELLO, "speculative": speculative, "chat_template_kwargs": kwargs}
+    for stop, content in ((["\n", "irs"], "Then that."), (["\n", " th"], "Then")):
+        (choice,) = ask(client, **asked, stop=stop).json()["choices"]
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": content,
+            "refusal": None,
+            "reasoning_content": "first this",
+        }
+        assert choice["finish_reason"] == "stop"
+    whole = ask(client, **asked, stop=["\n"], reasoning_format="none").json()["choices"][0]
+    assert whole["message"]["content"] == ("first this" if kwargs else "<think>")
+
+
+@pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
+def test_thinking_is_told_apart_whatever_its_marks_are(
+    db: Database, monkeypatch: pytest.MonkeyPatch, marks: Marks
+) -> None:
+    """By programs, pages and titles, also once the answer is stored."""
+    monkeypatch.setattr(toy, "MEMORY", 5 * BEFORE)  # Marks may be long, and begin as they end.
+    text = f"{marks.begin}\nfirst you think about <it> a while\n{marks.ends[0]}\nThen that 😀."
+    backend = ToyBackend(name="t", logits=partial(says, text=text.encode()))
+    backend.info = replace(backend.info, marks=(marks,))
+    with served(backend) as server, server.client() as client:
+        (choice,) = ask(client, messages=HELLO, max_tokens=200).json()["choices"]
+    assert choice["message"]["content"] == "Then that 😀."
+    assert choice["message"]["reasoning_content"] == "first you think about <it> a while"
+    session = Session(Local(backend=backend), db)
+    conversation = session.chat.say(OWNER, None, "hello")
+    generation = Generation(Sampling(temperature=0), max_tokens=200)
+    list(session.answering.answer(OWNER, conversation, Preferences(generation)))
+    message = session.chat.conversations(OWNER).messages(conversation)[-1]
+    data = render.about(message, notes=render.remarks(db, OWNER, conversation))
+    begin, end, answer = data["thought"]
+    assert text[begin:end].strip() == "first you think about <it> a while"
+    assert text[answer:] == "Then that 😀." and message.content == text
+    assert session.titles.suggest(OWNER, conversation) == "Then that 😀"
