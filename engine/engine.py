@@ -269,6 +269,9 @@ class Engine(Protocol):
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of tokens."""
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes that each token adds to a text."""
+
     def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
         """The tokens of each document. Raises ModelError unless the loaded model's tokenizer has
         the fingerprint `tokenizer`, because the tokens of another one would mean something else."""

@@ -643,6 +643,9 @@ class Local:
         detokenize = self.loaded.backend.detokenize
         return [detokenize(each) for each in tokens]
 
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        return [self.loaded.backend.piece(token) for token in tokens]
+
     def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
         backend = self.loaded.backend
         if backend.info.tokenizer_fingerprint != tokenizer:

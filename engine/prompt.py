@@ -292,6 +292,11 @@ class TextStream:
             self.shown = len(self.detokenize(self.tokens)) - pending
         return self.release()
 
+    @property
+    def length(self) -> int:
+        """The number of whole characters so far, returned or held."""
+        return self.returned + len(self.held)
+
     def hold(self, text: str) -> None:
         self.held += text
         if self.splitter is not None:

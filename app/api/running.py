@@ -44,14 +44,16 @@ class Begun:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a step added to a choice: text of the answer and of the thinking, and its tokens except
-    the one that ends the answer. If probabilities are requested, `names` holds the texts of these
-    tokens and of their likeliest alternatives."""
+    the one that ends the answer. If probabilities are requested, these are the tokens of the text,
+    which begin at `starts` in it, and `names` holds the bytes of these tokens and of their
+    likeliest alternatives."""
 
     choice: int
     text: str
     reasoning: str
     tokens: tuple[Token, ...]
-    names: dict[int, str]
+    starts: tuple[int, ...]
+    names: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +74,21 @@ Arrival = News | ApiError | None
 
 
 class Texts:
-    """The texts of single tokens."""
+    """The bytes of single tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.known: Latest[tuple[str, int], str] = Latest(WORDS)
+        self.known: Latest[tuple[str, int], bytes] = Latest(WORDS)
         self.lock = threading.Lock()
 
-    def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, str]:
-        """The texts of tokens and of their likeliest alternatives, by their ids."""
+    def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, bytes]:
+        """The bytes of tokens and of their likeliest alternatives, by their ids."""
         ids = {n for token in tokens for n in (token.id, *(t for t, _ in token.likeliest))}
         with self.lock:
             known = {n: self.known[tokenizer, n] for n in ids if (tokenizer, n) in self.known}
         unknown = list(ids - known.keys())
         if unknown:
-            found = self.engine.texts([[number] for number in unknown])
+            found = self.engine.pieces(unknown)
             fresh = dict(zip(unknown, found, strict=True))
             with self.lock:
                 self.known.update({(tokenizer, n): text for n, text in fresh.items()})
@@ -106,6 +108,8 @@ class Choice:
     tally: Tally = field(default_factory=Tally)
     finish: str = ""
     thought: int = 0
+    waiting: list[Token] = field(default_factory=list)
+    length: int = 0
 
     def piece(self, step: Step, texts: Texts | None) -> Piece:
         """The piece that a step adds. Raises Cancelled if the app itself stopped the answer."""
@@ -115,10 +119,27 @@ class Choice:
             )
         if step.finish is not None:
             self.finish = FINISHES[step.finish]
-        tokens = step.tokens[:-1] if step.finish == "eos" else step.tokens
+        self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
+        self.length += len(text)
+        tokens, starts = self.said(self.length)
         names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
-        return Piece(self.number, text, reasoning, tokens, names)
+        return Piece(self.number, text, reasoning, tokens, starts, names)
+
+    def said(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+        """The waiting tokens of the first `length` characters of the answer, and where they begin
+        in it. Those of the thinking are dropped, and others wait until their text is sent."""
+        thought = self.splitter.thought if self.splitter else None
+        begun = len(self.request.begun)
+        first = begun if thought is None else thought.answer
+        if first is None or not length:
+            return (), ()
+        first = max(first, begun)
+        ends = [token.start for token in self.waiting[1:]]
+        passed = sum(end <= first for end in ends) if first else 0
+        count = sum(token.start < first + length for token in self.waiting)
+        found, self.waiting = self.waiting[passed:count], self.waiting[count:]
+        return tuple(found), tuple(max(0, token.start - first) for token in found)
 
     def parted(self, step: Step) -> Parted:
         """The text of a step, with its thinking separated if that is requested."""

@@ -110,6 +110,10 @@ class BackendInfo(TokenizerInfo):
         return f"{self.name} ({self.weights})"
 
 
+Bytes = bytes
+"""Within `Backend`, `bytes` is a property."""
+
+
 class Tokenizer(Protocol):
     """How a model reads text: the part of a `Backend` that needs none of its weights."""
 
@@ -121,6 +125,9 @@ class Tokenizer(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the model's chat template."""
@@ -242,6 +249,9 @@ class Backend(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
+
+    def piece(self, token: int) -> Bytes:
+        """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def vocabulary(self) -> Sequence[str]:
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""

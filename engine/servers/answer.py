@@ -269,6 +269,7 @@ class Arrival(NamedTuple):
     text: str
     probability: float
     moment: float
+    start: int
 
 
 class Sources(BaseModel):
@@ -304,7 +305,7 @@ class Answer:
         self.thinking = Thinking()
         self.ids: list[int] = []
         """All tokens of the answer. While `known`, they are the server's own ids."""
-        self.known = True
+        self.known, self.length = True, 0
         self.waiting: list[Arrival] = []
         """The latest tokens, which are not reported yet."""
         self.steps = 0
@@ -388,7 +389,8 @@ class Answer:
         chances = chances if len(chances) == len(ids) else [0.0] * len(ids)
         for id, part, chance in zip(ids, shared(chunk, text, len(ids)), chances, strict=True):
             self.model.learn(id, part)
-            self.waiting.append(Arrival(id, part, chance, moment))
+            self.waiting.append(Arrival(id, part, chance, moment, self.length))
+            self.length += len(part)
         self.ids += ids
 
     # reporting
@@ -439,7 +441,7 @@ class Answer:
     def report_step(self, group: Sequence[Arrival], sources: Sequence[str], at: int) -> None:
         """Report the tokens of one forward, as far as this is known; the first is number `at`."""
         tokens = tuple(
-            Token(each.id, place, source, 0, each.text, each.probability)
+            Token(each.id, place, source, 0, each.text, each.probability, start=each.start)
             for place, (each, source) in enumerate(zip(group, sources, strict=True), at)
         )
         accepted = Counter(each for each in sources if each not in (TARGET, UNKNOWN))

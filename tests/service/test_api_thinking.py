@@ -1,8 +1,11 @@
 """A model that thinks, as programs meet it: its thinking stands beside its answer."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
+from math import log
 from typing import Any
 
 import httpx
@@ -10,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from app.api.answers import text_logprobs
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import render
@@ -19,7 +23,7 @@ from engine.local import Local
 from engine.sampling import Floats
 from engine.settings import Generation, Sampling
 from engine.thinking import MARKS, Marks
-from engine.types import Message
+from engine.types import Message, Token
 from storage.database import Database
 from tests.support.inside import OWNER
 from tests.support.served import Served, ask, served
@@ -161,3 +165,68 @@ def test_thinking_is_told_apart_whatever_its_marks_are(
     assert text[begin:end].strip() == "first you think about <it> a while"
     assert text[answer:] == "Then that 😀." and message.content == text
     assert session.titles.suggest(OWNER, conversation) == "Then that 😀"
+
+
+SPOKEN = "<think>\nHm 日.\n</think>\n\nHi 👩‍🚀 日本語 — ok 😊, yes. END and more"
+HEARD = "Hi 👩‍🚀 日本語 — ok 😊, yes. "
+
+
+@pytest.fixture
+def speaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """Its tokens are bytes, so most of them are a part of a character."""
+    monkeypatch.setattr(toy, "MEMORY", 5 * BEFORE)
+    with served(ToyBackend(name="t", logits=partial(says, text=SPOKEN.encode()))) as made:
+        yield made
+
+
+@pytest.mark.parametrize("speculative", [False, "hd"])
+def test_probabilities_are_those_of_the_bytes_of_the_text(
+    speaker: Served, speculative: Any
+) -> None:
+    asked = {"messages": HELLO, "stop": ["END"], "max_tokens": 200, "logprobs": True}
+    asked |= {"top_logprobs": 3, "speculative": speculative}
+    with speaker.client() as client:
+        (choice,) = ask(client, **asked).json()["choices"]
+        lines = ask(client, **asked, stream=True).text.split("\n\n")
+    content = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == HEARD
+    assert bytes(chain(*(entry["bytes"] for entry in content))) == HEARD.encode()
+    for entry in content:
+        assert len({tuple(each["bytes"]) for each in entry["top_logprobs"]}) == 3
+        (byte,) = entry["bytes"]
+        assert entry["token"] == (chr(byte) if byte < 128 else f"\\x{byte:02x}")
+    text, heard = "", b""
+    for line in lines[:-2]:
+        for part in json.loads(line.removeprefix("data: "))["choices"]:
+            text += part["delta"].get("content", "")
+            entries = (part["logprobs"] or {"content": []})["content"]
+            heard += bytes(chain(*(entry["bytes"] for entry in entries)))
+            assert heard.decode(errors="ignore") == text, "each token comes with its text"
+    assert text == HEARD
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_those_in_the_text_that_is_sent(speaker: Served, stream: bool) -> None:
+    prompt = "<|user|>a<|end|><|assistant|>"
+    asked = {"prompt": prompt, "stop": ["END"], "max_tokens": 200, "logprobs": 3, "stream": stream}
+    with speaker.client() as client:
+        found = ask(client, "completions", **asked)
+    lines = [line.removeprefix("data: ") for line in found.text.split("\n\n") if line.strip()]
+    parts = [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
+    text = "".join(part["text"] for part in parts)
+    told = [part["logprobs"] for part in parts if part["logprobs"]]
+    assert text == SPOKEN[: SPOKEN.index("END")]
+    data = text.encode()
+    offsets = list(chain(*(each["text_offset"] for each in told)))
+    assert offsets == [len(data[:at].decode(errors="ignore")) for at in range(len(data))]
+    tokens = list(chain(*(each["tokens"] for each in told)))
+    assert tokens == [chr(b) if b < 128 else f"bytes:\\x{b:02x}" for b in data]
+    assert {len(entry) for each in told for entry in each["top_logprobs"]} == {3}
+
+
+def test_tokens_with_the_same_text_are_all_told() -> None:
+    token = Token(1, 0, "target", likeliest=((1, 0.5), (2, 0.25), (3, 0.125)))
+    names = {1: b"a", 2: b"a", 3: b"\xf0"}
+    (told,) = text_logprobs([token], [0], names)["top_logprobs"]
+    shares = {"a": 0.5, "bytes:\\x61 (2)": 0.25, "bytes:\\xf0": 0.125}
+    assert told == pytest.approx({name: log(share) for name, share in shares.items()})
