@@ -147,6 +147,12 @@ MATHS: tuple[tuple[str, list[str]], ...] = (
     ("`$x$` and \\$x\\$", []),
     ("$ x $ and $x $", []),
     ("an $open one", []),
+    ("函数$f(x)$的值，当$x=1$时", ["f(x)", "x=1"]),
+    ("함수 $f$와 값$y$는", ["f", "y"]),
+    ("a\n\\begin{align*}\nx\n\\end{align*}\nb", ["\\begin{align*}\nx\n\\end{align*}"]),
+    ("\\begin{equation}x\\end{equation}", [r"\begin{equation}x\end{equation}"]),
+    ("\\begin{align}\nopen", []),
+    ("so \\begin{align} is written", []),
     ("$$\nopen\n\nand no maths", []),
 )
 
@@ -162,6 +168,45 @@ def test_dollars_are_maths_only_where_maths_is_meant(page: Page) -> None:
     draw(page, cut(r"So $\frac{1}{$ and $\nosuch{a}$ end.", (2,), SOURCES))
     expect(page.locator(".formatted .maths code")).to_have_count(2)
     expect(page.locator(".formatted")).to_contain_text(r"\frac{1}{")
+
+
+BOLD = (
+    (
+        "我们需要**“备份并恢复”步骤**。**请先保存文件。**然后再继续。",
+        ["“备份并恢复”步骤", "请先保存文件。"],
+    ),
+    ("他写了**「结论」**两字。**上海（Shanghai）**是城市。", ["「结论」", "上海（Shanghai）"]),
+    ("**保存してください（推奨）。**次に再起動します。", ["保存してください（推奨）。"]),
+    ('그녀는 **"좋다"**라고 했다. **서울(도시)**은 넓다.', ['"좋다"', "서울(도시)"]),
+    ("패키지를 **`npm publish`**를", ["npm publish"]),
+    ("1. **提示：**先关闭程序。\n2. **重要** 有空格。", ["提示：", "重要"]),
+    ("这是**🎉活动！**快来", ["🎉活动！"]),
+    ("**𠮷野（よしの）**さん", ["𠮷野（よしの）"]),
+    ("| 名 | 值 |\n|---|---|\n| **（甲）**乙 | **1.** |", ["（甲）", "1."]),
+    ("**Note:**text and **more**, see:**bold** text", ["Note:", "more", "bold"]),
+    ("2**-1 and **open, 乘**法", ["open, 乘"]),
+    ("2**-1 和 3**-2", []),
+    ("他说 ** 空格 ** 没有", []),
+    ("a ** b** c", []),
+)
+
+
+def test_bold_text_is_bold_beside_punctuation_of_any_script(page: Page) -> None:
+    for text, bold in BOLD:
+        for lengths in ((100,), (1,)):
+            draw(page, cut(text, lengths, SOURCES))
+            found = page.locator(".formatted strong").all_text_contents()
+            assert found == bold, text
+    draw(page, cut("~~旧（已废弃）。~~新*斜（体）。*正", (2,), SOURCES))
+    expect(page.locator(".formatted s")).to_have_text("旧（已废弃）。")
+    expect(page.locator(".formatted em")).to_have_text("斜（体）。")
+
+
+def test_a_line_break_is_the_only_html_that_is_read(page: Page) -> None:
+    draw(page, cut("| a |\n|---|\n| one<br>two<BR />three `<br>` <b>x</b> |", (3,), SOURCES))
+    cell = page.locator(".formatted td")
+    expect(cell.locator("br")).to_have_count(2)
+    expect(cell).to_have_text("onetwothree <br> <b>x</b>")
 
 
 def thought(page: Page) -> Any:
