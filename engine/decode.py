@@ -279,7 +279,7 @@ class Answer:
         """
         emitted: list[Token] = []
         for i, token in enumerate(chosen):
-            before = rows[i - 1] if i else 0
+            before, begins = rows[i - 1] if i else 0, self.text.length
             piece, stopped = ("", False) if token in self.eos_ids else self.text.push(token)
             if token in self.eos_ids:
                 self.finish = "eos"
@@ -301,6 +301,7 @@ class Answer:
                     piece,
                     scores.probability(before, token),
                     tuple(scores.likeliest(before, self.likeliest)) if self.likeliest else (),
+                    begins,
                 )
             )
             if self.finish is not None:

@@ -61,7 +61,8 @@ class Request:
     conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
     `method` uses them. The queue takes owners in turn. A `patient` request gets its turn when no
     other request waits, and is stopped as soon as one does. Each token comes with so many of the
-    `likeliest` tokens at its place.
+    `likeliest` tokens at its place. Stop strings count in the answer, not in the thinking before
+    it, unless the text is wanted as a `whole`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -78,6 +79,7 @@ class Request:
     text: str = ""
     likeliest: int = 0
     patient: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,9 @@ class Engine(Protocol):
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of tokens."""
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """The bytes that each token adds to a text."""
 
     def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
         """The tokens of each document. Raises ModelError unless the loaded model's tokenizer has

@@ -55,7 +55,8 @@ class NoModel:
     def vocabulary(self) -> Sequence[str]:
         self.refuse()
 
-    tokenize = detokenize = render = prefill = depth_limit = score = accept = open = refuse
+    tokenize = detokenize = piece = render = refuse
+    prefill = depth_limit = score = accept = open = refuse
 
     def close(self) -> None:
         """There is nothing to free."""

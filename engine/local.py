@@ -8,6 +8,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from engine import native
@@ -56,13 +57,22 @@ from engine.loaded import NO_MODEL, Loaded, no_model
 from engine.methods import lowest
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import Size, continued, ends_in_thinking, no_room, resumed, splice
+from engine.prompt import (
+    Size,
+    TextStream,
+    continued,
+    ends_in_thinking,
+    no_room,
+    resumed,
+    splice,
+)
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
+from engine.thinking import Splitter
 from engine.types import CalibrationRow, Document, Message, Step, Taught
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
@@ -242,17 +252,19 @@ class Local:
         chat.tokens = conversation.tokens
         prompt, dropped = self.prompt_of(request, conversation)
         detokenize, begun = loaded.backend.detokenize, ""
+        thinks = ends_in_thinking(loaded.backend, prompt, request.begun)
+        splitter = partial(self.splitter, request, thinks)
         if request.begun or request.text:
-            text_stream = continued(detokenize, generation.stop, prompt)
+            how_begun = splitter(), request.begun
+            text_stream = continued(detokenize, generation.stop, prompt, *how_begun)
         else:
-            text_stream, begun = resumed(detokenize, generation.stop, request.answered)
+            text_stream, begun = resumed(detokenize, generation.stop, request.answered, splitter)
         calibration = tuple(past.calibration.rows())
         known = [*prompt, *request.answered]
         conversation.tokens = list(known)
         with self.sequences(request) as (target, drafts):
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
             curve = loaded.curve_of(method) if drafters else None
-            thinks = ends_in_thinking(loaded.backend, prompt)
             yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, begun, thinks)
             how = method.drafting, cancelled, curve, text_stream, request.likeliest
             events = decode(target, known, drafters, generation, *how)
@@ -270,6 +282,13 @@ class Local:
                     stream.put(CostsMeasured(loaded.backend.info, loaded.costs))
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
+
+    def splitter(self, request: Request, thinks: bool) -> Splitter | None:
+        """What tells the answer apart, in which alone stop strings count; None if they count
+        everywhere."""
+        if request.whole or not request.generation.stop:
+            return None
+        return Splitter(self.loaded.backend.info.marks, thinks)
 
     def keep(
         self,
@@ -381,7 +400,8 @@ class Local:
             # Created before the run because this may take long and raises if draft models are
             # missing.
             drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)
-            yield Started(target.info, tuple(prompt), 0, tuple(rows))
+            thinks = ends_in_thinking(target, prompt)
+            yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)
             cold((target, *drafts.values()))
@@ -389,8 +409,10 @@ class Local:
                 self.table.forget_look_ups()
             curve = loaded.copy_of(method) if drafters else None
             cancelled = stream.stopped.is_set
+            splitter = self.splitter(request, thinks)
+            text = TextStream(target.detokenize, generation.stop, splitter)
             yield from decode(
-                target, prompt, drafters, generation, method.drafting, cancelled, curve
+                target, prompt, drafters, generation, method.drafting, cancelled, curve, text
             )
 
     def drafters(
@@ -620,6 +642,9 @@ class Local:
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         detokenize = self.loaded.backend.detokenize
         return [detokenize(each) for each in tokens]
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        return [self.loaded.backend.piece(token) for token in tokens]
 
     def tokens(self, documents: Sequence[Document], tokenizer: str) -> list[list[int]]:
         backend = self.loaded.backend

@@ -7,18 +7,20 @@ text (all of it, or up to an end token), and only the rest is tokenized. A secon
 than its new words.
 
 `TextStream` turns the tokens of the answer into text as they arrive. Incomplete UTF-8 sequences,
-and text that may become a stop string, are held back. The pieces returned so far, joined, are a
+and text that may become a stop string, are held back. Where thinking is told apart, stop strings
+count in the answer alone. The pieces returned so far, joined, are a
 prefix of the final text: nothing is ever taken back, so the interface only appends.
 """
 
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from engine.backends.base import Backend, BackendInfo
 from engine.errors import PromptError
+from engine.thinking import Splitter, answer_of, opened
 from engine.types import Message
 
 BLOCKS = 4
@@ -26,9 +28,8 @@ BLOCKS = 4
 blocks."""
 MOST_COUNTS = 1 << 16
 """The number of pieces of text whose token counts are cached."""
-THINKING, THINKING_TOKENS = "<think>", 16
-"""The mark that opens the thinking of a model, and the number of last tokens of a prompt in which
-it is searched."""
+LAST_TOKENS = 16
+"""The number of last tokens of a prompt in which a mark that opens the thinking is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,19 @@ class Chat:
         `begun` with. Raises PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
-        return self.backend.render(messages, thinking) + begun
+        return self.rendered(messages, thinking) + begun
+
+    def rendered(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+        """The messages in the model's chat template, earlier answers without thinking that the
+        template would refuse."""
+        private = tuple(each for each in self.backend.info.marks if each.private)
+        shown = [
+            replace(each, content=answer_of(each.content, private) or each.content)
+            if private and each.role == "assistant"
+            else each
+            for each in messages
+        ]
+        return self.backend.render(shown, thinking)
 
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
@@ -95,7 +108,7 @@ class Chat:
     def measure(self, messages: Sequence[Message]) -> Size:
         """The size of a prompt of these messages. This changes nothing that an answer depends on,
         and tokenizes only text that was not counted before."""
-        tokens, room = (self.count(self.backend.render(messages)) if messages else 0), self.room
+        tokens, room = (self.count(self.rendered(messages)) if messages else 0), self.room
         if tokens <= room:
             return Size(tokens, room)
         try:
@@ -218,9 +231,11 @@ def byte_count(text: str) -> int:
     return len(text.encode("utf-8", "replace"))
 
 
-def ends_in_thinking(backend: Backend, prompt: Sequence[int]) -> bool:
-    """Whether an answer to this prompt begins inside thinking that the template has opened."""
-    return backend.detokenize(prompt[-THINKING_TOKENS:]).rstrip().endswith(THINKING)
+def ends_in_thinking(backend: Backend, prompt: Sequence[int], begun: str = "") -> bool:
+    """Whether an answer to this prompt begins inside thinking that the template has opened. The
+    prompt may end with the text that the answer has `begun` with."""
+    last = backend.detokenize(prompt if begun else prompt[-LAST_TOKENS:])
+    return opened(last.removesuffix(begun), backend.info.marks)
 
 
 CUT = "�"
@@ -236,9 +251,17 @@ class TextStream:
     characters of its text are handed out or held, and `waiting` tokens ended in a cut sequence.
     """
 
-    def __init__(self, detokenize: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
-        self.detokenize = detokenize
+    def __init__(
+        self,
+        detokenize: Callable[[Sequence[int]], str],
+        stop: Sequence[str],
+        splitter: Splitter | None = None,
+    ) -> None:
+        """Stop strings count wherever they stand, or with a `splitter` in the answer alone."""
+        self.detokenize, self.splitter = detokenize, splitter
         self.stop = [string for string in stop if string]
+        self.returned = 0
+        """The number of characters that were returned."""
         self.tokens: list[int] = []
         self.start = 0
         self.shown = 0
@@ -260,7 +283,7 @@ class TextStream:
         if self.waiting > LONGEST_CUT:
             whole = max(whole, len(text) - LONGEST_CUT)
         whole = max(whole, self.shown)
-        self.held += text[self.shown : whole]
+        self.hold(text[self.shown : whole])
         self.shown = whole
         if len(self.tokens) >= self.start + WINDOW and not 0 < self.waiting <= LONGEST_CUT:
             pending = len(text) - whole
@@ -269,23 +292,46 @@ class TextStream:
             self.shown = len(self.detokenize(self.tokens)) - pending
         return self.release()
 
-    def release(self) -> tuple[str, bool]:
+    @property
+    def length(self) -> int:
+        """The number of whole characters so far, returned or held."""
+        return self.returned + len(self.held)
+
+    def hold(self, text: str) -> None:
+        self.held += text
+        if self.splitter is not None:
+            self.splitter.push(text)
+
+    def release(self, over: bool = False) -> tuple[str, bool]:
         """Return the held text up to a stop string, or up to a possible beginning of one."""
-        ends = [at for string in self.stop if (at := self.held.find(string)) >= 0]
+        start = self.answer_start(over)
+        if start is None:
+            return "", False
+        ends = [at for string in self.stop if (at := self.held.find(string, start)) >= 0]
         if ends:
             piece, self.held = self.held[: min(ends)], ""
             return piece, True
-        keep = max((overlap(self.held, string) for string in self.stop), default=0)
+        keep = max((overlap(self.held[start:], string) for string in self.stop), default=0)
         cut = len(self.held) - keep
         piece, self.held = self.held[:cut], self.held[cut:]
+        self.returned += len(piece)
         return piece, False
+
+    def answer_start(self, over: bool) -> int | None:
+        """Where the answer begins in the held text, None if that cannot be known yet."""
+        splitter = self.splitter
+        if splitter is None or splitter.thought is None:
+            decided = splitter is None or over or splitter.state == "answers"
+            return 0 if decided else None
+        answer = splitter.thought.answer
+        return len(self.held) if answer is None else max(0, answer - self.returned)
 
     def flush(self) -> str:
         """The text that is still held when the answer ends for another reason."""
         text = self.detokenize(self.tokens) if self.tokens else ""
-        self.held += text[self.shown :]
+        self.hold(text[self.shown :])
         self.shown = len(text)
-        piece, stopped = self.release()
+        piece, stopped = self.release(over=True)
         if not stopped:
             piece, self.held = piece + self.held, ""
         return piece
@@ -298,29 +344,40 @@ def overlap(text: str, string: str) -> int:
 
 
 def resumed(
-    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+    detokenize: Callable[[Sequence[int]], str],
+    stop: Sequence[str],
+    tokens: Sequence[int],
+    splitter: Callable[[], Splitter | None] = lambda: None,
 ) -> tuple[TextStream, str]:
     """The stream of an interrupted answer with these tokens, and the text that it has returned so
     far.
 
     A stop string in these tokens did not end the answer; only later ones count.
     """
-    stream, pieces = TextStream(detokenize, stop), list[str]()
+    stream, pieces = TextStream(detokenize, stop, splitter()), list[str]()
     for token in tokens:
         piece, stopped = stream.push(token)
         pieces.append(piece)
         if stopped:
-            stream, text = resumed(detokenize, (), tokens)
+            stream, text = resumed(detokenize, (), tokens, splitter)
             stream.stop = [string for string in stop if string]
             return stream, text
     return stream, "".join(pieces)
 
 
 def continued(
-    detokenize: Callable[[Sequence[int]], str], stop: Sequence[str], tokens: Sequence[int]
+    detokenize: Callable[[Sequence[int]], str],
+    stop: Sequence[str],
+    tokens: Sequence[int],
+    splitter: Splitter | None = None,
+    begun: str = "",
 ) -> TextStream:
-    """The stream of an answer that continues after tokens whose text was already returned."""
-    stream = TextStream(detokenize, stop)
+    """The stream of an answer that continues after tokens whose text, which ends with `begun`, was
+    already returned."""
+    stream = TextStream(detokenize, stop, splitter)
+    if splitter is not None:
+        splitter.push(begun)
+    stream.returned = len(begun)
     stream.tokens = list(tokens[-WINDOW:])
     stream.shown = len(detokenize(stream.tokens))
     return stream

@@ -64,6 +64,7 @@ class Remote:
     counts = forwarded(Engine.counts)
     check_turn = forwarded(Engine.check_turn)
     texts = forwarded(Engine.texts)
+    pieces = forwarded(Engine.pieces)
     tokens = forwarded(Engine.tokens)
     need = forwarded(Engine.need)
     room = forwarded(Engine.room)

@@ -19,6 +19,7 @@ from engine.methods import PLAIN, Method, served
 from engine.metrics import summarise
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Generation, Sampling
+from engine.thinking import MARKS
 from engine.types import Event, Learned, Prefill, Run, Token
 
 
@@ -47,7 +48,8 @@ class Collector:
 
 def planned(info: BackendInfo, method: Method, generation: Generation, thinks: bool = False) -> Run:
     """A run of which nothing is decoded yet. With `thinks` it begins inside thinking, because the
-    chat template opened it. Drafts of a server are not part of the plan."""
+    chat template opened it. The marks of its thinking are kept, unless nothing is known of them.
+    Drafts of a server are not part of the plan."""
     settings: dict[str, Any] = {"generation": asdict(generation), "weights": info.weights}
     if info.server is not None:
         method = served(method, info.server)
@@ -59,6 +61,8 @@ def planned(info: BackendInfo, method: Method, generation: Generation, thinks: b
         settings["drafting"] = asdict(method.drafting)
     if thinks:
         settings["thinks"] = True
+    if info.marks != MARKS:
+        settings["marks"] = [each.begin for each in info.marks]
     return Run(method.name, info.name, info.fingerprint, settings)
 
 

@@ -232,6 +232,8 @@ class Token:
     `text` is the text that it completes: "" while a UTF-8 sequence or a stop string is pending.
     `probability` is the target's own, from the logits before any sampler setting; `likeliest` are
     the likeliest tokens at the same position with their probabilities, if they were requested.
+    `start` is the number of characters of the answer before it, in its own text and that of the
+    tokens before; a token within a character starts where that does.
     """
 
     id: int
@@ -241,6 +243,7 @@ class Token:
     text: str = ""
     probability: float = field(default=0.0, compare=False)
     likeliest: tuple[tuple[int, float], ...] = field(default=(), compare=False)
+    start: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from engine.errors import StorageError
 from engine.types import TARGET, Token
 from storage import deletions, imports, steps
 from storage.database import Database, as_seconds, as_text, clean, from_json, to_json
-from storage.imports import MAX_FOLDER, MAX_TITLE, ROLES, Export
+from storage.exported import MAX_TITLE, Export
+from storage.imports import MAX_FOLDER, ROLES
 
 PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
 LARGEST = 2**31
@@ -468,7 +469,7 @@ class Conversations:
         messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, exported, pinned, folder = export
+                title, system_prompt, settings, created, exported, pinned, folder, _ = export
                 self._insert(handle, title, system_prompt, settings, created, id)
                 newest = max((message.chosen for message in exported), default=0)
                 handle.execute(

@@ -3,18 +3,22 @@
 The invariant: the work is bounded, whatever a file holds. Every conversation is checked before any
 is stored. Conversations beyond a limit are left out, and a notice says how many.
 
-`read` takes a parsed JSON value and returns plain, checked, bounded values, or raises a
-`StorageError` that says which part is wrong. No ids, owners or runs are read from files. Five
-shapes are known: Strata's own, an entry of a ChatGPT export, a chat of Open WebUI or of llama.cpp's
-page, and plain messages.
+`read_file` takes a file of JSON, of JSON lines, or a ZIP archive of such files. `read` takes one
+parsed value and returns plain, checked, bounded values, or raises a `StorageError` that says which
+part is wrong. No ids, owners or runs are read from files. Strata's own form is read here, those of
+other programs in `foreign.py`.
 """
 
+import io
 import json
-import re
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from pathlib import PurePath
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +30,10 @@ from pydantic import (
 )
 
 from engine.errors import StorageError
-from storage.validation import Outside, problem_of, quoted, refusal
+from storage import foreign
+from storage.exported import LATEST, MAX_TITLE, Export, ExportedMessage, typed
+from storage.exported import refusal as not_imported
+from storage.validation import Outside, problem_of, refusal
 
 FORMAT, VERSION = "strata-conversation", 2
 """Files of version 1 are read as well; in them, each message follows the one before it."""
@@ -43,21 +50,11 @@ MAX_FILE_CHARS = 100_000_000
 """The most that is taken from one file: thousands of conversations of ordinary length. They are
 stored in one transaction, and an answer that is being written waits for it."""
 MAX_SOURCE_CHARS = 200
-MAX_TITLE, MAX_FOLDER = 200, 60
-LATEST = 2**33
-"""Seconds since 1970, in the year 2242."""
+MAX_UNPACKED = 512 << 20
+"""The most bytes that are unpacked from an archive."""
+MAX_FOLDER = 60
 MAX_SETTINGS_CHARS = 65_536
 MAX_SETTINGS_DEPTH = 8
-LONGEST = 60
-"""The most characters of a title that is made from a message: two lines of the list."""
-BEGINNING = 20_000
-"""The first characters of a message, from which a title is made."""
-NOT_WORDS = re.compile(
-    r"(?ms)^Attached file: [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)|<think>.*?(?:</think>|\Z)"
-)
-"""Parts of a message that are not its own words: attached files, and thinking."""
-
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Text = InstanceOf[str]
 """A text as it was parsed. It may contain lone surrogates, which the database replaces."""
@@ -109,20 +106,6 @@ def _depth(value: object) -> int:
     return 1 + max(map(_depth, items), default=0)
 
 
-def _texts(content: object) -> object:
-    if not isinstance(content, list):
-        return content
-    texts = (_inside(part, "text") for part in content)
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-class PlainMessage(Outside):
-    """A message as programs send it to a model."""
-
-    role: Role
-    content: Annotated[Text, BeforeValidator(_texts)]
-
-
 class OwnMessage(Outside):
     """A message in a file of Strata, version 1."""
 
@@ -151,45 +134,6 @@ class OwnFile(Outside, Generic[M]):
     folder: Annotated[Text, AfterValidator(lambda folder: folder[:MAX_FOLDER])] = ""
 
 
-class ExportedMessage(NamedTuple):
-    """A message; a piece is [text, source, match_length, step, position, probability].
-
-    It follows the earlier message with the number `parent`; None for a first message. Of the
-    messages with the same parent, the one with the largest `chosen` is shown.
-    """
-
-    role: str
-    content: str
-    created: float
-    pieces: Sequence[Sequence[Any]] | None
-    parent: int | None = None
-    chosen: int = 0
-
-
-class Export(NamedTuple):
-    """A conversation; times are in seconds since 1970, or now if the file has none."""
-
-    title: str
-    system_prompt: str
-    settings: dict[str, Any]
-    created: float
-    messages: list[ExportedMessage]
-    pinned: bool = False
-    folder: str = ""
-
-    @property
-    def chars(self) -> int:
-        """The characters of all texts."""
-        pieces = (piece for message in self.messages for piece in message.pieces or ())
-        texts = (len(message.content) for message in self.messages)
-        return len(self.system_prompt) + sum(texts) + sum(len(p[0]) + len(p[1]) for p in pieces)
-
-    @property
-    def pieces(self) -> int:
-        """The number of pieces of all messages."""
-        return sum(len(message.pieces or ()) for message in self.messages)
-
-
 def read(data: object) -> Export:
     """Check an exported conversation of any known shape."""
     found = _reader(data)(data)
@@ -199,7 +143,7 @@ def read(data: object) -> Export:
         ("characters", found.chars, MAX_CHARS),
     ):
         if size > limit:
-            raise _refusal(f"it has {size:,} {name} and the most is {limit:,}")
+            raise not_imported(f"it has {size:,} {name} and the most is {limit:,}")
     return found
 
 
@@ -212,7 +156,8 @@ class Found:
 
 
 def parse(content: bytes) -> object:
-    """The JSON value of a file. Raises `StorageError` if it cannot be read."""
+    """The JSON value of a file, or the list of the values of its lines. Raises `StorageError` if it
+    cannot be read."""
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -220,10 +165,94 @@ def parse(content: bytes) -> object:
             "The file nests its values too deeply to be read: no export does. Choose another file."
         ) from error
     except ValueError as error:
+        if lines := [*_lines(content)]:
+            return lines
         raise StorageError(
             f"The file is no readable JSON ({str(error)[:80]}). Choose a conversation exported "
             "from here, or an export of ChatGPT or Open WebUI."
         ) from error
+
+
+def _lines(content: bytes) -> Iterator[object]:
+    """The values of JSON lines, with an error for each broken one; none if the file is no such."""
+    try:
+        text = content.decode(json.detect_encoding(content), "surrogatepass")
+    except UnicodeDecodeError:
+        return
+    rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
+    for place, (number, row) in enumerate(rows):
+        try:
+            yield json.loads(row)
+        except (ValueError, RecursionError) as error:
+            if place == 0 or len(rows) < 2:
+                return
+            yield StorageError(f"Line {number} is no readable JSON ({str(error)[:80]}).")
+
+
+def _unpacked(content: bytes) -> Iterator[bytes]:
+    """The files of conversations in a ZIP archive: ChatGPT's, or all that are JSON. Raises
+    `StorageError`."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = [PurePath(info.filename) for info in archive.infolist()]
+            shown = [n for n in names if not n.name.startswith(".") and "__MACOSX" not in n.parts]
+            known = [n for n in shown if n.suffix.lower() in (".json", ".jsonl")]
+            chosen = [n for n in known if n.name.startswith("conversations")] or known
+            left = MAX_UNPACKED
+            for name in sorted(chosen):
+                with archive.open(str(name)) as file:
+                    data = file.read(left + 1)
+                left -= len(data)
+                if left < 0:
+                    raise StorageError(
+                        f"The archive unpacks to more than {MAX_UNPACKED >> 20} MiB. Unpack it, "
+                        "and import its files one by one."
+                    )
+                yield data
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise StorageError(f"The archive is damaged ({error}). Get the export again.") from error
+    except (RuntimeError, NotImplementedError) as error:
+        raise StorageError(
+            f"The archive cannot be unpacked here ({error}). Unpack it, and import its files."
+        ) from error
+    if not chosen:
+        raise StorageError("The archive holds no JSON file. Choose an export of conversations.")
+
+
+def _entries(content: bytes) -> list[Any]:
+    """The conversations of a file, unread; an error stands for each part that is no JSON."""
+    if content[:4] == b"PK\3\4":
+        return [entry for file in _unpacked(content) for entry in _tried(file)]
+    data = parse(content)
+    if isinstance(data, dict) and data.get("type") == "session":
+        data = [data]
+    if not isinstance(data, list):
+        inner = data.get("conversations") if isinstance(data, dict) else None
+        return [data] if not isinstance(inner, list) or foreign.is_plain(inner) else inner
+    if any(isinstance(each, dict) and each.get("type") == "session" for each in data):
+        return [*_sessions(data)]
+    return [data] if foreign.is_plain(data) else data
+
+
+def _tried(content: bytes) -> list[Any]:
+    try:
+        return _entries(content)
+    except StorageError as error:
+        return [error]
+
+
+def _sessions(records: Sequence[Any]) -> Iterator[Any]:
+    """The conversations of llama.cpp's page in JSON lines: each begins with a record of its own,
+    and its messages follow."""
+    latest: list[Any] | None = None
+    for record in records:
+        if isinstance(record, dict) and record.get("type") == "session":
+            latest = []
+            yield {"conv": record, "messages": latest}
+        elif latest is None or isinstance(record, StorageError):
+            yield record
+        else:
+            latest.append(record.get("message", record) if isinstance(record, dict) else record)
 
 
 def read_file(content: bytes, room: int) -> Found:
@@ -231,8 +260,7 @@ def read_file(content: bytes, room: int) -> Found:
 
     Raises `StorageError` if no conversation can be read.
     """
-    data = parse(content)
-    entries = data if isinstance(data, list) and not is_plain(data) else [data]
+    entries = _entries(content)
     if room <= 0:
         raise StorageError("No more conversations can be kept. Delete some first.")
     found, problems, looked = list[Export](), list[str](), 0
@@ -253,7 +281,13 @@ def read_file(content: bytes, room: int) -> Found:
     if not found:
         reason = problems[0] if problems else "The file is empty."
         raise StorageError(f"The file holds no conversation that can be read. {reason}")
-    return Found(found, _notices(problems, looked, len(entries)))
+    left = sum((Counter(export.left_out) for export in found), Counter[str]())
+    return Found(found, [*_notices(problems, looked, len(entries)), *_left_out(left)])
+
+
+def _left_out(left: Counter[str]) -> list[str]:
+    parts = ", ".join(f"{what} ({number:,})" for what, number in left.most_common())
+    return [f"These parts of the conversations were left out: {parts}."] if parts else []
 
 
 def _notices(problems: Sequence[str], looked: int, entries: int) -> list[str]:
@@ -275,37 +309,30 @@ def _notices(problems: Sequence[str], looked: int, entries: int) -> list[str]:
 
 
 def _reader(data: object) -> Callable[[Any], Export]:
-    if is_plain(data):
-        return _read_plain
-    entry = _typed(data, dict, "the conversation")
+    if isinstance(data, StorageError):
+        raise data
+    if foreign.is_plain(data):
+        return foreign.read_plain
+    entry = typed(data, dict, "the conversation")
     if "format" in entry:
         return _read_ours
-    if "mapping" in entry:
-        return _read_chatgpt
-    if "conv" in entry:
-        return _read_llama_cpp
-    if "chat" in entry or "history" in entry:
-        return _read_open_webui
-    if "messages" in entry:
-        return _read_plain
+    if reader := foreign.reader_of(entry):
+        return reader
     keys = ", ".join(repr(str(key)[:30]) for key in list(entry)[:5]) or "nothing"
-    raise _refusal(
+    raise not_imported(
         f"it holds {keys}, which is none of the formats that can be read: Strata's own, ChatGPT's, "
-        "Open WebUI's, that of llama.cpp's page, or plain messages with "
+        "Open WebUI's, ShareGPT's, that of llama.cpp's page, or plain messages with "
         '"role" and "content"'
     )
-
-
-def is_plain(data: object) -> bool:
-    """Whether the value is a list of messages, which is one conversation."""
-    return isinstance(data, list) and bool(data) and _inside(data[0], "role") is not None
 
 
 def _read_ours(entry: dict[str, Any]) -> Export:
     version = entry.get("version")
     if entry.get("format") != FORMAT or type(version) is not int or not 1 <= version <= VERSION:
         given = f"{entry.get('format')!r} {version!r}"[:80]
-        raise _refusal(f"its format is {given}, and this program reads {FORMAT!r} 1 to {VERSION}")
+        raise not_imported(
+            f"its format is {given}, and this program reads {FORMAT!r} 1 to {VERSION}"
+        )
     if version == 1:
         found: OwnFile[Any] = _checked(OwnFile[OwnMessage], entry)
         messages = _in_a_row([ExportedMessage(**dict(each)) for each in found.messages])
@@ -315,7 +342,7 @@ def _read_ours(entry: dict[str, Any]) -> Export:
     for number, each in enumerate(messages):
         if each.parent is not None and each.parent >= number:
             name = f"message {number + 1}"
-            raise _refusal(f"the parent of {name} is not one of the messages before it")
+            raise not_imported(f"the parent of {name} is not one of the messages before it")
     return Export(**dict(found) | {"messages": messages})
 
 
@@ -323,243 +350,9 @@ def _in_a_row(messages: list[ExportedMessage]) -> list[ExportedMessage]:
     return [each._replace(parent=n - 1 if n else None) for n, each in enumerate(messages)]
 
 
-def _with_text(messages: Iterable[ExportedMessage]) -> list[ExportedMessage]:
-    return [message for message in messages if message.content.strip()]
-
-
-def _read_chatgpt(entry: dict[str, Any]) -> Export:
-    """All branches; the branch that was shown last is chosen."""
-    mapping = _typed(entry["mapping"], dict, "mapping")
-    node = entry.get("current_node") or next(reversed(mapping), None)
-    found = _tree(mapping, node, "parent", _read_chatgpt_message)
-    return _foreign(entry.get("title"), entry.get("create_time"), found)
-
-
-def _read_chatgpt_message(holder: dict[str, Any]) -> ExportedMessage | None:
-    """A text by the user or the assistant; None for tool calls, images and empty system notes."""
-    message = holder.get("message")
-    role = _inside(_inside(message, "author"), "role")
-    parts = _inside(_inside(message, "content"), "parts")
-    if role not in ("user", "assistant") or not isinstance(parts, list):
-        return None
-    text = "".join(part for part in parts if isinstance(part, str))
-    return ExportedMessage(role, text, _time(_inside(message, "create_time"), "create_time"), None)
-
-
-def _read_open_webui(entry: dict[str, Any]) -> Export:
-    """All branches; if the file has none, the list of messages."""
-    chat = _typed(entry.get("chat", entry), dict, "chat")
-    history = chat.get("history") or {}
-    tree, node = _inside(history, "messages"), _inside(history, "currentId")
-    if isinstance(tree, dict) and isinstance(node, str) and node in tree:
-        found = _tree(tree, node, "parentId", lambda item: _read_plain_message(item, "a message"))
-    else:
-        items = _typed(chat.get("messages"), list, "messages")
-        read = (_read_plain_message(m, f"message {n}") for n, m in enumerate(items, 1))
-        found = _in_a_row(_with_text(read))
-    system = _inside(chat.get("params"), "system")
-    return _foreign(
-        entry.get("title") or chat.get("title"),
-        entry.get("created_at"),
-        found,
-        system if isinstance(system, str) else "",
-    )
-
-
-def _read_llama_cpp(entry: dict[str, Any]) -> Export:
-    """All branches; the branch that was shown last is chosen. This format stores the system prompt
-    as a message."""
-    conv = _typed(entry["conv"], dict, "conv")
-    items = [
-        _typed(item, dict, "a message") for item in _typed(entry.get("messages"), list, "messages")
-    ]
-    nodes = {str(item.get("id")): item for item in items}
-    node = conv.get("currNode") or next(reversed(nodes), None)
-    path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
-    system = [item.get("content") for item in path if item.get("role") == "system"]
-    return _foreign(
-        conv.get("name"),
-        _in_seconds(conv.get("lastModified")),
-        _tree(nodes, node, "parent", _read_llama_cpp_message),
-        next((text for text in system if isinstance(text, str) and text.strip()), ""),
-    )
-
-
-def _read_llama_cpp_message(item: dict[str, Any]) -> ExportedMessage | None:
-    """A text by the user or the assistant, preceded by attached files and thinking; None for the
-    root, for instructions and for the output of tools."""
-    if item.get("role") not in ("user", "assistant") or item.get("type") == "root":
-        return None
-    message = _read_plain_message(item, "a message")
-    thinking = item.get("reasoningContent") or item.get("thinking")
-    extra = item.get("extra")
-    files = [
-        _attached(name, text)
-        for part in (extra if isinstance(extra, list) else ())
-        for name, text in [(_inside(part, "name"), _inside(part, "content"))]
-        if isinstance(name, str) and isinstance(text, str)
-    ]
-    if isinstance(thinking, str) and thinking.strip():
-        files.append(f"<think>\n{thinking.strip()}\n</think>")
-    created = _time(_in_seconds(item.get("timestamp")), "the time of a message")
-    return message._replace(content="\n\n".join([*files, message.content]), created=created)
-
-
-def _attached(name: str, text: str) -> str:
-    """A file in the form that messages have for attachments (app/service/attachments.py)."""
-    fence = "`" * max((len(row) + 1 for row in re.findall(r"`{3,}", text)), default=3)
-    return f"Attached file: {' '.join(name.split())}\n{fence}\n{text}\n{fence}"
-
-
-def _in_seconds(milliseconds: object) -> object:
-    usable = isinstance(milliseconds, int | float) and 0 <= milliseconds < 1000 * LATEST
-    return milliseconds / 1000 if usable else None  # type: ignore[operator]
-
-
-def _tree(
-    nodes: dict[str, Any],
-    shown: object,
-    parent: str,
-    read: Callable[[dict[str, Any]], ExportedMessage | None],
-) -> list[ExportedMessage]:
-    """The messages of a tree, parents first; the path to `shown` is chosen.
-
-    Nodes without text are skipped, and their children follow the parent instead. Unreadable nodes
-    are skipped as well, unless they are on the chosen path.
-    """
-    path = set(_branch(nodes, shown, parent, ()))
-    nodes = {id: node for id, node in nodes.items() if isinstance(node, dict)}
-    numbers: dict[str, int | None] = {}
-    found: list[ExportedMessage] = []
-    for last in nodes:
-        for id in _branch(nodes, last, parent, numbers):
-            above = numbers.get(str(nodes[id].get(parent)))
-            try:
-                message = read(nodes[id])
-            except StorageError:
-                if id in path:
-                    raise
-                message = None
-            numbers[id] = above
-            if message is not None and message.content.strip():
-                numbers[id] = len(found)
-                found.append(message._replace(parent=above, chosen=int(id in path)))
-    return found
-
-
-def _branch(nodes: dict[str, Any], node: object, parent: str, known: Container[str]) -> list[str]:
-    """The ids on the way to a node, from the root or from a known node on."""
-    path: dict[str, None] = {}
-    while isinstance(node, str) and node in nodes and node not in known and node not in path:
-        path[node] = None  # a damaged file may contain a cycle
-        node = _typed(nodes[node], dict, "an entry of the tree of messages").get(parent)
-    return [*path][::-1]
-
-
-def _read_plain(data: dict[str, Any] | list[Any]) -> Export:
-    entry = {"messages": data} if isinstance(data, list) else data
-    items = _typed(entry["messages"], list, "messages")
-    messages = [_read_plain_message(item, f"message {n}") for n, item in enumerate(items, 1)]
-    system = ""
-    if messages and messages[0].role == "system":
-        system = messages.pop(0).content
-    return _foreign(
-        entry.get("title") or entry.get("name"), None, _in_a_row(_with_text(messages)), system
-    )
-
-
-def _read_plain_message(item: object, name: str) -> ExportedMessage:
-    """A message whose content is a text, or a list of parts, some of them texts."""
-    each = _checked(PlainMessage, item, f"in {name}, ")
-    return ExportedMessage(each.role, each.content, time.time(), None)
-
-
-def _foreign(
-    title: object, created: object, messages: list[ExportedMessage], system: str = ""
-) -> Export:
-    """A conversation of another program: no settings, and its title and time if they are usable."""
-    if not messages:
-        raise _refusal("it has no messages with text")
-    usable = isinstance(created, int | float) and 0 <= created < LATEST
-    own = title.strip()[:MAX_TITLE].strip() if isinstance(title, str) else ""
-    return Export(
-        title=own or _first_words(messages) or "Imported",
-        system_prompt=system,
-        settings={},
-        created=_time(created if usable else None, "its time"),
-        messages=messages,
-    )
-
-
-def _first_words(messages: Sequence[ExportedMessage]) -> str:
-    """A title from the first message that has words besides files and thinking."""
-    for message in messages:
-        if title := title_of(NOT_WORDS.sub("", message.content[:BEGINNING])):
-            return title
-    return ""
-
-
-def _inside(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None
-
-
-def _typed(value: object, kind: type[T], name: str) -> T:
-    """The value, if it is of exactly this type: a JSON true is not an integer."""
-    if type(value) is not kind:
-        found = "missing" if value is None else f"of type {type(value).__name__}"
-        raise _refusal(f"{name} is {found}, not of type {kind.__name__}")
-    return value
-
-
-def _time(value: object, name: str) -> float:
-    if value is None:
-        return time.time()
-    # The comparison is false for NaN, and for integers that are too large for a float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LATEST:
-        raise _refusal(f"{name} is {quoted(value)}, not a time in seconds since 1970")
-    return float(value)
-
-
 def _checked(model: type[M], value: object, where: str = "") -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
         problem = problem_of(error, model).text.removesuffix(".")
-        raise _refusal(f"{where}{problem}") from error
-
-
-def _refusal(problem: str) -> StorageError:
-    return StorageError(
-        f"The conversation cannot be imported: {problem}. Export it again, or repair the file."
-    )
-
-
-def title_of(text: str) -> str:
-    """A title from a message: its first sentence without Markdown, cut after a word; "" for a text
-    without words."""
-    outside = re.sub(r"(?m)^\s*(?:```|~~~).*$", "", text)
-    for paragraph in re.split(r"\n\s*\n", outside):
-        lines = paragraph.strip().splitlines()
-        # A heading is a title by itself; other lines are joined.
-        words = " ".join(
-            _bare(line) for line in (lines[:1] if paragraph.lstrip()[:1] == "#" else lines)
-        )
-        if re.search(r"\w", words):
-            sentence = re.match(r".{8,}?[.!?](?=\s|$)", words.strip())
-            return _cut(" ".join((sentence[0] if sentence else words).split()).rstrip("."))
-    return ""
-
-
-def _bare(line: str) -> str:
-    """A line without its Markdown."""
-    line = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+|[\s*`~]+$", "", line)
-    return line.replace("**", "").replace("`", "")
-
-
-def _cut(text: str) -> str:
-    """At most LONGEST characters, cut after a word if possible."""
-    if len(text) <= LONGEST:
-        return text
-    beginning = text[:LONGEST]
-    words = beginning.rpartition(" ")[0] if text[LONGEST] != " " else beginning
-    return (words if len(words) > LONGEST // 2 else beginning[:-1]).rstrip(" ,;:") + "…"
+        raise not_imported(f"{where}{problem}") from error

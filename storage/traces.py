@@ -130,7 +130,8 @@ class Worth(NamedTuple):
     the whole answer, and the seconds of plain decoding under the same load, None if unknown.
 
     `proof` is the result of a background proof, {} if there was none. `thinks` says that the answer
-    begins inside thinking, because the chat template opened it. `known` says whether the guessed
+    begins inside thinking, because the chat template opened it; `marks` begin thinking of its
+    model, none if that is not known. `known` says whether the guessed
     tokens are known; a server may not report them.
     """
 
@@ -141,6 +142,7 @@ class Worth(NamedTuple):
     proof: Mapping[str, Any]
     thinks: bool = False
     known: bool = True
+    marks: Sequence[str] = ()
 
 
 class Traces:
@@ -273,16 +275,18 @@ class Traces:
             "coalesce(learning_seconds, 0), coalesce(plain_prefill_seconds, prefill_seconds) + "
             "plain_seconds, proof, CASE WHEN json_valid(settings) "
             "THEN json_extract(settings, '$.thinks') END, CASE WHEN json_valid(settings) "
-            "THEN coalesce(json_extract(settings, '$.server.sources'), 1) END "
+            "THEN coalesce(json_extract(settings, '$.server.sources'), 1) END, "
+            "CASE WHEN json_valid(settings) THEN json_extract(settings, '$.marks') END "
             "FROM runs WHERE conversation = ? AND owner = ?",
             [conversation_id, self._owner],
         ):
             with suppress(*MISSHAPEN):
-                tokens, guessed, seconds, plain, proof, thinks, known = row
+                tokens, guessed, seconds, plain, proof, thinks, known, marks = row
                 figures = int(tokens), int(guessed), float(seconds), _known(plain)
                 proved = from_json(proof)
                 proved = proved if isinstance(proved, dict) else {}
-                found[run_id] = Worth(*figures, proved, bool(thinks), known != 0)
+                begins = tuple(mark for mark in from_json(marks or "[]") if isinstance(mark, str))
+                found[run_id] = Worth(*figures, proved, bool(thinks), known != 0, begins)
         return found
 
     def speaker(self, run_id: str) -> str:

@@ -15,6 +15,8 @@ from engine.types import Token
 
 LEAST = -9999.0
 """The reported logarithm of a probability of 0."""
+BYTES = "bytes:"
+"""What stands before the bytes of a token in texts."""
 WHOLE = {"chat": "chat.completion", "text": "text_completion"}
 CHUNK = {"chat": "chat.completion.chunk", "text": "text_completion"}
 PREFIX = {"chat": "chatcmpl-", "text": "cmpl-"}
@@ -25,13 +27,24 @@ def logarithm(probability: float) -> float:
     return math.log(probability) if probability > 0 else LEAST
 
 
-def token_logprob(name: str, probability: float) -> Data:
-    """A token with its logarithm; its bytes are unknown if it is part of a character."""
-    known = list(name.encode("utf-8", "replace")) if "\ufffd" not in name else None
-    return {"token": name, "logprob": logarithm(probability), "bytes": known}
+def escaped(piece: bytes) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in piece)
 
 
-def chat_logprobs(tokens: Sequence[Token], names: dict[int, str]) -> Data:
+def written(piece: bytes, prefix: str = "") -> str:
+    """A token as a text; one that is only a part of a character by the numbers of its bytes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return prefix + escaped(piece)
+
+
+def token_logprob(piece: bytes, probability: float) -> Data:
+    """A token with its logarithm and its bytes."""
+    return {"token": written(piece), "logprob": logarithm(probability), "bytes": list(piece)}
+
+
+def chat_logprobs(tokens: Sequence[Token], names: dict[int, bytes]) -> Data:
     content = [
         token_logprob(names[token.id], token.probability)
         | {"top_logprobs": [token_logprob(names[other], p) for other, p in token.likeliest]}
@@ -40,16 +53,26 @@ def chat_logprobs(tokens: Sequence[Token], names: dict[int, str]) -> Data:
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(tokens: Sequence[Token], names: dict[int, str], start: int) -> Data:
-    """`start` is the number of characters that were sent before."""
-    texts = [names[token.id] for token in tokens]
-    top = [{names[other]: logarithm(p) for other, p in token.likeliest} for token in tokens]
+def text_logprobs(tokens: Sequence[Token], starts: Sequence[int], names: dict[int, bytes]) -> Data:
+    """The probabilities as the endpoint for texts sends them."""
+    top = [alternatives(token, names) for token in tokens]
     return {
-        "tokens": texts,
+        "tokens": [written(names[token.id], BYTES) for token in tokens],
         "token_logprobs": [logarithm(token.probability) for token in tokens],
         "top_logprobs": top if any(top) else None,
-        "text_offset": [start + sum(map(len, texts[:n])) for n in range(len(texts))],
+        "text_offset": [*starts],
     }
+
+
+def alternatives(token: Token, names: dict[int, bytes]) -> dict[str, float]:
+    """The likeliest tokens by their texts. A further one with the same text also has its id, so
+    that none is missing."""
+    found: dict[str, float] = {}
+    for other, probability in token.likeliest:
+        name = written(names[other], BYTES)
+        name = f"{BYTES}{escaped(names[other])} ({other})" if name in found else name
+        found[name] = logarithm(probability)
+    return found
 
 
 def with_reasoning(reasoning: str) -> Data:
@@ -64,13 +87,15 @@ class Grown:
     text: str = ""
     reasoning: str = ""
     tokens: list[Token] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    names: dict[int, bytes] = field(default_factory=dict)
     over: Over | None = None
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.reasoning += piece.reasoning
         self.tokens += piece.tokens
+        self.starts += piece.starts
         self.names |= piece.names
 
 
@@ -96,12 +121,11 @@ class Reply:
             last = len(self.answered) == len(self.choices) and not self.completion.usage
             more = figures(self.answered) if last else {}
             return self.chunk(news.choice, "", news.finish, **more)
-        start = len(grown.text)
         grown.add(news)
         if not news.text and not news.reasoning and not (self.with_logprobs and news.tokens):
             return None
-        part = Grown(tokens=list(news.tokens), names=news.names)
-        logprobs = self.logprobs(part, start)
+        part = Grown(tokens=[*news.tokens], starts=[*news.starts], names=news.names)
+        logprobs = self.logprobs(part)
         return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
 
     @property
@@ -140,13 +164,13 @@ class Reply:
             "system_fingerprint": f"fp_{self.info.fingerprint}",
         }
 
-    def logprobs(self, grown: Grown, start: int = 0) -> Data | None:
+    def logprobs(self, grown: Grown) -> Data | None:
         """The probabilities of a choice or of a part of it, if they are requested."""
         if not self.with_logprobs:
             return None
         if self.kind == "chat":
             return chat_logprobs(grown.tokens, grown.names)
-        return text_logprobs(grown.tokens, grown.names, start)
+        return text_logprobs(grown.tokens, grown.starts, grown.names)
 
     def chunk(
         self,

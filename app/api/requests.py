@@ -331,7 +331,8 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
         method = body.speculative.chosen
     except SettingError as error:
         raise refused(str(error), "speculative") from error
-    basic = Request((), (), generation, method, likeliest=body.likeliest or 0)
+    parted = isinstance(body, Chat) and body.reasoning_format != "none"
+    basic = Request((), (), generation, method, likeliest=body.likeliest or 0, whole=not parted)
     if isinstance(body, Chat):
         messages, begun = conversation(body.messages)
         prompts = [replace(basic, messages=messages, begun=begun)]
@@ -346,7 +347,7 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
         body.stream,
         body.stream_options.include_usage,
         body.likeliest,
-        isinstance(body, Chat) and body.reasoning_format != "none",
+        parted,
     )
 
 

@@ -4,9 +4,7 @@ The thread does everything that blocks: it waits in the queue, reads the engine'
 what was learned. The loop only sends finished pieces, so a program that reads slowly blocks nobody
 else. The loop also notices when a program disconnects; it then stops the thread without waiting.
 
-A model writes its thinking between marks at the beginning, or after a mark that its chat template
-has written. Clients know it as `reasoning_content`. The splitter returns all text once and in
-order, except for the marks and the white space next to them.
+Clients know the thinking of a model as `reasoning_content` (engine/thinking.py).
 """
 
 import asyncio
@@ -16,7 +14,6 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal, NamedTuple
 
 from app.api.figures import FINISHES, Answered, Counters
 from app.api.requests import Completion
@@ -28,6 +25,7 @@ from engine.backends.base import BackendInfo
 from engine.engine import Engine, Request, Started
 from engine.errors import Cancelled, StrataError
 from engine.metrics import Tally
+from engine.thinking import Parted, Splitter
 from engine.types import Learned, Prefill, Step, Token
 
 WORDS = 1 << 16
@@ -46,14 +44,16 @@ class Begun:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a step added to a choice: text of the answer and of the thinking, and its tokens except
-    the one that ends the answer. If probabilities are requested, `names` holds the texts of these
-    tokens and of their likeliest alternatives."""
+    the one that ends the answer. If probabilities are requested, these are the tokens of the text,
+    which begin at `starts` in it, and `names` holds the bytes of these tokens and of their
+    likeliest alternatives."""
 
     choice: int
     text: str
     reasoning: str
     tokens: tuple[Token, ...]
-    names: dict[int, str]
+    starts: tuple[int, ...]
+    names: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,106 +70,25 @@ Arrival = News | ApiError | None
 """What a running request sends: news, and at its end None or an error."""
 
 
-# separating thinking from the answer
-
-BEGINS = ("<think>", "<thinking>")
-ENDS = ("</think>", "</thinking>")
-
-
-class Parted(NamedTuple):
-    """A part of the thinking and a part of the answer."""
-
-    reasoning: str = ""
-    content: str = ""
-
-
-class Splitter:
-    """Splits one answer. `begun` says that the chat template has begun the thinking."""
-
-    def __init__(self, begun: bool = False) -> None:
-        self.state: Literal["begins", "thinks", "thought", "answers"] = "begins"
-        self.held = ""
-        self.empty = True
-        if begun:
-            self.state = "thinks"
-
-    @property
-    def thinks(self) -> bool:
-        """Whether the next text belongs to the thinking."""
-        return self.state == "thinks"
-
-    def push(self, text: str) -> Parted:
-        """Add text; returns what is certain now, and holds back what may be part of a mark."""
-        self.held += text
-        reasoning = ""
-        if self.state == "begins":
-            self.begin()
-        if self.state == "thinks":
-            reasoning = self.think()
-        if self.state == "thought":
-            self.held = self.held.lstrip()
-            self.state = "answers" if self.held else "thought"
-        return Parted(reasoning, self.taken(len(self.held)) if self.state == "answers" else "")
-
-    def end(self) -> Parted:
-        """The text that was held back, at the end of the answer."""
-        held = self.taken(len(self.held))
-        return Parted(held.rstrip(), "") if self.thinks else Parted("", held)
-
-    def begin(self) -> None:
-        start = self.held.lstrip()
-        mark = next((mark for mark in BEGINS if start.startswith(mark)), None)
-        if mark is not None:
-            self.state, self.held = "thinks", start[len(mark) :]
-        elif not any(mark.startswith(start) for mark in BEGINS):
-            self.state = "answers"
-
-    def think(self) -> str:
-        """The thinking up to a mark, or up to what may become one."""
-        if self.empty:
-            self.held = self.held.lstrip()
-        found = [(self.held.find(mark), mark) for mark in ENDS if mark in self.held]
-        if found:
-            at, mark = min(found)
-            thought = self.taken(at).rstrip()
-            self.state, self.held = "thought", self.held[len(mark) :]
-        else:
-            thought = self.taken(len(self.held) - unsure(self.held))
-        self.empty = self.empty and not thought
-        return thought
-
-    def taken(self, length: int) -> str:
-        text, self.held = self.held[:length], self.held[length:]
-        return text
-
-
-def unsure(text: str) -> int:
-    """How many characters at the end may belong to a mark or to the white space before it."""
-    longest = min(max(map(len, ENDS)), len(text))
-    begun = (n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in ENDS))
-    certain = text[: len(text) - next(begun, 0)].rstrip()
-    return len(text) - len(certain)
-
-
 # the work
 
 
 class Texts:
-    """The texts of single tokens."""
+    """The bytes of single tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.known: Latest[tuple[str, int], str] = Latest(WORDS)
+        self.known: Latest[tuple[str, int], bytes] = Latest(WORDS)
         self.lock = threading.Lock()
 
-    def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, str]:
-        """The texts of tokens and of their likeliest alternatives, by their ids."""
+    def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, bytes]:
+        """The bytes of tokens and of their likeliest alternatives, by their ids."""
         ids = {n for token in tokens for n in (token.id, *(t for t, _ in token.likeliest))}
         with self.lock:
             known = {n: self.known[tokenizer, n] for n in ids if (tokenizer, n) in self.known}
         unknown = list(ids - known.keys())
         if unknown:
-            found = self.engine.texts([[number] for number in unknown])
+            found = self.engine.pieces(unknown)
             fresh = dict(zip(unknown, found, strict=True))
             with self.lock:
                 self.known.update({(tokenizer, n): text for n, text in fresh.items()})
@@ -189,6 +108,8 @@ class Choice:
     tally: Tally = field(default_factory=Tally)
     finish: str = ""
     thought: int = 0
+    waiting: list[Token] = field(default_factory=list)
+    length: int = 0
 
     def piece(self, step: Step, texts: Texts | None) -> Piece:
         """The piece that a step adds. Raises Cancelled if the app itself stopped the answer."""
@@ -198,10 +119,27 @@ class Choice:
             )
         if step.finish is not None:
             self.finish = FINISHES[step.finish]
-        tokens = step.tokens[:-1] if step.finish == "eos" else step.tokens
+        self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
+        self.length += len(text)
+        tokens, starts = self.said(self.length)
         names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
-        return Piece(self.number, text, reasoning, tokens, names)
+        return Piece(self.number, text, reasoning, tokens, starts, names)
+
+    def said(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+        """The waiting tokens of the first `length` characters of the answer, and where they begin
+        in it. Those of the thinking are dropped, and others wait until their text is sent."""
+        thought = self.splitter.thought if self.splitter else None
+        begun = len(self.request.begun)
+        first = begun if thought is None else thought.answer
+        if first is None or not length:
+            return (), ()
+        first = max(first, begun)
+        ends = [token.start for token in self.waiting[1:]]
+        passed = sum(end <= first for end in ends) if first else 0
+        count = sum(token.start < first + length for token in self.waiting)
+        found, self.waiting = self.waiting[passed:count], self.waiting[count:]
+        return tuple(found), tuple(max(0, token.start - first) for token in found)
 
     def parted(self, step: Step) -> Parted:
         """The text of a step, with its thinking separated if that is requested."""
@@ -264,7 +202,9 @@ class Service:
                         began = True
                         self.count(-1, 1)
                         choice.info = event.info
-                        choice.splitter = Splitter(event.thinks) if completion.parted else None
+                        if completion.parted:
+                            choice.splitter = Splitter(event.info.marks, event.thinks)
+                            choice.splitter.push(request.begun)
                         yield Begun(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)

@@ -47,8 +47,9 @@ from engine.metrics import Metrics, tallied
 from engine.queue import Waiting
 from engine.runs import Collector, planned
 from engine.streams import Stream
+from engine.thinking import Splitter, named
 from engine.types import NO_RUN, Learned, Part, Prefill, Run, Step
-from storage.conversations import Conversations, Piece
+from storage.conversations import Conversations, Piece, text_of
 from storage.database import Database
 from storage.traces import Traces
 
@@ -96,8 +97,8 @@ class Recorder:
         self.part: Part | None = None
         self.prompt: tuple[int, ...] = ()
         self.certain_text: str | None = None
-        self.thinks = False
-        """Whether the answer begins within thinking that the chat template has begun."""
+        self.splitter = Splitter()
+        """What finds the thinking in the text of `pieces`."""
         self.finish: str | None = None
         self.counted: ServerCounted | None = None
         """What the counters of a server report."""
@@ -128,6 +129,7 @@ class Recorder:
         self.prompt, self.certain_text = prompt, text
         if begun is None or not begun.run_id:
             self.collector.plan = plan
+            self.split_again()
             return
         nothing = Prefill(0, 0)
         self.part = Part(
@@ -137,6 +139,16 @@ class Recorder:
         steps[-1] = without_end([step for step in steps if step.index >= begun.start], text)
         count = len(steps[-1].tokens)
         self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
+        self.split_again()
+
+    def split_again(self) -> None:
+        settings = self.collector.plan.settings
+        self.splitter = Splitter(named(settings.get("marks", ())), bool(settings.get("thinks")))
+        self.splitter.push(self.text)
+
+    @property
+    def text(self) -> str:
+        return text_of(self.pieces)
 
     def add(self, event: Prefill | Step | Learned | ServerCounted) -> None:
         if isinstance(event, ServerCounted):
@@ -161,6 +173,7 @@ class Recorder:
         self.tally.add(step)
         self.collector.add(step)
         self.pieces += [Piece.of(token, step.index) for token in step.tokens]
+        self.splitter.push("".join(token.text for token in step.tokens))
         if self.finish:
             self.flush()
         elif self.thread is None:
@@ -320,7 +333,6 @@ class Growing:
                     text = event.text if self.request.answered else None
                     plan = planned(event.info, method, generation, event.thinks)
                     self.recorder.begin(plan, event.prompt, text)
-                    self.recorder.thinks = event.thinks
                 elif isinstance(event, Waiting):
                     yield event
                 elif self.take(event) and (self.recorder.finish or pace.due()):

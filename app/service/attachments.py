@@ -14,6 +14,10 @@ The fence is longer than any run of backticks in the file, so `split` finds the 
 and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
 copies and other programs keep it with the message.
 
+A text that does not say its encoding is decoded by a guess (encodings.py), which is told with the
+file. A file of another format is refused by the name of that format, also if a few bytes stand
+before it.
+
 PDF files are read in the calling thread, within a time limit. The limit is checked at every drawing
 command, so even a page that never ends is stopped. pypdf itself limits what a file may unpack.
 """
@@ -25,9 +29,10 @@ import threading
 import time
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from app.service import encodings
 from app.service.pages import Latest
 from engine.errors import PromptError, first_line
 
@@ -42,16 +47,41 @@ OWNERS = 32
 MAX_NAME = 100
 LABEL = "Attached file: "
 HEAD = re.compile(rf"{LABEL}([^\n]+)\n(`{{3,}})([\w+-]*)\n")
-CONTROLS = 0.02
-"""A file with a larger share of control characters is not text."""
+SUITABLE = "Attach text, Markdown, code, CSV, JSON, or a PDF file that holds text."
+BEGINNING = 1024
+"""The bytes in which the signature of a format is searched."""
+SAVE = "Save it as PDF or as text, and attach that."
+UNPACK = "Unpack it, and attach its files."
+BEFORE = rb"\A[\s\x00-\x1f\xef\xbb\xbf\xfe\xff]{0,64}"
+PK = rb"PK\x03\x04"
+FORMATS = tuple(
+    (re.compile(pattern, re.DOTALL), what, advice)
+    for pattern, what, advice in (
+        (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*", "a picture", SUITABLE),
+        (PK + rb".*word/", "a Word document", SAVE),
+        (PK + rb".*xl/", "an Excel table", SAVE),
+        (PK + rb".*ppt/", "a PowerPoint presentation", SAVE),
+        (PK + rb".*opendocument", "an OpenDocument file", SAVE),
+        (PK + rb".*epub", "an e-book", SAVE),
+        (PK + rb"|\x1f\x8b\x08|7z\xbc\xaf|Rar!\x1a|BZh\d1AY|\xfd7zXZ\0", "an archive", UNPACK),
+        (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an older Office program", SAVE),
+        (BEFORE + rb"\{\\rtf\d", "a document in Rich Text Format", SAVE),
+        (BEFORE + rb"%!PS", "a PostScript document", SAVE),
+        (rb"ID3[\x02-\x04]|OggS\0|fLaC\0|RIFF....WAVE|\0\0\0.ftyp", "sound or a film", SUITABLE),
+        (rb"SQLite format 3\0", "a database", SUITABLE),
+        (rb"\x7fELF|\AMZ.{0,64}\0", "a program", SUITABLE),
+    )
+)
+"""How files begin that are not text, and what they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file as the model reads it."""
+    """A file as the model reads it. `note` says what was guessed about it."""
 
     name: str
     text: str
+    note: str = field(default="", compare=False)
 
     @property
     def block(self) -> str:
@@ -102,8 +132,11 @@ def read(name: str, content: bytes) -> Attachment:
             f"{name} has {len(content):,} bytes, and at most {MAX_BYTES:,} can be attached. "
             "Attach a part of it."
         )
-    reader = pdf_text if content[:1024].lstrip().startswith(b"%PDF-") else decoded
-    text = reader(name, content)
+    note, pdf = "", re.search(rb"%PDF-\d", content[:BEGINNING])
+    if pdf and (not content[: pdf.start()].strip() or b"endobj" in content):
+        text = pdf_text(name, content)
+    else:
+        text, note = decoded(name, content)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n")
     if not text.strip():
         raise PromptError(f"{name} is empty. There is nothing in it to attach.")
@@ -112,7 +145,7 @@ def read(name: str, content: bytes) -> Attachment:
             f"{name} has {len(text):,} characters, and at most {MAX_CHARACTERS:,} can be attached. "
             "Attach a part of it."
         )
-    return Attachment(name, text)
+    return Attachment(name, text, note)
 
 
 def clean_name(name: str) -> str:
@@ -122,21 +155,22 @@ def clean_name(name: str) -> str:
     return " ".join(seen.split())[:MAX_NAME].strip() or "file"
 
 
-def decoded(name: str, content: bytes) -> str:
-    """Bytes as text, by their byte order mark or the first encoding that fits."""
-    wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-    for encoding in ("utf-16",) if wide else ("utf-8-sig", "cp1252", "latin-1"):
-        try:
-            text = content.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        odd = sum(unicodedata.category(c) == "Cc" and c not in "\t\n\r\f" for c in text[:65536])
-        if "\0" not in text and odd <= CONTROLS * min(len(text), 65536):
-            return text
-    raise PromptError(
-        f"{name} is not text. Attach text, Markdown, code, CSV, JSON, or a PDF file that holds "
-        "text."
-    )
+def decoded(name: str, content: bytes) -> tuple[str, str]:
+    """Bytes as text, and what was guessed for that. Raises PromptError for what is no text."""
+    ends = content[:BEGINNING] + content[-BEGINNING:]
+    for signature, what, advice in FORMATS:
+        if signature.search(ends):
+            raise PromptError(f"{name} is not text: it is {what}. {advice}")
+    found = encodings.decode(content)
+    if found is None:
+        raise PromptError(
+            f"{name} is not text, or its encoding cannot be recognised. {SUITABLE} Text can be "
+            "saved as UTF-8 in any editor."
+        )
+    notes = [f"read as {found.guess}, a guess"] if found.guess else []
+    if found.bad:
+        notes.append(f"unreadable places, now \ufffd: {found.bad:,}")
+    return found.text, ", ".join(notes)
 
 
 class Attachments:

@@ -6,11 +6,10 @@ earlier one. A deletion can be undone for an hour, which also restores what is n
 last answer.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from app.service.attachments import without_files
@@ -18,19 +17,21 @@ from app.service.history import Answered, Begun, History, begun
 from app.service.jobs import AnswerTarget, Task, Tasks
 from app.service.pages import THE_LIST, Latest, ListRevisions
 from app.service.revival import Revival
-from engine.engine import Engine, Measured, Request
+from engine.engine import Engine, Event, Measured, Request, Started
 from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
 from engine.loaded import NO_MODEL
 from engine.methods import METHODS
 from engine.prompt import Size
 from engine.queue import Waiting
 from engine.settings import Generation, Sampling
+from engine.streams import Stream
+from engine.thinking import Splitter, answer_of
 from engine.types import Message, Step
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.drafting import ContextStore
-from storage.imports import title_of
+from storage.titles import title_of
 
 
 class Trash:
@@ -320,8 +321,24 @@ class Gauge:
 
 QUOTED = 1_000
 """Characters of each message that the model reads to find a title."""
-TOKENS = 24
+TOKENS, THOUGHT = 24, 1_000
+"""The most tokens of a title, and of the thinking before it."""
 INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
+
+
+def title_in(stream: Stream[Event]) -> str:
+    """The answer of a stream without its thinking, of at most TOKENS tokens."""
+    splitter, text, left = Splitter(), "", TOKENS
+    with closing(stream):
+        for event in stream:
+            if isinstance(event, Started):
+                splitter = Splitter(event.info.marks, event.thinks)
+            for token in event.tokens if isinstance(event, Step) else ():
+                text += splitter.push(token.text).content
+                left -= splitter.state == "answers"
+            if left <= 0:
+                break
+    return text + splitter.end().content
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +361,10 @@ class Titles:
         first = [message for message in messages if message.content.strip()][:2]
         if not first:
             raise PromptError("Nothing was said in this conversation yet. Write something first.")
-        quoted = "\n\n".join(message.content.strip()[:QUOTED] for message in first)
-        generation = Generation(Sampling(temperature=0.0), max_tokens=TOKENS)
+        said = (each.content if each.role == "user" else answer_of(each.content) for each in first)
+        quoted = "\n\n".join(text.strip()[:QUOTED] for text in said)
+        thinking = False if self.engine.state.info.can_think else None
+        generation = Generation(Sampling(temperature=0.0), THOUGHT + TOKENS, thinking=thinking)
         request = Request(
             (Message("user", f"{quoted}\n\n{INSTRUCTION}"),),
             generation=generation,
@@ -357,9 +376,7 @@ class Titles:
             for _ in self.gate(task):
                 pass
             stream = task.stop.start(lambda: self.engine.generate(request))
-            steps = [event for event in stream if isinstance(event, Step)]
-        text = "".join(token.text for step in steps for token in step.tokens)
-        title = title_of(re.sub(r"(?s)<think>.*?(</think>|$)", "", text).replace('"', ""))
+            title = title_of(title_in(stream).replace('"', ""))
         if not title:
             raise PromptError("The model proposed no title. Write one with Rename.")
         store.rename(conversation_id, title)

@@ -13,6 +13,7 @@ from app.service.why import sentence
 from app.web.colors import INKS, ink, others
 from app.web.markup import times
 from engine.errors import StorageError
+from engine.thinking import Thought, named, thought_in
 from storage.conversations import Piece, StoredMessage
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -58,14 +59,28 @@ def percent(probability: float) -> int:
 def about(message: StoredMessage, continuable: bool = False, notes: Remarks = NO_REMARKS) -> Data:
     """The data below a message: its versions, its run, and whether it can be continued. `notes`
     holds further data for some runs: a `note` (a sentence), a `badge` with `text`, `kind` and
-    `title`, and `thinking` if the answer begins inside thinking; see `remarks`."""
+    `title`; and for `thought_in` whether the answer begins inside thinking (`thinks`), and the
+    `marks` of its model; see `remarks`."""
     data: Data = {"key": message.id, "role": message.role}
+    more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
+    marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
+    if message.role != "user":
+        data |= thought_data(message.content, thought_in(message.content, marks, thinks))
     if len(message.versions) > 1:
         data["versions"] = [*message.versions]
     if message.run_id:
         data["run"] = message.run_id
-        data.update(notes.get(message.run_id, {}))
+        data |= more
     return {**data, "on": True} if continuable else data
+
+
+def thought_data(text: str, thought: Thought | None) -> Data:
+    """Where thinking begins and ends and the answer begins, as JavaScript counts in the text that a
+    page keeps; {} without thinking."""
+    if thought is None:
+        return {}
+    kept = [None if at is None else text[:at].replace("\r", "") for at in thought]
+    return {"thought": [None if it is None else len(it.encode("utf-16-le")) // 2 for it in kept]}
 
 
 def turn(
@@ -162,7 +177,9 @@ def remark(worth: Worth) -> dict[str, object]:
     if found := badge(worth.proof):
         shown["badge"] = found
     if worth.thinks:
-        shown["thinking"] = True
+        shown["thinks"] = True
+    if worth.marks:
+        shown["marks"] = worth.marks
     return shown
 
 

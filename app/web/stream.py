@@ -33,6 +33,7 @@ from app.web import render
 from app.web.metrics_panel import panel_values, with_pace
 from app.web.run_html import waiting_line
 from engine.queue import Waiting
+from engine.thinking import Thought
 
 FIGURES_SECONDS = 0.5
 FRESH_SHARE = 8
@@ -69,6 +70,7 @@ class AnswerEvents:
     def __init__(self, answer: Answer, sent: int) -> None:
         self.answer, self.sent, self.ahead = answer, sent, 0
         self.sources: dict[str, int] = {}
+        self.thought: Thought | None = None
         self.steps = 0
         self.tokens_in_figures = 0
         """How many tokens the last figures covered."""
@@ -97,7 +99,7 @@ class AnswerEvents:
             known = len(self.sources)
             step = update.recorder.pieces[self.sent - 1].step if self.sent else 0
             groups = render.groups(fresh, self.sources, step)
-            if len(self.sources) > known:
+            if len(self.sources) > known or update.recorder.splitter.thought != self.thought:
                 found.append(self.legend())
             self.sent += len(fresh)
             found.append(StreamEvent(TOKENS, groups, self.sent))
@@ -112,10 +114,13 @@ class AnswerEvents:
         return with_pace(values, seen_in(update.metrics))
 
     def legend(self) -> StreamEvent:
-        """What the numbers of the sources mean, and whether the answer begins inside thinking."""
+        """What the numbers of the sources mean, and where the thinking is."""
         update, known = self.answer.update, render.legend(self.sources)
-        thinks = {"thinking": True} if update is not None and update.recorder.thinks else {}
-        return StreamEvent("sources", {**known, **thinks}, self.sent)
+        if update is None:
+            return StreamEvent("sources", known, self.sent)
+        self.thought = update.recorder.splitter.thought
+        data = {**known, **render.thought_data(update.recorder.text, self.thought)}
+        return StreamEvent("sources", data, self.sent)
 
 
 async def events(answer: Answer, start: int) -> AsyncGenerator[list[StreamEvent], None]:

@@ -85,10 +85,10 @@ function drawFoot(turn) {
 }
 
 function countedIn({ run, about }) {
-  const found = thoughtOf(run.text, about.thinking);
+  const found = thoughtOf(run.text, about.thought);
   const thought = found ? tokensIn(run, found.from, found.to) : 0;
   const counted = (count) => `${count.toLocaleString("en")} token${count === 1 ? "" : "s"}`;
-  if (!found) return counted(run.texts.length);
+  if (!found || found.none) return counted(run.texts.length);
   return `${counted(tokensIn(run, found.answer, run.text.length))}, and ${thought.toLocaleString("en")}`
     + " of thinking";
 }
@@ -115,7 +115,7 @@ function drawVersions(box, turn) {
 // The text of an answer without its thinking.
 function answerOf(turn) {
   const text = turn.box.raw();
-  const found = turn.role === "user" ? null : thoughtOf(text, turn.about.thinking);
+  const found = turn.role === "user" ? null : thoughtOf(text, turn.about.thought);
   return found ? text.slice(found.answer).trim() : text;
 }
 

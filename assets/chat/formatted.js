@@ -56,8 +56,8 @@ function drawFormatted(turn) {
     box.append(inside);
     turn.page = { box: inside };
   }
-  const found = thoughtOf(text, turn.about.thinking);
-  if (found) drawThought(turn, text, found);
+  const found = thoughtOf(text, turn.about.thought);
+  if (found && !found.none) drawThought(turn, text, found);
   else if (turn.thought) {
     turn.thought.box.remove();
     turn.thought = null;

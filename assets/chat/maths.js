@@ -1,5 +1,6 @@
-// Maths in Markdown: $...$ and \(...\) in a line, $$...$$ and \[...\] as a block or in a line. A
-// dollar opens maths only if no space follows it and no word character precedes it. It closes maths
+// Maths in Markdown: $...$ and \(...\) in a line, $$...$$ and \[...\] as a block or in a line, and
+// environments such as \begin{align} as a block. A dollar opens maths only if no space follows it and
+// no word character precedes it, except for scripts without spaces between words. It closes maths
 // only if no space precedes it and no digit follows it, because $5 and $10 are prices.
 const LONGEST_LINE = 1500; // characters of maths in a line
 const LONGEST_MATHS = 8000;
@@ -14,6 +15,7 @@ const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}]/u;
 const PROSE = /^\d[\d.,]*\s+\p{L}{2,}/u; // "5 apples and ..."
 const BLOCKS = { $$: "$$", "\\[": "\\]" };
+const ENVIRONMENT = /\\begin(\{(?:equation|align|alignat|gather)\*?\})/y;
 const LINES = { $$: "$$", "\\[": "\\]", "\\(": "\\)" };
 
 // The parser tries this rule at every block and at every line of a paragraph.
@@ -21,24 +23,27 @@ function mathsBlock(state, from, to, silent) {
   spend();
   if (state.sCount[from] - state.blkIndent >= 4) return false;
   const begin = state.bMarks[from] + state.tShift[from];
-  const close = BLOCKS[state.src.slice(begin, begin + 2)];
+  ENVIRONMENT.lastIndex = begin;
+  const environment = ENVIRONMENT.exec(state.src);
+  const open = environment ? environment[0] : state.src.slice(begin, begin + 2);
+  const close = environment ? "\\end" + environment[1] : BLOCKS[open];
   if (!close) return false;
   for (let line = from; line < to && (line === from || !state.isEmpty(line)); line += 1) {
     if (line > from && state.sCount[line] < state.blkIndent) return false;
     spend();
-    const first = line === from ? begin + 2 : state.bMarks[line] + state.tShift[line];
+    const first = line === from ? begin + open.length : state.bMarks[line] + state.tShift[line];
     const end = state.src.slice(first, state.eMarks[line]).trimEnd();
     const at = end.indexOf(close);
-    if (at >= 0 && at + 2 !== end.length) return false;
+    if (at >= 0 && at + close.length !== end.length) return false;
     if (at < 0) continue;
     if (silent) return true;
-    const content = state.getLines(from, line + 1, state.blkIndent, false);
-    const tex = content.trim().slice(2, -2);
+    const content = state.getLines(from, line + 1, state.blkIndent, false).trim();
+    const tex = content.slice(open.length, -close.length);
     if (!tex.trim()) return false;
     state.line = line + 1;
     const token = state.push("maths_block", "", 0);
     token.map = [from, line + 1];
-    token.content = tex;
+    token.content = environment ? content : tex;
     token.meta = { from: begin, to: first + end.length };
     return true;
   }
@@ -71,7 +76,7 @@ function enclosed(state, mark) {
 function dollars(state) {
   const { src, pos } = state;
   const from = pos + 1;
-  if (pos && WORD.test(src[pos - 1])) return null;
+  if (pos && WORD.test(src[pos - 1]) && !unspaced(characterBefore(src, pos))) return null;
   if (from >= state.posMax || SPACE.test(src[from]) || src[from] === "$") return null;
   const limit = Math.min(state.posMax, from + LONGEST_LINE);
   for (let at = from; at < limit; at += 1) {

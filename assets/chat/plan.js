@@ -22,6 +22,7 @@ function markdown() {
   });
   md.inline.ruler.before("text", "begins", beginsHere);
   md.inline.ruler.before("escape", "maths", mathsInLine);
+  md.inline.ruler.before("autolink", "break", lineBreak);
   md.inline.ruler2.before("balance_pairs", "placed", placed);
   parser = md;
   return parser;

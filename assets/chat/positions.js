@@ -131,7 +131,49 @@ function inlineState(State) {
       token.meta = { began: this.began };
       return token;
     }
+
+    // CommonMark knows where emphasis begins and ends by the spaces beside punctuation. Scripts
+    // without spaces between words have none there, and models also write **Note:**text.
+    scanDelims(start, splitsWords) {
+      const found = super.scanDelims(start, splitsWords);
+      if (!splitsWords) return found;
+      const before = characterBefore(this.src, start);
+      const after = characterAt(this.src, start + found.length);
+      const beside = unspaced(before) || unspaced(after);
+      const bold = this.src[start] === "*" && found.length === 2 && LETTER.test(after);
+      found.can_open ||= beside && after.trim() !== "";
+      found.can_close ||= (beside || bold) && before.trim() !== "";
+      return found;
+    }
   };
+}
+
+const LETTER = /\p{L}/u;
+const UNSPACED = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}\p{sc=Bopomofo}\u3001-\u303f\u30fb\u30fc\uff01-\uffee]/u;
+
+// Whether a character belongs to a script whose words or punctuation stand without spaces.
+const unspaced = (character) => UNSPACED.test(character);
+
+function characterAt(text, at) {
+  return at < text.length ? String.fromCodePoint(text.codePointAt(at)) : "";
+}
+
+function characterBefore(text, at) {
+  if (at <= 0) return "";
+  const pair = at > 1 && /[\udc00-\udfff]/.test(text[at - 1]);
+  return characterAt(text, at - (pair ? 2 : 1));
+}
+
+// Models write <br> for a line break, most often in cells. No other HTML is read.
+const BREAK = /<br\s*\/?>/iy;
+
+function lineBreak(state, silent) {
+  BREAK.lastIndex = state.pos;
+  const found = BREAK.exec(state.src);
+  if (!found) return false;
+  if (!silent) state.push("hardbreak", "br", 0);
+  state.pos += found[0].length;
+  return true;
 }
 
 // The first rule. It never matches; it records where each step of the state begins.

@@ -113,7 +113,8 @@ function hear(mine, kind, data, at) {
     else mine.reading.abort(); // Events were lost: the next connection brings them.
   } else if (kind === "sources") {
     mine.sources = data.sources;
-    mine.thinking = mine.thinking || data.thinking;
+    mine.thought = data.thought || mine.thought;
+    if (mine.turn) mine.turn.about.thought = mine.thought;
     learn(data.names);
   } else if (kind === "figures") {
     document.dispatchEvent(new CustomEvent("strata:figures", { detail: data }));
@@ -146,7 +147,7 @@ function frame() {
   if (!live.turn) {
     live.turn = begin("live:" + live.token, "assistant", live.run);
     grows(live.turn, true);
-    tell(live.turn, { thinking: live.thinking });
+    tell(live.turn, { thought: live.thought });
   }
   show(live.turn);
   dropFormer();

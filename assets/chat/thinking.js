@@ -1,19 +1,14 @@
-// The thinking of a model, between <think> and </think> at the beginning of its text. If the chat
-// template has already opened the thinking, the model writes only the end mark.
-const OPENED = /^\s*<think(?:ing)?>/;
-const CLOSED = /<\/think(?:ing)?>/;
-const CLOSED_ALONE = /(?:^|\n)[ \t]*<\/think(?:ing)?>[ \t]*(?:\n|$)/;
+// The thinking of a model, before its answer. The program finds it (engine/thinking.py) and sends
+// where it begins and ends, and where the answer begins: [from, to, answer], null for what is not
+// known yet.
 
 // The positions of the thinking and the answer: { from, to, answer, over }; null without thinking.
-function thoughtOf(text, opened = false) {
-  const begun = OPENED.exec(text);
-  const from = begun ? begun[0].length : 0;
-  const end = (begun || opened ? CLOSED : CLOSED_ALONE).exec(text.slice(from));
-  if (!begun && !opened && !end) return null;
-  if (!end) return { from, to: text.length, answer: text.length, over: false };
-  const [mark] = /<\/think(?:ing)?>/.exec(end[0]);
-  const to = from + end.index + end[0].indexOf(mark);
-  return { from, to, answer: to + mark.length, over: true };
+function thoughtOf(text, thought) {
+  if (!thought) return null;
+  const [from, to, answer] = thought.map((at) => Math.min(at ?? text.length, text.length));
+  const over = thought[1] !== null && thought[1] <= text.length;
+  return over && !text.slice(from, to).trim() ? { from, to: from, answer, over, none: true }
+    : { from, to, answer, over };
 }
 
 // How many tokens begin in a part of the text.

@@ -94,9 +94,8 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null,
   return true;
 }
 
-// Set the details of a turn. Only its stream says that the template has begun the thinking, so that
-// is kept.
+// Set the details of a turn. Where its thinking is remains known from its stream.
 function tell(turn, about) {
-  turn.about = { thinking: turn.about.thinking, ...about };
+  turn.about = { thought: turn.about.thought, ...about };
   turn.run.id = about.run || "";
 }

@@ -13,7 +13,8 @@ function described(file) {
   if (file.error) return file.error;
   if (file.reading) return file.name + (hurried ? " · reading, then it is sent" : " · reading");
   const tokens = file.tokens.toLocaleString("en-US") + (file.tokens === 1 ? " token" : " tokens");
-  return `${file.name} · ${sized(file.size)} · ${file.exact ? "" : "about "}${tokens}`;
+  const length = `${sized(file.size)} · ${file.exact ? "" : "about "}${tokens}`;
+  return [file.name, file.note, length].filter(Boolean).join(" · ");
 }
 
 function drawFiles() {

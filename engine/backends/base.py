@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from engine.heads.base import Head, HeadInfo
 from engine.sampling import Choice, Floats, distribution, ranked, select
 from engine.settings import Sampling
+from engine.thinking import MARKS, Marks
 from engine.tree import Tree
 from engine.types import Message
 
@@ -60,7 +61,8 @@ class BackendInfo(TokenizerInfo):
     nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
-    thinking on and off. `head` describes the model's own head for guessing tokens, if any.
+    thinking on and off, and `marks` may stand around its thinking. `head` describes the model's own
+    head for guessing tokens, if any.
 
     `server` is the server that runs it, None for a model on this machine.
     """
@@ -82,6 +84,7 @@ class BackendInfo(TokenizerInfo):
     sampling: Sampling = Sampling()
     begin: str = ""
     can_think: bool = False
+    marks: tuple[Marks, ...] = MARKS
     head: HeadInfo | None = None
     server: ServerInfo | None = None
 
@@ -107,6 +110,10 @@ class BackendInfo(TokenizerInfo):
         return f"{self.name} ({self.weights})"
 
 
+Bytes = bytes
+"""Within `Backend`, `bytes` is a property."""
+
+
 class Tokenizer(Protocol):
     """How a model reads text: the part of a `Backend` that needs none of its weights."""
 
@@ -118,6 +125,9 @@ class Tokenizer(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the model's chat template."""
@@ -239,6 +249,9 @@ class Backend(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
+
+    def piece(self, token: int) -> Bytes:
+        """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def vocabulary(self) -> Sequence[str]:
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""

@@ -197,6 +197,9 @@ class LlamaCppTokenizer:
         pieces = self.tokens.pieces
         return b"".join([pieces[token] for token in tokens]).decode("utf-8", "replace")
 
+    def piece(self, token: int) -> bytes:
+        return bytes(self.tokens.pieces[token])
+
     def vocabulary(self) -> list[str]:
         return self.tokens.texts
 

@@ -16,7 +16,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
+from engine.backends.base import BackendInfo, Bytes, Filled, LogitScores, common_prefix
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -189,8 +189,10 @@ class ToyBackend:
         return tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        data = b"".join(SPECIAL[t].encode() if t in SPECIAL else bytes([t]) for t in tokens)
-        return data.decode("utf-8", "replace")
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> Bytes:
+        return SPECIAL[token].encode() if token in SPECIAL else bytes([token])
 
     def vocabulary(self) -> list[str]:
         return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]

@@ -1,12 +1,27 @@
 """The tokenizer of a transformers model: text to tokens, back, and conversations to text."""
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from engine.backends.base import TokenizerInfo, fingerprint
 from engine.backends.chat_template import FILLER, Fill, conversation
 from engine.errors import ModelError, first_line
 from engine.types import Message
+
+
+def letters_of_bytes() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for: a byte that can be printed
+    stands for itself, and the others have the letters from 256 on, in their order."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = (byte for byte in range(256) if byte not in shown)
+    return {chr(byte): byte for byte in shown} | {
+        chr(256 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+LETTERS = letters_of_bytes()
 
 
 class TransformersTokenizer:
@@ -26,6 +41,29 @@ class TransformersTokenizer:
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
         )
+
+    def piece(self, token: int) -> bytes:
+        """A token of a byte or of letters that stand for bytes is read as such. Of any other one
+        the text counts, as it is after another token: some tokenizers leave out a first space."""
+        written = self.tokenizer.convert_ids_to_tokens(token)
+        if written is None:
+            return b""
+        if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", written):
+            return bytes.fromhex(byte[1])
+        if self.byte_level and token not in self.tokenizer.added_tokens_decoder:
+            return bytes(LETTERS[letter] for letter in written if letter in LETTERS)
+        before = self.detokenize(self.anchor)
+        text = self.detokenize([*self.anchor, token]).removeprefix(before)
+        return text.encode("utf-8", "replace")
+
+    @cached_property
+    def byte_level(self) -> bool:
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        return fast is not None and "ByteLevel" in str(fast.decoder)
+
+    @cached_property
+    def anchor(self) -> list[int]:
+        return self.tokenize("a")[-1:]
 
     def vocabulary(self) -> list[str]:
         return vocabulary_of(self.tokenizer)

@@ -39,6 +39,7 @@ from engine.models.gguf_files import file_fingerprint
 from engine.models.gguf_heads import with_head
 from engine.models.probe import Probe, refusal
 from engine.settings import Runtime
+from engine.thinking import marks_of
 
 KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}
 """Vocabulary types of the library with their names in transformers. The first type is SentencePiece
@@ -63,7 +64,10 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
     template, note, thinks = chat_template(model, vocabulary)
-    info = replace(describe(path, model, context, vocabulary, runtime), can_think=thinks)
+    written = llama_cpp.llama_model_chat_template(model, None) or b""
+    marks = marks_of(written.decode("utf-8", "replace"), vocabulary.texts)
+    info = describe(path, model, context, vocabulary, runtime)
+    info = replace(info, can_think=thinks, marks=marks)
     kind = StatesBackend if keeps_state(model) else LlamaCppBackend
     backend = kind(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE

@@ -33,6 +33,7 @@ from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
 from engine.models.memory import CHAIN
 from engine.models.torch_heads import edges, with_head
+from engine.thinking import marks_of
 
 # The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -256,7 +257,7 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    fill = filler(tokenizer)
+    fill, template = filler(tokenizer), str(tokenizer.chat_template or "")
     return BackendInfo(
         name=name_of(source),
         kind="transformers",
@@ -277,7 +278,8 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         memory_bytes=weights,
         note=note if plainly or chains else "",
         begin=begin_of(tokenizer),
-        can_think=fill is not None and can_think(str(tokenizer.chat_template), fill),
+        can_think=fill is not None and can_think(template, fill),
+        marks=marks_of(template, vocabulary_of(tokenizer)),
     )
 
 

@@ -46,6 +46,7 @@ from engine.servers.client import (
     unreachable,
 )
 from engine.servers.served import ServedModel
+from engine.thinking import USUAL
 from engine.types import TARGET, UNKNOWN, Finish, Learned, Prefill, Step, Token
 
 SILENT = ("stream_options", "return_token_ids", "logprobs")
@@ -57,7 +58,7 @@ OPTIONAL = ("top_k", "min_p", "seed", "top_p", "temperature", *SILENT)
 SAMPLERS = ("top_k", "min_p")
 NAMES = {"top_k": "Top-k", "min_p": "Min-p", "top_p": "Top-p"}
 DATA, DONE = "data:", "[DONE]"
-BEGIN, END = "<think>\n", "\n</think>\n\n"
+BEGIN, END = f"{USUAL.begin}\n", f"\n{USUAL.ends[0]}\n\n"
 """The marks that are put around thinking if a server sends it separately from the answer."""
 
 
@@ -268,6 +269,7 @@ class Arrival(NamedTuple):
     text: str
     probability: float
     moment: float
+    start: int
 
 
 class Sources(BaseModel):
@@ -303,7 +305,7 @@ class Answer:
         self.thinking = Thinking()
         self.ids: list[int] = []
         """All tokens of the answer. While `known`, they are the server's own ids."""
-        self.known = True
+        self.known, self.length = True, 0
         self.waiting: list[Arrival] = []
         """The latest tokens, which are not reported yet."""
         self.steps = 0
@@ -387,7 +389,8 @@ class Answer:
         chances = chances if len(chances) == len(ids) else [0.0] * len(ids)
         for id, part, chance in zip(ids, shared(chunk, text, len(ids)), chances, strict=True):
             self.model.learn(id, part)
-            self.waiting.append(Arrival(id, part, chance, moment))
+            self.waiting.append(Arrival(id, part, chance, moment, self.length))
+            self.length += len(part)
         self.ids += ids
 
     # reporting
@@ -438,7 +441,7 @@ class Answer:
     def report_step(self, group: Sequence[Arrival], sources: Sequence[str], at: int) -> None:
         """Report the tokens of one forward, as far as this is known; the first is number `at`."""
         tokens = tuple(
-            Token(each.id, place, source, 0, each.text, each.probability)
+            Token(each.id, place, source, 0, each.text, each.probability, start=each.start)
             for place, (each, source) in enumerate(zip(group, sources, strict=True), at)
         )
         accepted = Counter(each for each in sources if each not in (TARGET, UNKNOWN))

@@ -80,6 +80,9 @@ class ServedModel:
     def detokenize(self, tokens: Sequence[int]) -> str:
         return "".join(self.texts.get(token, "") for token in tokens)
 
+    def piece(self, token: int) -> bytes:
+        return self.detokenize([token]).encode("utf-8", "replace")
+
     # needs a model on this machine
 
     bytes = unread = 0

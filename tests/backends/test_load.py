@@ -14,6 +14,7 @@ import pytest
 
 from engine.models.format import recommended
 from engine.settings import Sampling
+from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import load, save_model
 from tests.support.hub import Hub, serving
@@ -55,6 +56,22 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
     assert info.can_tree and info.note == "" and info.dtype == "float32" and info.threads == 1
     assert info.eos_ids == {1} and info.memory_bytes == 4 * info.parameters > 1_000_000
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
+
+
+def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    def begins() -> list[str]:
+        return [marks.begin for marks in load(folder).info.marks]
+
+    assert begins() == [marks.begin for marks in MARKS], "nothing is known of them"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|channel>", "<channel|>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    assert begins() == ["<|channel>thought"]
+    tokenizer.chat_template += "{{ '[THINK]' }}"
+    tokenizer.save_pretrained(folder)
+    assert begins() == ["[THINK]", "<|channel>thought"]
 
 
 def test_attention_that_plans_every_length_is_switched_off_on_a_gpu_alone() -> None:

@@ -502,6 +502,12 @@ def test_a_text_begins_with_its_token_once_where_the_file_asks_for_it(
     assert (backend.tokenize(begun)[0] == 0) and backend.tokenize("hi")[0] != 0
 
 
+def test_the_marks_of_thinking_are_those_of_the_files_template(tmp_path: Path) -> None:
+    template = "{{ messages[0].content }}{% if enable_thinking %}[THINK]{% endif %}"
+    path = tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=template)
+    assert [marks.begin for marks in opened_gguf(path).info.marks] == ["[THINK]"]
+
+
 @pytest.mark.parametrize("number", [None, 260, 2**31, 2**32 - 1])
 def test_a_file_may_have_no_token_that_begins_a_text(tmp_path: Path, number: int | None) -> None:
     """The library would begin it with token 11, which is a tab here."""

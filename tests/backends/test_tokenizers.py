@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from engine.backends.base import TokenizerInfo
+from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.errors import ModelError
 from engine.local import document_text
 from engine.models.loaders import load, tokenizer
 from engine.settings import Runtime
 from engine.types import Document, Message
 from tests.conftest import EMBEDDED, ROOT
+from tests.support.gguf_files import opened_gguf, tiny_gguf
 from tests.support.hub import Hub, serving
 
 CHAT = (Message("user", "How are you?"), Message("assistant", "Well, 日本 and 🙂."))
@@ -86,3 +89,49 @@ def test_of_a_gguf_file_the_header_alone_is_read(monkeypatch: pytest.MonkeyPatch
     check_same(alone, load(source, Runtime()))
     with pytest.raises(ModelError, match="no such file"):
         tokenizer("nowhere.gguf")
+
+
+WORDS = "Hi 👩‍🚀 日本語 — ok 😊.\n  <|end|> a"
+
+
+def check_pieces(tokenizer: Any, text: str = WORDS) -> None:
+    pieces = [tokenizer.piece(token) for token in tokenizer.tokenize(text)]
+    assert b"".join(pieces) == text.encode() and any(len(piece) > 1 for piece in pieces)
+
+
+@pytest.mark.model
+def test_the_bytes_of_tokens_are_those_of_the_text(tmp_path: Path) -> None:
+    check_pieces(tokenizer(str(EMBEDDED)))
+    check_pieces(opened_gguf(tiny_gguf(tmp_path / "x.gguf")), "Hi there, you")
+
+
+@pytest.mark.model
+def test_the_bytes_of_a_vocabulary_of_pieces_are_those_of_the_text() -> None:
+    """As Llama 2's: a space before a word belongs to it, and unknown letters are bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁Hithero", "▁H", "▁Hi"]
+    words = {name: number for number, name in enumerate(names)}
+    made = Tokenizer(
+        models.BPE(words, [("▁", "H"), ("▁H", "i")], byte_fallback=True, unk_token="<unk>")
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>")
+    info = TokenizerInfo("pieces", "", len(names), frozenset())
+    alone = TransformersTokenizer(wrapped, info)
+    tokens = alone.tokenize("Hi there 😊 Hi")
+    assert alone.detokenize(tokens) == "Hi there 😊 Hi"
+    assert b"".join(map(alone.piece, tokens)) == " Hi there 😊 Hi".encode()
+    assert alone.piece(words["▁Hi"]) == b" Hi" and alone.piece(words["<s>"]) == b"<s>"
+    assert alone.piece(words["<0xF0>"]) == b"\xf0" and alone.piece(9_999) == b""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from engine.thinking import MARKS, Marks
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
 from storage.conversations import Piece
 from tests.conftest import ROOT
@@ -146,6 +147,12 @@ MATHS: tuple[tuple[str, list[str]], ...] = (
     ("`$x$` and \\$x\\$", []),
     ("$ x $ and $x $", []),
     ("an $open one", []),
+    ("函数$f(x)$的值，当$x=1$时", ["f(x)", "x=1"]),
+    ("함수 $f$와 값$y$는", ["f", "y"]),
+    ("a\n\\begin{align*}\nx\n\\end{align*}\nb", ["\\begin{align*}\nx\n\\end{align*}"]),
+    ("\\begin{equation}x\\end{equation}", [r"\begin{equation}x\end{equation}"]),
+    ("\\begin{align}\nopen", []),
+    ("so \\begin{align} is written", []),
     ("$$\nopen\n\nand no maths", []),
 )
 
@@ -163,6 +170,45 @@ def test_dollars_are_maths_only_where_maths_is_meant(page: Page) -> None:
     expect(page.locator(".formatted")).to_contain_text(r"\frac{1}{")
 
 
+BOLD = (
+    (
+        "我们需要**“备份并恢复”步骤**。**请先保存文件。**然后再继续。",
+        ["“备份并恢复”步骤", "请先保存文件。"],
+    ),
+    ("他写了**「结论」**两字。**上海（Shanghai）**是城市。", ["「结论」", "上海（Shanghai）"]),
+    ("**保存してください（推奨）。**次に再起動します。", ["保存してください（推奨）。"]),
+    ('그녀는 **"좋다"**라고 했다. **서울(도시)**은 넓다.', ['"좋다"', "서울(도시)"]),
+    ("패키지를 **`npm publish`**를", ["npm publish"]),
+    ("1. **提示：**先关闭程序。\n2. **重要** 有空格。", ["提示：", "重要"]),
+    ("这是**🎉活动！**快来", ["🎉活动！"]),
+    ("**𠮷野（よしの）**さん", ["𠮷野（よしの）"]),
+    ("| 名 | 值 |\n|---|---|\n| **（甲）**乙 | **1.** |", ["（甲）", "1."]),
+    ("**Note:**text and **more**, see:**bold** text", ["Note:", "more", "bold"]),
+    ("2**-1 and **open, 乘**法", ["open, 乘"]),
+    ("2**-1 和 3**-2", []),
+    ("他说 ** 空格 ** 没有", []),
+    ("a ** b** c", []),
+)
+
+
+def test_bold_text_is_bold_beside_punctuation_of_any_script(page: Page) -> None:
+    for text, bold in BOLD:
+        for lengths in ((100,), (1,)):
+            draw(page, cut(text, lengths, SOURCES))
+            found = page.locator(".formatted strong").all_text_contents()
+            assert found == bold, text
+    draw(page, cut("~~旧（已废弃）。~~新*斜（体）。*正", (2,), SOURCES))
+    expect(page.locator(".formatted s")).to_have_text("旧（已废弃）。")
+    expect(page.locator(".formatted em")).to_have_text("斜（体）。")
+
+
+def test_a_line_break_is_the_only_html_that_is_read(page: Page) -> None:
+    draw(page, cut("| a |\n|---|\n| one<br>two<BR />three `<br>` <b>x</b> |", (3,), SOURCES))
+    cell = page.locator(".formatted td")
+    expect(cell.locator("br")).to_have_count(2)
+    expect(cell).to_have_text("onetwothree <br> <b>x</b>")
+
+
 def thought(page: Page) -> Any:
     return page.locator(".answered details.thought")
 
@@ -175,7 +221,7 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
     inside, said = "Let me *count* up.", "It is **four**."
     parts = [part for part in (opening, *re.findall(r"\w+|\W+", inside), closing, "It is ") if part]
     pieces = [Piece(part, MODEL, 1, n, n, 0.5) for n, part in enumerate([*parts, "**four**."])]
-    draw(page, pieces)
+    draw(page, pieces, begun=not opening)
     text = "".join(piece.text for piece in pieces)
     summary = thought(page).locator("summary")
     tokens = len(re.findall(r"\w+|\W+", inside)) + 1  # The mark that ends it has a line break.
@@ -195,23 +241,49 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
 @pytest.mark.soak
 def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
     draw(page)
-    grow = """([text, begun]) => {
+    grow = """([text, from]) => {
       const run = view.newRun();
       view.take(run, [[0, 0, 0, text.match(/.{1,4}/gs), text.match(/.{1,4}/gs)]], 0, ["context"]);
       const turn = view.begin("growing", "assistant", run);
       view.grows(turn, true);
-      view.tell(turn, { thinking: begun });
+      view.tell(turn, { thought: [from, null, null] });
       view.show(turn);
     }"""
-    page.evaluate(grow, ["The template began it", True])
+    page.evaluate(grow, ["The template began it", 0])
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     page.evaluate("view.drawn().pop().frame.remove()")
-    page.evaluate(grow, ["<think>\nThis takes some time", False])
+    page.evaluate(grow, ["<think>\nThis takes some time", len("<think>")])
     expect(thought(page).locator("summary")).to_have_text(re.compile(r"Thinking … \d+ tokens"))
     thought(page).locator("summary").click()
     expect(thought(page).locator(".formatted")).to_have_text("This takes some time")
-    draw(page, cut("What `</think>` ends is no thinking here.", (4,), SOURCES))
+
+
+SHOWN = (
+    "What `</think>` ends is no thinking here.",
+    "It writes like this:\n\n```\n<think>\nHm.\n</think>\nHello!\n```\n\nThe client hides it.",
+    "Put your thoughts between `<think>` and\n</think>\nand then answer.",
+    "First\n[THINK]\nx\n[/THINK]\n\nand <|channel>thought\ny<channel|>",
+)
+
+
+def test_an_answer_that_shows_the_marks_of_thinking_is_an_answer(page: Page) -> None:
+    for text in SHOWN:
+        draw(page, cut(text, (4,), SOURCES))
+        expect(thought(page)).to_have_count(0)
+        assert page.evaluate("view.answerOf(view.drawn()[0])") == text
+
+
+@pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
+def test_thinking_is_folded_whatever_its_marks_are(page: Page, marks: Marks) -> None:
+    text = f"{marks.begin}\nHm 😀.\n{marks.ends[0]}\n\nYes 😀."
+    draw(page, cut(text, (4,), SOURCES))
+    expect(thought(page)).to_have_count(1)
+    expect(page.locator(".answered > .formatted")).to_have_text("Yes 😀.")
+    assert page.evaluate("view.answerOf(view.drawn()[0])") == "Yes 😀."
+    # Thinking that was switched off leaves its marks and nothing between them.
+    draw(page, cut(f"{marks.begin}\n\n{marks.ends[0]}\n\nYes.", (4,), SOURCES))
     expect(thought(page)).to_have_count(0)
+    expect(page.locator(".answered > .formatted")).to_have_text("Yes.")
 
 
 SLOW = (

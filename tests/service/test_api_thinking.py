@@ -1,7 +1,11 @@
 """A model that thinks, as programs meet it: its thinking stands beside its answer."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
+from math import log
 from typing import Any
 
 import httpx
@@ -9,10 +13,19 @@ import numpy as np
 import openai
 import pytest
 
+from app.api.answers import text_logprobs
+from app.service.preferences import Preferences
+from app.service.session import Session
+from app.web import render
 from engine.backends import toy
 from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend
+from engine.local import Local
 from engine.sampling import Floats
-from engine.types import Message
+from engine.settings import Generation, Sampling
+from engine.thinking import MARKS, Marks
+from engine.types import Message, Token
+from storage.database import Database
+from tests.support.inside import OWNER
 from tests.support.served import Served, ask, served
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
@@ -22,13 +35,13 @@ BEFORE = 8
 """Tokens that tell which of the two marks was said last."""
 
 
-def says(before: tuple[int, ...]) -> Floats:
-    """What follows of what it always says, by the last tokens."""
+def says(before: tuple[int, ...], text: bytes = SAYS) -> Floats:
+    """What follows of the text that it always says, by the last tokens."""
     begun = before[before.index(ASSISTANT) + 1 :] if ASSISTANT in before else before
     ends = bytes(token for token in begun if token < 256)
-    at = 0 if ASSISTANT in before and not begun else SAYS.find(ends) + len(ends)
+    at = 0 if ASSISTANT in before and not begun else text.find(ends) + len(ends)
     logits = np.full(VOCABULARY, -30.0, np.float32)
-    logits[SAYS[at] if at < len(SAYS) else END] = 30.0
+    logits[text[at] if at < len(text) else END] = 30.0
     return logits
 
 
@@ -107,3 +120,113 @@ def test_a_model_that_cannot_think_is_not_told_to() -> None:
         assert refused.status_code == 400 and "toy" in refused.json()["error"]["message"]
         off = {"chat_template_kwargs": {"enable_thinking": False}}
         assert ask(client, messages=HELLO, max_tokens=5, **off).status_code == 200
+
+
+@pytest.mark.parametrize("speculative", [False, "hd"])
+@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": True}])
+def test_a_stop_string_ends_the_answer_and_not_the_thinking(
+    client: httpx.Client, speculative: Any, kwargs: Any
+) -> None:
+    """lm-eval sends such strings with each question."""
+    asked = {"messages": HELLO, "speculative": speculative, "chat_template_kwargs": kwargs}
+    for stop, content in ((["\n", "irs"], "Then that."), (["\n", " th"], "Then")):
+        (choice,) = ask(client, **asked, stop=stop).json()["choices"]
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": content,
+            "refusal": None,
+            "reasoning_content": "first this",
+        }
+        assert choice["finish_reason"] == "stop"
+    whole = ask(client, **asked, stop=["\n"], reasoning_format="none").json()["choices"][0]
+    assert whole["message"]["content"] == ("first this" if kwargs else "<think>")
+
+
+@pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
+def test_thinking_is_told_apart_whatever_its_marks_are(
+    db: Database, monkeypatch: pytest.MonkeyPatch, marks: Marks
+) -> None:
+    """By programs, pages and titles, also once the answer is stored."""
+    monkeypatch.setattr(toy, "MEMORY", 5 * BEFORE)  # Marks may be long, and begin as they end.
+    text = f"{marks.begin}\nfirst you think about <it> a while\n{marks.ends[0]}\nThen that 😀."
+    backend = ToyBackend(name="t", logits=partial(says, text=text.encode()))
+    backend.info = replace(backend.info, marks=(marks,))
+    with served(backend) as server, server.client() as client:
+        (choice,) = ask(client, messages=HELLO, max_tokens=200).json()["choices"]
+    assert choice["message"]["content"] == "Then that 😀."
+    assert choice["message"]["reasoning_content"] == "first you think about <it> a while"
+    session = Session(Local(backend=backend), db)
+    conversation = session.chat.say(OWNER, None, "hello")
+    generation = Generation(Sampling(temperature=0), max_tokens=200)
+    list(session.answering.answer(OWNER, conversation, Preferences(generation)))
+    message = session.chat.conversations(OWNER).messages(conversation)[-1]
+    data = render.about(message, notes=render.remarks(db, OWNER, conversation))
+    begin, end, answer = data["thought"]
+    assert text[begin:end].strip() == "first you think about <it> a while"
+    assert text[answer:] == "Then that 😀." and message.content == text
+    assert session.titles.suggest(OWNER, conversation) == "Then that 😀"
+
+
+SPOKEN = "<think>\nHm 日.\n</think>\n\nHi 👩‍🚀 日本語 — ok 😊, yes. END and more"
+HEARD = "Hi 👩‍🚀 日本語 — ok 😊, yes. "
+
+
+@pytest.fixture
+def speaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """Its tokens are bytes, so most of them are a part of a character."""
+    monkeypatch.setattr(toy, "MEMORY", 5 * BEFORE)
+    with served(ToyBackend(name="t", logits=partial(says, text=SPOKEN.encode()))) as made:
+        yield made
+
+
+@pytest.mark.parametrize("speculative", [False, "hd"])
+def test_probabilities_are_those_of_the_bytes_of_the_text(
+    speaker: Served, speculative: Any
+) -> None:
+    asked = {"messages": HELLO, "stop": ["END"], "max_tokens": 200, "logprobs": True}
+    asked |= {"top_logprobs": 3, "speculative": speculative}
+    with speaker.client() as client:
+        (choice,) = ask(client, **asked).json()["choices"]
+        lines = ask(client, **asked, stream=True).text.split("\n\n")
+    content = choice["logprobs"]["content"]
+    assert choice["message"]["content"] == HEARD
+    assert bytes(chain(*(entry["bytes"] for entry in content))) == HEARD.encode()
+    for entry in content:
+        assert len({tuple(each["bytes"]) for each in entry["top_logprobs"]}) == 3
+        (byte,) = entry["bytes"]
+        assert entry["token"] == (chr(byte) if byte < 128 else f"\\x{byte:02x}")
+    text, heard = "", b""
+    for line in lines[:-2]:
+        for part in json.loads(line.removeprefix("data: "))["choices"]:
+            text += part["delta"].get("content", "")
+            entries = (part["logprobs"] or {"content": []})["content"]
+            heard += bytes(chain(*(entry["bytes"] for entry in entries)))
+            assert heard.decode(errors="ignore") == text, "each token comes with its text"
+    assert text == HEARD
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_those_in_the_text_that_is_sent(speaker: Served, stream: bool) -> None:
+    prompt = "<|user|>a<|end|><|assistant|>"
+    asked = {"prompt": prompt, "stop": ["END"], "max_tokens": 200, "logprobs": 3, "stream": stream}
+    with speaker.client() as client:
+        found = ask(client, "completions", **asked)
+    lines = [line.removeprefix("data: ") for line in found.text.split("\n\n") if line.strip()]
+    parts = [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
+    text = "".join(part["text"] for part in parts)
+    told = [part["logprobs"] for part in parts if part["logprobs"]]
+    assert text == SPOKEN[: SPOKEN.index("END")]
+    data = text.encode()
+    offsets = list(chain(*(each["text_offset"] for each in told)))
+    assert offsets == [len(data[:at].decode(errors="ignore")) for at in range(len(data))]
+    tokens = list(chain(*(each["tokens"] for each in told)))
+    assert tokens == [chr(b) if b < 128 else f"bytes:\\x{b:02x}" for b in data]
+    assert {len(entry) for each in told for entry in each["top_logprobs"]} == {3}
+
+
+def test_tokens_with_the_same_text_are_all_told() -> None:
+    token = Token(1, 0, "target", likeliest=((1, 0.5), (2, 0.25), (3, 0.125)))
+    names = {1: b"a", 2: b"a", 3: b"\xf0"}
+    (told,) = text_logprobs([token], [0], names)["top_logprobs"]
+    shares = {"a": 0.5, "bytes:\\x61 (2)": 0.25, "bytes:\\xf0": 0.125}
+    assert told == pytest.approx({name: log(share) for name, share in shares.items()})

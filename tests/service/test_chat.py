@@ -14,7 +14,7 @@ from engine.prompt import Chat, Size
 from engine.types import Message
 from storage import deletions
 from storage.database import Database
-from storage.imports import LONGEST, title_of
+from storage.titles import LONGEST, title_of
 from tests.support.inside import OWNER
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Route
 
 from app.web import layout, render, routes, token_view
-from storage.conversations import Piece
+from engine.thinking import thought_in
+from storage.conversations import Piece, text_of
 from tests.support.pages import PATIENCE
 
 HOST = "http://view.test"
@@ -81,10 +82,12 @@ def grouped(pieces: Sequence[Piece]) -> tuple[list[Any], list[str]]:
     return render.groups(pieces, sources), [*sources]
 
 
-def draw(page: Page, pieces: Sequence[Piece] = (), **about: Any) -> None:
-    """Show one answer, and wait until it is formatted."""
+def draw(page: Page, pieces: Sequence[Piece] = (), begun: bool = False, **about: Any) -> None:
+    """Show one answer, and wait until it is formatted. With `begun` it begins inside thinking."""
     groups, sources = grouped(pieces)
-    turn = {"key": "answer", "role": "assistant", "groups": groups, **about}
+    text = text_of(pieces)
+    thought = render.thought_data(text, thought_in(text, begun=begun))
+    turn = {"key": "answer", "role": "assistant", "groups": groups, **thought, **about}
     value = {"kept": 0, "after": "", "turns": [turn], "sources": sources, "names": {}}
     page.evaluate("(value) => { props.value = { turns: [] }; view.draw(); }", None)
     page.evaluate("(value) => { props.value = value; view.draw(); }", value)

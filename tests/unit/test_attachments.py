@@ -1,6 +1,7 @@
 """Files that go with a message: how they are read, what is refused, how a message holds them."""
 
 import io
+import zipfile
 import zlib
 
 import pytest
@@ -21,6 +22,7 @@ from app.service.attachments import (
     without_files,
 )
 from engine.errors import PromptError
+from tests.support import encoded
 
 TEXTS = st.text(st.sampled_from("a`~ \n#:"), min_size=1).filter(lambda text: text.strip("\n"))
 
@@ -50,6 +52,14 @@ def pdf(*pages: str, commands: bytes = b"") -> bytes:
     head = b"xref\n0 %d\n0000000000 65535 f \n%s" % (len(objects) + 1, table)
     end = b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (len(objects) + 1, len(out))
     return out + head + end
+
+
+def zipped(name: str) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as made:
+        made.writestr("[Content_Types].xml", "x" * 3000)
+        made.writestr(name, "x" * 3000)
+    return packed.getvalue()
 
 
 def encrypted(content: bytes) -> bytes:
@@ -109,6 +119,41 @@ def test_text_is_read_in_the_encoding_that_it_shows(content: bytes, text: str) -
     assert read("some.csv", content).text == text
 
 
+@pytest.mark.parametrize(("encoding", "text", "content"), encoded.files())
+def test_a_text_is_read_in_the_encoding_that_it_does_not_show(
+    encoding: str, text: str, content: bytes
+) -> None:
+    found = read("some.csv", content)
+    assert found.text == text.strip("\n"), found.note
+    assert found.note.startswith("read as ") and found.note.endswith(", a guess")
+
+
+GERMAN = "Grüße aus Köln: schöne Straße, naïve Café. " * 20
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "bad"),
+    [
+        (GERMAN.encode()[:-3], GERMAN[:-3] + "\ufffd", 1),
+        (GERMAN.encode().replace(b"K\xc3\xb6", b"K\xc3", 3), GERMAN.replace("Kö", "K\ufffd", 3), 3),
+        ("会议".encode() * 9 + b"\xff", "会议" * 9 + "\ufffd", 1),
+        ("会议".encode("gb18030") * 600 + b"\xff\n", "会议" * 600 + "\ufffd", 1),
+        ("Grüße \ufffd".encode(), "Grüße \ufffd", 0),
+        (GERMAN.encode("utf-16")[:-1], GERMAN[:-1] + "\ufffd", 1),
+    ],
+)
+def test_a_few_wrong_bytes_spoil_no_file(content: bytes, text: str, bad: int) -> None:
+    found = read("some.txt", content)
+    assert found.text == text.strip("\n")
+    assert found.note.endswith(f"unreadable places, now \ufffd: {bad}") == bool(bad)
+
+
+def test_a_file_about_a_format_is_none_of_it() -> None:
+    assert read("notes.md", b"A PDF file begins with %PDF-1.7.").text.startswith("A PDF")
+    assert read("notes.md", b"It begins with {\\rtf1 and MZ, PK or RIFF").note == ""
+    assert read("late.pdf", b"a line before it\n" + pdf("Its words.")).text == "Its words."
+
+
 def test_a_pdf_file_is_read_page_by_page() -> None:
     found = read("paper.pdf", pdf("First page.", "", "Third page."))
     assert found.text == "First page.\n\nThird page."
@@ -119,7 +164,16 @@ def test_a_pdf_file_is_read_page_by_page() -> None:
     ("name", "content", "words"),
     [
         ("empty.txt", b" \n", "empty.txt is empty"),
-        ("cat.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cat.png is not text"),
+        ("cat.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cat.png is not text: it is a picture"),
+        ("cat.txt", b"\n\n\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "it is a picture"),
+        ("a.docx", zipped("word/document.xml"), "it is a Word document. Save it as PDF"),
+        ("a.xlsx", zipped("xl/workbook.xml"), "it is an Excel table"),
+        ("a.zip", zipped("a.txt"), "it is an archive. Unpack it"),
+        ("a.txt", b"\xef\xbb\xbf{\\rtf1\\ansi hello}", "it is a document in Rich Text Format"),
+        ("a.doc", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(900), "older Office program"),
+        ("a.ps", b"\n%!PS-Adobe-3.0", "it is a PostScript document"),
+        ("a.mp4", b"\0\0\0\x20ftypisom\0", "it is sound or a film"),
+        ("odd.txt", bytes(range(128, 256)) * 9, "its encoding cannot be recognised"),
         ("odd.bin", bytes(range(1, 32)) * 9, "odd.bin is not text"),
         ("big.txt", b"a" * (MAX_BYTES + 1), "at most 20,971,520 can be attached"),
         ("long.txt", b"a" * (MAX_CHARACTERS + 1), "at most 1,000,000 can be attached"),

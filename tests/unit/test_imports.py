@@ -11,7 +11,7 @@ from engine.errors import StorageError
 from storage import imports
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.imports import Export
+from storage.exported import Export
 
 ROOM = 20_000
 
@@ -101,8 +101,8 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
         ({"messages": "x"}, "messages is of type str"),
         ([{"role": "user"}], "in message 1, content is missing"),
         (
-            [{"role": "tool", "content": "x"}],
-            "in message 1, role cannot be 'tool'. Give 'system'",
+            [{"role": "judge", "content": "x"}],
+            "in message 1, role cannot be 'judge'. Give 'system'",
         ),
         ({"mapping": {}}, "no messages with text"),
         ([], "The file is empty"),

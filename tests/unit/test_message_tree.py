@@ -12,6 +12,7 @@ from storage import deletions, imports
 from storage.conversations import Conversations, StoredMessage
 from storage.database import Database
 from storage.drafting import ContextStore
+from storage.exported import Export, ExportedMessage
 from storage.traces import Traces
 from tests.unit.test_conversations import PIECES, contents, step_of
 
@@ -300,11 +301,8 @@ def test_damaged_places_hide_nothing(
 def test_a_long_conversation_is_deep(db: Database, ada: Conversations) -> None:
     """Deeper than Python or SQLite would recurse."""
     count = 5000
-    rows = [
-        imports.ExportedMessage("user", f"m{n}", 1.0, None, n - 1 if n else None)
-        for n in range(count)
-    ]
-    (id,) = ada.import_([imports.Export("deep", "", {}, 1.0, rows)])
+    rows = [ExportedMessage("user", f"m{n}", 1.0, None, n - 1 if n else None) for n in range(count)]
+    (id,) = ada.import_([Export("deep", "", {}, 1.0, rows)])
     messages = ada.messages(id)
     assert len(messages) == count and messages[-1].content == f"m{count - 1}"
     token = ada.delete_message(id, messages[1].id)
@@ -366,7 +364,7 @@ WEB = {
 
 @pytest.mark.parametrize("kind", ["ChatGPT", "Open WebUI"])
 def test_trees_of_other_programs_keep_their_branches(ada: Conversations, kind: str) -> None:
-    def read(node: str) -> imports.Export:
+    def read(node: str) -> Export:
         if kind == "ChatGPT":
             return imports.read({"title": "t", "mapping": CHATGPT, "current_node": node})
         ids = {"second": "B", "question": "a", "last": "c", "other": "A", "more": "c"}

@@ -12,6 +12,7 @@ from engine.backends.toy import END, ToyBackend
 from engine.errors import PromptError
 from engine.prompt import BLOCKS, CUT, Chat, TextStream, continued, resumed, splice
 from engine.settings import Drafting, Generation, Sampling
+from engine.thinking import MARKS
 from engine.types import Message, Prefill, Step
 from tests.support.replies import reply
 from tests.support.thinking import Thinking
@@ -298,6 +299,18 @@ def test_measuring_says_what_an_answer_would_read_and_changes_nothing() -> None:
     assert (long.dropped, long.fits) == (2, False)
     assert chat.measure([]).tokens == 0
     assert (chat.tokens, backend.cache) == before
+
+
+def test_earlier_answers_are_without_thinking_that_the_template_refuses() -> None:
+    """The template of gpt-oss raises an error for an answer with channels in it."""
+    said = "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Yes."
+    messages = [Message("user", "a"), Message("assistant", said), Message("user", said)]
+    for marks, answer in ((MARKS[7], "Yes."), (MARKS[0], said)):
+        backend = ToyBackend()
+        backend.info = replace(backend.info, marks=(marks,))
+        assert Chat(backend).text(messages) == (
+            f"<|user|>a<|end|><|assistant|>{answer}<|end|><|user|>{said}<|end|><|assistant|>"
+        )
 
 
 # from tokens to text

@@ -57,7 +57,11 @@ def test_a_file_is_read_counted_and_deleted(on: composer.Composer) -> None:
         "size": 7,
         "tokens": len(block),
         "exact": True,
+        "note": "",
     }
+    path = sent("a.txt", "Отчёт о встрече".encode("cp1251"))
+    found = on.attach(OWNER, data(number=4, name="a.txt", path=path))
+    assert found["file"]["note"] == "read as Windows-1251, a guess"
     assert not Path(path).exists()
     # What cannot be read is deleted as well.
     for name, content in (("image.png", b"\0\1\2"), ("large.txt", b"a" * (MAX_BYTES + 1))):

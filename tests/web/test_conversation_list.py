@@ -163,6 +163,16 @@ def test_settings_that_can_be_used_are_imported_and_shown(
     assert imported(prompts)[on.controls.system] == "Be kind.", "also without settings"
 
 
+def test_a_page_says_what_an_import_left_out(
+    on: ConversationList, warned: list[str], imported: Imported
+) -> None:
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {}}]
+    updates = imported([{"role": "user", "content": parts}])
+    assert [turn["text"] for turn in shown(on, updates)] == ["What is this?"]
+    assert warned == ["These parts of the conversations were left out: images (1)."]
+    assert {".json", ".jsonl", ".zip"} == set(on.import_button.file_types or ())
+
+
 def test_an_upload_is_deleted_whatever_came_of_it(
     on: ConversationList, warned: list[str], tmp_path: Path
 ) -> None:

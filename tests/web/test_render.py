@@ -227,7 +227,7 @@ def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"thinks": True}, {"thinking": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
+    [({"thinks": True}, {"thinks": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
 )
 def test_an_answer_that_began_within_thinking_is_known_to(
     db: Database, settings: dict[str, Any], told: dict[str, Any]
@@ -238,7 +238,7 @@ def test_an_answer_that_began_within_thinking_is_known_to(
     run = Run(settings=settings, prefill=Prefill(1, 0, 0.0), steps=(step,))
     run_id = Traces(db, "ada").save(run, talk)
     assert remarks(db, "ada", talk)[run_id].items() >= told.items()
-    assert ("thinking" in remarks(db, "ada", talk)[run_id]) == bool(told)
+    assert ("thinks" in remarks(db, "ada", talk)[run_id]) == bool(told)
     with db.write() as handle:
         handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
-    assert "thinking" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"
+    assert "thinks" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"

@@ -94,6 +94,7 @@ def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
             "size": each.size,
             "tokens": tokens,
             "exact": exact,
+            "note": each.file.note,
         }
         for each, (tokens, exact) in zip(pending, counts, strict=True)
     ]

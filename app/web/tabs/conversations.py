@@ -96,7 +96,7 @@ class ConversationList(Tab):
                     "Import",
                     size="sm",
                     min_width=40,
-                    file_types=[".json", ".jsonl"],
+                    file_types=[".json", ".jsonl", ".zip"],
                     type="filepath",
                 )
                 self.export_button = gr.Button(

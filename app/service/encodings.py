@@ -1,0 +1,316 @@
+"""Which encoding a file of text is in, if it does not say so.
+
+Every encoding of `ENCODINGS` gives some text. The one whose characters are most plausible for a
+language that is written in it wins (`plausibility`). UTF-8 is not a guess: text in other encodings
+is hardly ever valid UTF-8, so a few wrong bytes in it are replaced. What was guessed is told, and a
+file without any plausible text is none.
+"""
+
+import codecs
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+SAMPLE = 1 << 12
+"""The bytes by which an encoding is chosen: from the first line on that is not ASCII."""
+HEAD = 1 << 16
+"""The characters in which control characters are counted."""
+CONTROLS = 0.02
+"""A text with a larger share of control characters is none."""
+LEAST = 0.45
+"""The least plausibility of a text, of at most 1."""
+BAD_SHARE = 0.25
+"""The largest share of wrong bytes, of all characters that are not ASCII, in a file in UTF-8."""
+BAD_ELSEWHERE = 0.01
+"""The largest share of wrong characters in a file in another encoding."""
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+CUT = "\ufffd"
+
+# Letters that are not ASCII, by language, the most frequent first.
+LATIN = {
+    "de": "üäöß", "fr": "éàèêçôîâûùïœëü", "es": "óíáéñúü¿¡ºª", "pt": "ãçáéíóêõâàúôºª",
+    "it": "èàùòìéó", "nl": "ëéïèöüóá", "nordic": "äåöøæé", "is": "áíðéþóöúýæ",
+}  # fmt: skip
+CENTRAL = {
+    "pl": "łęążóćśńź", "cs": "íáéěýžřčšůúťňďó", "sk": "áíéčžýšúľťôňäďóŕĺ", "hu": "áéóöőíüúű",
+    "hr": "čšžćđ", "ro": "ăîșțâşţ",
+}  # fmt: skip
+TURKISH = {"tr": "ıüşğçöİâîû"}
+BALTIC = {"lt": "ėšųžįąūęč", "lv": "āīēšņžūļķčģ", "et": "äõüöšž"}
+VIETNAMESE = {"vi": "àáâãèéêìíòóôõùúýăđĩũơư\u0300\u0301\u0303\u0309\u0323"}
+CYRILLIC = {
+    "ru": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё",
+    "uk": "оанивіетрслкудмпязьгйчбхцїжюєшфщґ",
+    "bg": "аиоентрсвлдкмпзуъгчбяцйщхжшюфь",
+    "sr": "аиоенјтрсдвклмупзгчшбжђљћњцхџф",
+}
+GREEK = {"el": "αοιετσνηυρπκμλςγδωχθφβξζψάόίέήύώϊϋΐΰ"}
+HEBREW = {"he": "יהולאמתרבשנדקעכחםפצטגןזסךףץ"}
+ARABIC = {
+    "ar": "اليمونرتبعدسفهكقحجةطشصخضأذثزىءئغظإآؤًٌٍَُِّْ،؟؛",
+    "fa": "اینردمهوتبسشکزلگخفقعحجپچصغطضظذثژءآ،؟؛",
+}
+THAI = {"th": "านรอกเงมยลวดทส่้ตะัปบคหแิจพชขใไีืุูโผซถศ็ฟธณำฐภษ์ฎฉฝฮฆฏญฬฤๆๅฒฯ๐๑๒๓๔๕๖๗๘๙"}
+
+CHINESE = (
+    "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后"
+    "作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因"
+    "只从想实日军者意无力它与长把机十民第公此已工使情明性知全三又关点正业外将两高间由问很最重并物手应"
+    "战向头文体政美相见被利什二等产或新己制身果加西月话合回特代内信表化老给世位次度门任常先海通教原东"
+    "声提立及比员解水名真论处走义各入几口认条平系气题活更别打女变四神总何电数安少报才结反受目太量再感"
+    "建务做接必场件计管期市直资命山金指许统区保至形社便空决治展科司五基书非则听白界达光放强即像难且权"
+    "思王象完设式色路记南品住告类求据程北边死该交规万取格望觉术领共确传师观清今切院让识候带导争运"
+    "请件价称单项目码号钱买卖客户电话您谢输入输出预算会议纪录讨论时间"
+)
+TRADITIONAL = (
+    "的一是不了在人有我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後"
+    "作裡用道行所然家種事成方多經麼去法學如都同現當沒動面起看定天分還進好小部其些主樣理心她本前開但因"
+    "只從想實日軍者意無力它與長把機十民第公此已工使情明性知全三又關點正業外將兩高間由問很最重並物手應"
+    "戰向頭文體政美相見被利什二等產或新己制身果加西月話合回特代內信表化老給世位次度門任常先海通教原東"
+    "聲提立及比員解水名真論處走義各入幾口認條平系氣題活更別打女變四神總何電數安少報才結反受目太量再感"
+    "建務做接必場件計管期市直資命山金指許統區保至形社便空決治展科司五基書非則聽白界達光放強即像難且權"
+    "思王象完設式色路記南品住告類求據程北邊死該交規萬取格望覺術領共確傳師觀清今切院讓識候帶導爭運"
+    "請價稱單項碼號錢買賣客戶話您謝輸預算議紀錄討論間"
+)
+JAPANESE = (
+    "日一国会人年大十二本中長出三同時政事自行社見月分議後前民生連五発間対上部東者党地合市業内相方四定"
+    "今回新場金員九入選立開手米力学問高代明実円関決子動京全目表戦経通外最言氏現理調体化田当八六約主題"
+    "下首意法不来作性的要用制治度務強気小七成期公野協取都和統以機平総加山思家話世受区領多県続進正安設"
+    "保改数記院女初北午指権心界支第産結百派点教報済書府活原先共得解名交資予川向際査勝面委告軍文反元重"
+    "近千考判認画海参売利組知案道信策集在件団別物側任引使求所次水半品昨論計死官増係感特情投示変打男基"
+    "私各始島直両朝価式確村提運終果西台広容必応演電住争談能無再位置企真流格有口過局少放税検町常校料状"
+    "工建語営空職証土与急止送可役木割聞身費付切由説転食比難車夫研収断何南石足違消番規術護展態導備商単量"
+)
+KOREAN = (
+    "이다는에의을가고하지한은로기도사자리를나서그시어대전일인정보해스아라들장부수제으상있과만여구주면게"
+    "음니습합했적동원성생위연국관문방내세모무공조거것오용신경비안요우러할와년마선계트실중간진산분화치저"
+    "때업행말되회물금소발개식원통명등단같않없었던됩럼까든더잘못입출력견예논록품번호격"
+)
+PUNCTUATION = {
+    *"“”‘’„‚«»‹›–—…•·°§©®™€£¥№×±²³µ¼½¾\u00a0\u00ad¿¡",
+    *"、。，：；！？（）「」『』《》〈〉【】・　～ー－／％＋",
+}
+APOSTROPHES = set("’‘´\u00ad\u00a0")
+ROMAN = ("latin", "central", "turkish", "baltic", "vietnamese")
+Weigh = Callable[[str], float]
+
+
+def alphabetic(letters: str, others: str, slope: float) -> Weigh:
+    """The weights of the letters of a language, and of the `others` in its script. The rarest one
+    weighs less than the most frequent one by `slope`."""
+    weights = {form: 0.5 for letter in others for form in (letter, letter.upper())}
+    weights |= {
+        form: 0.95 - slope * at / len(letters)
+        for at, letter in enumerate(letters)
+        for form in (letter, letter.upper())
+    }
+    return lambda letter: weights.get(letter, -0.3)
+
+
+def ideographic(common: str, kana: float, hangul: float) -> Weigh:
+    known = set(common)
+
+    def weigh(letter: str) -> float:
+        if letter in known:
+            return 1.0
+        if "\u3041" <= letter <= "\u30fe":
+            return kana
+        if "\uac00" <= letter <= "\ud7a3":
+            return hangul
+        if "\u4e00" <= letter <= "\u9fff":
+            return 0.3
+        return 0.5 if "\uff01" <= letter <= "\uff5e" else -0.5
+
+    return weigh
+
+
+def weights_of(languages: Mapping[str, str], roman: bool = False) -> tuple[Weigh, ...]:
+    others, slope = ("".join(languages.values()), 0.3) if roman else ("", 0.65)
+    return tuple(alphabetic(letters, others, slope) for letters in languages.values())
+
+
+EASTERN: dict[str, Weigh] = {
+    "zh": ideographic(CHINESE, 0.1, -0.5),
+    "tw": ideographic(TRADITIONAL, 0.1, -0.5),
+    "ja": ideographic(JAPANESE, 1.0, -0.5),
+    "ko": ideographic(KOREAN, 0.0, 0.3),
+}
+SCRIPTS: dict[str, tuple[Weigh, ...]] = {
+    "latin": weights_of(LATIN, roman=True),
+    "central": weights_of(CENTRAL, roman=True),
+    "turkish": weights_of(TURKISH, roman=True),
+    "baltic": weights_of(BALTIC, roman=True),
+    "vietnamese": weights_of(VIETNAMESE, roman=True),
+    "cyrillic": weights_of(CYRILLIC),
+    "greek": weights_of(GREEK),
+    "hebrew": weights_of(HEBREW),
+    "arabic": weights_of(ARABIC),
+    "thai": weights_of(THAI),
+    **{name: (weigh,) for name, weigh in EASTERN.items()},
+}
+
+
+class Encoding(NamedTuple):
+    """An encoding: Python's name, the name that users know, and the scripts that it holds."""
+
+    codec: str
+    name: str
+    scripts: tuple[str, ...]
+
+
+ALL = tuple(SCRIPTS)
+ENCODINGS = (
+    Encoding("cp1252", "Windows-1252", ("latin",)),
+    Encoding("gb18030", "GB18030", ("zh",)),
+    Encoding("cp932", "Shift_JIS", ("ja",)),
+    Encoding("big5hkscs", "Big5", ("tw",)),
+    Encoding("cp950", "Big5", ("tw",)),
+    Encoding("cp949", "EUC-KR", ("ko",)),
+    Encoding("euc_jp", "EUC-JP", ("ja",)),
+    Encoding("cp1251", "Windows-1251", ("cyrillic",)),
+    Encoding("koi8_r", "KOI8-R", ("cyrillic",)),
+    Encoding("koi8_u", "KOI8-U", ("cyrillic",)),
+    Encoding("cp866", "CP866", ("cyrillic",)),
+    Encoding("iso8859_5", "ISO-8859-5", ("cyrillic",)),
+    Encoding("mac_cyrillic", "Mac Cyrillic", ("cyrillic",)),
+    Encoding("cp1250", "Windows-1250", ("central",)),
+    Encoding("iso8859_2", "ISO-8859-2", ("central",)),
+    Encoding("cp1253", "Windows-1253", ("greek",)),
+    Encoding("iso8859_7", "ISO-8859-7", ("greek",)),
+    Encoding("cp1254", "Windows-1254", ("turkish",)),
+    Encoding("cp1257", "Windows-1257", ("baltic",)),
+    Encoding("cp1255", "Windows-1255", ("hebrew",)),
+    Encoding("iso8859_8", "ISO-8859-8", ("hebrew",)),
+    Encoding("cp1256", "Windows-1256", ("arabic",)),
+    Encoding("iso8859_6", "ISO-8859-6", ("arabic",)),
+    Encoding("cp874", "Windows-874", ("thai",)),
+    Encoding("cp1258", "Windows-1258", ("vietnamese",)),
+    Encoding("iso8859_15", "ISO-8859-15", ("latin",)),
+    Encoding("mac_roman", "Mac Roman", ("latin",)),
+    Encoding("cp850", "CP850", ("latin",)),
+    Encoding("cp437", "CP437", ("latin",)),
+    Encoding("cp852", "CP852", ("central",)),
+    Encoding("iso8859_4", "ISO-8859-4", ("baltic",)),
+    Encoding("cp737", "CP737", ("greek",)),
+    Encoding("cp862", "CP862", ("hebrew",)),
+    Encoding("cp857", "CP857", ("turkish",)),
+    Encoding("cp775", "CP775", ("baltic",)),
+)
+"""The more usual ones come first."""
+RARER = 0.002
+"""By how much less plausible an encoding is than the one before it."""
+WIDE = tuple(
+    Encoding(f"utf_{bits}_{order}", f"UTF-{bits}", ALL)
+    for bits in (32, 16)
+    for order in ("le", "be")
+)
+ESCAPED = (
+    Encoding("iso2022_jp_2", "ISO-2022-JP", ("ja",)),
+    Encoding("iso2022_kr", "ISO-2022-KR", ("ko",)),
+)
+
+
+class Decoded(NamedTuple):
+    """A text, the encoding if it was guessed ("" if not), and how many wrong places it has."""
+
+    text: str
+    guess: str = ""
+    bad: int = 0
+
+
+def decode(content: bytes) -> Decoded | None:
+    """The text of a file; None if it holds none."""
+    for mark, codec in MARKS:
+        if content.startswith(mark):
+            return sound(content, codec)
+    if b"\x1b$" in content or b"\x1b(" in content:
+        for encoding in ESCAPED:
+            if (found := sound(content, encoding.codec)) and not found.bad:
+                return found._replace(guess=encoding.name)
+    return utf_8(content) or guessed(content)
+
+
+def sound(content: bytes, codec: str) -> Decoded | None:
+    """The content in this encoding, wrong bytes replaced; None if that is no text."""
+    text = content.decode(codec, "replace")
+    head = text[:HEAD]
+    odd = sum(unicodedata.category(c) == "Cc" and c not in "\t\n\r\f\x1b\x0e\x0f" for c in head)
+    if "\0" in text or odd > CONTROLS * len(head):
+        return None
+    return Decoded(text, bad=text.count(CUT) if CUT.encode() not in content else 0)
+
+
+def utf_8(content: bytes) -> Decoded | None:
+    found = sound(content, "utf-8")
+    if found is None or not found.bad:
+        return found
+    whole = sum(1 for c in found.text if c > "\x7f") - found.bad
+    return found if found.bad <= BAD_SHARE * whole else None
+
+
+def guessed(content: bytes) -> Decoded | None:
+    """The content in the encoding with the most plausible text."""
+    first = next((at for at, byte in enumerate(content) if byte > 0x7F or not byte), 0)
+    line = content.rfind(b"\n", 0, first) + 1
+    samples = dict.fromkeys(ENCODINGS, content[line : line + SAMPLE])
+    samples |= dict.fromkeys(WIDE, content[:SAMPLE])
+    scores = {encoding: score(encoding, sample) for encoding, sample in samples.items()}
+    ranks = {encoding: scores[encoding] - RARER * at for at, encoding in enumerate(scores)}
+    for encoding in sorted(ranks, key=lambda each: -ranks[each]):
+        if scores[encoding] < LEAST:
+            return None
+        found = sound(content, encoding.codec)
+        if found is not None and found.bad <= BAD_ELSEWHERE * len(found.text):
+            return found._replace(guess=encoding.name)
+    return None
+
+
+def score(encoding: Encoding, sample: bytes) -> float:
+    """How plausible the sample is in this encoding, -1 for no text. Its last character may be
+    incomplete."""
+    text = codecs.getincrementaldecoder(encoding.codec)("replace").decode(sample)
+    if not text or "\0" in text:
+        return -1.0
+    if encoding in WIDE and text.isascii():
+        return 1.0
+    scripts = {weigh: name for name in encoding.scripts for weigh in SCRIPTS[name]}
+    return max(plausibility(text, weigh, name) for weigh, name in scripts.items())
+
+
+def plausibility(text: str, weigh: Weigh, script: str) -> float:
+    """The mean weight of the characters that are not ASCII, at most 1."""
+    total, count, before = 0.0, 0, " "
+    for letter, after in zip(text, [*text[1:], " "], strict=True):
+        if letter > "\x7f":
+            count += 1
+            total += weight(letter, before, after, weigh, script)
+        before = letter
+    return total / count if count else 0.0
+
+
+def weight(letter: str, before: str, after: str, weigh: Weigh, script: str) -> float:
+    kind, words = unicodedata.category(letter)[0], before.isalpha()
+    if letter in PUNCTUATION:
+        symbol = kind == "S" and (words or after.isalpha())
+        inside = words and after.isalpha() and letter not in APOSTROPHES
+        return -0.5 if script not in EASTERN and (symbol or inside) else 0.7
+    if kind == "C" or letter == CUT:
+        return -2.0
+    if kind == "M" and not (before > "\x7f" or words):
+        return -1.0
+    if kind not in "LM" and script not in EASTERN:
+        return -0.5
+    if letter.isupper() and before.islower():
+        return -1.0
+    latin = [each.isascii() and each.isalpha() for each in (before, after)]
+    if script not in ROMAN and (all(latin) or any(latin) and script not in EASTERN):
+        return -0.5
+    shouted = 0.08 if letter.isupper() and before.isupper() else 0.0
+    alone = script not in ROMAN and script not in EASTERN and not (words or after.isalpha())
+    return min(weigh(letter) - shouted, 0.5 if alone else 1.0)
