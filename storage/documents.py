@@ -11,7 +11,6 @@ import csv
 import gzip
 import importlib
 import io
-import json
 import lzma
 import re
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from engine.errors import StorageError, first_line
+from engine.text import read_json
 from engine.types import Document, Message
 
 PIECE = 1 << 16
@@ -289,7 +289,7 @@ def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docum
                 f"Line {number} of {name!r} is longer than {LONGEST:,} characters. Split it."
             )
         with understood(f"Line {number} of {name!r}"):
-            yield document_of(json.loads(line), field)
+            yield document_of(read_json(line), field)
 
 
 def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
@@ -301,7 +301,7 @@ def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docume
             "JSON value. Save it as JSON lines, a value per line."
         )
     with understood(f"The file {name!r}"):
-        found = json.loads(content)
+        found = read_json(content)
     for number, record in enumerate(found if isinstance(found, list) else [found], 1):
         with understood(f"Entry {number} of {name!r}"):
             yield document_of(record, field)

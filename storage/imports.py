@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from engine.errors import StorageError
+from engine.text import read_json
 from storage.validation import Outside, problem_of, quoted, refusal
 
 FORMAT, VERSION = "strata-conversation", 2
@@ -60,7 +61,7 @@ NOT_WORDS = re.compile(
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 Text = InstanceOf[str]
-"""A text as it was parsed. It may contain lone surrogates, which the database replaces."""
+"""A text as it was parsed."""
 Small = Annotated[int, Field(ge=0, lt=2**31)]
 """A larger integer could be stored and then not be read back."""
 Piece = Annotated[
@@ -214,7 +215,7 @@ class Found:
 def parse(content: bytes) -> object:
     """The JSON value of a file. Raises `StorageError` if it cannot be read."""
     try:
-        return json.loads(content)
+        return read_json(content)
     except RecursionError as error:
         raise StorageError(
             "The file nests its values too deeply to be read: no export does. Choose another file."

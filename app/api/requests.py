@@ -5,7 +5,6 @@ their name. Unsupported ones that would change the answer are refused, except fo
 which they change nothing (`NEUTRAL`). All others are hints, and are ignored.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,8 +29,9 @@ from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
 from engine.settings import Generation, Sampling
+from engine.text import read_json
 from engine.types import Message
-from storage.validation import Outside, Text, problem_of, quoted, refusal, spelled, without_halves
+from storage.validation import Outside, problem_of, quoted, refusal, spelled
 
 Kind = Literal["chat", "text"]
 """The kind of a request: messages to answer, or texts to continue."""
@@ -160,7 +160,7 @@ class Given(Outside):
 
 class Part(Outside):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class SentMessage(Given):
@@ -184,7 +184,7 @@ class Speculative(Outside):
     """How to draft. Tiers and nodes are checked by the drafting settings."""
 
     model_config = ConfigDict(extra="forbid")
-    method: Text = USUAL.name
+    method: str = USUAL.name
     tiers: Any = None
     nodes: Any = None
 
@@ -202,7 +202,7 @@ class Speculative(Outside):
 class Body(Given):
     """The parameters of both kinds of requests."""
 
-    model: Text = ""
+    model: str = ""
     n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -214,14 +214,14 @@ class Body(Given):
     max_completion_tokens: Whole | None = whole(1, 2**53)
     max_tokens: Whole | None = whole(1, 2**53)
     stop: Annotated[
-        list[Annotated[Text, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
+        list[Annotated[str, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
     ] = Field(
         default=[],
         max_length=MOST_STOPS,
         description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
         "characters each",
     )
-    chat_template_kwargs: dict[Annotated[Text, AfterValidator(switch)], bool | None] = {}
+    chat_template_kwargs: dict[Annotated[str, AfterValidator(switch)], bool | None] = {}
     speculative: Annotated[Speculative, BeforeValidator(as_object)] = Field(
         default=Speculative(),
         description="false, the name of a method, or an object with some of: method, tiers, nodes",
@@ -300,7 +300,7 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise ValueError(f"{word} is not a number")
 
     try:
-        found = json.loads(body, parse_constant=no_number)
+        found = read_json(body, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"The body is not JSON: {words[:200]}.", code="invalid_json") from error
@@ -436,7 +436,7 @@ def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:
 
 def prompt_of(given: Any, basic: Request, info: BackendInfo) -> Request:
     if isinstance(given, str) and given:
-        return replace(basic, text=without_halves(given))
+        return replace(basic, text=given)
     tokens = given if isinstance(given, list) else []
     size = info.vocabulary_size
     if tokens and all(is_number(token) and 0 <= token < size for token in tokens):

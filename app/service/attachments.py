@@ -30,6 +30,7 @@ from pathlib import PurePath
 
 from app.service.pages import Latest
 from engine.errors import PromptError, first_line
+from engine.text import well_formed
 
 MAX_BYTES = 20 * 2**20
 MAX_CHARACTERS = 1_000_000
@@ -103,7 +104,7 @@ def read(name: str, content: bytes) -> Attachment:
             "Attach a part of it."
         )
     reader = pdf_text if content[:1024].lstrip().startswith(b"%PDF-") else decoded
-    text = reader(name, content)
+    text: str = well_formed(reader(name, content))
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n")
     if not text.strip():
         raise PromptError(f"{name} is empty. There is nothing in it to attach.")

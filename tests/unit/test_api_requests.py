@@ -1,11 +1,12 @@
 """What each parameter of a request may be, what it becomes, and how it is refused."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.api.requests import NEUTRAL, Chat, Completion, Continuation, Kind, completion
+from app.api.requests import NEUTRAL, Chat, Completion, Continuation, Kind, completion, parsed
 from app.http.problems import ApiError
 from engine.backends.toy import ToyBackend
 from engine.methods import PLAIN, USUAL
@@ -124,7 +125,8 @@ def test_an_empty_call_in_a_message_changes_nothing() -> None:
 
 
 def test_halves_of_characters_become_a_mark() -> None:
-    found = read(messages=[{"role": "user", "content": "a\ud800"}], stop="\udfff!")
+    body = json.dumps({"messages": [{"role": "user", "content": "a\ud800"}], "stop": "\udfff!"})
+    found = read(**parsed(body.encode()))
     assert found.requests[0].messages[0].content == "a\ufffd"
     assert found.requests[0].generation.stop == ("\ufffd!",)
 
