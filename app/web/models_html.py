@@ -1,5 +1,6 @@
 """The texts of the Models tab as HTML. All names are escaped."""
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -145,7 +146,7 @@ def choice(candidate: Candidate) -> tuple[str, str]:
 def where(source: str) -> str:
     """The shortest form of a path: relative to this program or to the home folder if possible."""
     path = Path(source)
-    for root, name in ((ASSETS.parent, Path()), (Path.home(), Path("~"))):
+    for root, name in ((ASSETS.parent, Path()), (Path(os.path.expanduser("~")), Path("~"))):
         if path.is_absolute() and path.is_relative_to(root):
             return str(name / path.relative_to(root))
     return source

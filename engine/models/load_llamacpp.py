@@ -6,6 +6,7 @@ model is returned, one small tree forward is compared with plain forwards. A mod
 cannot roll back decodes plainly, and its note gives the reason.
 """
 
+import os
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -55,7 +56,7 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
     affected."""
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     lean = replace(runtime, head="off") if found.head else runtime
     try:
         model, context = opened(path, lean, fast=not slow, snapshots=found.snapshots)
@@ -84,7 +85,7 @@ def load_tokenizer(source: str) -> LlamaCppTokenizer:
     """The tokenizer of a probed GGUF file, of which only the header is read. Raises ModelError."""
     FILLER.prepare("llama_cpp")
     runtime = Runtime(head="off")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         model, context = opened(path, runtime, fast=False, weights=False)
     except Unusable as problem:

@@ -5,6 +5,7 @@ returned, one small tree forward is compared with plain forwards. A model that d
 roll back decodes plainly, and its note gives the reason.
 """
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,7 @@ def described(source: str) -> tuple[Any, Any]:
 def found(source: str) -> str:
     """The source with its home folder. Raises ModelError for a folder that is no model."""
     if source.startswith("~"):
-        source = str(Path(source).expanduser())
+        source = str(Path(os.path.expanduser(source)))
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
         problem = "has no config.json" if Path(source).is_dir() else "does not exist"
         raise ModelError(

@@ -5,6 +5,7 @@ weights, so a crash does not affect the application.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def probed(source: str, runtime: Runtime) -> Probe:
             "on, or choose another cache type."
         )
     try:
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         if not path.is_file():  # opening a pipe would block
             raise refusal(source, "there is no such file")
         with path.open("rb") as file:

@@ -147,6 +147,10 @@ def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
         assert models_html.where(source) == source
 
 
+def test_paths_are_shown_where_the_user_has_no_home(homeless: None) -> None:
+    assert models_html.where("/home/someone/a.gguf") == "/home/someone/a.gguf"
+
+
 def test_progress_is_a_bar_that_fills_or_moves() -> None:
     half = markup.progress(Progress(0.5, f"Downloading {EVIL}"))
     assert "width:50.0%" in half and "50 %" in half and "<img" not in half
