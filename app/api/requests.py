@@ -40,6 +40,8 @@ MOST_CHOICES = 16
 MOST_MESSAGES = 4096
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_TOKENS = 32768
+LARGEST = 2**53
+"""The largest limit of tokens that a request may name."""
 USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}
 """The default limit of an answer's tokens; the context is a limit as well."""
 SAMPLING = ("temperature", "top_p", "min_p", "top_k", "seed")
@@ -94,6 +96,11 @@ def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def unlimited(value: Any) -> Any:
+    """A limit of tokens. As with other servers, -1 means that there is none."""
+    return LARGEST if value == -1 else integral(value)
+
+
 def sampled(value: Any, info: ValidationInfo) -> Any:
     """Validate a setting of the sampler by its range in `Sampling`. As with other servers, -1 means
     "all" for top_k and "any" for the seed."""
@@ -145,6 +152,13 @@ Whole = Annotated[int, BeforeValidator(integral)]
 Real = Annotated[float | None, BeforeValidator(sampled)]
 Integer = Annotated[int | None, BeforeValidator(sampled)]
 Nothing = Annotated[Any, AfterValidator(empty)]
+
+
+Limit = Annotated[
+    Annotated[int, Field(ge=1, le=LARGEST)] | None,
+    Field(description=f"a whole number from 1 to {LARGEST:,}, or -1 for no limit"),
+    BeforeValidator(unlimited),
+]
 
 
 class Given(Outside):
@@ -211,8 +225,8 @@ class Body(Given):
     min_p: Real = None
     top_k: Integer = None
     seed: Integer = None
-    max_completion_tokens: Whole | None = whole(1, 2**53)
-    max_tokens: Whole | None = whole(1, 2**53)
+    max_completion_tokens: Limit = None
+    max_tokens: Limit = None
     stop: Annotated[
         list[Annotated[str, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
     ] = Field(
