@@ -28,6 +28,10 @@ PADDED = (
     "parameters: it says the same, at the pace of a real model. All parameters but 10 M are "
     "padding."
 )
+IMITABLE = (
+    "Its chat template separates turns with ordinary text, so a message or a file that you paste "
+    "can imitate a turn of the conversation."
+)
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster."""
 THINNEST = 0.6
@@ -63,7 +67,8 @@ def loaded(
     if plain:
         listed.append(("speed", plain))
     padded = PADDED if is_padded(source) else ""
-    return loaded_card(info, listed, drafts, padded, info.note, costs, precision(info))
+    turns = IMITABLE if info.imitable else ""
+    return loaded_card(info, listed, drafts, padded, info.note, turns, costs, precision(info))
 
 
 def served(info: BackendInfo, source: str) -> str:

@@ -30,7 +30,6 @@ from typing import IO, Any, Literal
 
 from engine.errors import PromptError
 from engine.process import command, ending, environment
-from engine.text import well_formed
 from engine.types import Message
 
 SECONDS = 5.0
@@ -98,7 +97,7 @@ class Filler:
         answer = self.send(library, {**request, "variables": variables or {}, "seconds": SECONDS})
         if "error" in answer:
             raise TemplateError(answer["error"])
-        return str(well_formed(answer["text"]))
+        return str(answer["text"])
 
     def send(self, library: Library, request: dict[str, Any]) -> dict[str, str]:
         """Send a request and return the reply. Raises TemplateStopped if the process ends

@@ -22,6 +22,7 @@ from engine.backends.chat_template import FILLER, Fill, TemplateError, TemplateS
 from engine.backends.check import check
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
 from engine.backends.llamacpp_states import StatesBackend
+from engine.backends.special_tokens import imitable
 from engine.errors import first_line
 from engine.heads.llamacpp import free
 from engine.models.format import recommended
@@ -77,7 +78,12 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
         )
     notes = (backend.info.note, slow, note)
     head = with_head(backend, path, runtime, not slow, found.head)
-    backend.info = replace(backend.info, note=" ".join(filter(None, notes)), head=head)
+    backend.info = replace(
+        backend.info,
+        note=" ".join(filter(None, notes)),
+        head=head,
+        imitable=imitable(backend.render, backend.special),
+    )
     return backend
 
 
@@ -142,8 +148,8 @@ def chat_template(model: Any, vocabulary: Vocabulary) -> tuple[Fill | None, str,
     if found:
         text, raw = found.decode("utf-8", "replace"), vocabulary.raw
         tokens = {
-            "bos_token": vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
-            "eos_token": vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
+            "bos_token": vocabulary.spelled(llama_cpp.llama_vocab_bos(raw)),
+            "eos_token": vocabulary.spelled(llama_cpp.llama_vocab_eos(raw)),
         }
         try:
             FILLER.fill("llama_cpp", text, tokens, None)

@@ -21,6 +21,7 @@ from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
+from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
     TransformersTokenizer,
@@ -76,6 +77,7 @@ def load_transformers(
     with_head(backend, source, head)
     if where.type == "cuda":
         with_captured(backend)
+    backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
 
 
