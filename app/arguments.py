@@ -5,6 +5,7 @@ keys. Imports nothing heavy, so that `--help` answers at once.
 """
 
 import argparse
+import io
 import ipaddress
 import secrets
 import sys
@@ -127,8 +128,13 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         help="draft models to load with it (default, or auto: those chosen in the Stack tab; a "
         "built-in head is found automatically, see --head)",
     )
-    add("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--data-dir", type=folder_name, metavar="DIR", help=DATA_HELP)
+    add(
+        "--host",
+        default="127.0.0.1",
+        type=host_name,
+        help="address to listen on (default: %(default)s)",
+    )
     add("--port", type=port_number, help=f"default: the first free one from {FIRST_PORT}; 0: any")
     if page:
         add("--share", action="store_true", help="make a public link; always asks for a password")
@@ -168,7 +174,7 @@ def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     revoking = commands.add_parser("revoke", help="revoke one")
     revoking.add_argument("word", metavar="ID", help="as the list shows it")
     for each in (listing, making, revoking):
-        each.add_argument("--data-dir", type=Path, metavar="DIR", help=DATA_HELP)
+        each.add_argument("--data-dir", type=folder_name, metavar="DIR", help=DATA_HELP)
     given = parser.parse_args(arguments)
     return KeysOptions(given.command, getattr(given, "word", ""), given.data_dir)
 
@@ -205,6 +211,17 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def folder_name(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("It is empty. Give a folder, or leave the option out.")
+    return Path(text)
+
+
+def host_name(text: str) -> str:
+    """An address to listen on; one of IPv6 may be written in brackets, as in web addresses."""
+    return text.removeprefix("[").removesuffix("]")
+
+
 def origin(text: str) -> str:
     """The origin of pages: a scheme and a host, without a path."""
     parts = urlsplit(text)
@@ -216,9 +233,22 @@ def origin(text: str) -> str:
 
 
 def folder_of(given: Path | None) -> Path:
+    """The data directory. Raises SettingError if none is given, and the user has no folder."""
     from platformdirs import user_data_path
 
-    return given or user_data_path("strata", appauthor=False)
+    try:
+        return given or user_data_path("strata", appauthor=False)
+    except RuntimeError as error:
+        raise SettingError(
+            f"There is no folder to keep data in ({error}). Name one with --data-dir."
+        ) from error
+
+
+def show_any_character() -> None:
+    """Make the output escape characters that it cannot show, instead of raising an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def is_local(host: str) -> bool:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from platformdirs import user_data_path
 from tqdm import tqdm
 
+from app.arguments import folder_name, folder_of, show_any_character
 from app.corpus import CHARACTERS, Corpus, check, in_volumes, size_of, tokens_of
 from engine.backends.base import Tokenizer
 from engine.errors import StrataError
@@ -121,11 +121,12 @@ def loaded(source: str) -> Tokenizer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, report. Returns the exit status."""
+    show_any_character()
     options = parsed(arguments)
     try:
         tokenizer = loaded(options.model)
         fingerprint = tokenizer.info.tokenizer_fingerprint
-        out = options.out or options.data_dir / "statistics" / f"{fingerprint}{SUFFIX}"
+        out = options.out or folder_of(options.data_dir) / "statistics" / f"{fingerprint}{SUFFIX}"
         if options.memory is not None:
             meta = built_in_shards(options, tokenizer, out)
         else:
@@ -180,7 +181,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the model whose tokenizer to use: a folder, a GGUF file or a hub id",
     )
     parser.add_argument("--out", type=Path, help="the file (default: in the data directory)")
-    parser.add_argument("--data-dir", type=Path, default=user_data_path("strata", appauthor=False))
+    parser.add_argument("--data-dir", type=folder_name)
     parser.add_argument(
         "--field",
         default="",

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from app.arguments import (
@@ -21,9 +22,10 @@ from app.arguments import (
     folder_of,
     parse,
     parse_keys,
+    show_any_character,
 )
 from assets import ASSETS
-from engine.errors import StrataError
+from engine.errors import SettingError, StrataError, first_line
 
 if TYPE_CHECKING:
     from app.service.jobs import Progress
@@ -52,9 +54,9 @@ SERVER_KEY = "STRATA_SERVER_KEY"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted. Returns the exit status, 2 for an error that the user must fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    show_any_character()
     if words[:1] != [VLLM]:
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        prepare_environment()
     try:
         if words[:1] == [VLLM]:
             from app.vllm.serve import run
@@ -72,9 +74,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def prepare_environment() -> None:
+    """Set what libraries read when they are imported. Settings for other programs that use Gradio,
+    such as GRADIO_SERVER_PORT, must not change this one."""
+    for name in [name for name in os.environ if name.startswith("GRADIO_")]:
+        del os.environ[name]
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 def serve(options: Options) -> None:
     """Open the storage, start loading the model, and serve the page or the API. Slow imports come
     after the command line is checked. The model loads in the engine's process meanwhile."""
+    folder = folder_of(options.data_dir)
+    if os.path.expanduser("~") == "~" and "XDG_CACHE_HOME" not in os.environ:
+        os.environ.setdefault("HF_HOME", str(folder / "huggingface"))  # The user has no folder.
+    with importing():
+        import huggingface_hub.constants  # noqa: F401
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
     from engine.servers.client import is_address
@@ -83,7 +99,6 @@ def serve(options: Options) -> None:
 
     give_back_large_blocks()
     check_there(options.model)
-    folder = folder_of(options.data_dir)
     with ExitStack() as stack, Database(folder / DATABASE) as database:
         leftovers.clean(database, folder)
         session = session_of(options, folder, database, stack)
@@ -102,12 +117,13 @@ def serve(options: Options) -> None:
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
     """Run the page together with the API."""
     from app.api.routes import api_of
-    from app.web.gradio_import import skip_stubs
+    from app.web.gradio_import import import_gradio
     from storage import leftovers
 
     os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
-    skip_stubs()
     with without_collection():
+        with importing():
+            import_gradio()
         from app.web import layout, routes, server, shared, stream, token_view
 
         port = server.pick_port(options.host, options.port)
@@ -121,11 +137,11 @@ def serve_page(options: Options, folder: Path, database: "Database", session: "S
         ]
         address = server.launch(blocks, options, port, own)
     if options.made_up:
-        print(f"Log in as {options.user!r} with the password {options.password}", flush=True)
-    print(f"Strata is ready at {address}", flush=True)
+        show(f"Log in as {options.user!r} with the password {options.password}", secret=True)
+    show(f"Strata is ready at {address}")
     if options.api:
         tell_of_keys(options, database)
-        print(f"Its API is at {address.rstrip('/')}/v1", flush=True)
+        show(f"Its API is at {address.rstrip('/')}/v1")
     blocks.block_thread()
 
 
@@ -144,12 +160,11 @@ def without_collection() -> Iterator[None]:
 def serve_api(options: Options, session: "Session") -> None:
     """The API alone."""
     from app.api.routes import api_of, serve
-    from app.http.access import pick_port
+    from app.http.access import address_of, pick_port
 
     port = pick_port(options.host, options.port)
     tell_of_keys(options, session.database)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    ready = f"Strata's API is ready at http://{host}:{port}/v1"
+    ready = f"Strata's API is ready at {address_of(options.host, port)}v1"
     serve(options, port, api_of(session, options).routes, ready)
 
 
@@ -171,14 +186,43 @@ def manage_keys(options: KeysOptions) -> None:
     with Database(folder_of(options.data_dir) / DATABASE) as database:
         keys = ApiKeys(database)
         if options.command == "make":
-            key, secret = keys.make(options.word)
-            print(f"The key {key.name!r} is shown only once. Keep it:\n{secret}")
+            with database.write():  # A key that cannot be shown is not kept.
+                key, secret = keys.make(options.word)
+                show(f"The key {key.name!r} is shown only once. Keep it:\n{secret}", secret=True)
         elif options.command == "revoke":
-            print(f"The key {keys.revoke(options.word).name!r} is revoked: it no longer works.")
+            show(f"The key {keys.revoke(options.word).name!r} is revoked: it no longer works.")
         else:
             for key in keys.list():
                 used = f"{datetime.fromtimestamp(key.used):%Y-%m-%d %H:%M}" if key.used else "never"
-                print(f"{key.id}  {key.name}  last used: {used}")
+                show(f"{key.id}  {key.name}  last used: {used}")
+
+
+def show(text: str, secret: bool = False) -> None:
+    """Print a line. Raises SettingError if it cannot be written, or if it is a `secret` and there
+    is no output."""
+    try:
+        if secret and sys.stdout is None:
+            raise OSError("it is closed")
+        print(text, flush=True)
+    except OSError as error:
+        raise SettingError(
+            f"The output cannot be written ({error.strerror or error}), so you would not see what "
+            "you need. Run this in a terminal, or send its output to another file."
+        ) from error
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import libraries that read the environment. Raises SettingError if they cannot use it."""
+    try:
+        yield
+    except Exception as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        raise SettingError(
+            f"{frame.f_globals.get('__name__')} cannot be loaded ({type(error).__name__}: "
+            f"{first_line(error)}). If it read that value from an environment variable, correct or "
+            "unset the variable; otherwise set Strata up again."
+        ) from error
 
 
 def session_of(options: Options, folder: Path, database: "Database", stack: ExitStack) -> "Session":

@@ -14,6 +14,7 @@ from time import time
 from typing import NoReturn
 
 from engine.backends.base import Backend, BackendInfo
+from engine.backends.special_tokens import SpecialTokens
 from engine.drafting.ceiling import too_dear
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import DraftingMemory
@@ -48,6 +49,7 @@ class NoModel:
 
     bytes = unread = 0
     head: Head | None = None
+    special = SpecialTokens({})
 
     def refuse(self, *_: object) -> NoReturn:
         raise ModelError(NO_MODEL)

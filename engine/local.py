@@ -634,7 +634,7 @@ class Local:
         return self.loaded.chat.measure(messages)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        return [self.loaded.chat.counted(text) for text in texts]
+        return [self.loaded.chat.content(text) for text in texts]
 
     def check_turn(self, owner: str) -> None:
         self.queue.check(owner)
@@ -693,11 +693,12 @@ class Local:
 
 
 def document_text(document: Document, backend: Tokenizer) -> str:
-    """The text of a document as the model would see it. An answer at the end of a chat is followed
-    by the end token."""
+    """The text of a document as the model would see it, for `tokenize`. An answer at the end of a
+    chat is followed by the end token."""
     if isinstance(document, str):
-        return document
+        return backend.special.literal(document)
     if document and document[-1].role == "assistant":
         end = backend.detokenize(sorted(backend.info.eos_ids)[:1])
-        return backend.render(document[:-1]) + document[-1].content + end
+        content = backend.special.literal(document[-1].content, answer=True)
+        return backend.render(document[:-1]) + content + end
     return backend.render(document)

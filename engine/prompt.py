@@ -6,6 +6,10 @@ useless. The tokens of the last turn are therefore reused if the new prompt begi
 text (all of it, or up to an end token), and only the rest is tokenized. A second turn costs no more
 than its new words.
 
+The text of a prompt has LITERAL in the special tokens that messages spell
+(engine/backends/special_tokens.py), so a message cannot imitate a turn. The reused tokens must hold
+the same special tokens as the text.
+
 `TextStream` turns the tokens of the answer into text as they arrive. Incomplete UTF-8 sequences,
 and text that may become a stop string, are held back. Where thinking is told apart, stop strings
 count in the answer alone. The pieces returned so far, joined, are a
@@ -19,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from engine.backends.base import Backend, BackendInfo
+from engine.backends.special_tokens import LITERAL
 from engine.errors import PromptError
 from engine.thinking import Splitter, answer_of, opened
 from engine.types import Message
@@ -75,6 +80,7 @@ class Chat:
         `begun` with. Raises PromptError as `prompt` does."""
         if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
             raise PromptError("The message is empty. Write something first.")
+        begun = self.backend.special.literal(begun, answer=True)
         return self.rendered(messages, thinking) + begun
 
     def rendered(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
@@ -168,7 +174,7 @@ class Chat:
     def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
         """The approximate number of tokens that each message adds to a prompt of so many: its own,
         and an equal share of what the template adds."""
-        own = [self.counted(message.content) for message in messages]
+        own = [self.content(message.content) for message in messages]
         frame = max(0, round((whole - sum(own)) / len(own)))
         return [size + frame for size in own]
 
@@ -177,7 +183,8 @@ class Chat:
         continues the last turn. A token has at least one byte."""
         if byte_count(text) <= room:
             return True
-        return bool(self.tokens) and text.startswith(self.backend.detokenize(self.tokens))
+        read = text.replace(LITERAL, "")
+        return bool(self.tokens) and read.startswith(self.backend.detokenize(self.tokens))
 
     def count(self, text: str) -> int:
         """The number of tokens of a prompt. Tokenization starts afresh after a token that ends a
@@ -186,6 +193,10 @@ class Chat:
         pattern = "|".join(re.escape(end) for end in ends if end)
         pieces = re.split(f"({pattern})", text) if pattern else [text]
         return sum(map(self.counted, pieces))
+
+    def content(self, text: str) -> int:
+        """The number of tokens of a text in a message."""
+        return self.counted(self.backend.special.literal(text))
 
     def counted(self, text: str) -> int:
         key = hash(text)
@@ -209,11 +220,12 @@ def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
     """Tokens of `text` that begin with as much of `known` as is safe.
 
     It is safe to reuse all of it, or the part up to an end token, after which tokenization starts
-    afresh, if the result decodes to exactly `text`.
+    afresh, if the result decodes to exactly `text` and has its special tokens.
     """
+    read = text.replace(LITERAL, "")
 
     def departs(end: int) -> bool:
-        return not text.startswith(backend.detokenize(known[:end]))
+        return not read.startswith(backend.detokenize(known[:end]))
 
     shared = len(known)
     if departs(shared):
@@ -221,10 +233,18 @@ def splice(backend: Backend, text: str, known: Sequence[int]) -> list[int]:
         shared = max(ends[: bisect_left(ends, True, key=departs)], default=0)
     if shared:
         head = backend.detokenize(known[:shared])
-        spliced = [*known[:shared], *backend.tokenize(text[len(head) :])]
-        if backend.detokenize(spliced) == text:
+        spliced = [*known[:shared], *backend.tokenize(behind(text, len(head)))]
+        if backend.detokenize(spliced) == read and backend.special.agree(text, spliced):
             return spliced
     return backend.tokenize(text)
+
+
+def behind(text: str, length: int) -> str:
+    """What follows the first `length` characters of a text, in which LITERAL is not counted."""
+    at = length
+    while (marks := text.count(LITERAL, 0, at)) != at - length:
+        at = length + marks
+    return text[at:]
 
 
 def byte_count(text: str) -> int:

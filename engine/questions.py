@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from engine.errors import PromptError
 from engine.settings import shortened
+from engine.text import read_json
 from engine.types import Question
 
 T = TypeVar("T")
@@ -99,7 +100,7 @@ def parsed(content: str | bytes) -> list[Question]:
 
 def question_of(line: str, number: int) -> Question:
     try:
-        record: Any = json.loads(line)
+        record: Any = read_json(line)
     except (RecursionError, ValueError) as error:
         raise wrong(number, f"it is no JSON ({error})") from error
     if not isinstance(record, dict):

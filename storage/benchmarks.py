@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from engine.errors import StorageError
+from engine.text import well_formed
 from engine.types import Question
-from storage.database import Database, clean, from_json, pack_tokens, to_json, unpack_tokens
+from storage.database import Database, from_json, pack_tokens, to_json, unpack_tokens
 from storage.traces import MISSHAPEN
 
 COLUMNS = """benchmarks.id, title, model, fingerprints.name, machine, version, asked, plan, runs,
@@ -114,8 +115,8 @@ class Benchmarks:
                 {
                     "id": made,
                     "owner": self._owner,
-                    "title": clean(title),
-                    "model": clean(model),
+                    "title": well_formed(title),
+                    "model": well_formed(model),
                     "fingerprint": self._db.key("fingerprints", fingerprint),
                     "machine": machine,
                     "version": version,
@@ -129,7 +130,13 @@ class Benchmarks:
                 "INSERT INTO questions (benchmark, position, name, category, text) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (
-                    (made, at, clean(each.id), clean(each.category), clean(each.text))
+                    (
+                        made,
+                        at,
+                        well_formed(each.id),
+                        well_formed(each.category),
+                        well_formed(each.text),
+                    )
                     for at, each in enumerate(questions)
                 ),
             )
@@ -148,8 +155,8 @@ class Benchmarks:
                 {
                     "benchmark": benchmark,
                     **asdict(result),
-                    "method": clean(result.method),
-                    "problem": clean(result.problem),
+                    "method": well_formed(result.method),
+                    "problem": well_formed(result.problem),
                     "answer": pack_tokens(result.answer),
                 },
                 replace=True,

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, Self
 import sqlite_utils
 
 from engine.errors import StorageError
+from engine.text import well_formed
 from engine.types import TARGET, Token
 from storage import deletions, imports, steps
-from storage.database import Database, as_seconds, as_text, clean, from_json, to_json
+from storage.database import Database, as_seconds, as_text, from_json, to_json
 from storage.exported import MAX_TITLE, Export
 from storage.imports import MAX_FOLDER, ROLES
 
@@ -207,7 +208,7 @@ class Conversations:
     def list(self, search: str | None = None, most: int = -1) -> Sequence[Conversation]:
         """All conversations, pinned ones and those in folders first; or those with `search` in
         title or messages. Newest change first, at most `most` unless that is negative."""
-        words = clean(search or "").strip()[:MAX_TITLE]
+        words = well_formed(search or "").strip()[:MAX_TITLE]
         if words:
             return self._found(words, most)
         rows = self._db.execute_read(
@@ -266,7 +267,7 @@ class Conversations:
 
     def file(self, id: str, folder: str) -> None:
         """Put a conversation into a folder; "" for none."""
-        self._arrange(id, "folder", " ".join(clean(folder).split())[:MAX_FOLDER])
+        self._arrange(id, "folder", " ".join(well_formed(folder).split())[:MAX_FOLDER])
 
     def _arrange(self, id: str, column: str, value: str | int) -> None:
         """Change the place of a conversation in the list. This does not count as a change of the
@@ -281,7 +282,7 @@ class Conversations:
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
         """Give a conversation another system prompt; empty for none."""
-        self._update(id, "system_prompt", clean(system_prompt))
+        self._update(id, "system_prompt", well_formed(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
         """Replace a conversation's settings, a JSON value."""
@@ -416,7 +417,7 @@ class Conversations:
         with self._db.write() as handle:
             self._touch(handle, self._conversation_of(message_id))
             query = "UPDATE messages SET content = content || ? WHERE id = ?"
-            handle.execute(query, [clean(text), message_id])
+            handle.execute(query, [well_formed(text), message_id])
 
     def rewrite(
         self, message_id: str, text: str, run_id: str, pieces: Iterable[Sequence[Any]] | None
@@ -428,7 +429,7 @@ class Conversations:
             self._check_run(run_id)
             handle.execute(
                 "UPDATE messages SET content = ?, run = ?, pieces = ? WHERE id = ?",
-                [clean(text), run_id, _pieces_json(pieces), message_id],
+                [well_formed(text), run_id, _pieces_json(pieces), message_id],
             )
 
     def export(self, id: str) -> dict[str, Any]:
@@ -474,7 +475,7 @@ class Conversations:
                 newest = max((message.chosen for message in exported), default=0)
                 handle.execute(
                     "UPDATE conversations SET revision = ?, pinned = ?, folder = ? WHERE id = ?",
-                    [max(len(exported), newest), pinned, clean(folder), id],
+                    [max(len(exported), newest), pinned, well_formed(folder), id],
                 )
             handle.conn.executemany(INSERT_MESSAGE, messages)
         return [id for id, _ in made]
@@ -495,7 +496,7 @@ class Conversations:
         created: float,
         id: str = "",
     ) -> str:
-        id, words = id or secrets.token_urlsafe(12), (_title(title), clean(system_prompt))
+        id, words = id or secrets.token_urlsafe(12), (_title(title), well_formed(system_prompt))
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
             "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -572,7 +573,7 @@ class Conversations:
                 id,
                 revision,
                 role,
-                clean(content),
+                well_formed(content),
                 run_id,
                 time.time(),
                 _pieces_json(pieces),
@@ -606,7 +607,7 @@ def _rows(id: str, export: Export) -> list[tuple[Any, ...]]:
             id,
             position,
             message.role,
-            clean(message.content),
+            well_formed(message.content),
             None,
             message.created,
             _pieces_json(message.pieces),
@@ -726,7 +727,7 @@ def _no_message(id: str) -> StorageError:
 
 
 def _title(title: str) -> str:
-    title = clean(title).strip()
+    title = well_formed(title).strip()
     if not title or len(title) > MAX_TITLE:
         given = f"{title[:40]!r} ({len(title)} characters)"
         raise StorageError(f"A title cannot be {given}. Give it 1 to {MAX_TITLE} characters.")

@@ -9,7 +9,6 @@ sqlite3.
 import json
 import logging
 import os
-import re
 import sqlite3
 import struct
 import threading
@@ -25,6 +24,7 @@ from typing import Any, Literal, NoReturn, Self
 import sqlite_utils
 
 from engine.errors import StorageError
+from engine.text import read_json, well_formed
 from storage import migrations
 
 SURROUNDINGS = (
@@ -95,14 +95,9 @@ def unpack_tokens(blob: bytes) -> tuple[int, ...]:
 # columns whose content may be damaged: reading never raises
 
 
-def clean(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 and so SQLite cannot hold."""
-    return re.sub("[\ud800-\udfff]", "\ufffd", text)
-
-
 def to_json(value: object) -> str:
-    """A JSON text without lone surrogates."""
-    return clean(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    """A value as JSON, with well-formed texts."""
+    return str(well_formed(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
 
 def from_json(text: object) -> Any:
@@ -110,9 +105,7 @@ def from_json(text: object) -> Any:
     if not isinstance(text, str):
         return None
     try:
-        found = json.loads(text)
-        # JSON can write half a surrogate pair, which cannot be sent to a page.
-        return json.loads(to_json(found)) if "\\ud" in text.lower() else found
+        return read_json(text)
     except (RecursionError, ValueError):
         return None
 

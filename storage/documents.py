@@ -11,20 +11,21 @@ import csv
 import gzip
 import importlib
 import io
-import json
 import lzma
 import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any
 
 from engine.errors import StorageError, first_line
+from engine.text import read_json
 from engine.types import Document, Message
 
 PIECE = 1 << 16
@@ -38,8 +39,12 @@ CHAT = "messages"
 FIELDS = (CHAT, "text", "content")
 """The fields or columns that may hold texts or chats; the first one found is used. Without one, a
 row of CSV is a document."""
-PARQUET = ".parquet"
-IN_ARCHIVES = (".txt", ".md", ".jsonl", ".json", ".csv")
+PARQUET, TABLES = ".parquet", (".csv", ".tsv")
+TOOLS = ("tool", "function")
+"""The roles of messages that are no part of what people and models say to each other."""
+DELIMITERS = ",;\t|"
+"""The characters that may separate the columns of a table."""
+IN_ARCHIVES = (".txt", ".md", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 KINDS = (*IN_ARCHIVES, PARQUET)
 PACKED = (".zip", ".xz", ".gz", ".zst")
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
@@ -187,8 +192,9 @@ def in_archive(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[Documen
 def in_stream(name: str, kind: str, opened: IO[bytes], reading: Reading) -> Iterator[Document]:
     """The documents of a file of that kind; a file of an unknown kind is read as text."""
     limited = io.BufferedReader(Limited(opened, reading.most_bytes))
-    lines = io.TextIOWrapper(limited, encoding="utf-8-sig", newline="" if kind == ".csv" else None)
-    readers = {".jsonl": json_lines, ".json": json_file, ".csv": table}
+    lines = io.TextIOWrapper(limited, encoding="utf-8-sig", newline="" if kind in TABLES else None)
+    readers = {".jsonl": json_lines, ".ndjson": json_lines, ".json": json_file}
+    readers |= dict.fromkeys(TABLES, table)
     yield from readers.get(kind, text)(name, lines, reading.field)
 
 
@@ -216,9 +222,10 @@ def in_parquet(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]
         for start in range(0, total, ROWS):
             rows = duck.execute(query, [name, start, start + ROWS]).fetchall()
             for number, (value,) in enumerate(rows, start + 1):
-                if value is not None:
-                    with understood(f"Row {number} of {str(path)!r}"):
-                        yield text_or_chat(value)
+                with understood(f"Row {number} of {str(path)!r}"):
+                    found = text_or_chat(value)
+                if found is not None:
+                    yield found
                 meter.done = before + size * number // total
 
 
@@ -288,8 +295,12 @@ def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docum
             raise StorageError(
                 f"Line {number} of {name!r} is longer than {LONGEST:,} characters. Split it."
             )
+        if line.isspace():
+            continue
         with understood(f"Line {number} of {name!r}"):
-            yield document_of(json.loads(line), field)
+            found = document_of(read_json(line), field)
+        if found is not None:
+            yield found
 
 
 def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
@@ -301,18 +312,24 @@ def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docume
             "JSON value. Save it as JSON lines, a value per line."
         )
     with understood(f"The file {name!r}"):
-        found = json.loads(content)
+        found = read_json(content)
     for number, record in enumerate(found if isinstance(found, list) else [found], 1):
         with understood(f"Entry {number} of {name!r}"):
-            yield document_of(record, field)
+            document = document_of(record, field)
+        if document is not None:
+            yield document
 
 
 def table(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
     """A document per row: its column of texts, or all of it."""
     csv.field_size_limit(LONGEST)
-    rows = csv.reader(lines)
-    titles = [title.strip().lower() for title in next(rows, [])]
     names = [field.lower()] if field else FIELDS[1:]
+    first = lines.readline(LONGEST)
+    delimiter = delimiter_of(first, names)
+    if first.rstrip("\r\n") == f"sep={delimiter}":
+        first = lines.readline(LONGEST)  # as Excel writes it
+    rows = csv.reader(chain([first], lines), delimiter=delimiter)
+    titles = titles_of(next(rows, []))
     at = next((titles.index(column) for column in names if column in titles), None)
     if field and at is None:
         raise StorageError(
@@ -325,18 +342,70 @@ def table(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
             yield row[at]
 
 
-def document_of(record: Any, field: str = "") -> Document:
-    """A record's text or chat, from `field` or the first of `FIELDS` that it has. Raises the errors
-    that `understood` explains."""
-    field = field or next((name for name in FIELDS if name in record), "text")
-    return text_or_chat(record[field], field == CHAT)
+def titles_of(row: Sequence[str]) -> list[str]:
+    return [title.strip().lower() for title in row]
 
 
-def text_or_chat(value: Any, chat: bool = False) -> Document:
-    """The text or chat in a field. Raises the errors that `understood` explains."""
-    if chat or isinstance(value, list):
-        return tuple(Message(str(m["role"]), str(m["content"])) for m in value)
-    return str(value)
+def delimiter_of(first: str, names: Sequence[str]) -> str:
+    """What separates the columns of a table: what its first line names or makes a column of texts
+    of, or the most frequent one."""
+    if (said := re.fullmatch(rf"sep=([{DELIMITERS}])[\r\n]*", first)) is not None:
+        return said[1]
+    for delimiter in DELIMITERS:
+        if set(names) & {*titles_of(next(csv.reader([first], delimiter=delimiter), []))}:
+            return delimiter
+    return max(DELIMITERS, key=first.count)
+
+
+def document_of(record: Any, field: str = "") -> Document | None:
+    """A record's text or chat, from `field` or the first of `FIELDS` that it has; None if it holds
+    none. Raises the errors that `understood` explains."""
+    names = [field] if field else [name for name in FIELDS if name in record] or ["text"]
+    name = next((name for name in names if record[name] is not None), names[0])
+    return text_or_chat(record[name], name == CHAT)
+
+
+def text_or_chat(value: Any, chat: bool = False) -> Document | None:
+    """The text or chat in a field, None for none. Raises the errors that `understood` explains."""
+    if value is None:
+        return None
+    if chat or isinstance(value, list) and all("role" in item for item in value):
+        return chat_of(value) or None
+    return text_of(value) if isinstance(value, str) else text_of(value) or None
+
+
+def chat_of(messages: Sequence[Any]) -> tuple[Message, ...]:
+    """The messages that have a text. Calls of tools, and what tools returned, are left out."""
+    turns = list[Message]()
+    for each in messages:
+        calls = each.get("tool_calls") or each.get("function_call")
+        text = text_of(each.get("content") if calls else each["content"])
+        role = each["role"]
+        if not isinstance(role, str):
+            raise TypeError(f"its role is {role!r}")
+        if text and role not in TOOLS:
+            turns.append(Message(role, text))
+    return tuple(turns)
+
+
+def text_of(content: Any) -> str:
+    """The text of a content: a text, nothing, or parts, of which some may be texts. Raises
+    TypeError for anything else."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        return "".join(map(text_of_part, content))
+    if not isinstance(content, str):
+        raise TypeError(f"its text is {content!r}")
+    return content
+
+
+def text_of_part(part: Any) -> str:
+    """The text of a part of a content; "" for a picture or a file."""
+    if isinstance(part, str):
+        return part
+    text = part.get("text") if "type" in part else part["text"]
+    return text if isinstance(text, str) else ""
 
 
 @contextmanager
@@ -344,7 +413,7 @@ def understood(where: str) -> Iterator[None]:
     """Turn errors about an invalid record into a StorageError that names its place."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(
             f"{where} is not a document ({str(error)[:80]}). It must be a JSON object with "
             '"messages", "text" or "content", or what --field names.'

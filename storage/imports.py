@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from engine.errors import StorageError
+from engine.text import read_json
 from storage import foreign
 from storage.exported import LATEST, MAX_TITLE, Export, ExportedMessage, typed
 from storage.exported import refusal as not_imported
@@ -57,7 +58,7 @@ MAX_SETTINGS_CHARS = 65_536
 MAX_SETTINGS_DEPTH = 8
 M = TypeVar("M", bound=BaseModel)
 Text = InstanceOf[str]
-"""A text as it was parsed. It may contain lone surrogates, which the database replaces."""
+"""A text as it was parsed."""
 Small = Annotated[int, Field(ge=0, lt=2**31)]
 """A larger integer could be stored and then not be read back."""
 Piece = Annotated[
@@ -159,7 +160,7 @@ def parse(content: bytes) -> object:
     """The JSON value of a file, or the list of the values of its lines. Raises `StorageError` if it
     cannot be read."""
     try:
-        return json.loads(content)
+        return read_json(content)
     except RecursionError as error:
         raise StorageError(
             "The file nests its values too deeply to be read: no export does. Choose another file."

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import StorageError
-from storage.database import Database, as_text, clean, from_json, path_bytes, path_text, to_json
+from engine.text import well_formed
+from storage.database import Database, as_text, from_json, path_bytes, path_text, to_json
 
 MAX_NAME = 80
 MAX_PROMPT = 100_000
@@ -133,7 +134,7 @@ class PresetStore:
     def _checked(self, preset: StoredPreset, id: str) -> StoredPreset:
         """The preset as it will be stored. Raises `StorageError` for a name that is empty, too long
         or taken, and for contents that are too long."""
-        name = " ".join(clean(preset.name).split())
+        name = " ".join(well_formed(preset.name).split())
         if not name:
             raise StorageError("The preset has no name. Write one first.")
         if len(name) > MAX_NAME:
@@ -144,7 +145,7 @@ class PresetStore:
             raise StorageError(
                 f"There is a preset {name!r} already. Choose another name, or update that one."
             )
-        made = StoredPreset(id, name, clean(preset.system_prompt), dict(preset.settings))
+        made = StoredPreset(id, name, well_formed(preset.system_prompt), dict(preset.settings))
         for part, size, most in (
             ("system prompt", len(made.system_prompt), MAX_PROMPT),
             ("settings", len(to_json(made.settings)), MAX_SETTINGS),

@@ -6,9 +6,9 @@ however large or deeply nested that is.
 
 from collections.abc import Iterable
 from reprlib import Repr
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 LONGEST_QUOTE = 80
@@ -27,16 +27,6 @@ EXPECTED = {
     "model_type": "an object",
 }
 """What can be given for a field without a description, by pydantic's name for the error."""
-
-
-def without_halves(text: Any) -> Any:
-    """A text without halves of surrogate pairs, which are no characters; pydantic refuses them."""
-    if not isinstance(text, str):
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-Text = Annotated[str, BeforeValidator(without_halves)]
 
 
 class Outside(BaseModel):

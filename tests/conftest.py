@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import pytest
 
@@ -103,7 +104,7 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """What was found out about this machine before, and by the tests, stays apart."""
     with pytest.MonkeyPatch.context() as patched:
         file = tmp_path_factory.mktemp("cache") / "fast_path.json"
-        patched.setattr("engine.backends.fast_path.FILE", file)
+        patched.setattr("engine.backends.fast_path.results", lambda: file)
         yield
 
 
@@ -173,3 +174,15 @@ def gguf_drafts(gguf_files):
     return {
         name: load(str(gguf_files[f"{name}-F32"]), Runtime(threads=1)) for name in ("small", "mid")
     }
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know."""
+
+    def unknown(_: object) -> NoReturn:
+        raise KeyError
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)

@@ -5,7 +5,6 @@ their name. Unsupported ones that would change the answer are refused, except fo
 which they change nothing (`NEUTRAL`). All others are hints, and are ignored.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,8 +29,9 @@ from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
 from engine.settings import Generation, Sampling
+from engine.text import read_json
 from engine.types import Message
-from storage.validation import Outside, Text, problem_of, quoted, refusal, spelled, without_halves
+from storage.validation import Outside, problem_of, quoted, refusal, spelled
 
 Kind = Literal["chat", "text"]
 """The kind of a request: messages to answer, or texts to continue."""
@@ -40,6 +40,8 @@ MOST_CHOICES = 16
 MOST_MESSAGES = 4096
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_TOKENS = 32768
+LARGEST = 2**53
+"""The largest limit of tokens that a request may name."""
 USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}
 """The default limit of an answer's tokens; the context is a limit as well."""
 SAMPLING = ("temperature", "top_p", "min_p", "top_k", "seed")
@@ -92,6 +94,11 @@ NOT_HERE = {
 
 def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def unlimited(value: Any) -> Any:
+    """A limit of tokens. As with other servers, -1 means that there is none."""
+    return LARGEST if value == -1 else integral(value)
 
 
 def sampled(value: Any, info: ValidationInfo) -> Any:
@@ -147,6 +154,13 @@ Integer = Annotated[int | None, BeforeValidator(sampled)]
 Nothing = Annotated[Any, AfterValidator(empty)]
 
 
+Limit = Annotated[
+    Annotated[int, Field(ge=1, le=LARGEST)] | None,
+    Field(description=f"a whole number from 1 to {LARGEST:,}, or -1 for no limit"),
+    BeforeValidator(unlimited),
+]
+
+
 class Given(Outside):
     """A JSON object in which null means that the value is not given."""
 
@@ -160,7 +174,7 @@ class Given(Outside):
 
 class Part(Outside):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class SentMessage(Given):
@@ -184,7 +198,7 @@ class Speculative(Outside):
     """How to draft. Tiers and nodes are checked by the drafting settings."""
 
     model_config = ConfigDict(extra="forbid")
-    method: Text = USUAL.name
+    method: str = USUAL.name
     tiers: Any = None
     nodes: Any = None
 
@@ -202,7 +216,7 @@ class Speculative(Outside):
 class Body(Given):
     """The parameters of both kinds of requests."""
 
-    model: Text = ""
+    model: str = ""
     n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -211,17 +225,17 @@ class Body(Given):
     min_p: Real = None
     top_k: Integer = None
     seed: Integer = None
-    max_completion_tokens: Whole | None = whole(1, 2**53)
-    max_tokens: Whole | None = whole(1, 2**53)
+    max_completion_tokens: Limit = None
+    max_tokens: Limit = None
     stop: Annotated[
-        list[Annotated[Text, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
+        list[Annotated[str, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
     ] = Field(
         default=[],
         max_length=MOST_STOPS,
         description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
         "characters each",
     )
-    chat_template_kwargs: dict[Annotated[Text, AfterValidator(switch)], bool | None] = {}
+    chat_template_kwargs: dict[Annotated[str, AfterValidator(switch)], bool | None] = {}
     speculative: Annotated[Speculative, BeforeValidator(as_object)] = Field(
         default=Speculative(),
         description="false, the name of a method, or an object with some of: method, tiers, nodes",
@@ -300,7 +314,7 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise ValueError(f"{word} is not a number")
 
     try:
-        found = json.loads(body, parse_constant=no_number)
+        found = read_json(body, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"The body is not JSON: {words[:200]}.", code="invalid_json") from error
@@ -437,7 +451,7 @@ def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:
 
 def prompt_of(given: Any, basic: Request, info: BackendInfo) -> Request:
     if isinstance(given, str) and given:
-        return replace(basic, text=without_halves(given))
+        return replace(basic, text=given)
     tokens = given if isinstance(given, list) else []
     size = info.vocabulary_size
     if tokens and all(is_number(token) and 0 <= token < size for token in tokens):

@@ -150,8 +150,20 @@ class Hosts:
 
 def spelled(name: str, port: int) -> list[str]:
     """How browsers write a name in Host and Origin."""
-    written = f"[{name}]" if ":" in name else name
+    written = bracketed(name)
     return [f"{written}:{port}"] + ([written] if port == 80 else [])
+
+
+def bracketed(name: str) -> str:
+    """A name or an IP address as it is written in a web address."""
+    return f"[{name}]" if ":" in name else name
+
+
+def address_of(host: str, port: int) -> str:
+    """The web address of a server that listens on `host`; on this machine if on all addresses."""
+    if is_wildcard(host):
+        host = "::1" if ":" in host else "localhost"
+    return f"http://{bracketed(host)}:{port}/"
 
 
 def is_wildcard(host: str) -> bool:

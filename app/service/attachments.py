@@ -35,6 +35,7 @@ from pathlib import PurePath
 from app.service import encodings
 from app.service.pages import Latest
 from engine.errors import PromptError, first_line
+from engine.text import well_formed
 
 MAX_BYTES = 20 * 2**20
 MAX_CHARACTERS = 1_000_000
@@ -137,6 +138,7 @@ def read(name: str, content: bytes) -> Attachment:
         text = pdf_text(name, content)
     else:
         text, note = decoded(name, content)
+    text = well_formed(text)
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "").strip("\n")
     if not text.strip():
         raise PromptError(f"{name} is empty. There is nothing in it to attach.")

@@ -5,7 +5,6 @@ own. A preset may leave settings out; for these the recommendations of the loade
 used, so one preset fits every model. Deletions can be undone until the program ends.
 """
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,9 +18,10 @@ from app.service.pages import Latest
 from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
+from engine.text import read_json
 from storage.database import Database
 from storage.presets import MAX_NAME, PresetStore, StoredPreset
-from storage.validation import Outside, Text, problem_of
+from storage.validation import Outside, problem_of
 
 DEFAULT_TOKENS = 256
 """The most tokens of an answer by default."""
@@ -181,8 +181,8 @@ PRESETS = (
 class SharedPreset(Outside):
     """A preset in a file. Its settings are checked by `Preferences`."""
 
-    name: Text
-    system_prompt: Text = ""
+    name: str
+    system_prompt: str = ""
     settings: dict[Any, Any] = {}
 
 
@@ -341,7 +341,7 @@ def read(content: bytes) -> Iterator[StoredPreset]:
             f"The file has {len(content):,} bytes, and the most for presets is {LARGEST:,}."
         )
     try:
-        file = PresetFile.model_validate(json.loads(content))
+        file = PresetFile.model_validate(read_json(content))
     except ValidationError as error:
         text = problem_of(error, PresetFile).text
         raise StorageError(

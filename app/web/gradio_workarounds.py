@@ -17,6 +17,8 @@
   2 to 5 % of a core. `STOP_CLOCKS` counts the requested frames, and how many of them belong to
   clocks (a clock reads the time in each frame). If all do, it cancels them; otherwise, something on
   the page is moving, and it tries again later.
+- When it starts, Gradio asks its own address whether it answers, through a proxy of the environment
+  if there is one. `ask_directly` lets it ask without.
 
 If a version of Gradio does not have such a part, nothing is replaced.
 """
@@ -24,9 +26,11 @@ If a version of Gradio does not have such a part, nothing is replaced.
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from gradio import queueing, utils
+import httpx
+from gradio import blocks, queueing, utils
 from gradio.routes import App
 
 from assets import read
@@ -123,6 +127,20 @@ def keep_keys() -> None:
         kept = keeping_keys(utils.diff)
         kept.__wrapped__ = utils.diff  # type: ignore[attr-defined]
         utils.diff = kept
+
+
+class Direct:
+    """The module httpx for Gradio's blocks, whose only requests are to this program itself."""
+
+    get = staticmethod(partial(httpx.get, trust_env=False))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(httpx, name)
+
+
+def ask_directly() -> None:
+    """Make Gradio ask this machine without a proxy."""
+    setattr(blocks, "httpx", Direct())  # noqa: B010
 
 
 # Each of these scripts runs once in each page.

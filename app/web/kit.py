@@ -10,6 +10,7 @@ user could request.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from app.service.session import Session
 from app.web import markup
 from app.web.markup import fine_print
 from assets import read
-from engine.errors import Cancelled, StrataError
+from engine.errors import Cancelled, StrataError, first_line
+from engine.text import well_formed
 
 Updates = dict[Block, object]
 """What an event changes: the new value of each component, or a `gr.update`."""
@@ -43,6 +45,7 @@ Mode = Literal["once", "multiple", "always_last"]
 """What happens when an event is triggered again while its handler runs: the new trigger is ignored
 ("once"), both run at the same time ("multiple"), or the last one runs next ("always_last")."""
 
+log = logging.getLogger(__name__)
 AT_ONCE: dict[str, Any] = {
     "api_visibility": "private",
     "show_progress": "hidden",
@@ -73,8 +76,9 @@ def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:
 
 
 def payload(data: gr.EventData) -> dict[str, Any]:
-    """What a page sent with an event. It can be anything, so the caller must check each part."""
-    return data._data if isinstance(data._data, dict) else {}
+    """What a page sent with an event, its texts made well-formed. It can be anything, so the caller
+    must check each part."""
+    return well_formed(data._data) if isinstance(data._data, dict) else {}
 
 
 def clicked_row(event: gr.SelectData) -> int:
@@ -107,13 +111,25 @@ def warn(message: str) -> None:
     gr.Warning(escape(message))
 
 
+def explained(error: Exception) -> str:
+    """What the user is told about an error. One that is no StrataError is a defect of the program,
+    so its traceback goes to the log."""
+    if isinstance(error, StrataError):
+        return str(error)
+    log.error("A request of the page failed.", exc_info=error)
+    return (
+        f"This failed because of an error in Strata ({type(error).__name__}: {first_line(error)}). "
+        "The terminal shows its details, which help to report it. Reload the page and try again."
+    )
+
+
 @contextmanager
 def notify_errors() -> Iterator[None]:
-    """Show a StrataError as a notice, and skip the rest of the block."""
+    """Show any error as a notice, and skip the rest of the block."""
     try:
         yield
-    except StrataError as error:
-        warn(str(error))
+    except Exception as error:
+        warn(explained(error))
 
 
 def show_notices(session: Session, owner: str) -> None:
@@ -238,7 +254,7 @@ class Tab:
     arguments may be, in any order: `owner`, who triggered the event; `page`, the id of the open
     page; `memory`, what the browser remembers; `request`; and `data`, what the page sent with the
     event. The values of the inputs follow. If the handler returns {}, the outputs stay as they are.
-    So they do if it raises a StrataError, which is shown as a notice.
+    So they do if it raises an error, which is shown as a notice.
     """
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
@@ -259,7 +275,7 @@ class Tab:
         changes: bool = False,
     ) -> Event:
         """An event for several triggers. `guard` says how late answers are treated; `refused` is
-        the answer if the handler raises a StrataError. With `changes` an event with the inputs of
+        the answer if the handler raises an error. With `changes` an event with the inputs of
         the last one updates nothing, and is not newer than any other event."""
         input_list, output_list = (
             list(each) if isinstance(each, Sequence) else [each] for each in (inputs, outputs)
@@ -271,7 +287,7 @@ class Tab:
 
         @contextmanager
         def call(request: gr.Request, *values: Any) -> Iterator[tuple[list[object], Keep]]:
-            rest = [*values]
+            rest: list[Any] = well_formed([*values])
             data = rest.pop(0) if "data" in provided else None
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
@@ -517,8 +533,8 @@ class JobCard:
             return done(last or Progress(None, ""))
         except Cancelled as error:
             return fine_print(str(error))
-        except StrataError as error:
-            return failed(error)
+        except Exception as error:
+            return failed(StrataError(explained(error)))
 
 
 async def watched(job: Job[P, R]) -> AsyncIterator[P]:

@@ -1,5 +1,6 @@
 """The texts of the Models tab as HTML. All names are escaped."""
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -26,6 +27,10 @@ PADDED = (
     "This is no real model. It is the demonstration model, padded to the cost of 0.5\u00a0B "
     "parameters: it says the same, at the pace of a real model. All parameters but 10 M are "
     "padding."
+)
+IMITABLE = (
+    "Its chat template separates turns with ordinary text, so a message or a file that you paste "
+    "can imitate a turn of the conversation."
 )
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster."""
@@ -62,7 +67,8 @@ def loaded(
     if plain:
         listed.append(("speed", plain))
     padded = PADDED if is_padded(source) else ""
-    return loaded_card(info, listed, drafts, padded, info.note, costs, precision(info))
+    turns = IMITABLE if info.imitable else ""
+    return loaded_card(info, listed, drafts, padded, info.note, turns, costs, precision(info))
 
 
 def served(info: BackendInfo, source: str) -> str:
@@ -145,7 +151,7 @@ def choice(candidate: Candidate) -> tuple[str, str]:
 def where(source: str) -> str:
     """The shortest form of a path: relative to this program or to the home folder if possible."""
     path = Path(source)
-    for root, name in ((ASSETS.parent, Path()), (Path.home(), Path("~"))):
+    for root, name in ((ASSETS.parent, Path()), (Path(os.path.expanduser("~")), Path("~"))):
         if path.is_absolute() and path.is_relative_to(root):
             return str(name / path.relative_to(root))
     return source

@@ -1,5 +1,6 @@
 """Serves the interface, and checks every request first."""
 
+import webbrowser
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,10 +11,18 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.arguments import Options
-from app.http.access import GUESTS_UPLOAD, MAX_UPLOAD, Access, Hosts, pick_port
+from app.http.access import (
+    GUESTS_UPLOAD,
+    MAX_UPLOAD,
+    Access,
+    Hosts,
+    address_of,
+    bracketed,
+    pick_port,
+)
 from app.http.login import Gate, LogIns
 from app.web import layout, shared
-from app.web.gradio_workarounds import EventQueue, keep_keys
+from app.web.gradio_workarounds import EventQueue, ask_directly, keep_keys
 from assets import ASSETS
 from engine.queue import MOST_WAITING
 
@@ -97,13 +106,14 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
     # Gradio offers no way to choose the queue, and its own method would make another app.
     blocks.api_open = False
     keep_keys()
+    ask_directly()
     blocks._queue = EventQueue(True, THREADS, 1, None, blocks, EVENTS_AT_ONCE)
-    _, local, public = blocks.launch(
-        server_name=options.host,
+    _, _, public = blocks.launch(
+        server_name=bracketed(options.host),
         server_port=port,
         share=options.share,
         auth=gate,
-        inbrowser=options.browser,
+        inbrowser=False,
         prevent_thread_lock=True,
         quiet=True,
         footer_links=[],
@@ -128,4 +138,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
         hosts.share(public)
     # Gradio's own page for a shared app fetches its script from another server.
     blocks.share = False
-    return str(public or local)
+    address = str(public or address_of(options.host, port))
+    if options.browser:
+        webbrowser.open(address)
+    return address

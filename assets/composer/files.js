@@ -1,6 +1,7 @@
 // Files that are sent with the message: chosen, dropped or pasted. The server reads them. A file
 // that it cannot read stays in the list with the reason, until the user removes it.
 const input = part("choose");
+const READ_MS = 120000; // A PDF file may take 20 s, and those of other pages come first.
 const reading = new Map();
 let attached = 0;
 
@@ -60,12 +61,16 @@ async function readFile(file) {
   try {
     const { path } = await upload(file);
     attached += 1;
-    const answer = new Promise((then) => { reading.set(attached, then); });
-    trigger("attach", { number: attached, name, path });
+    const number = attached;
+    const answer = new Promise((then, fail) => {
+      reading.set(number, then);
+      setTimeout(fail, READ_MS);
+    });
+    trigger("attach", { number, name, path });
     const found = await answer;
     return found.error ? refused(found.error) : found.file;
   } catch {
-    return refused(`${name} did not arrive. Attach it again.`);
+    return refused(`${name} did not arrive, or was not read. Attach it again.`);
   }
 }
 

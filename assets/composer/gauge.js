@@ -26,7 +26,9 @@ function measure() {
     return;
   }
   number += 1;
-  asking = number;
+  const mine = number;
+  asking = mine;
+  setTimeout(() => filled({ number: mine }), LATE_MS);
   trigger("measure", {
     number, conversation: here.conversation,
     ...(edited || { text, files: attached.map((file) => file.key) }),
@@ -53,7 +55,8 @@ function drawGauge({ tokens, room, context, dropped, fits }) {
     : `This message is too long: ${counted(tokens)} tokens, where ${counted(room)} fit. Shorten it.`;
 }
 
-listen("filled", (found) => {
+// The figures, or none if they are not known or did not come in time.
+function filled(found) {
   if (found.number !== asking) return;
   asking = null;
   if (found.room) drawGauge(found);
@@ -61,4 +64,6 @@ listen("filled", (found) => {
     stale = false;
     ask();
   }
-});
+}
+
+listen("filled", filled);

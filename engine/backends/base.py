@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo
 from engine.sampling import Choice, Floats, distribution, ranked, select
 from engine.settings import Sampling
@@ -61,8 +62,9 @@ class BackendInfo(TokenizerInfo):
     nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
-    thinking on and off, and `marks` may stand around its thinking. `head` describes the model's own
-    head for guessing tokens, if any.
+    thinking on and off, and `marks` may stand around its thinking. `imitable` says that a message
+    can imitate a turn, because nothing but ordinary text separates turns. `head` describes the
+    model's own head for guessing tokens, if any.
 
     `server` is the server that runs it, None for a model on this machine.
     """
@@ -85,6 +87,7 @@ class BackendInfo(TokenizerInfo):
     begin: str = ""
     can_think: bool = False
     marks: tuple[Marks, ...] = MARKS
+    imitable: bool = False
     head: HeadInfo | None = None
     server: ServerInfo | None = None
 
@@ -117,11 +120,14 @@ Bytes = bytes
 class Tokenizer(Protocol):
     """How a model reads text: the part of a `Backend` that needs none of its weights."""
 
+    special: SpecialTokens
+
     @property
     def info(self) -> TokenizerInfo: ...
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text."""
+        """The token ids of a text. Special tokens in it are read as such, except those with
+        LITERAL (engine/backends/special_tokens.py)."""
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
@@ -130,7 +136,8 @@ class Tokenizer(Protocol):
         """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The conversation in the model's chat template."""
+        """The conversation in the model's chat template, with LITERAL in the special tokens that
+        messages spell."""
 
 
 class Filled(NamedTuple):
@@ -223,6 +230,7 @@ class Backend(Protocol):
     """
 
     info: BackendInfo
+    special: SpecialTokens
 
     @property
     def head(self) -> Head | None:
@@ -245,7 +253,7 @@ class Backend(Protocol):
         """Free the memory of the cache. The sequence is then empty, and stays usable."""
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of plain text, with no special tokens added."""
+        """Token ids of a text, with no special tokens added. See `Tokenizer.tokenize`."""
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
@@ -257,7 +265,8 @@ class Backend(Protocol):
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        """The prompt text of a conversation, up to where the assistant's answer begins.
+        """The prompt text of a conversation, up to where the assistant's answer begins. See
+        `Tokenizer.render`.
 
         `thinking` switches thinking before the answer on or off, if the template supports this;
         None leaves it to the template.

@@ -45,7 +45,6 @@ quantized weights crash, as the fast path does on some processors with AMX."""
 PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features")
 """The constant properties of a processor in CPUINFO."""
 CPUINFO = Path("/proc/cpuinfo")
-FILE = user_cache_path("strata", appauthor=False) / "fast_path.json"
 
 WIDTH, INNER, HEADS, TOKENS = 256, 2048, 4, 32
 PROMPT, CONTEXT = 128, 256
@@ -115,10 +114,15 @@ def processor() -> str:
     return "\n".join(line for line in lines if line.partition(":")[0].strip() in PROCESSOR)
 
 
+def results() -> Path:
+    """Where the results of trials are kept. Raises RuntimeError if the user has no folder."""
+    return user_cache_path("strata", appauthor=False) / "fast_path.json"
+
+
 def remembered(here: str) -> dict[str, str]:
     """The results of trials on this machine by types; none if the file is damaged."""
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        stored = json.loads(FILE.read_text("utf-8"))
+    with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError):
+        stored = json.loads(results().read_text("utf-8"))
         if stored["machine"] == here:
             return {str(types): str(found) for types, found in stored["found"].items()}
     return {}
@@ -126,19 +130,20 @@ def remembered(here: str) -> dict[str, str]:
 
 def forget() -> None:
     """Forget all trials, because a process that used these libraries has crashed."""
-    with suppress(OSError):
-        FILE.unlink(missing_ok=True)
+    with suppress(OSError, RuntimeError):
+        results().unlink(missing_ok=True)
 
 
 def remember(here: str, known: dict[str, str]) -> None:
     """Write the file atomically. If it cannot be written, each load repeats the trial."""
-    with suppress(OSError):
-        FILE.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError, RuntimeError):
+        path = results()
+        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=FILE.parent, suffix=".partial", delete=False
+            "w", encoding="utf-8", dir=path.parent, suffix=".partial", delete=False
         ) as file:
             json.dump({"machine": here, "found": known}, file)
-        os.replace(file.name, FILE)
+        os.replace(file.name, path)
 
 
 # the process of a trial

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ import numpy as np
 
 from engine.backends.base import BackendInfo, Filled, LogitScores, TokenizerInfo, common_prefix
 from engine.backends.chat_template import Fill, conversation
+from engine.backends.special_tokens import special_tokens
 from engine.decode import never
 from engine.errors import ModelError, PromptError
 from engine.heads.llamacpp import LlamaHead, free, restored, saved
@@ -68,7 +70,16 @@ class Vocabulary:
         eog = llama_cpp.llama_vocab_is_eog
         self.ends = frozenset(token for token in range(self.size) if eog(self.raw, token))
         begins = llama_cpp.llama_vocab_get_add_bos(self.raw)
-        self.begin = self.special(llama_cpp.llama_vocab_bos(self.raw)) if begins else ""
+        self.begin = self.spelled(llama_cpp.llama_vocab_bos(self.raw)) if begins else ""
+        kinds = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        user = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+        added = [(token, self.attributes(token) & (kinds | user)) for token in range(used)]
+        template = llama_cpp.llama_model_chat_template(model, None) or b""
+        self.special = special_tokens(
+            ((texts[token], token, bool(kind & kinds)) for token, kind in added if kind),
+            template.decode("utf-8", "replace"),
+            self.ends,
+        )
 
     def attributes(self, token: int) -> int:
         """The token's flags, LLAMA_TOKEN_ATTR_*."""
@@ -87,7 +98,7 @@ class Vocabulary:
                 return buffer.raw[:length]
             size = -length
 
-    def special(self, token: int) -> str:
+    def spelled(self, token: int) -> str:
         """The text of a special token, "" if the file has none: the library then returns a token
         that may be an ordinary word."""
         if not 0 <= token < self.size:
@@ -96,18 +107,23 @@ class Vocabulary:
         return "" if word else self.pieces[token].decode("utf-8", "replace")
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text. Special tokens in it are recognised; none are added."""
+        """Token ids of a text. Special tokens in it are recognised, except those with LITERAL; none
+        are added."""
+        return self.special.tokenize(text, self.encode, partial(self.encode, special=False))
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
         pieces = parts(text) if self.splits else [text]
-        return [token for piece in pieces for token in tokens_of(self.raw, piece)]
+        return [token for piece in pieces for token in tokens_of(self.raw, piece, special)]
 
 
-def tokens_of(vocabulary: Any, text: str) -> list[int]:
-    """Token ids of a text. Raises PromptError if it is too long for the library."""
+def tokens_of(vocabulary: Any, text: str, special: bool) -> list[int]:
+    """Token ids of a text, in which `special` tokens are recognised or not. Raises PromptError if
+    it is too long for the library."""
     data = text.encode("utf-8", "replace")
     room = len(data) + 16
     while True:
         tokens = (llama_cpp.llama_token * room)()
-        found = llama_cpp.llama_tokenize(vocabulary, data, len(data), tokens, room, False, True)
+        found = llama_cpp.llama_tokenize(vocabulary, data, len(data), tokens, room, False, special)
         if found >= 0:
             return tokens[:found]
         if -found <= room:
@@ -189,6 +205,7 @@ class LlamaCppTokenizer:
 
     def __init__(self, vocabulary: Vocabulary, template: Fill | None, info: TokenizerInfo) -> None:
         self.tokens, self.template, self.info = vocabulary, template, info
+        self.special = vocabulary.special
 
     def tokenize(self, text: str) -> list[int]:
         return self.tokens.tokenize(text)
@@ -210,7 +227,8 @@ class LlamaCppTokenizer:
         write it.
         """
         begin = self.tokens.begin
-        text = conversation(messages, self.template, "", self.info.name, thinking)
+        marked = self.special.messages(messages)
+        text = conversation(marked, self.template, "", self.info.name, thinking)
         return text if text.startswith(begin) else begin + text
 
 

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from engine.backends.base import BackendInfo, Bytes, Filled, LogitScores, common_prefix
+from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
 from engine.settings import Sampling
@@ -126,6 +127,7 @@ class ToyBackend:
     """
 
     unread = 0
+    special = SpecialTokens({name: token for token, name in SPECIAL.items()})
 
     def __init__(
         self,
@@ -177,6 +179,9 @@ class ToyBackend:
         self.cache, self.tree = [], None
 
     def tokenize(self, text: str) -> list[int]:
+        return self.special.tokenize(text, self.encode, lambda text: [*text.encode()])
+
+    def encode(self, text: str) -> list[int]:
         tokens: list[int] = []
         while text:
             special = next((i for i, name in SPECIAL.items() if text.startswith(name)), None)
@@ -198,7 +203,8 @@ class ToyBackend:
         return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
-        turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in messages)
+        marked = self.special.messages(messages)
+        turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in marked)
         return turns + "<|assistant|>"
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from engine.backends.base import TokenizerInfo, fingerprint
 from engine.backends.chat_template import FILLER, Fill, conversation
+from engine.backends.special_tokens import following, special_tokens
 from engine.errors import ModelError, first_line
+from engine.text import well_formed
 from engine.types import Message
 
 
@@ -31,9 +33,31 @@ class TransformersTokenizer:
 
     def __init__(self, tokenizer: Any, info: TokenizerInfo) -> None:
         self.tokenizer, self.info = tokenizer, info
+        added = tokenizer.added_tokens_decoder.items()
+        self.special = special_tokens(
+            ((token.content, id, token.special) for id, token in added),
+            str(tokenizer.chat_template or ""),
+            info.eos_ids,
+        )
 
     def tokenize(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return self.special.tokenize(text, self.encode, self.plain)
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        # A chat template may write anything, also halves of characters.
+        text = well_formed(text)
+        return list(self.tokenizer.encode(text, add_special_tokens=False, **options))
+
+    def plain(self, text: str) -> list[int]:
+        """The tokens of a text that follows a special token, and holds none."""
+        encode = partial(self.encode, split_special_tokens=True)
+        return following(encode, text) if self.spaced else encode(text)
+
+    @cached_property
+    def spaced(self) -> bool:
+        """Whether a word has other tokens at the beginning of a text than after a special token."""
+        token = next(iter(self.special.ids), "")
+        return self.encode(f"{token}a")[len(self.encode(token)) :] != self.encode("a")
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         return str(
@@ -70,7 +94,8 @@ class TransformersTokenizer:
 
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         begin = self.tokenizer.bos_token or ""
-        return conversation(messages, filler(self.tokenizer), begin, self.info.name, thinking)
+        marked = self.special.messages(messages)
+        return conversation(marked, filler(self.tokenizer), begin, self.info.name, thinking)
 
 
 def filler(tokenizer: Any) -> Fill | None:

@@ -168,8 +168,8 @@ def head_folder(source: str, head: str) -> Path | None:
     """The folder of a transformers model's head: for "auto" the one in the model's folder, if any;
     for "off" none; any other text is the path of a head's folder."""
     if head != "auto":
-        return None if head == "off" else Path(head).expanduser()
-    folder = Path(source).expanduser() / HEAD
+        return None if head == "off" else Path(os.path.expanduser(head))
+    folder = Path(os.path.expanduser(source)) / HEAD
     return folder if looks_like_path(source) and folder.is_dir() else None
 
 

@@ -266,7 +266,7 @@ class Gguf(FileFormat):
                 f"What {source!r} will need is known once it is here. Download it in the Models "
                 "tab, or start with it as --model."
             )
-        found, file = probed(path, runtime), Path(path).expanduser()
+        found, file = probed(path, runtime), Path(os.path.expanduser(path))
         names = [each.name for each in file.parent.iterdir()]
         outlook = outlook_of(file, heads_for(file.name, names))
         return Need(found.parameters, found.weights, found.cache, outlook)

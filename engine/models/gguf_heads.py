@@ -106,7 +106,7 @@ def architecture(model: Any) -> str:
 
 
 def named_file(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if not path.is_file():
         raise NoHead(
             f"a GGUF file is needed there (mtp-*.gguf, eagle3-*.gguf), and {found_at(path)}"

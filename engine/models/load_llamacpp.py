@@ -6,6 +6,7 @@ model is returned, one small tree forward is compared with plain forwards. A mod
 cannot roll back decodes plainly, and its note gives the reason.
 """
 
+import os
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +22,7 @@ from engine.backends.chat_template import FILLER, Fill, TemplateError, TemplateS
 from engine.backends.check import check
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
 from engine.backends.llamacpp_states import StatesBackend
+from engine.backends.special_tokens import imitable
 from engine.errors import first_line
 from engine.heads.llamacpp import free
 from engine.models.format import recommended
@@ -56,7 +58,7 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
     affected."""
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     lean = replace(runtime, head="off") if found.head else runtime
     try:
         model, context = opened(path, lean, fast=not slow, snapshots=found.snapshots)
@@ -80,7 +82,12 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
         )
     notes = (backend.info.note, slow, note)
     head = with_head(backend, path, runtime, not slow, found.head)
-    backend.info = replace(backend.info, note=" ".join(filter(None, notes)), head=head)
+    backend.info = replace(
+        backend.info,
+        note=" ".join(filter(None, notes)),
+        head=head,
+        imitable=imitable(backend.render, backend.special),
+    )
     return backend
 
 
@@ -88,7 +95,7 @@ def load_tokenizer(source: str) -> LlamaCppTokenizer:
     """The tokenizer of a probed GGUF file, of which only the header is read. Raises ModelError."""
     FILLER.prepare("llama_cpp")
     runtime = Runtime(head="off")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         model, context = opened(path, runtime, fast=False, weights=False)
     except Unusable as problem:
@@ -145,8 +152,8 @@ def chat_template(model: Any, vocabulary: Vocabulary) -> tuple[Fill | None, str,
     if found:
         text, raw = found.decode("utf-8", "replace"), vocabulary.raw
         tokens = {
-            "bos_token": vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
-            "eos_token": vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
+            "bos_token": vocabulary.spelled(llama_cpp.llama_vocab_bos(raw)),
+            "eos_token": vocabulary.spelled(llama_cpp.llama_vocab_eos(raw)),
         }
         try:
             FILLER.fill("llama_cpp", text, tokens, None)

@@ -5,6 +5,7 @@ returned, one small tree forward is compared with plain forwards. A model that d
 roll back decodes plainly, and its note gives the reason.
 """
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
+from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
     TransformersTokenizer,
@@ -76,6 +78,7 @@ def load_transformers(
     with_head(backend, source, head)
     if where.type == "cuda":
         with_captured(backend)
+    backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
 
 
@@ -117,7 +120,7 @@ def described(source: str) -> tuple[Any, Any]:
 def found(source: str) -> str:
     """The source with its home folder. Raises ModelError for a folder that is no model."""
     if source.startswith("~"):
-        source = str(Path(source).expanduser())
+        source = str(Path(os.path.expanduser(source)))
     if looks_like_path(source) and not (Path(source) / "config.json").is_file():
         problem = "has no config.json" if Path(source).is_dir() else "does not exist"
         raise ModelError(

@@ -61,7 +61,7 @@ def settled(source: str) -> str:
     source = source.strip()
     if is_address(source):
         return settled_address(source)
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not source or not path.exists():
         return source
     # Links to files are not resolved: in the hub's cache, their targets have no ending.

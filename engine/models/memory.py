@@ -13,6 +13,7 @@ their tensors. Two naming schemes are in use:
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -247,7 +248,7 @@ def kept(tensors: Mapping[str, "TensorInfo"]) -> int:
 
 def folder_of(source: str) -> Path:
     """The folder of a model: the source itself, or the folder of its config in the hub's cache."""
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir():
         return folder
     from huggingface_hub import hf_hub_download
@@ -308,7 +309,7 @@ def tensors(source: str, folder: Path) -> dict[str, "TensorInfo"]:
     for path in weight_files(source, folder):
         with reading(source, f"{path.name} is no sound safetensors file"):
             files.append(parse_local_safetensors_file_metadata(path))
-    if not files and folder == Path(source).expanduser():
+    if not files and folder == Path(os.path.expanduser(source)):
         raise unreadable(source, "it holds no *.safetensors files")
     if not files:
         with reading(source, "the hub gives no weights"):

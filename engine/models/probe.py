@@ -5,6 +5,7 @@ weights, so a crash does not affect the application.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,12 +64,12 @@ def probed(source: str, runtime: Runtime) -> Probe:
             "on, or choose another cache type."
         )
     try:
-        path = Path(source).expanduser()
+        path = Path(os.path.expanduser(source))
         if not path.is_file():  # opening a pipe would block
             raise refusal(source, "there is no such file")
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         raise refusal(source, f"the file cannot be read ({first_line(error)})") from error
     if magic != MAGIC:
         problem = f"it begins with {magic!r}, not {MAGIC!r}" if magic else "the file is empty"
@@ -153,7 +154,8 @@ def found(path: Path, runtime: Runtime) -> Probe:
     except NoHead as problem:
         lacking = str(problem)
     # Some damaged vocabularies fail only when a text is tokenized.
-    tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY)
+    for special in (True, False):
+        tokens_of(llama_cpp.llama_model_get_vocab(model), EVERY, special)
     states = head.states(context) if head else 0
     return Probe(
         parameters=llama_cpp.llama_model_n_params(model),

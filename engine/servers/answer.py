@@ -15,7 +15,6 @@ is UNKNOWN, and the speed of plain decoding is never given.
 """
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +45,7 @@ from engine.servers.client import (
     unreachable,
 )
 from engine.servers.served import ServedModel
+from engine.text import read_json
 from engine.thinking import USUAL
 from engine.types import TARGET, UNKNOWN, Finish, Learned, Prefill, Step, Token
 
@@ -205,7 +205,7 @@ def chunk_of(line: str) -> Chunk | None:
     if data == DONE:
         return Chunk(done=True)
     try:
-        found = json.loads(data)
+        found = read_json(data)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(found, dict):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from engine.backends.base import BackendInfo, ServerInfo, digest
+from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError, ServerError
 from engine.heads.base import Head
 from engine.prompt import Chat, Size
@@ -87,6 +88,7 @@ class ServedModel:
 
     bytes = unread = 0
     head: Head | None = None
+    special = SpecialTokens({})
 
     def refuse(self, *_: object) -> NoReturn:
         raise ServerError(

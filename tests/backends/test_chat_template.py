@@ -16,6 +16,7 @@ import pytest
 
 from engine.backends import chat_template
 from engine.backends.chat_template import Filler, Library, TemplateError, TemplateStopped
+from engine.backends.special_tokens import LITERAL
 from engine.errors import PromptError
 from engine.types import Message
 from tests.conftest import EMBEDDED, ROOT
@@ -219,14 +220,14 @@ def test_a_gguf_file_whose_template_never_ends(
     tmp_path: Path, hasty: None, counted: list[str]
 ) -> None:
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=LOOPS))
-    assert backend.info.note == "" and len(counted) == 1
+    assert backend.info.note == "" and len(counted) == 2
     with pytest.raises(PromptError) as caught:
         backend.render(MESSAGES)
     assert str(caught.value) == (
         "The chat template of x was stopped: it did not end within 1 s. Choose another model, or "
         "another file of this one."
     )
-    assert len(counted) == 2, "it is not tried again with another place for the system prompt"
+    assert len(counted) == 3, "it is not tried again with another place for the system prompt"
 
 
 @pytest.mark.gguf
@@ -276,11 +277,11 @@ def test_the_text_is_that_of_the_libraries_in_this_process(
     raw, vocabulary = gguf_target.tokens.raw, gguf_target.tokens
     formatter = Jinja2ChatFormatter(
         llama_cpp.llama_model_chat_template(gguf_target.model, None).decode(),
-        vocabulary.special(llama_cpp.llama_vocab_eos(raw)),
-        vocabulary.special(llama_cpp.llama_vocab_bos(raw)),
+        vocabulary.spelled(llama_cpp.llama_vocab_eos(raw)),
+        vocabulary.spelled(llama_cpp.llama_vocab_bos(raw)),
     )
-    assert gguf_target.render(messages) == formatter(messages=listed).prompt
-    assert embedded.render(messages) == embedded.tokenizer.apply_chat_template(
+    assert gguf_target.render(messages).replace(LITERAL, "") == formatter(messages=listed).prompt
+    assert embedded.render(messages).replace(LITERAL, "") == embedded.tokenizer.apply_chat_template(
         listed, tokenize=False, add_generation_prompt=True
     )
 

@@ -29,7 +29,7 @@ WEIGHTS = (
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a test's findings are kept."""
     path = tmp_path / "cache" / "fast_path.json"
-    monkeypatch.setattr(fast_path, "FILE", path)
+    monkeypatch.setattr(fast_path, "results", lambda: path)
     return path
 
 
@@ -174,7 +174,7 @@ def test_without_a_place_to_write_it_is_tried_each_time(
     trials: Trials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    monkeypatch.setattr(fast_path, "FILE", tmp_path / "taken" / "fast_path.json")
+    monkeypatch.setattr(fast_path, "results", lambda: tmp_path / "taken" / "fast_path.json")
     assert fast_path.problem(["f32"]) == fast_path.problem(["f32"]) == ""
     assert len(trials.types) == 2
 

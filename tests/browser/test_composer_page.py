@@ -44,6 +44,10 @@ OVERLAPS = """() => {
 }"""
 COUNTED = re.compile(r"Context: \d+ of 1,792 tokens")
 NOTES = b"# Notes\n```py\nx = 1\n```\n" + b"The boat was red. " * 20
+HURRIED_CLOCK = """(most) => {
+  const wait = window.setTimeout;
+  window.setTimeout = (act, time, ...rest) => wait(act, time >= most ? 0 : time, ...rest);
+}"""
 PASTE_AND_DROP = """() => {
   const data = new DataTransfer();
   data.items.add(new File(["name,age\\nAnn,7\\n"], "people.csv"));
@@ -207,6 +211,16 @@ def test_settings_and_drafts_are_kept_with_the_conversation(
     expect(box).to_have_value("")
     open_advanced(page)
     expect(page.get_by_label("Fixed", exact=True)).to_be_checked()
+
+
+@pytest.mark.soak
+def test_a_file_that_nobody_reads_does_not_wait_forever(page: Page) -> None:
+    page.evaluate(HURRIED_CLOCK, 100_000)
+    page.route("**/queue/join*", lambda route: None)  # The request never reaches the program.
+    page.locator("#writer .choose").set_input_files([file("notes.md", NOTES)])
+    expect(page.locator(".files .words")).to_have_text(
+        "notes.md did not arrive, or was not read. Attach it again."
+    )
 
 
 @pytest.mark.soak

@@ -1,12 +1,23 @@
 """The command line: defaults that keep to this machine, passwords that nobody has to remember."""
 
+import io
+import json
+import os
+import runpy
+from collections.abc import Callable
 from dataclasses import fields
+from errno import ENOSPC
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from app.arguments import KeysOptions, is_local, parse, parse_keys
-from app.cli import main, tell_of_keys
+from app import build_statistics
+from app.arguments import KeysOptions, folder_of, is_local, parse, parse_keys
+from app.cli import importing, main, prepare_environment, tell_of_keys
+from engine.backends import fast_path
+from engine.errors import ModelError, SettingError
+from engine.models import loaders
 from engine.settings import Runtime
 from storage.api_keys import ApiKeys
 from storage.database import Database
@@ -172,6 +183,84 @@ def test_keys_are_managed_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFi
     assert "already" in strata("make", "my editor")
     assert "no longer works" in strata("revoke", found.id) and strata("list") == ""
     assert "There is no key" in strata("revoke", found.id)
+
+
+class Output(io.TextIOWrapper):
+    """An output that shows ASCII only."""
+
+    def __init__(self) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding="ascii")
+
+
+class Full(Output):
+    def write(self, text: str) -> NoReturn:
+        raise OSError(ENOSPC, "No space left on device")
+
+
+def test_any_name_of_a_key_is_shown_on_any_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output()
+    monkeypatch.setattr("sys.stdout", output)
+    for words in (["make", "é日😀"], ["list"]):
+        assert main(["keys", *words, "--data-dir", str(tmp_path)]) == 0
+    assert output.bytes.getvalue().count(rb"\xe9\u65e5\U0001f600") == 2
+
+
+@pytest.mark.parametrize("output", [Full, lambda: None])
+def test_a_key_that_cannot_be_shown_is_not_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: Callable[[], Output | None],
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", output())
+        assert main(["keys", "make", "one", "--data-dir", str(tmp_path)]) == 2
+    assert "The output cannot be written" in capsys.readouterr().err
+    with Database(tmp_path / "strata.db") as database:
+        assert ApiKeys(database).list() == []
+
+
+def test_without_a_home_only_what_needs_it_is_refused(
+    homeless: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SettingError, match="Name one with --data-dir"):
+        folder_of(None)
+    assert folder_of(Path("d")) == Path("d")
+    assert build_statistics.parsed(["a.txt", "--model", "m"]).data_dir is None
+    with pytest.raises(ModelError, match="~/m"):
+        loaders.check_there("~/m")
+    trials = runpy.run_path(str(fast_path.__file__))
+    trials["remember"]("here", {"Q8_0": ""})
+    trials["forget"]()
+    assert trials["remembered"]("here") == {}
+
+
+def test_an_empty_folder_is_refused_and_brackets_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--data-dir", ""])
+    assert "It is empty" in capsys.readouterr().err
+    assert parse(["--host", "[::1]"]).host == "::1" and not parse(["--host", "[::1]"]).public
+
+
+def test_a_library_that_cannot_use_the_environment_is_named() -> None:
+    named = pytest.raises(SettingError, match=r"^json.decoder cannot be loaded \(JSONDecodeError")
+    with named, importing():
+        json.loads("x")
+
+
+def test_variables_for_other_programs_with_gradio_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.environ", {"GRADIO_SERVER_PORT": "x", "GRADIO_ANALYTICS_ENABLED": "1"})
+        prepare_environment()
+        assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+        assert "GRADIO_SERVER_PORT" not in os.environ
 
 
 @pytest.mark.parametrize("public", [True, False])

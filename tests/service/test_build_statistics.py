@@ -63,6 +63,18 @@ def damaged_parquet() -> bytes:
     return content[:900] + bytes(len(content) // 2) + content[900 + len(content) // 2 :]
 
 
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+PARTS = [{"type": "text", "text": "one "}, *PICTURE, {"text": "two"}]
+CALLS = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    {"role": "tool", "content": "sunny"},
+    {"role": "assistant", "tool_calls": [{"id": "2"}]},
+    {"role": "assistant", "content": "It is sunny."},
+]
+CALLED = "<|user|>Weather?<|end|><|assistant|>It is sunny.<|end|>"
+
+
 def zipped(files: dict[str, bytes]) -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -88,6 +100,23 @@ def zipped(files: dict[str, bytes]) -> bytes:
         ("a.json", json.dumps(RECORDS[0]).encode(), TEXTS[:1]),
         ("a.csv", b'id,Text\n1,"one, ""two"""\n2,three\n3\n', ['one, "two"', "three"]),
         ("a.csv", b"a,b\none,two\nthree,four\n", ["one, two", "three, four"]),
+        ("a.csv", b"id;text;label\n1;A boat, slowly;good\n", ["A boat, slowly"]),
+        ("a.csv", b"sep=;\r\nid;Content\r\n1;one\r\n", ["one"]),
+        ("a.csv", b"sep=\t\nid\ttext\n1\tone\n", ["one"]),
+        ("a.csv", b'"id"|"text"\n1|"a|b"\n', ["a|b"]),
+        ("a.csv", b"a;b\none;two, three\n", ["one, two, three"]),
+        ("a.tsv", b"id\ttext\n1\tone, two\n", ["one, two"]),
+        ("a.ndjson", lines(RECORDS), TEXTS),
+        ("a.jsonl", b"\n" + lines(RECORDS) + b" \r\n\n" + lines(RECORDS[:1]), [*TEXTS, TEXTS[0]]),
+        ("a.jsonl", lines([{"messages": None, "text": "one"}, {"text": None}]), ["one"]),
+        ("a.jsonl", lines([{"text": None, "content": "one"}]), ["one"]),
+        ("a.jsonl", lines([{"content": PARTS}, {"text": PICTURE}]), ["one two"]),
+        (
+            "a.jsonl",
+            lines([{"messages": [{"role": "user", "content": PARTS}]}]),
+            ["<|user|>one two<|end|><|assistant|>"],
+        ),
+        ("a.jsonl", lines([{"messages": CALLS}, {"messages": CALLS[1:2]}]), [CALLED]),
         ("a.csv.gz", gzip.compress(b"content\nin it\n", mtime=0), ["in it"]),
         ("a.txt.zst", zstd.compress(b"packed"), ["packed"]),
         ("a.jsonl.zst", zstd.compress(lines(RECORDS[:1])) + zstd.compress(b""), TEXTS[:1]),
@@ -114,7 +143,10 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, wanted: l
 @pytest.mark.parametrize(
     "bad",
     ['{"text": ', '["text"]', '"text"', "7", "null", '{"body": "x"}', '{"messages": 3}',
-     '{"messages": [{"role": "user"}]}', '{"messages": ["hi"]}', "\ufeff{}", "", "[" * 100_000],
+     '{"messages": [{"role": "user"}]}', '{"messages": ["hi"]}', "\ufeff{}", "[" * 100_000,
+     '{"text": 7}', '{"text": {"a": 1}}', '{"text": [7]}', '{"text": [{"a": 1}]}', '{"text": true}',
+     '{"messages": [{"role": 7, "content": "x"}]}',
+     '{"messages": [{"role": "user", "content": 7}]}'],
 )  # fmt: skip
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -1,11 +1,12 @@
 """What each parameter of a request may be, what it becomes, and how it is refused."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.api.requests import NEUTRAL, Chat, Completion, Continuation, Kind, completion
+from app.api.requests import NEUTRAL, Chat, Completion, Continuation, Kind, completion, parsed
 from app.http.problems import ApiError
 from engine.backends.toy import ToyBackend
 from engine.methods import PLAIN, USUAL
@@ -29,7 +30,7 @@ def refused(kind: Kind = "chat", **more: Any) -> ApiError:
 
 NUMBERS: list[tuple[str, list[Any], list[Any]]] = [
     ("n", [None, 1, 16, 2.0], [0, 17, 1.5, True, "2", [], {}, float("inf"), 10**400]),
-    ("max_tokens", [None, 1, 10**9, 2**53, 7.0], [0, -1, 2**53 + 1, "9", True, 10**400]),
+    ("max_tokens", [None, 1, 10**9, 2**53, 7.0, -1, -1.0], [0, -2, 2**53 + 1, "9", True, 10**400]),
     ("temperature", [None, 0, 1, 0.5, 2], [2.1, -1, True, "1", [], float("inf"), 10**400]),
     ("top_p", [None, 0, 1, 0.5], [1.1, False, "1"]),
     ("top_k", [None, -1, 0, 5, 5.0, 1000], [-2, 1001, 1.5, True, "5"]),
@@ -124,7 +125,8 @@ def test_an_empty_call_in_a_message_changes_nothing() -> None:
 
 
 def test_halves_of_characters_become_a_mark() -> None:
-    found = read(messages=[{"role": "user", "content": "a\ud800"}], stop="\udfff!")
+    body = json.dumps({"messages": [{"role": "user", "content": "a\ud800"}], "stop": "\udfff!"})
+    found = read(**parsed(body.encode()))
     assert found.requests[0].messages[0].content == "a\ufffd"
     assert found.requests[0].generation.stop == ("\ufffd!",)
 
@@ -135,6 +137,9 @@ def test_the_newer_name_of_the_limit_counts() -> None:
 
     assert limit(max_completion_tokens=2, max_tokens="x") == 2
     assert limit(max_completion_tokens=None, max_tokens=3) == 3
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert limit(**{name: -1}) == limit("text", **{name: -1}) == 32768, "-1 is no limit"
+    assert refused(max_tokens=-2).words.endswith("2, or -1 for no limit.")
     assert limit(max_tokens=10**9) == limit() == 32768 and limit("text") == 16
     assert refused(max_completion_tokens="x", max_tokens=3).param == "max_completion_tokens"
 

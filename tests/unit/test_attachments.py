@@ -27,10 +27,11 @@ from tests.support import encoded
 TEXTS = st.text(st.sampled_from("a`~ \n#:"), min_size=1).filter(lambda text: text.strip("\n"))
 
 
-def pdf(*pages: str, commands: bytes = b"") -> bytes:
-    """A PDF file with a line of text on each page."""
+def pdf(*pages: str, commands: bytes = b"", characters: bytes = b"") -> bytes:
+    """A PDF file with a line of text on each page. `characters` is the font's table of them."""
     objects = [b"<</Type/Catalog/Pages 2 0 R>>", b""]
-    font = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
+    table = b"/ToUnicode %d 0 R" % (3 + 2 * len(pages)) if characters else b""
+    font = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica%s>>" % table
     kids = []
     for page in pages:
         stream = commands + (b"BT /F1 12 Tf 72 720 Td (%s) Tj ET" % page.encode() if page else b"")
@@ -43,6 +44,8 @@ def pdf(*pages: str, commands: bytes = b"") -> bytes:
             b"/Resources<</Font<</F1 %s>>>>>>" % (len(objects), font)
         )
         kids.append(b"%d 0 R" % len(objects))
+    if characters:
+        objects.append(b"<</Length %d>>stream\n%s\nendstream" % (len(characters), characters))
     objects[1] = b"<</Type/Pages/Count %d/Kids[%s]>>" % (len(kids), b" ".join(kids))
     out, places = b"%PDF-1.4\n", []
     for number, each in enumerate(objects, 1):
@@ -60,6 +63,15 @@ def zipped(name: str) -> bytes:
         made.writestr("[Content_Types].xml", "x" * 3000)
         made.writestr(name, "x" * 3000)
     return packed.getvalue()
+
+
+def test_halves_of_characters_in_a_pdf_file_are_joined_or_replaced() -> None:
+    table = b"""1 begincodespacerange <00> <FF> endcodespacerange 3 beginbfchar
+<61> <D835>
+<62> <DC65>
+<63> <DBFF>
+endbfchar"""
+    assert read("a.pdf", pdf("abc", characters=table)).text == "\U0001d465\ufffd"
 
 
 def encrypted(content: bytes) -> bytes:

@@ -23,6 +23,7 @@ from app.http.access import (
     Hosts,
     Refusal,
     Route,
+    address_of,
     check,
     kept_to_itself,
     own_cookie,
@@ -143,6 +144,19 @@ def test_a_server_for_others_answers_under_its_addresses(
     given: str, host: str, status: int
 ) -> None:
     assert asked("/", hosts=Hosts(given, PORT), host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80/"),
+        ("::1", "http://[::1]:80/"),
+        ("0.0.0.0", "http://localhost:80/"),
+        ("::", "http://[::1]:80/"),
+    ],
+)
+def test_an_address_is_one_that_a_browser_opens(host: str, address: str) -> None:
+    assert address_of(host, 80) == address
 
 
 def test_a_share_link_is_let_in_once_it_is_known() -> None:

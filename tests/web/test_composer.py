@@ -155,6 +155,30 @@ def test_the_gauge_is_told_in_numbers_or_not_at_all(
     assert other == {"number": 6}, "another conversation is open by now"
 
 
+def test_a_page_is_answered_whatever_happens(
+    on: composer.Composer, talking: Chat, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect of the program must not leave a page waiting for its answer."""
+
+    def broken(*_: object) -> None:
+        raise TypeError("expected <another> type")
+
+    monkeypatch.setattr(talking.session.attachments, "message", broken)
+    monkeypatch.setattr(talking.session.attachments, "add", broken)
+    assert on.measure(OWNER, data(number=5, text="hello"), None, "") == {"number": 5}
+    refused = say(talking, None, text="hello")
+    assert refused == {talking.composer.channels["sent"]: {"number": 7, "ok": False}}
+    assert len(warned) == 2 and "TypeError: expected &lt;another&gt; type" in warned[0]
+    path = sent("notes.md", b"# Notes\n")
+    found = on.attach(OWNER, data(number=3, name="notes.md", path=path))
+    assert found["number"] == 3 and "an error in Strata" in str(found["error"])
+
+
+def test_half_a_character_is_replaced_before_it_is_counted(on: composer.Composer) -> None:
+    asked = composer.ComposerRequest(data(text="a\ud83d\ude00\ud83d"))
+    assert asked.text("text") == "a😀\ufffd"
+
+
 def test_what_a_page_makes_up_is_nothing(on: composer.Composer) -> None:
     for said in (None, [], {"number": "1", "text": 5, "files": "abc"}):
         asked = composer.ComposerRequest(gr.EventData(None, said))

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import httpx
 import pytest
 from gradio import utils
 
+from app.web.gradio_import import without_environment
 from app.web.gradio_workarounds import EventQueue, WaitForWork, keep_keys
 from tests.support.blocks import SmallPage, serving
 from tests.support.clocked import simulated
@@ -102,6 +105,34 @@ def test_events_begin_as_they_come_and_as_places_come_free(served: SmallPage) ->
             wanted = [f"call {number}" for number in range(first, first + 3)]
             assert sorted(results(client, 3)) == wanted
     assert blocks._queue.cached_event_analytics_summary == {"functions": {}}, "no tables are made"
+
+
+def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with serving() as page:
+        assert httpx.get(page.address, trust_env=False).status_code == 200
+
+
+def test_clients_that_gradio_makes_on_import_ignore_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "odd://127.0.0.1:9")
+    found = list[Exception]()
+
+    def of_another_thread() -> None:
+        with suppress(ValueError):
+            httpx.Client()
+            found.append(AssertionError("it ignores the environment"))
+
+    with without_environment():
+        httpx.Client().close()
+        thread = threading.Thread(target=of_another_thread)
+        thread.start()
+        thread.join()
+    with pytest.raises(ValueError, match="odd"):
+        httpx.Client()
+    assert not found
 
 
 def test_a_slow_machine_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,8 @@ def test_the_facts_of_a_model() -> None:
     words = models_html.loaded(info, f"/models/{EVIL}")
     assert "6.3 M" in words and "3.0 GiB" in words and "2 threads" in words
     assert "<img" not in words and "<b>" not in words and words.count("&lt;img") == 2
+    assert models_html.IMITABLE not in words
+    assert models_html.IMITABLE in models_html.loaded(replace(info, imitable=True), "/models/a")
     assert "No model" in models_html.loaded(NO_MODEL_INFO, "")
     assert not models_html.still_loaded(NO_MODEL_INFO, "")
 
@@ -145,6 +147,10 @@ def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert models_html.where("/home/someone/models/a.gguf") == "~/models/a.gguf"
     for source in ("/mnt/a.gguf", "owner/name:a.gguf", "/home/someone-else/a"):
         assert models_html.where(source) == source
+
+
+def test_paths_are_shown_where_the_user_has_no_home(homeless: None) -> None:
+    assert models_html.where("/home/someone/a.gguf") == "/home/someone/a.gguf"
 
 
 def test_progress_is_a_bar_that_fills_or_moves() -> None:

@@ -7,6 +7,7 @@ times a second.
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -305,7 +306,7 @@ class BenchmarkTab(Tab):
         if source == SAMPLE:
             return "Bundled sample", bundled()
         if path.strip():
-            place = Path(path.strip()).expanduser()
+            place = Path(os.path.expanduser(path.strip()))
             return place.name, read(place)
         if given is None:
             raise PromptError("No file is chosen. Give the path of one, or choose a file.")

@@ -17,6 +17,7 @@ from app.web.kit import (
     REFRESH,
     Memory,
     Updates,
+    explained,
     notify_errors,
     payload,
     show_notices,
@@ -28,7 +29,6 @@ from app.web.tabs.chat_view import ChatView, ending, undo, viewed
 from app.web.tabs.composer import ComposerRequest, edited_text
 from app.web.tabs.conversations import ConversationList
 from app.web.tabs.settings import Settings
-from engine.errors import StrataError
 from engine.metrics import summarise
 from engine.queue import Waiting
 
@@ -88,8 +88,8 @@ class Chat(ChatView):
                 store.set_system_prompt(conversation, system)
                 store.set_settings(conversation, preferences.mapping())
             begun = self.begin(owner, page, conversation, preferences)
-        except StrataError as error:
-            warn(str(error))
+        except Exception as error:
+            warn(explained(error))
             return {**self.refused(owner, page, conversation), **refused}
         self.session.attachments.drop(owner, request.files)
         return {
@@ -159,8 +159,8 @@ class Chat(ChatView):
             self.session.chat.edit(owner, conversation or "", request.text("message"), text)
             self.session.attachments.drop(owner, request.files)
             begun = self.begin(owner, page, conversation or "", preferences)
-        except StrataError as error:
-            warn(str(error))
+        except Exception as error:
+            warn(explained(error))
             refused = self.refused(owner, page, conversation)
             return {**refused, taken: {"number": request.number, "ok": False}}
         return {**begun, taken: {"number": request.number, "ok": True}}
@@ -181,8 +181,8 @@ class Chat(ChatView):
             if act in ("again", "on"):
                 return self.answer(owner, page, conversation or "", act, message, values)
             return self.change(owner, page, memory, conversation or "", act, message)
-        except StrataError as error:
-            warn(str(error))
+        except Exception as error:
+            warn(explained(error))
             return self.refused(owner, page, conversation)
 
     def answer(
@@ -234,8 +234,8 @@ class Chat(ChatView):
                     yield {self.proof: waiting_line(proof)}
                 else:
                     yield {self.proof: proof_line(proof), **self.proven(proof)}
-        except StrataError as error:
-            warn(str(error))
+        except Exception as error:
+            warn(explained(error))
             yield {self.proof: ""}
         yield self.working(False)
 

@@ -15,7 +15,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
-from app.web.kit import Tab, Updates, grid, notify_errors, show_notices, warn
+from app.web.kit import Tab, Updates, explained, grid, notify_errors, show_notices, warn
 from app.web.markup import DASH, milliseconds, times
 from app.web.metrics_panel import steps_known
 from app.web.run_html import (
@@ -33,7 +33,7 @@ from app.web.run_html import (
 from app.web.tabs.settings import Settings, methods, number
 from app.web.token_view import token_view
 from engine.backends.base import ServerInfo
-from engine.errors import Cancelled, StrataError
+from engine.errors import Cancelled
 from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
 from engine.models.formats import format_of
@@ -436,10 +436,11 @@ class Compare(Tab):
                     yield self.updates(progress, int(repeats), models)
         except Cancelled:
             yield {self.verdict: idle(session)}
-        except StrataError as error:
+        except Exception as error:
             # The notice disappears, so the banner shows the error as well.
-            warn(str(error))
-            yield {self.verdict: f'<div class="verdict">{escape(str(error))}</div>'}
+            words = explained(error)
+            warn(words)
+            yield {self.verdict: f'<div class="verdict">{escape(words)}</div>'}
         show_notices(session, owner)
         yield {self.run_button: gr.update(visible=True), self.stop_button: gr.update(visible=False)}
 

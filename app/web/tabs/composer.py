@@ -17,7 +17,7 @@ from gradio.utils import get_upload_folder
 from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
-from app.web.kit import Tab, payload
+from app.web.kit import Tab, explained, notify_errors, payload
 from app.web.markup import template
 from app.web.render import Data
 from assets import read
@@ -187,9 +187,9 @@ class Composer(Tab):
         request = ComposerRequest(data)
         try:
             found = attachments.read(request.text("name"), upload(request.text("path")))
-        except StrataError as error:
-            return {"number": request.number, "error": str(error)}
-        (shown,) = chip(self.session, self.session.attachments.add(owner, [found]))
+            (shown,) = chip(self.session, self.session.attachments.add(owner, [found]))
+        except Exception as error:
+            return {"number": request.number, "error": explained(error)}
         return {"number": request.number, "file": shown}
 
     def drop(self, owner: str, data: gr.EventData) -> None:
@@ -201,7 +201,7 @@ class Composer(Tab):
         """How full the context is."""
         request, size = ComposerRequest(data), None
         if request.about(conversation):
-            with suppress(StrataError):
+            with notify_errors(), suppress(StrataError):
                 editing = request.text("message") or None
                 if editing:
                     text = edited_text(self.session, owner, conversation, request)

@@ -3,6 +3,7 @@ importing, pruning and emptying past answers; and building, importing, copying a
 of general text.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -397,7 +398,7 @@ def not_done(error: Exception) -> str:
 
 def paths_of(text: str) -> list[Path]:
     lines = (line.strip().strip("\"'") for line in text.splitlines())
-    return [Path(line).expanduser() for line in lines if line]
+    return [Path(os.path.expanduser(line)) for line in lines if line]
 
 
 def single_path(text: str) -> Path:
