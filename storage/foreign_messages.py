@@ -170,6 +170,13 @@ class Turn:
             elif opened["tick"]:
                 at = ends.tick(opened["tick"], at)
                 kept.append(text[opened.start() : at])
+            elif opened["ended"]:
+                # The chat template had opened the thinking, so the model wrote only its end.
+                if "<think" in text:
+                    kept.append(opened[0])
+                else:
+                    self.thoughts.append("".join(kept))
+                    kept.clear()
             elif opened["cited"]:
                 kept.append(self.cited(opened[0]))
             elif opened["frame"]:
@@ -272,6 +279,7 @@ MARKUP = re.compile(
         | [ ]?:contentReference\[oaicite:\d{1,6}\]\{[^}\n]{0,200}\}
         | \b(?:file)?cite(?:turn\d+[a-z]+\d+)+ )
     | (?P<frame>^:::(?:\w+\{[^}\n]{0,500}\})?[ \t]*(?:\n|\Z))   # around a draft, which stays
+    | (?P<ended>^[ ]{0,3}</think>[ \t]*$)
     | <details\b
     | ^[ ]{0,3}<tool_call>
     | <code_interpreter\b[^>\n]{0,500}>

@@ -252,6 +252,14 @@ def test_a_stopped_prompt_goes_on_where_it_stopped(
     assert len(lengths) > 1 or sequence.info.name == PLAIN or not sequence.info.can_tree
 
 
+@one_of_each
+def test_the_bytes_of_tokens_are_those_of_their_text(subject: Subject) -> None:
+    tokens = subject.prompt(40)
+    pieces = [subject.model.piece(token) for token in tokens]
+    assert b"".join(pieces).decode("utf-8", "replace") == subject.model.detokenize(tokens)
+    assert len({*pieces}) > 1
+
+
 @pytest.mark.soak(stay=12)
 @every
 def test_a_second_turn_reads_only_what_is_new(

@@ -105,6 +105,19 @@ def test_thinking_goes_to_the_answers_after_it() -> None:
     assert export.left_out == {"tool calls": 1, "pieces of thinking": 1}
 
 
+@pytest.mark.parametrize(
+    ("answer", "imported"),
+    [
+        ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."),
+        ("<think>\nHm.\n</think>\n\nYes.", None),
+        ("It ends so:\n```\n</think>\n```\nYes.", None),
+        ("Between `<think>` and\n</think>\nit thinks.", None),
+    ],
+)
+def test_thinking_that_a_template_opened_is_thinking(answer: str, imported: str | None) -> None:
+    assert left(answer) == (imported or answer, {})
+
+
 def test_markup_is_found_in_linear_time() -> None:
     """Each of these makes a search for an end that fails at every place of the text."""
     for bad in (
