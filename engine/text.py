@@ -1,11 +1,13 @@
-"""Text from outside the program: made well-formed once, where it comes in.
+"""Text from outside the program: made well-formed once, where it comes in, and compared.
 
 JSON, PDF files and browsers can hold half of a surrogate pair, which is no character: UTF-8 cannot
 encode it, and neither SQLite nor a tokenizer accepts it.
 """
 
 import json
+from itertools import count
 from typing import Any
+from unicodedata import combining, normalize
 
 
 def well_formed(value: Any) -> Any:
@@ -30,3 +32,38 @@ def read_json(content: str | bytes, **options: Any) -> Any:
         content = content.decode(json.detect_encoding(content), "surrogatepass")
     found = json.loads(well_formed(content), **options)
     return well_formed(found) if "\\ud" in content or "\\uD" in content else found
+
+
+def folded(text: str) -> str:
+    """A text as it is compared: without the difference between small and capital letters, between
+    composed and decomposed characters, and between forms such as full-width letters."""
+    if text.isascii():
+        return text.lower()
+    # A capital I with a dot becomes a small i and another dot.
+    folds = normalize("NFKC", text).casefold().replace("i\u0307", "i")
+    return normalize("NFKC", folds)
+
+
+def apart(text: str) -> str:
+    """The folded text with its marks as separate characters, so that its parts fold alone to what
+    they are in it."""
+    return normalize("NFKD", folded(text))
+
+
+def find_folded(words: str, text: str) -> tuple[int, int] | None:
+    """Where a text first holds the words, compared as `folded`: the start and the end, so that no
+    letter is parted from its marks."""
+    wanted = apart(words)
+    if (start := apart(text).find(wanted)) < 0:
+        return None
+    end, at, begin = start + len(wanted), 0, 0
+    for line in text.splitlines(keepends=True):
+        if at + (length := len(apart(line))) > start:
+            break
+        at, begin = at + length, begin + len(line)
+    first = begin
+    while at < end:
+        last = next(n for n in count(begin + 1) if n == len(text) or not combining(text[n]))
+        first = begin if at <= start else first
+        at, begin = at + len(apart(text[begin:last])), last
+    return first, begin

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import SettingError
-from storage.database import Database, LockedError, as_seconds
+from engine.text import folded
+from storage.database import Database, LockedError, as_seconds, as_text
 from storage.drafting import wipe
 
 PREFIX = "sk-strata-"
@@ -65,7 +66,7 @@ class ApiKeys:
         secret = PREFIX + secrets.token_urlsafe(32)
         with self._db.write() as handle:
             known = handle.execute("SELECT name FROM api_keys").fetchall()
-            if (name,) in known:
+            if folded(name) in {folded(as_text(each)) for (each,) in known}:
                 raise SettingError(f"There is a key called {name!r} already. Choose another name.")
             if len(known) >= MOST_KEYS:
                 raise SettingError(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import sqlite_utils
 
 from engine.errors import StorageError
-from engine.text import well_formed
+from engine.text import find_folded, folded, well_formed
 from engine.types import TARGET, Token
 from storage import deletions, imports, steps
 from storage.database import Database, as_seconds, as_text, from_json, to_json
@@ -227,15 +227,14 @@ class Conversations:
         return [tuple(row) for row in self._db.execute_read(query, [self._owner, most])]
 
     def _found(self, words: str, most: int) -> Sequence[Conversation]:
-        pattern = re.sub(r"([\\%_])", r"\\\1", words)
         with self._db.read():
             rows = self._db.execute_read(
                 f"SELECT {COLUMNS}, (SELECT max(position) FROM messages "
-                "WHERE conversation = conversations.id AND content LIKE :like ESCAPE '\\') AS hit "
+                "WHERE conversation = conversations.id AND holds(content, :words)) AS hit "
                 "FROM conversations WHERE owner = :owner "
-                "AND (hit IS NOT NULL OR title LIKE :like ESCAPE '\\') "
+                "AND (hit IS NOT NULL OR holds(title, :words)) "
                 "ORDER BY updated DESC, rowid DESC LIMIT :most",
-                {"owner": self._owner, "like": f"%{pattern}%", "most": most},
+                {"owner": self._owner, "words": folded(words), "most": most},
             )
             return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
 
@@ -247,27 +246,30 @@ class Conversations:
         )
         for message, content in rows:
             text = as_text(content)
-            # SQLite ignores case for ASCII letters only.
-            if found := re.search(re.escape(words), text, re.IGNORECASE | re.ASCII):
+            if (found := find_folded(words, text)) is not None:
+                start, end = found
                 # One character more on each side shows whether the text continues there.
-                before = text[max(0, found.start() - HIT_BEFORE - 1) : found.start()]
-                after = text[found.end() : found.end() + HIT_AFTER + 1]
-                return Hit(message, _end(_line(before)), _line(found[0]), _beginning(_line(after)))
+                before = text[max(0, start - HIT_BEFORE - 1) : start]
+                after, hit = text[end : end + HIT_AFTER + 1], text[start:end]
+                return Hit(message, _end(_line(before)), _line(hit), _beginning(_line(after)))
         return None
 
     def folders(self) -> Sequence[str]:
         """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
-        return sorted((as_text(row[0]) for row in rows), key=str.casefold)
+        return sorted((as_text(row[0]) for row in rows), key=folded)
 
     def pin(self, id: str, pinned: bool) -> None:
         """Pin a conversation, or unpin it."""
         self._arrange(id, "pinned", int(pinned))
 
     def file(self, id: str, folder: str) -> None:
-        """Put a conversation into a folder; "" for none."""
-        self._arrange(id, "folder", " ".join(well_formed(folder).split())[:MAX_FOLDER])
+        """Put a conversation into a folder; "" for none. A name in other letters, such as small
+        ones, means the folder that exists."""
+        name = " ".join(well_formed(folder).split())[:MAX_FOLDER]
+        known = {folded(each): each for each in self.folders()} if name else {}
+        self._arrange(id, "folder", known.get(folded(name), name))
 
     def _arrange(self, id: str, column: str, value: str | int) -> None:
         """Change the place of a conversation in the list. This does not count as a change of the

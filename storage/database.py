@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn, Self
 import sqlite_utils
 
 from engine.errors import StorageError
-from engine.text import read_json, well_formed
+from engine.text import folded, read_json, well_formed
 from storage import migrations
 
 SURROUNDINGS = (
@@ -118,6 +118,11 @@ def as_text(value: object) -> str:
 def as_seconds(value: object) -> float:
     """A time column's value; 0 if it is not a number."""
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _holds(text: object, words: str) -> bool:
+    """Whether a column's value holds folded words."""
+    return words in folded(as_text(text))
 
 
 class Turn:
@@ -348,6 +353,7 @@ class Database:
             check_same_thread=False,  # close() runs on a thread of its own
         )
         connection.text_factory = _decoded
+        connection.create_function("holds", 2, _holds, deterministic=True)
         try:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA synchronous = NORMAL")  # reads the file, so it may fail

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import StorageError
-from engine.text import well_formed
+from engine.text import folded, well_formed
 from storage.database import Database, as_text, from_json, path_bytes, path_text, to_json
 
 MAX_NAME = 80
@@ -141,7 +141,7 @@ class PresetStore:
             raise StorageError(
                 f"The name of the preset has {len(name):,} characters, and the most is {MAX_NAME}."
             )
-        if any(known.name == name and known.id != id for known in self.list()):
+        if any(folded(known.name) == folded(name) and known.id != id for known in self.list()):
             raise StorageError(
                 f"There is a preset {name!r} already. Choose another name, or update that one."
             )

@@ -84,6 +84,8 @@ class Route:
         return method in self.methods.split() and bool(re.fullmatch(self.path, path))
 
 
+JOIN = "/gradio_api/queue/join"
+"""The path to which the page sends its events."""
 PAGE = Route("GET HEAD", "/", "document")
 PROGRAMS = (
     Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
@@ -100,7 +102,7 @@ ROUTES = (
     Route("GET", "/shared", "empty"),
     Route("POST", r"/shared/[\w-]+", "empty", 8192),
     Route("GET", r"/vendor/[\w./-]+|/(?:chat|shared)/\w+\.js"),
-    Route("POST", r"/gradio_api/queue/join", "empty", 8 * MEGABYTE),
+    Route("POST", JOIN, "empty", 8 * MEGABYTE),
     Route("POST", r"/gradio_api/upload", "empty", MAX_UPLOAD + MEGABYTE),
     Route("POST", r"/log(?:in|out)", "empty", 8192),
     *PROGRAMS,
@@ -280,6 +282,10 @@ def for_programs(path: str) -> bool:
 
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
+    if path == JOIN:  # The page's script reads JSON.
+        body = encoded({"error": refusal.words, "detail": refusal.words}).decode()
+        await answer(send, refusal.status, body, kind=b"application/json")
+        return
     if not for_programs(path):
         await answer(send, refusal.status, refusal.words)
         return

@@ -39,8 +39,8 @@ from engine.text import well_formed
 
 MAX_BYTES = 20 * 2**20
 MAX_CHARACTERS = 1_000_000
-"""The most characters of a file, about 250,000 tokens. Few models read more, and the page has to
-load them."""
+"""The most characters of a file or a typed message, about 250,000 tokens. Few models read more, and
+the page has to load them."""
 MAX_PENDING = 4 * MAX_CHARACTERS
 """The most characters of one owner's files that wait to be sent."""
 OWNERS = 32
@@ -196,7 +196,13 @@ class Attachments:
         return added
 
     def message(self, owner: str, keys: Sequence[str], text: str) -> str:
-        """A message of files and a text. Raises PromptError if a file is no longer kept."""
+        """A message of files and a text. Raises PromptError if the text is too long or a file is no
+        longer kept."""
+        if len(text) > MAX_CHARACTERS:
+            raise PromptError(
+                f"The message has {len(text):,} characters, and at most {MAX_CHARACTERS:,} can be "
+                "sent. Shorten it."
+            )
         with self.lock:
             kept = self.waiting.get(owner, {})
             found = [kept.get(key) for key in keys]

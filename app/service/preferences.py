@@ -18,7 +18,7 @@ from app.service.pages import Latest
 from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
-from engine.text import read_json
+from engine.text import folded, read_json
 from storage.database import Database
 from storage.presets import MAX_NAME, PresetStore, StoredPreset
 from storage.validation import Outside, problem_of
@@ -293,11 +293,11 @@ class Presets:
 
     def free(self, owner: str, name: str) -> str:
         """The name, with a number if it is taken."""
-        taken = {preset.name for preset in self.list(owner)}
-        if name not in taken:
+        taken = {folded(preset.name) for preset in self.list(owner)}
+        if folded(name) not in taken:
             return name
         numbered = (f"{name[: MAX_NAME - 5]} {number}" for number in range(2, 10_000))
-        return next(each for each in numbered if each not in taken)
+        return next(each for each in numbered if folded(each) not in taken)
 
     # the first preset of a model
 

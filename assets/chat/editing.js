@@ -10,6 +10,7 @@ function tellEdit(turn) {
   opened = turn;
   const detail = turn && { message: turn.key, ...editedBy(turn.editor) };
   document.dispatchEvent(new CustomEvent("strata:editing", { detail }));
+  if (turn) turn.editor.long = detail.long; // The composer has measured it.
 }
 
 // The content of an editor: its text, which files of the message stay, and the keys of added files.
@@ -135,7 +136,7 @@ function closeEditor(turn) {
 
 function revise(turn) {
   const { editor } = turn;
-  if (editor.sent || editor.send.disabled) return;
+  if (editor.sent || editor.send.disabled || editor.long) return;
   edits += 1;
   const number = edits;
   editor.sent = number;

@@ -65,6 +65,7 @@ document.addEventListener("click", (event) => {
 listen("place", place);
 document.addEventListener("strata:editing", ({ detail }) => {
   edited = detail;
+  if (edited) edited.long = tooLong(edited.text);
   ask();
 });
 opening.observe(document.documentElement, { attributes: true, childList: true, subtree: true });

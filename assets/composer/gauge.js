@@ -7,9 +7,21 @@ let asking = null;
 let later = 0;
 let stale = false;
 
+// Whether a text is too long to be sent, which is then said at once.
+function tooLong(text) {
+  if (text.length <= props.longest) return false;
+  const counted = (count) => count.toLocaleString("en-US");
+  part("drops").hidden = false;
+  part("drops").textContent = `This message has ${counted(text.length)} characters, and at most `
+    + `${counted(props.longest)} can be sent. Shorten it.`;
+  return true;
+}
+
 function ask() {
   clearTimeout(later);
-  const length = area() ? area().value.length : 0;
+  const { text } = edited || { text: area() ? area().value : "" };
+  if (tooLong(text)) return;
+  const { length } = text;
   later = setTimeout(measure, PAUSE_MS + length / PER_MS);
 }
 

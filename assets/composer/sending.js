@@ -16,6 +16,7 @@ function written() {
 
 function send() {
   const message = written();
+  if (tooLong(message.text)) return;
   hurried = files.some((file) => file.reading);
   if (hurried) {
     drawFiles(); // The message is sent when they are read; the list shows this.

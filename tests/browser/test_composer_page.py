@@ -48,6 +48,10 @@ HURRIED_CLOCK = """(most) => {
   const wait = window.setTimeout;
   window.setTimeout = (act, time, ...rest) => wait(act, time >= most ? 0 : time, ...rest);
 }"""
+FILL = """(box, size) => {
+  box.value = "a".repeat(size);
+  box.dispatchEvent(new Event("input", { bubbles: true }));
+}"""
 PASTE_AND_DROP = """() => {
   const data = new DataTransfer();
   data.items.add(new File(["name,age\\nAnn,7\\n"], "people.csv"));
@@ -221,6 +225,29 @@ def test_a_file_that_nobody_reads_does_not_wait_forever(page: Page) -> None:
     expect(page.locator(".files .words")).to_have_text(
         "notes.md did not arrive, or was not read. Attach it again."
     )
+
+
+@pytest.mark.soak
+def test_a_message_that_is_too_long_is_refused_before_it_is_sent(page: Page) -> None:
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    page.locator(BOX).evaluate(FILL, 9_000_000)
+    drops = page.locator("#writer .drops")
+    expect(drops).to_have_text(
+        "This message has 9,000,000 characters, and at most 1,000,000 can be sent. Shorten it."
+    )
+    asked.clear()
+    page.click("#send")
+    page.wait_for_timeout(300)  # Time for what must not happen.
+    assert not any("queue/join" in url for url in asked)
+    said(page, 0)
+    page.fill(BOX, "short")
+    expect(drops).to_be_hidden()
+    # The server says it where the page does not.
+    open_tab(page, "Compare")
+    page.locator("#compare-prompt textarea").evaluate(FILL, 9_000_000)
+    page.click("#compare")
+    expect(page.locator(".toast-body")).to_contain_text("bytes are too many. Send at most 8,388")
 
 
 @pytest.mark.soak

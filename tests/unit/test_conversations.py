@@ -475,6 +475,19 @@ def test_pinned_ones_and_those_in_folders_come_first_and_that_is_no_change(
     assert not ada.get(kept).pinned and bob.folders() == []
 
 
+def test_search_and_names_ignore_how_letters_are_written(ada: Conversations) -> None:
+    first, second = (ada.create(title).id for title in ("Über die Brücke", "Other"))
+    ada.append(second, "user", "Ну, ПРИВЕТ! Un cafe\u0301 noir.")
+    for search, id in (("ÜBER", first), ("bru\u0308cke", first), ("café", second)):
+        assert [item.id for item in ada.list(search)] == [id]
+    (found,) = ada.list("привет")
+    assert found.hit is not None
+    assert (found.hit.before, found.hit.words, found.hit.after[:2]) == ("Ну, ", "ПРИВЕТ", "! ")
+    ada.file(first, "Café")
+    ada.file(second, "CAFE\u0301")
+    assert ada.folders() == ["Café"]
+
+
 def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
     talk = ada.create("About boats").id
     ada.append(talk, "user", "Tell me of 100% SAILS, please")

@@ -45,6 +45,7 @@ def test_nobody_sees_or_changes_those_of_another(store: PresetStore, db: Databas
         (preset(" \n"), "no name"),
         (preset("x" * 81), "81 characters"),
         (preset("one"), "already"),
+        (preset("ＯNE"), "already"),
         (preset("new", "x" * (MAX_PROMPT + 1)), "system prompt"),
         (StoredPreset("", "new", "", {"a": "x" * 70_000}), "settings"),
     ],

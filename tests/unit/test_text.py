@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.service import preferences
 from engine import questions
 from engine.servers.answer import chunk_of
-from engine.text import read_json, well_formed
+from engine.text import apart, find_folded, folded, read_json, well_formed
 from storage import imports
 from storage.documents import documents
 
@@ -76,3 +78,40 @@ def test_every_file_and_server_is_read_in_well_formed_texts(
 def preset(prompt: str) -> bytes:
     each = {"name": "mine", "system_prompt": prompt, "settings": {}}
     return json.dumps({**PRESET, "presets": [each]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "found"),
+    [
+        ("привет", "Ну, Привет, как дела?", "Привет"),
+        ("МОСКВА", "про Москву и Москва", "Москва"),
+        ("über", "weit ÜBER", "ÜBER"),
+        ("ΑΘΉΝΑ", "Η Αθήνα", "Αθήνα"),
+        ("οδος", "ΟΔΟΣ", "ΟΔΟΣ"),
+        ("istanbul", "İSTANBUL'da", "İSTANBUL"),
+        ("İstanbul", "in istanbul", "istanbul"),
+        ("café", "Un cafe\u0301 noir", "cafe\u0301"),
+        ("cafe\u0301", "Un CAFÉ noir", "CAFÉ"),
+        ("strasse", "eine\nStraße", "Straße"),
+        ("file", "ﬁle", "ﬁle"),
+        ("abc", "ＡＢＣ", "ＡＢＣ"),
+        ("한글", "\u1112\u1161\u11ab\u1100\u1173\u11af!", "\u1112\u1161\u11ab\u1100\u1173\u11af"),
+        ("b\u0301\u0323", "ab\u0323\u0301c", "b\u0323\u0301"),
+        ("a%_\\", "x\r\nA%_\\", "A%_\\"),
+        ("cafe", "Un thé", None),
+        ("ab", "a\nb", None),
+    ],
+)
+def test_words_are_found_in_other_letters(words: str, text: str, found: str | None) -> None:
+    assert (folded(words) in folded(text)) is (found is not None)
+    place = find_folded(words, text)
+    assert (place and text[place[0] : place[1]]) == found
+
+
+@given(st.text(alphabet="aIİıéÉe\u0301\u0307ßﬁσςΣ\n 한"), st.data())
+def test_what_is_found_folds_to_what_holds_the_words(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    words = text[start : data.draw(st.integers(start, len(text)))]
+    place = find_folded(words, text)
+    assert place is not None
+    assert apart(words) in apart(text[place[0] : place[1]])

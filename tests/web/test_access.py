@@ -16,6 +16,7 @@ import pytest
 from gradio import routes
 
 from app.http.access import (
+    JOIN,
     MAX_UPLOAD,
     PROGRAMS,
     ROUTES,
@@ -256,6 +257,13 @@ def test_programs_may_look_and_not_change() -> None:
 def test_bodies_have_a_limit(path: str, length: str | None, status: int) -> None:
     headers = {**PAGE, "content-length": length} if length is not None else PAGE
     assert asked(path, headers, "POST")[0] == status
+
+
+def test_the_page_is_told_in_its_own_format_that_something_is_too_long() -> None:
+    sent = {**PAGE, "origin": OWN, "content-length": str(9 << 20)}
+    status, _, body = asked(JOIN, sent, "POST")
+    assert status == 413
+    assert json.loads(body)["error"] == "9,437,184 bytes are too many. Send at most 8,388,608."
 
 
 def test_the_page_is_given_no_question() -> None:

@@ -8,7 +8,7 @@ import gradio as gr
 import pytest
 from gradio.utils import get_upload_folder
 
-from app.service.attachments import MAX_BYTES, Attachment, join
+from app.service.attachments import MAX_BYTES, MAX_CHARACTERS, Attachment, join
 from app.service.session import Session
 from app.web.tabs import composer
 from app.web.tabs.chat import Chat
@@ -172,6 +172,18 @@ def test_a_page_is_answered_whatever_happens(
     path = sent("notes.md", b"# Notes\n")
     found = on.attach(OWNER, data(number=3, name="notes.md", path=path))
     assert found["number"] == 3 and "an error in Strata" in str(found["error"])
+
+
+def test_a_message_has_a_most_length(
+    on: composer.Composer, talking: Chat, warned: list[str]
+) -> None:
+    text = "a" * (MAX_CHARACTERS + 1)
+    assert on.measure(OWNER, data(number=5, text=text), None, "") == {"number": 5}
+    refused = say(talking, None, text=text)
+    assert refused == {talking.composer.channels["sent"]: {"number": 7, "ok": False}}
+    assert warned == [
+        "The message has 1,000,001 characters, and at most 1,000,000 can be sent. Shorten it."
+    ]
 
 
 def test_half_a_character_is_replaced_before_it_is_counted(on: composer.Composer) -> None:

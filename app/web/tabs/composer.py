@@ -136,7 +136,8 @@ def edited_text(
 
 class Composer(Tab):
     """The box with Send and, while an answer grows, Stop; and the hidden components `writer` and
-    `channels`. `most` is the largest size of a file in bytes."""
+    `channels`. `most` is the largest size of a file in bytes,
+    `longest` the most characters of a message."""
 
     def __init__(
         self, session: Session, memory: gr.BrowserState, most: int = attachments.MAX_BYTES
@@ -148,6 +149,7 @@ class Composer(Tab):
             apply_default_css=False,
             elem_id="writer",
             most=most,
+            longest=attachments.MAX_CHARACTERS,
         )
         with gr.Row(elem_classes="composer"):
             gr.Button("+", elem_id="attach", min_width=36, scale=0)

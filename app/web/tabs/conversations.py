@@ -52,6 +52,7 @@ from app.web.tabs.chat_view import ChatView, undo, watched
 from app.web.tabs.settings import Settings
 from assets import read
 from engine.errors import StorageError
+from engine.text import folded
 from storage import imports
 from storage.conversations import Conversation
 
@@ -375,7 +376,7 @@ def rank(conversation: Conversation) -> tuple[int, str]:
     time stays."""
     if conversation.pinned:
         return 0, ""
-    return (1, conversation.folder.casefold()) if conversation.folder else (2, "")
+    return (1, folded(conversation.folder)) if conversation.folder else (2, "")
 
 
 def group_of(conversation: Conversation, today: date) -> str:
