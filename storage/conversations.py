@@ -230,9 +230,10 @@ class Conversations:
         with self._db.read():
             rows = self._db.execute_read(
                 f"SELECT {COLUMNS}, (SELECT max(position) FROM messages "
-                "WHERE conversation = conversations.id AND holds(content, :words)) AS hit "
+                "WHERE conversation = conversations.id "
+                "AND holds(CAST(content AS BLOB), :words)) AS hit "
                 "FROM conversations WHERE owner = :owner "
-                "AND (hit IS NOT NULL OR holds(title, :words)) "
+                "AND (hit IS NOT NULL OR holds(CAST(title AS BLOB), :words)) "
                 "ORDER BY updated DESC, rowid DESC LIMIT :most",
                 {"owner": self._owner, "words": folded(words), "most": most},
             )

@@ -120,9 +120,10 @@ def as_seconds(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _holds(text: object, words: str) -> bool:
-    """Whether a column's value holds folded words."""
-    return words in folded(as_text(text))
+def _holds(text: bytes | None, words: str) -> bool:
+    """Whether the bytes of a text hold folded words. SQLite cannot pass on a text whose bytes are
+    damaged."""
+    return words in folded((text or b"").decode("utf-8", "replace"))
 
 
 class Turn:

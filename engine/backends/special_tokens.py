@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 
 from engine.errors import PromptError
+from engine.thinking import MARKS
 from engine.types import Message
 
 LITERAL = "\udead"
 """Half of a surrogate pair, which no message contains (engine/text.py)."""
-THOUGHT = re.compile(r"think|<\|?channel\|?>", re.IGNORECASE)
+THOUGHT = {mark for each in MARKS for mark in (each.begin, *each.ends)} | {
+    "<|channel>",
+    "<|channel|>",
+}
 """Special tokens around the thinking in an answer. Templates look for them there."""
 Encode = Callable[[str], list[int]]
 
@@ -35,7 +39,7 @@ class SpecialTokens:
 
         def mark(found: re.Match[str]) -> str:
             token = found[0]
-            return token if answer and THOUGHT.search(token) else token[0] + LITERAL + token[1:]
+            return token if answer and token in THOUGHT else token[0] + LITERAL + token[1:]
 
         # What is left of a token may be another one.
         while (marked := self.pattern.sub(mark, text)) != text:

@@ -73,7 +73,13 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
     assert (stored.emitted_tokens, stored.forwards) == (figures.tokens, figures.forwards)
     assert stored.decode_seconds == pytest.approx(figures.decode_seconds)
     run, proved = store.load(stored.id), session.history.last[OWNER, conversation].run
-    assert astuple(replace(run, settings={})) == astuple(replace(proved, settings={}))
+    # Where a token starts in the text is not stored: the text says it.
+    steps = [
+        replace(step, tokens=tuple(replace(token, start=0) for token in step.tokens))
+        for step in proved.steps
+    ]
+    bare = replace(proved, settings={}, steps=type(proved.steps)(steps))
+    assert astuple(replace(run, settings={})) == astuple(bare)
     assert run.settings == json.loads(json.dumps(proved.settings)) and run.learned is not None
     assert summarise(run) == figures and live(figures).whole == live(summarise(run)).whole
 

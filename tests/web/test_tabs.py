@@ -225,7 +225,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     data = gr.EventData(None, {"token": answer.token})
     shown = on.over("local", "page", data, conversation)[on.figures]
     assert shown["h"][1] == times(live(last.metrics).whole)
-    assert "whole answer" not in shown["n"] and on.figures.value == {}
+    assert "estimated" in shown["n"] and on.figures.value == {}
     reopened = chat_view.last_figures(session, "local", conversation)
     for part in ("h", "n", "e"):
         assert reopened[part] == shown[part], "it was stored as it ended"
@@ -235,7 +235,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     monkeypatch.setattr("app.service.proofs.reruns_of", lambda answered, pairs: proved)
     *_, proof = session.proofs.prove("local", conversation)
     told = chat_view.last_figures(session, "local", conversation)
-    assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "of the whole answer" in told["n"]
+    assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "decoding alone" in told["n"]
 
 
 def test_there_is_one_plain_speed(session: Session) -> None:
