@@ -221,7 +221,9 @@ class Runtime(Checked):
         "The most tokens that a conversation and its answer may have; the model's own limit also "
         "applies.",
     )
-    threads: int = setting(0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per core.")
+    threads: int = setting(
+        0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per physical core."
+    )
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
         "Precision",
