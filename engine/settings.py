@@ -207,7 +207,7 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
-    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
+    `device`, `dtype` and `bits` are for transformers models (engine/models/load_transformers.py); what
     follows them is for GGUF files, but for `head`.
     """
 
@@ -229,6 +229,12 @@ class Runtime(Checked):
         "Precision",
         "auto, float32, bfloat16 or float16. auto uses the model's own precision on a GPU, "
         "bfloat16 on a processor that supports it, and float32 otherwise.",
+    )
+    bits: str = choice(
+        "Bits",
+        "Bits of a weight on a processor: auto, 8 or 4. Fewer are faster and take less memory; "
+        "auto rounds nothing.",
+        ("auto", "8", "4"),
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
