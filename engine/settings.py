@@ -207,8 +207,8 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
-    `device`, `dtype` and `bits` are for transformers models (engine/models/load_transformers.py); what
-    follows them is for GGUF files, but for `head`.
+    `device`, `dtype` and `bits` are for transformers models (engine/models/load_transformers.py);
+    what follows them is for GGUF files, but for `head`.
     """
 
     removed = ("tensor_parallel",)

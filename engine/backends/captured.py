@@ -38,7 +38,7 @@ from engine.backends.device_scores import (
 )
 from engine.backends.fused import fused, join, kernels_for
 from engine.backends.pool import Pool, PoolCache, Table
-from engine.backends.transformers import PREFILL_CHUNK, TransformersBackend, ancestors
+from engine.backends.transformers import TransformersBackend, ancestors
 from engine.errors import first_line
 from engine.heads.eagle3 import tapped
 from engine.sampling import Floats
@@ -230,7 +230,7 @@ class CapturedModel:
     each such part.
     """
 
-    chunk = PREFILL_CHUNK
+    chunk: int | None = None
 
     def __init__(self, backend: TransformersBackend) -> None:
         assert backend.kinds is not None

@@ -33,7 +33,7 @@ from engine.tree import Tree
 CLASSES = {f"{name.title()}ForCausalLM" for name in FUSED}
 HEAD_SIZES = (32, 64, 128, 256)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-CHUNK = 64
+CHUNK = 128
 """Rows of a prompt that are read at a time; a cancelled prompt ends after one of these."""
 SHARE = 0.15
 """How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
@@ -88,8 +88,8 @@ class NativeCache(TreeCache):
 class NativeForwards:
     """A model whose forwards the core computes, as OtherForwards of its sequences."""
 
-    nodes = None
-    chunk = CHUNK
+    nodes: int | None = None
+    chunk: int | None = CHUNK
 
     def __init__(self, backend: TransformersBackend) -> None:
         model, context = backend.model, backend.info.context_length
@@ -157,9 +157,7 @@ class NativeForwards:
         assert logits is not None
         values: Floats = logits.numpy()
         start = len(sequence.cached) + 1
-        return LogitScores(
-            values.__getitem__, [start + depth for depth in tree.depths], sampling
-        )
+        return LogitScores(values.__getitem__, [start + depth for depth in tree.depths], sampling)
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         count = len(tokens)
@@ -258,7 +256,8 @@ def some_tree(draw: Random, vocabulary: int) -> Tree:
 
 def path_rows(tree: Tree) -> list[int]:
     """The rows that lead to the last one, without the root."""
-    rows, row = [], len(tree)
+    rows: list[int] = []
+    row = len(tree)
     while row:
         rows.insert(0, row)
         row = tree.parents[row]

@@ -13,7 +13,7 @@ Invariant: a row has the same bits whatever other rows a forward has.
 """
 
 import ctypes
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from engine.native import core, missing
+from engine.process import give_back_freed
 
 BITS = (8, 4)
+HEAD_BITS = 8
+"""Those of the output matrix, whose rounding changes a text most."""
 METHOD = "strata"
 """The name of this way to load a model, in the library."""
 SLICE = 1 << 24
@@ -43,14 +46,9 @@ def problem() -> str:
 def share_threads() -> None:
     """Let the core compute in the threads of torch's OpenMP, if torch has one."""
     library = Path(torch.__path__[0]) / "lib" / "libtorch_cpu.so"
-    addresses = []
-    for name in ("GOMP_parallel", "omp_get_num_threads"):
-        try:
-            function = getattr(ctypes.CDLL(str(library)), name)
-        except (AttributeError, OSError):
-            return
-        addresses.append(ctypes.cast(function, ctypes.c_void_p).value)
-    core.use_openmp(*addresses)
+    with suppress(AttributeError, OSError):
+        start = ctypes.CDLL(str(library)).GOMP_parallel
+        core.use_openmp(ctypes.cast(start, ctypes.c_void_p).value)
 
 
 if not problem():
@@ -59,7 +57,7 @@ if not problem():
 
 def can_pack(outputs: int, inputs: int) -> bool:
     """Whether a matrix can be converted: its inputs must be whole groups."""
-    return outputs >= core.CHANNELS and inputs % core.GROUP == 0
+    return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
 
 
 class PackedLinear(nn.Module):
@@ -117,7 +115,8 @@ class PackedLinear(nn.Module):
         scales = self.scales.view(blocks, -1, channels).transpose(1, 2)
         values = (whole.float() - 2 ** (self.bits - 1)).view(blocks, channels, -1, group)
         values *= scales[..., None]
-        return values.view(self.width, self.in_features)[: self.out_features]
+        found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
+        return found
 
 
 class StoredEmbedding(nn.Module):
@@ -137,36 +136,32 @@ class StoredEmbedding(nn.Module):
 
 
 @register_quantization_config(METHOD)
-class PackedConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class PackedConfig(QuantizationConfigMixin):
     def __init__(self, bits: int, **others: Any) -> None:
         self.quant_method: Any = METHOD
         self.bits = bits
 
 
-class Pack(ConversionOps):  # type: ignore[misc]
+class Pack(ConversionOps):
     """Converts one weight that was read, and puts it into the model."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
 
-    def convert(
-        self,
-        input_dict: dict[str, Any],
-        model: Any = None,
-        full_layer_name: str = "",
-        missing_keys: Any = None,
-        **others: Any,
-    ) -> dict[str, Any]:
+    def convert(self, input_dict: dict[str, Any], *places: Any, **given: Any) -> dict[str, Any]:
+        model, name = given["model"], given["full_layer_name"]
         (weight,) = next(iter(input_dict.values()))
-        path, _, _ = full_layer_name.rpartition(".")
-        pack_module(model, path, weight, self.bits)
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
+        pack_module(model, name.rpartition(".")[0], weight, self.bits)
+        del weight, input_dict
+        give_back_freed()  # otherwise the original weights of all layers add up
+        if given.get("missing_keys"):
+            given["missing_keys"].discard(name)
         return {}
 
 
 @register_quantizer(METHOD)
-class Packer(HfQuantizer):  # type: ignore[misc]
+class Packer(HfQuantizer):
+    quantization_config: PackedConfig
     is_trainable = False
 
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
@@ -185,7 +180,7 @@ class Packer(HfQuantizer):  # type: ignore[misc]
         for path, module in list(model.named_modules()):
             if module is head and type(head) is nn.Linear and fits(model, path):
                 tied = head.weight is embedding.weight
-                pack_module(model, path, head.weight.data, self.quantization_config.bits)
+                pack_module(model, path, head.weight.data, HEAD_BITS)
                 module_at(model, path).counted = not tied
         if type(embedding) is nn.Embedding:
             model.set_input_embeddings(StoredEmbedding(embedding.weight.data))
@@ -194,7 +189,7 @@ class Packer(HfQuantizer):  # type: ignore[misc]
         for module in model.modules():
             if isinstance(module, PackedLinear):
                 module.settle()
-        self.remove_quantization_config(model)
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
         return model
 
 
@@ -209,6 +204,8 @@ def fits(model: Any, path: str) -> bool:
 
 def pack_module(model: Any, path: str, weight: torch.Tensor, bits: int) -> None:
     """Replace a linear layer by one of few bits."""
+    if module_at(model, path) is model.get_output_embeddings():
+        bits = HEAD_BITS
     above, _, name = path.rpartition(".")
     setattr(module_at(model, above), name, PackedLinear(weight, module_at(model, path).bias, bits))
 
@@ -226,5 +223,3 @@ def sizes(model: Any) -> tuple[int, int]:
             count += module.weight.numel()
             total += module.weight.nbytes
     return count, total
-
-

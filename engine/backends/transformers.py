@@ -157,10 +157,13 @@ def without_last(module: torch.nn.Module, given: Any, angles: Any) -> Any:
 class OtherForwards(Protocol):
     """Another way to compute some forwards of a model, for all of its sequences (captured.py).
     `nodes` is the size of the largest tree that it computes, None for any, and `chunk` the number
-    of tokens of a prompt that it reads at a time."""
+    of tokens of a prompt that it reads at a time, None for the usual one."""
 
-    nodes: int | None
-    chunk: int
+    @property
+    def nodes(self) -> int | None: ...
+
+    @property
+    def chunk(self) -> int | None: ...
 
     def fresh_cache(self) -> TreeCache: ...
 
@@ -298,7 +301,7 @@ class TransformersBackend(TransformersTokenizer):
         except for the last few tokens, which open an answer.
         """
         start, end = len(self.cached), len(decided)
-        size = PREFILL_CHUNK if self.captured is None else self.captured.chunk
+        size = (self.captured and self.captured.chunk) or PREFILL_CHUNK
         if not self.resumes:
             size = 1 if start else max(1, end)
         tail = TAIL if self.resumes and self.recurrent and end - start > 4 * TAIL else 0

@@ -66,8 +66,8 @@ def load_transformers(
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
     is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" for the numbers of `dtype`, or the bits of a weight on a processor,
-    "8" or "4", whatever `dtype` is. Raises ModelError.
+    `with_head`. `bits` is "auto" for the numbers of `dtype`, or "8" or "4" for the bits of a weight
+    on a processor, whatever `dtype` is. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)

@@ -154,6 +154,9 @@ its root."""
 PACKED_GROUP = 128
 """Inputs of a matrix of few bits that share a scale."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
+PACKED_OUTPUTS = 16
+"""Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
+HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
 FLOAT32 = 4
 """Recurrences are computed and kept in float32, whatever the weights are."""
 STATE, BOTH, ATTENTION = "state", "both", "attention"
@@ -208,7 +211,8 @@ def memory_need(
 
     `dtype` is as for `load_transformers`, where `pick_dtype` explains "auto". `head` is the folder
     of the head that is loaded with the model; with `ahead` its prediction layers are loaded, if it
-    has any. `bits` is as for `load_transformers`. Raises ModelError for a source that is not a model, or not on this machine.
+    has any. `bits` is as for `load_transformers`. Raises ModelError for a source that is not a
+    model, or not on this machine.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
@@ -255,7 +259,11 @@ def packed_bytes(name: str, weight: "TensorInfo", bits: int, tied: bool) -> int:
     output matrix as well."""
     count = weight.parameter_count
     fits = len(weight.shape) == 2 and weight.shape[1] % PACKED_GROUP == 0
-    packed = count * bits // 8 + count // PACKED_GROUP * FLOAT32
+    head = HEAD.search(name) or EMBEDDING.search(name)
+    padded = count
+    if fits:
+        padded = -(-weight.shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * weight.shape[1]
+    packed = padded * (8 if head else bits) // 8 + padded // PACKED_GROUP * FLOAT32
     if EMBEDDING.search(name):
         return count * SIZES.get(weight.dtype, 1) + (packed if tied and fits else 0)
     return packed if fits else count * FLOAT32

@@ -288,8 +288,8 @@ void compute(const Model &model, Forward &forward, int threads) {
     for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
     Work work{model, forward, at[0], at[1], at[2], at[3], at[4], at[5], at[6],
               bytes + sizeof(float) * numbers, {}};
-    in_parallel(threads, [](void *given, int threads) {
+    in_parallel(threads, [](void *given) {
         const Work &work = *static_cast<Work *>(given);
-        compute_all(Team{static_cast<Work *>(given)->meeting, threads}, work);
+        compute_all(Team(static_cast<Work *>(given)->meeting), work);
     }, &work);
 }

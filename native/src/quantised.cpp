@@ -172,7 +172,7 @@ void bind_quantised(nb::module_ &module) {
     module.attr("PART") = PART;
     module.def("levels", &levels);
     module.def("use_level", &use_level, arg("name"));
-    module.def("use_openmp", &use_openmp, arg("parallel"), arg("threads"));
+    module.def("use_openmp", &use_openmp, arg("parallel"));
     nb::class_<Held>(module, "Matrix")
         .def(nb::init<int, int, int, Array<uint8_t, 1>, Vector, std::optional<Vector>>(),
              arg("outputs"), arg("inputs"), arg("bits"), arg("numbers"), arg("scales"),

@@ -321,9 +321,9 @@ void multiply(const float *values, int rows, const Matrix &matrix, float *out, i
     char *bytes = room.of(Inputs::bytes(rows, matrix.inputs));
     Multiplication all{values, matrix, Inputs::at(bytes, rows, matrix.inputs),
                        {&matrix, out, false}, {}};
-    in_parallel(threads, [](void *work, int threads) {
+    in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);
-        const Team team{all.meeting, threads};
+        const Team team(all.meeting);
         team.each(all.inputs.rows, [&](int row) {
             for (int g = 0; g < all.matrix.groups(); ++g)
                 all.inputs.take(row, g, all.values + size_t(row) * all.matrix.inputs + g * GROUP);
@@ -417,9 +417,9 @@ void pack_group(const Packing &all, int at, int group) {
 
 void pack(const float *weights, const Matrix &matrix, int first, int outputs, int threads) {
     Packing all{weights, matrix, first, outputs, {}};
-    in_parallel(threads, [](void *work, int threads) {
+    in_parallel(threads, [](void *work) {
         Packing &all = *static_cast<Packing *>(work);
-        const Team team{all.meeting, threads};
+        const Team team(all.meeting);
         team.each((all.outputs + CHANNELS - 1) / CHANNELS, [&](int at) {
             for (int g = 0; g < all.matrix.groups(); ++g) pack_group(all, at, g);
         });

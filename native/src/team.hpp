@@ -10,34 +10,39 @@
 
 namespace rows {
 
-// Computes one thread's part of some work. `threads` is their number, which all of them get.
-typedef void (*Part)(void *work, int threads);
+// Computes one thread's part of some work.
+typedef void (*Part)(void *work);
 
 // Run `part` in several threads at once, and wait for all of them.
 void in_parallel(int threads, Part part, void *work);
-// The functions of an OpenMP library; zeros for none.
-void use_openmp(uint64_t parallel, uint64_t threads);
+// The function of an OpenMP library; zero for none.
+void use_openmp(uint64_t parallel);
 
-// Where the threads of one piece of work share it out and wait for each other.
+// Where the threads of one piece of work share it out, phase after phase. A phase is over when all of
+// its items are done: a thread whose core is busy with something else, and which has taken none, keeps
+// nobody waiting. It finds the phase over and goes on to the next.
 struct Meeting {
-    std::atomic<int> next{0}, arrived{0};
-    std::atomic<uint32_t> round{0};
+    std::atomic<uint64_t> ticket{0};  // the phase, and its next item
+    std::atomic<int> done{0};
 
-    // Wait until all threads are here.
-    void wait(int threads);
+    // Take an item of a phase; -1 once the phase is over.
+    int take(uint32_t phase, int count);
+    void finish(uint32_t phase, int count);
 };
 
 // One thread's view of a Meeting.
 struct Team {
     Meeting &meeting;
-    int threads;
+    mutable uint32_t phase = 0;
 
-    // Call `work(i)` for every i below `count` in some thread, and wait for all. A thread that is
-    // done takes the next, so that one whose core is busy with something else does less.
+    explicit Team(Meeting &meeting) : meeting(meeting) {}
+
+    // Call `work(i)` for every i below `count`, which is not 0, each in some thread; returns when all
+    // are done.
     template <class Work>
     inline __attribute__((always_inline)) void each(int count, Work work) const {
-        for (int i; (i = meeting.next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
-        meeting.wait(threads);
+        for (int i; (i = meeting.take(phase, count)) >= 0; meeting.finish(phase, count)) work(i);
+        ++phase;
     }
 };
 
