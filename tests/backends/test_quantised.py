@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from engine.backends import native_forward, quantised
+from engine.backends.quantised import PackedLinear, can_pack
 from engine.decode import never
 from engine.errors import ModelError
 from engine.models.memory import memory_need
+from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
 from tests.conftest import EMBEDDED
 from tests.support.backends import (
@@ -27,13 +31,7 @@ from tests.support.backends import (
 )
 from tests.support.lossless import assert_lossless, events_of, tokens_of
 
-torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.model
-
-from engine.backends import native_forward, quantised  # noqa: E402
-from engine.backends.quantised import PackedLinear, can_pack  # noqa: E402
-from engine.native import core  # noqa: E402
-
 assert core is not None, "the tests need the compiled core"
 LEVELS: Sequence[str] = core.levels()
 BITS = (8, 4)
