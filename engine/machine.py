@@ -3,13 +3,21 @@
 Measurements from one machine say little about another, so its name is kept with them.
 """
 
+import os
 import platform
 import subprocess
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from engine.backends.base import BackendInfo
+import psutil
+
+if TYPE_CHECKING:
+    from engine.backends.base import BackendInfo
+
+THREADS = "OMP_NUM_THREADS"
+"""The environment variable with the number of computing threads, which torch reads as well."""
 
 CPUINFO = Path("/proc/cpuinfo")
 ASK_MAC = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
@@ -49,7 +57,28 @@ def computes_bfloat16() -> bool:
     return False
 
 
-def machine(info: BackendInfo) -> str:
+def physical_cores() -> int:
+    """The physical cores that this process may use.
+
+    The two logical cores of one physical core share what computes, so a second thread there gains
+    nothing.
+    """
+    usable = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        usable = len(os.sched_getaffinity(0))
+    return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
+
+
+def usual_threads() -> int:
+    """The computing threads where a setting names none: OMP_NUM_THREADS, or else one for each
+    physical core."""
+    with suppress(ValueError):
+        if (named := int(os.environ.get(THREADS, "").partition(",")[0])) > 0:
+            return named
+    return physical_cores()
+
+
+def machine(info: "BackendInfo") -> str:
     """Where a model runs: the processor, its threads, the device, and the format of numbers."""
     threads = f"{info.threads} thread{'s' * (info.threads > 1)}" if info.threads else ""
     return ", ".join(filter(None, (processor(), threads, info.device, info.dtype)))

@@ -207,8 +207,8 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
-    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
-    follows them is for GGUF files, but for `head`.
+    `device`, `dtype` and `bits` are for transformers models (engine/models/load_transformers.py);
+    what follows them is for GGUF files, but for `head`.
     """
 
     removed = ("tensor_parallel",)
@@ -221,12 +221,20 @@ class Runtime(Checked):
         "The most tokens that a conversation and its answer may have; the model's own limit also "
         "applies.",
     )
-    threads: int = setting(0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per core.")
+    threads: int = setting(
+        0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per physical core."
+    )
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
         "Precision",
         "auto, float32, bfloat16 or float16. auto uses the model's own precision on a GPU, "
         "bfloat16 on a processor that supports it, and float32 otherwise.",
+    )
+    bits: str = choice(
+        "Bits",
+        "Bits of a weight on a processor: auto, 8 or 4. Fewer are faster and take less memory; "
+        "auto rounds nothing.",
+        ("auto", "8", "4"),
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."

@@ -128,7 +128,7 @@ def listing(words: Iterable[str]) -> str:
 
 def precision(info: BackendInfo) -> str:
     """The effect of reduced precision, for a model that could also compute in float32."""
-    if info.kind != "transformers" or info.dtype == FLOAT32:
+    if info.kind != "transformers" or info.dtype == FLOAT32 or info.dtype.endswith(" bits"):
         return ""
     return (
         f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "

@@ -234,6 +234,10 @@ class TreeCache(Cache):
         self.marks: dict[Name, int] = {}
         super().__init__(layers=layers)
 
+    @property
+    def bytes(self) -> int:
+        return bytes_of(self)
+
     def layer_of(self, kind: str, states: int) -> TreeLayer | StateLayer | DummyLayer:
         if kind in STATE_KINDS:
             return StateLayer(self, states)

@@ -230,6 +230,8 @@ class CapturedModel:
     each such part.
     """
 
+    chunk: int | None = None
+
     def __init__(self, backend: TransformersBackend) -> None:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds

@@ -36,6 +36,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from engine.backends.base import digest
+from engine.machine import usual_threads
 from engine.process import RAISED, ending, run
 
 SECONDS = 60.0
@@ -216,7 +217,7 @@ def read(path: Path, simulate_fault: bool) -> None:
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx, settings.n_batch, settings.n_ubatch = CONTEXT, PROMPT, PROMPT
     # The right to use tiles belongs to a thread, so several threads have to be tested.
-    settings.n_threads = settings.n_threads_batch = max(2, (os.cpu_count() or 2) // 2)
+    settings.n_threads = settings.n_threads_batch = max(2, usual_threads())
     context = model and llama_cpp.llama_init_from_model(model, settings)
     if not context:
         raise RuntimeError("llama.cpp does not open the model of the trial")

@@ -156,11 +156,16 @@ def without_last(module: torch.nn.Module, given: Any, angles: Any) -> Any:
 
 class OtherForwards(Protocol):
     """Another way to compute some forwards of a model, for all of its sequences (captured.py).
-    `nodes` is the size of the largest tree that it computes."""
+    `nodes` is the size of the largest tree that it computes, None for any, and `chunk` the number
+    of tokens of a prompt that it reads at a time, None for the usual one."""
 
-    nodes: int
+    @property
+    def nodes(self) -> int | None: ...
 
-    def fresh_cache(self) -> PoolCache: ...
+    @property
+    def chunk(self) -> int | None: ...
+
+    def fresh_cache(self) -> TreeCache: ...
 
     def score(
         self, sequence: "TransformersBackend", tree: Tree, sampling: Sampling
@@ -240,8 +245,7 @@ class TransformersBackend(TransformersTokenizer):
 
     @property
     def bytes(self) -> int:
-        pooled = isinstance(self.cache, PoolCache)
-        own = self.cache.bytes if pooled else bytes_of(self.cache)
+        own = self.cache.bytes if self.info.can_tree else bytes_of(self.cache)
         return int(own) + (self.head.bytes if self.head else 0)
 
     def open(self) -> Self:
@@ -296,7 +300,8 @@ class TransformersBackend(TransformersTokenizer):
         If states are kept, a long text ends in a short part: the next prompt is often the same
         except for the last few tokens, which open an answer.
         """
-        start, end, size = len(self.cached), len(decided), PREFILL_CHUNK
+        start, end = len(self.cached), len(decided)
+        size = (self.captured and self.captured.chunk) or PREFILL_CHUNK
         if not self.resumes:
             size = 1 if start else max(1, end)
         tail = TAIL if self.resumes and self.recurrent and end - start > 4 * TAIL else 0

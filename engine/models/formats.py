@@ -58,7 +58,7 @@ class Transformers(FileFormat):
     hub. Every source that no other format recognises counts as one."""
 
     kind = "transformers"
-    settings = ("device", "dtype")
+    settings = ("device", "dtype", "bits")
     estimated = True
     float32_on_cpu = True
 
@@ -142,6 +142,7 @@ class Transformers(FileFormat):
             runtime.context_length,
             runtime.threads,
             runtime.head,
+            runtime.bits,
         )
 
     def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
@@ -154,7 +155,7 @@ class Transformers(FileFormat):
         head = head_folder(source, runtime.head)
         ahead = runtime.head == "auto" and head is None
         return memory.memory_need(
-            source, device, runtime.dtype, runtime.context_length, head, ahead
+            source, device, runtime.dtype, runtime.context_length, head, ahead, runtime.bits
         )
 
     def device(self, runtime: Runtime) -> str:

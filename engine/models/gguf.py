@@ -12,6 +12,7 @@ from typing import Any
 import llama_cpp
 
 from engine.drafting.costs import LARGEST
+from engine.machine import usual_threads
 from engine.settings import Runtime
 
 TREE_ROWS = 2 * LARGEST
@@ -187,9 +188,7 @@ def context_length(model: Any, runtime: Runtime) -> int:
 
 
 def threads_of(runtime: Runtime) -> int:
-    """The number of computing threads: that of the settings, otherwise one per physical core, by
-    the library's own estimate."""
-    return runtime.threads or max(1, (os.cpu_count() or 2) // 2)
+    return runtime.threads or usual_threads()
 
 
 def weights_type(model: Any) -> str:

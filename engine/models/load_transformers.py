@@ -21,6 +21,8 @@ from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
+from engine.backends.native_forward import attach
+from engine.backends.quantised import BITS, PackedConfig, problem, sizes
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
@@ -43,6 +45,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """The largest logit difference that the check allows; a wrong mask or position differs by whole
 units."""
+PACKED_TOLERANCE = 0.5
+"""The same for weights of few bits: a sum that rounds differently may move an input of a product to
+the next of its 8 bits."""
 DEFAULT_CONTEXT = 8192
 USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
@@ -57,27 +62,32 @@ def load_transformers(
     context_length: int = DEFAULT_CONTEXT,
     threads: int = 0,
     head: str = "auto",
+    bits: str = "auto",
 ) -> TransformersBackend:
     """Load a causal LM from a local folder or a hub id.
 
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
     is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. Raises ModelError.
+    `with_head`. `bits` is "auto" for the numbers of `dtype`, or "8" or "4" for the bits of a weight
+    on a processor, whatever `dtype` is. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
     pick_dtype(dtype, where)  # refuse an unknown type before anything is read
+    few = pick_bits(bits, where)
     source = found(source)
     FILLER.prepare("transformers")
-    model, tokenizer = read(source, where, dtype)
+    model, tokenizer = read(source, where, dtype, few)
     backend = TransformersBackend(
-        model, tokenizer, describe(source, model, tokenizer, context_length)
+        model, tokenizer, describe(source, model, tokenizer, context_length, few)
     )
-    examine(backend, TOLERANCE[model.dtype])
+    examine(backend, PACKED_TOLERANCE if few else TOLERANCE[model.dtype])
     with_head(backend, source, head)
     if where.type == "cuda":
         with_captured(backend)
+    elif few:
+        with_native(backend)
     backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
 
@@ -134,15 +144,19 @@ def name_of(source: str) -> str:
     return Path(source).resolve().name if looks_like_path(source) else source
 
 
-def read(source: str, device: torch.device, dtype: str) -> tuple[Any, Any]:
-    """The library's model, on its device, and its tokenizer. Raises ModelError."""
+def read(source: str, device: torch.device, dtype: str, bits: int = 0) -> tuple[Any, Any]:
+    """The library's model, on its device, and its tokenizer. With `bits` its matrices are converted
+    while they are read. Raises ModelError."""
     try:
         config, tokenizer = described(source)
         own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
+        if bits and getattr(config, "quantization_config", None):
+            raise ValueError("its weights have few bits already, in a form of their own.")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=pick_dtype(dtype, device, own),
+            dtype="auto" if bits else pick_dtype(dtype, device, own),
+            quantization_config=PackedConfig(bits) if bits else None,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -182,6 +196,15 @@ def with_captured(backend: TransformersBackend) -> None:
         return
     note = f"Each step of {info.name} starts its operations one by one, as {problem}."
     backend.info = replace(info, note=f"{info.note} {note}".lstrip())
+
+
+def with_native(backend: TransformersBackend) -> None:
+    """Let the core compute the forwards of a model of few bits; its note gives the reason if it
+    cannot."""
+    info, reason = backend.info, attach(backend)
+    if reason:
+        note = f"Between its matrices {info.name} computes in torch, as {reason}."
+        backend.info = replace(info, note=f"{info.note} {note}".lstrip())
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
@@ -247,7 +270,30 @@ def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dt
     return DTYPES[dtype]
 
 
-def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> BackendInfo:
+def pick_bits(bits: str, device: torch.device) -> int:
+    """The bits of a weight for a setting, 0 for those of its type. Raises ModelError where weights
+    of few bits cannot be computed with."""
+    if bits == "auto":
+        return 0
+    if not bits.isdigit() or int(bits) not in BITS:
+        known = ", ".join(map(str, BITS))
+        raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, {known}.")
+    if device.type != "cpu":
+        raise ModelError(
+            f"Weights of {bits} bits are for a processor, and the model would run on {device}. "
+            "Choose the device cpu, or leave the bits at auto."
+        )
+    if reason := problem():
+        raise ModelError(
+            f"Weights of {bits} bits need the compiled core: {reason}. Install it with `make "
+            "native`, or leave the bits at auto."
+        )
+    return int(bits)
+
+
+def describe(
+    source: str, model: Any, tokenizer: Any, context_length: int, bits: int = 0
+) -> BackendInfo:
     """The description of a loaded model; its ability to verify trees is a guess."""
     config = model.config.get_text_config()
     own = getattr(config, "max_position_embeddings", None) or context_length
@@ -259,12 +305,12 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         note = f"{kind} models keep a state, so one guess per token is checked, not several."
     if plainly:
         note = f"{kind} models keep a state that cannot be rolled back, so it decodes plainly."
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    parameters, weights = sizes(model)
     fill, template = filler(tokenizer), str(tokenizer.chat_template or "")
     return BackendInfo(
         name=name_of(source),
         kind="transformers",
-        fingerprint=model_fingerprint(source, model),
+        fingerprint=model_fingerprint(source, model, bits),
         tokenizer_fingerprint=fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
         vocabulary_size=config.vocab_size,
         eos_ids=eos_ids(model.generation_config, model.config, tokenizer),
@@ -274,10 +320,10 @@ def describe(source: str, model: Any, tokenizer: Any, context_length: int) -> Ba
         leaves=1 if chains else None,
         depth=CHAIN if keeps else None,
         device=str(model.device),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=f"{bits} bits" if bits else str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
         tokenizer_type=tokenizer_type(tokenizer),
-        parameters=sum(p.numel() for p in model.parameters()),
+        parameters=parameters,
         memory_bytes=weights,
         note=note if plainly or chains else "",
         begin=begin_of(tokenizer),
@@ -315,11 +361,11 @@ def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(found)
 
 
-def model_fingerprint(source: str, model: Any) -> str:
+def model_fingerprint(source: str, model: Any, bits: int = 0) -> str:
     """Identifies the weights, by the config and the edges of each weight file, or by the hub's
-    commit."""
+    commit; and by the bits to which they were rounded, as they then write another text."""
     files = sorted(Path(source).glob("*.safetensors")) if looks_like_path(source) else []
-    parts: list[str | bytes] = [model.config.to_json_string()]
+    parts: list[str | bytes] = [model.config.to_json_string(), *([f"{bits} bits"] if bits else [])]
     if not files:
         parts += [source, str(getattr(model.config, "_commit_hash", ""))]
     for path in files:

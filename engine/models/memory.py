@@ -152,6 +152,12 @@ MARKS = 3
 KEPT = 1 + MARKS + CHAIN + 1
 """The most states of a layer: the current one, marks, and one for each row of a chain, including
 its root."""
+PACKED_GROUP = 128
+"""Inputs of a matrix of few bits that share a scale."""
+EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
+PACKED_OUTPUTS = 16
+"""Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
+HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
 FLOAT32 = 4
 """Recurrences are computed and kept in float32, whatever the weights are."""
 STATE, BOTH, ATTENTION = "state", "both", "attention"
@@ -200,12 +206,14 @@ def memory_need(
     context_length: int,
     head: Path | None = None,
     ahead: bool = True,
+    bits: str = "auto",
 ) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
     `dtype` is as for `load_transformers`, where `pick_dtype` explains "auto". `head` is the folder
     of the head that is loaded with the model; with `ahead` its prediction layers are loaded, if it
-    has any. Raises ModelError for a source that is not a model, or not on this machine.
+    has any. `bits` is as for `load_transformers`. Raises ModelError for a source that is not a
+    model, or not on this machine.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
@@ -214,6 +222,9 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
+    few = 0 if bits == "auto" else int(bits)
+    if few:
+        kind = "F32"
     listed = tensors(source, folder)
     layers = config.get("num_hidden_layers")
     found = prediction(listed, layers if isinstance(layers, int) else len(listed))
@@ -226,6 +237,10 @@ def memory_need(
             continue
         floating = each.dtype.startswith(("F", "BF"))
         parameters += each.parameter_count
+        if few and floating and name not in own:
+            tied = bool(config.get("tie_word_embeddings"))
+            weights += packed_bytes(name, each, few, tied)
+            continue
         weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
     with reading(source, "its config.json does not tell its sizes"):
@@ -237,6 +252,22 @@ def memory_need(
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
     return Need(parameters, weights, cache, outlook_of(config, folder, found))
+
+
+def packed_bytes(name: str, weight: "TensorInfo", bits: int, tied: bool) -> int:
+    """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): embeddings
+    keep their type, and what is no matrix becomes float32. An embedding that is `tied` is the
+    output matrix as well."""
+    count = weight.parameter_count
+    fits = len(weight.shape) == 2 and weight.shape[1] % PACKED_GROUP == 0
+    head = HEAD.search(name) or EMBEDDING.search(name)
+    padded = count
+    if fits:
+        padded = -(-weight.shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * weight.shape[1]
+    packed = padded * (8 if head else bits) // 8 + padded // PACKED_GROUP * FLOAT32
+    if EMBEDDING.search(name):
+        return count * SIZES.get(weight.dtype, 1) + (packed if tied and fits else 0)
+    return packed if fits else count * FLOAT32
 
 
 def kept(tensors: Mapping[str, "TensorInfo"]) -> int:

@@ -2,7 +2,7 @@
 #include "module.hpp"
 
 // Raised whenever engine/native.py has to ask in another way.
-constexpr int INTERFACE = 4;
+constexpr int INTERFACE = 5;
 
 NB_MODULE(strata_native, module) {
     // What is still in use when the program ends is no leak.
@@ -10,4 +10,7 @@ NB_MODULE(strata_native, module) {
     module.attr("INTERFACE") = INTERFACE;
     bind_drafting(module);
     bind_sampling(module);
+#if defined(ROWS)
+    bind_quantised(module);
+#endif
 }

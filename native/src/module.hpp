@@ -4,3 +4,4 @@
 
 void bind_drafting(nanobind::module_ &module);
 void bind_sampling(nanobind::module_ &module);
+void bind_quantised(nanobind::module_ &module);

@@ -37,6 +37,7 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
         "threads": ("threads", 4),
         "device": ("device", "cuda:1"),
         "dtype": ("dtype", "bfloat16"),
+        "bits": ("bits", "4"),
         "gpu-layers": ("gpu_layers", -1),
         "batch-size": ("batch_size", 64),
         "flash-attention": ("flash_attention", "on"),

@@ -36,8 +36,13 @@ PLAIN = "mamba-unknown"
 """One whose layers count as unknown, so that its states cannot be rolled back."""
 CAPTURED = "llama-captured"
 """One that computes in captured forwards."""
+PACKED = "llama-4-bits"
+"""One of few bits, whose forwards the compiled core computes."""
+BROAD = {**WIDE, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+"""The sizes of a model whose matrices can have few bits."""
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa": ("LlamaConfig", {**WIDE, **LENGTH}),
+    "qwen2": ("Qwen2Config", {**WIDE, **LENGTH}),
     "qwen3": ("Qwen3Config", {**WIDE, **LENGTH}),
     "mistral-window": ("MistralConfig", WINDOW),
     "gemma2-mixed": ("Gemma2Config", WINDOW),
@@ -253,13 +258,16 @@ def failing(backend: Any, monkeypatch: pytest.MonkeyPatch) -> type[Exception]:
         run = llama_cpp.llama_decode
         monkeypatch.setattr(llama_cpp, "llama_decode", lambda *given: run(*given) or -3)
         return ModelError
-    inner = backend.model.forward
+    owner, name = backend.model, "forward"
+    if hasattr(backend.captured, "compute"):
+        owner, name = backend.captured, "compute"
+    inner = getattr(owner, name)
 
     def broken(*given: Any, **named: Any) -> Any:
         inner(*given, **named)
         raise Broken
 
-    monkeypatch.setattr(backend.model, "forward", broken)
+    monkeypatch.setattr(owner, name, broken)
     return Broken
 
 
@@ -338,6 +346,17 @@ def of_transformers(model: Any) -> Subject:
     return subject(model, model.alone, 1e-3)
 
 
+def of_core(model: Any) -> Subject:
+    """Against the same text read into an empty cache, bit for bit."""
+    twin = model.open()
+
+    def alone(tokens: Sequence[int]) -> Floats:
+        twin.reset()
+        return after(twin, tokens)
+
+    return subject(model, alone, 1e-30)
+
+
 def of_llamacpp(path: Path, close: float = 1e-4) -> Subject:
     """Against the same text read into the empty cache of another model."""
     twin = opened_gguf(path)
@@ -347,7 +366,7 @@ def of_llamacpp(path: Path, close: float = 1e-4) -> Subject:
 MODEL, GGUF = pytest.mark.model, pytest.mark.gguf
 WINDOWS = {"gguf-window-8": 8, "gguf-window-64": 64}
 SUBJECTS = [
-    *(pytest.param(kind, marks=MODEL) for kind in (*KINDS, CAPTURED, *FAMILIES)),
+    *(pytest.param(kind, marks=MODEL) for kind in (*KINDS, CAPTURED, PACKED, *FAMILIES)),
     *(pytest.param(f"gguf-{name}", marks=GGUF) for name in ("small", *ARCHITECTURES)),
     *(pytest.param(name, marks=GGUF) for name in WINDOWS),
 ]
@@ -357,7 +376,7 @@ def leaves_of(name: str) -> int | None:
     """How many branches the model of that name verifies, 0 where it decodes plainly."""
     if name == PLAIN:
         return 0
-    if name in KINDS or name == CAPTURED:
+    if name in KINDS or name in (CAPTURED, PACKED):
         return None
     return 128 if name == "gguf-small" or name in WINDOWS else 1
 
@@ -373,6 +392,10 @@ def subject_of(name: str, folder: Path, small: Callable[[], Path]) -> Subject:
         model = load_kind("llama-gqa", folder)
         assert capture(model) == ""
         return of_transformers(model)
+    if name == PACKED:
+        model = load(save_model("llama-gqa", folder, **BROAD), bits="4")
+        assert model.captured is not None, model.info.note
+        return of_core(model)
     if name in FAMILIES:
         return of_transformers(load(save_hybrid(name, folder)))
     if name in WINDOWS:

@@ -32,3 +32,40 @@ def test_what_is_not_known_does_not(
         file.write_text(text)
     monkeypatch.setattr(machine, "CPUINFO", file)
     assert not machine.computes_bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("logical", "physical", "mine", "cores"),
+    [
+        (8, 4, range(8), 4),  # two threads on a core
+        (8, 8, range(8), 8),
+        (8, 4, range(2), 2),  # the process is bound to some of them
+        (8, None, range(8), 8),  # a system that does not tell
+        (None, None, range(1), 1),
+    ],
+)
+def test_physical_cores_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+    logical: int | None,
+    physical: int | None,
+    mine: range,
+    cores: int,
+) -> None:
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: logical)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(mine), raising=False)
+    assert machine.physical_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("named", "threads"), [(None, 6), ("", 6), ("3", 3), ("2,4", 2), ("0", 6), ("all", 6)]
+)
+def test_the_environment_may_name_the_threads(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, threads: int
+) -> None:
+    monkeypatch.setattr(machine, "physical_cores", lambda: 6)
+    if named is None:
+        monkeypatch.delenv(machine.THREADS, raising=False)
+    else:
+        monkeypatch.setenv(machine.THREADS, named)
+    assert machine.usual_threads() == threads

@@ -104,6 +104,7 @@ def test_the_padded_model_is_never_taken_for_a_real_one() -> None:
         ("transformers", "float16", True),
         ("transformers", "float32", False),
         ("llama.cpp", "BF16", False),
+        ("transformers", "4 bits", False),
     ],
 )
 def test_what_coarser_numbers_mean_is_told(kind: str, dtype: str, told: bool) -> None:
@@ -236,7 +237,7 @@ def test_every_setting_has_a_control_and_is_read_back(on: models.ModelsTab) -> N
     assert list(controls) == [item.name for item in fields(Runtime)]
     shown = [control.value for control in controls.values()]  # type: ignore[attr-defined]
     assert on.read(shown) == Runtime()
-    for name in ("device", "dtype", "flash_attention", "cache_type"):
+    for name in ("device", "dtype", "bits", "flash_attention", "cache_type"):
         assert isinstance(controls[name], gr.Radio) and controls[name].choices[0][1] == "auto"
     chosen = values(context_length=4096, cache_type="q8_0", gpu_layers=-1)
     assert on.read(chosen) == Runtime(context_length=4096, cache_type="q8_0")

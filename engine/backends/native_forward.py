@@ -1,0 +1,287 @@
+"""Forwards of Llama-like models of few bits as one call of the compiled core.
+
+The products of such a model take 9 ms where torch needs as long again for what lies between them:
+norms, rotary embeddings, gates, attention, each of them an operation of its own. The core computes
+all of that between two products, in the same threads, and keeps the keys and values as it reads
+them (native/src/forward.hpp).
+
+Attention adds up in the order of the text, so the logits of a token are the same bits whether it is
+decoded plainly or verified in a tree. Whether a model computes correctly in this way is tried when
+it is loaded, against its forwards in torch (`attach`). Other models keep those.
+"""
+
+import gc
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.backends.base import LogitScores
+from engine.backends.caches import TREE_ROWS, TreeCache
+from engine.backends.fused import FUSED
+from engine.backends.quantised import PackedLinear
+from engine.backends.transformers import TransformersBackend
+from engine.decode import never
+from engine.errors import first_line
+from engine.native import core
+from engine.sampling import Floats
+from engine.settings import Sampling
+from engine.tree import Tree
+
+CLASSES = {f"{name.title()}ForCausalLM" for name in FUSED}
+HEAD_SIZES = (32, 64, 128, 256)
+MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CHUNK = 128
+"""Rows of a prompt that are read at a time; a cancelled prompt ends after one of these."""
+SHARE = 0.15
+"""How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
+differently, an input of a product may round to the next of its 8 bits. A wrong mask or position
+differs by more than half."""
+TRIED = 40
+"""Tokens before the trees of the trial."""
+
+
+class NativeCache(TreeCache):
+    """The keys and values of a sequence as the core reads them, in parts of PART tokens."""
+
+    def __init__(self, shape: tuple[int, int, int], capacity: int) -> None:
+        super().__init__([], capacity)
+        self.shape = shape
+        self.parts: list[torch.Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def grow(self, rows: int) -> None:
+        """Have room for so many rows."""
+        layers, heads, size = self.shape
+        while len(self.parts) * core.PART < rows:
+            self.parts.append(torch.zeros(layers * 2 * heads * core.PART * size))
+
+    def row(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys and the values of a row in all layers, each of shape (layers, heads, size)."""
+        layers, heads, size = self.shape
+        part, inside = self.parts[slot // core.PART], slot % core.PART
+        keys, values = part.view(layers, 2, heads, core.PART * size).unbind(1)
+        blocks = keys.view(layers, heads, -1, size, core.CHANNELS)
+        rows = values.view(layers, heads, core.PART, size)
+        return blocks[:, :, inside // core.CHANNELS, :, inside % core.CHANNELS], rows[:, :, inside]
+
+    def keep(self, kept: Sequence[int], rows: int) -> None:
+        for place, row in enumerate(kept):
+            if row != place:
+                target, source = self.row(self.length + place), self.row(self.length + row)
+                for to, states in zip(target, source, strict=True):
+                    to.copy_(states)
+        self.length += len(kept)
+
+    def stretch(self, length: int) -> None:
+        self.grow(length + TREE_ROWS)
+        for part in self.parts:
+            part.zero_()
+        self.length = length
+
+
+class NativeForwards:
+    """A model whose forwards the core computes, as OtherForwards of its sequences."""
+
+    nodes: int | None = None
+    chunk: int | None = CHUNK
+
+    def __init__(self, backend: TransformersBackend) -> None:
+        model, context = backend.model, backend.info.context_length
+        config = model.config.get_text_config()
+        layers = list(model.model.layers)
+        first = layers[0].self_attn
+        self.embedding, self.head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.modules = {id(layer): number for number, layer in enumerate(layers)}
+        self.modules[id(model.get_decoder())] = len(layers)
+        self.modules[id(self.embedding)] = -1
+        self.shape = len(layers), config.num_key_value_heads, int(first.head_dim)
+        self.capacity = context + TREE_ROWS
+        sizes = [
+            *(config.hidden_size, config.intermediate_size),
+            *(config.num_attention_heads, *self.shape[1:], config.vocab_size),
+        ]
+        self.decoder = core.Decoder(
+            sizes,
+            model.model.norm.variance_epsilon,
+            first.scaling,
+            [parts_of(layer) for layer in layers],
+            model.model.norm.weight.data,
+            self.head.matrix,
+            *rotary_factors(model, self.capacity, self.shape[2]),
+            model,
+        )
+
+    def fresh_cache(self) -> NativeCache:
+        return NativeCache(self.shape, self.capacity)
+
+    def compute(
+        self,
+        sequence: TransformersBackend,
+        tokens: Sequence[int],
+        depths: Sequence[int],
+        parents: Sequence[int],
+        wanted: bool,
+    ) -> torch.Tensor | None:
+        """One forward over some rows; their logits, shape (rows, vocabulary), if they are
+        `wanted`."""
+        cache, rows = sequence.cache, len(tokens)
+        cache.grow(cache.length + rows)
+        states = self.embedding(torch.tensor(tokens))
+        logits = torch.empty(rows, self.head.width) if wanted else None
+        taps = []
+        if sequence.head is not None and sequence.head.on:
+            modules = sequence.head.weights.taps
+            taps = [(self.modules[id(each)], states.clone()) for each in modules]
+        self.decoder.compute(
+            states,
+            cache.length,
+            np.asarray(depths, dtype=np.int64) + cache.length,
+            np.asarray(parents, dtype=np.int64),
+            cache.parts,
+            logits,
+            [(number, tap) for number, tap in taps if number >= 0],
+            torch.get_num_threads(),
+        )
+        if sequence.head is not None:
+            sequence.head.found[:] = [tap[None] for _, tap in taps]
+        return None if logits is None else logits[:, : self.head.out_features]
+
+    def score(self, sequence: TransformersBackend, tree: Tree, sampling: Sampling) -> LogitScores:
+        logits = self.compute(sequence, tree.tokens, tree.depths, tree.parents, True)
+        assert logits is not None
+        values: Floats = logits.numpy()
+        start = len(sequence.cached) + 1
+        return LogitScores(values.__getitem__, [start + depth for depth in tree.depths], sampling)
+
+    def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
+        count = len(tokens)
+        self.compute(sequence, tokens, range(count), range(-1, count - 1), False)
+        return True
+
+
+def parts_of(layer: Any) -> list[Any]:
+    """The norms and matrices of a layer, in the core's order."""
+    attention, own = layer.self_attn, []
+    for name in ("q_norm", "k_norm"):
+        norm = getattr(attention, name, None)
+        own.append(None if norm is None else norm.weight.data)
+    modules = [getattr(attention, name, None) or getattr(layer.mlp, name) for name in MATRICES]
+    norms = layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data
+    return [*norms, *own, *(module.matrix for module in modules)]
+
+
+def rotary_factors(model: Any, positions: int, size: int) -> list[torch.Tensor]:
+    """Cosines and sines by position, each of shape (positions, size / 2). Raises ValueError for a
+    model that rotates in another way."""
+    states = torch.zeros((1, positions, 1))
+    found = []
+    for factors in model.model.rotary_emb(states, torch.arange(positions)[None]):
+        left, right = factors[0].float().split(size // 2, dim=-1)
+        if not torch.equal(left, right):
+            raise ValueError("its rotary factors have another order")
+        found.append(left.contiguous())
+    return found
+
+
+# Whether a model is computed by the core.
+
+
+@torch.inference_mode()
+def attach(backend: TransformersBackend) -> str:
+    """Let the core compute a checked model of few bits, if that gives what torch gives. Returns the
+    reason if not. Leaves the cache empty."""
+    problem = obstacle(backend) or tried(backend)
+    if problem:
+        backend.captured = None
+        gc.collect()
+    backend.close()
+    return problem
+
+
+def obstacle(backend: TransformersBackend) -> str:
+    """Why a model is not tried, "" if it is."""
+    info, model = backend.info, backend.model
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    if name not in CLASSES:
+        return f"the core does not know {name}"
+    if not info.can_tree or info.leaves is not None:
+        return "it does not verify trees"
+    if backend.window and backend.window < info.context_length:
+        return f"its layers see {backend.window:,} tokens at most"
+    if backend.rotary.switches:
+        return "its rotary factors depend on the length of the text"
+    if config.hidden_act != "silu" or model.model.layers[0].self_attn.head_dim not in HEAD_SIZES:
+        return "its activations or the size of its heads are not known"
+    linear = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
+    if not isinstance(model.get_output_embeddings(), PackedLinear) or any(linear):
+        return "some of its matrices could not be converted"
+    return ""
+
+
+def tried(backend: TransformersBackend) -> str:
+    """What is wrong with native forwards of a model, "" for nothing."""
+    draw, size = Random(0), backend.info.vocabulary_size
+    prompt = draw.choices(range(size), k=min(TRIED, backend.info.context_length // 2))
+    trees = [some_tree(draw, size) for _ in range(2)]
+    outside = logits_of(backend, prompt, trees)
+    try:
+        backend.captured = NativeForwards(backend)
+        backend.close()
+        inside = logits_of(backend, prompt, trees)
+        alone = logits_of(backend, prompt, [path_of(trees[0])])
+    except Exception as error:
+        # An unknown module lacks attributes; the core raises ValueError and TypeError.
+        return f"its forwards fail ({first_line(error).rstrip('.')})"
+    gap = float(((outside - inside).norm(dim=1) / outside.norm(dim=1)).max())
+    if not gap <= SHARE:
+        return f"its logits are off by {gap:.2g} of their norm"
+    path = [0, *path_rows(trees[0])]
+    return "" if torch.equal(inside[path], alone) else "a row depends on those beside it"
+
+
+def some_tree(draw: Random, vocabulary: int) -> Tree:
+    tree = Tree(draw.randrange(vocabulary))
+    while len(tree) < 11:
+        parent = draw.randrange(max(0, len(tree) - 4), len(tree) + 1)
+        tree.add(parent, draw.randrange(vocabulary), "")
+    return tree
+
+
+def path_rows(tree: Tree) -> list[int]:
+    """The rows that lead to the last one, without the root."""
+    rows: list[int] = []
+    row = len(tree)
+    while row:
+        rows.insert(0, row)
+        row = tree.parents[row]
+    return rows
+
+
+def path_of(tree: Tree) -> Tree:
+    """The path to the last row, as a tree of its own."""
+    chain = Tree(tree.tokens[0])
+    for number, row in enumerate(path_rows(tree)):
+        chain.add(number, tree.tokens[row], "")
+    return chain
+
+
+def logits_of(
+    backend: TransformersBackend, prompt: Sequence[int], trees: Sequence[Tree]
+) -> torch.Tensor:
+    """The logits of some trees after a prompt, shape (rows of all, vocabulary); each follows the
+    path to the last row of the one before it."""
+    backend.prefill([*prompt, trees[0].tokens[0]], never)
+    found = []
+    for tree in trees:
+        scores = backend.score(tree, Sampling())
+        found += [torch.tensor(scores.row(row)) for row in range(len(tree) + 1)]
+        backend.accept(path_rows(tree))
+    backend.reset()
+    return torch.stack(found)

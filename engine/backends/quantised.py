@@ -1,0 +1,225 @@
+"""Weights of 4 or 8 bits on a processor: the linear layers of a model in transformers.
+
+A step of decoding takes the time in which the weights come from memory, so weights of a quarter of
+the size are read in a quarter of the time. The compiled core multiplies a few rows by such weights
+in the time of one (native/src/rows.hpp), which is what verifying a draft needs. The layers are
+converted while a model is read, one after the other, so at no time does the whole model lie in
+memory in its original size.
+
+Embeddings keep the type of the files, because a step reads a few rows of them. What remains, such
+as norms, is float32, and so are the states between the layers.
+
+Invariant: a row has the same bits whatever other rows a forward has.
+"""
+
+import ctypes
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from engine.native import core, missing
+from engine.process import give_back_freed
+
+BITS = (8, 4)
+HEAD_BITS = 8
+"""Those of the output matrix, whose rounding changes a text most."""
+METHOD = "strata"
+"""The name of this way to load a model, in the library."""
+SLICE = 1 << 24
+"""Weights that are converted at a time; each takes four bytes meanwhile."""
+
+
+def problem() -> str:
+    """Why weights cannot have few bits here; "" if they can."""
+    if core is None:
+        return f"the compiled core is missing ({missing})"
+    return "" if hasattr(core, "Matrix") else "the compiled core of this system cannot do it"
+
+
+def share_threads() -> None:
+    """Let the core compute in the threads of torch's OpenMP, if torch has one."""
+    library = Path(torch.__path__[0]) / "lib" / "libtorch_cpu.so"
+    with suppress(AttributeError, OSError):
+        start = ctypes.CDLL(str(library)).GOMP_parallel
+        core.use_openmp(ctypes.cast(start, ctypes.c_void_p).value)
+
+
+if not problem():
+    share_threads()
+
+
+def can_pack(outputs: int, inputs: int) -> bool:
+    """Whether a matrix can be converted: its inputs must be whole groups."""
+    return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
+
+
+class PackedLinear(nn.Module):
+    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32."""
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None, bits: int) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bits = bits
+        self.counted = True
+        """Whether its weights are no copy of others."""
+        blocks = -(-self.out_features // core.CHANNELS)
+        self.width = blocks * core.CHANNELS
+        count = self.width * self.in_features
+        self.register_buffer("numbers", torch.empty(count * bits // 8, dtype=torch.uint8))
+        self.register_buffer("scales", torch.empty(count // core.GROUP))
+        self.bias = bias
+        self.finish(None)
+        rows = max(1, SLICE // self.in_features // core.CHANNELS) * core.CHANNELS
+        for start in range(0, self.out_features, rows):
+            part = weight[start : start + rows].float().contiguous()
+            self.matrix.pack(part, start, torch.get_num_threads())
+
+    def finish(self, bias: torch.Tensor | None) -> None:
+        """Make the core's matrix of these weights and a bias."""
+        self.matrix = core.Matrix(
+            self.out_features, self.in_features, self.bits, self.numbers, self.scales, bias
+        )
+
+    def settle(self) -> None:
+        """Take the bias as it is now, after loading."""
+        if self.bias is not None:
+            padded = torch.zeros(self.width)
+            padded[: self.out_features] = self.bias.data
+            self.finish(padded)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        rows = states.reshape(-1, self.in_features).float().contiguous()
+        out = torch.empty(len(rows), self.width)
+        self.matrix.multiply(rows, out, torch.get_num_threads())
+        return out[:, : self.out_features].reshape(*states.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
+        blocks, channels, group = self.width // core.CHANNELS, core.CHANNELS, core.GROUP
+        whole = self.numbers
+        if self.bits == 4:
+            whole = whole.view(blocks, -1, 1, channels, 4)
+            whole = torch.cat([whole & 15, whole >> 4], dim=2)
+        whole = whole.view(blocks, -1, channels, 4).transpose(1, 2).reshape(blocks, channels, -1)
+        scales = self.scales.view(blocks, -1, channels).transpose(1, 2)
+        values = (whole.float() - 2 ** (self.bits - 1)).view(blocks, channels, -1, group)
+        values *= scales[..., None]
+        found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
+        return found
+
+
+class StoredEmbedding(nn.Module):
+    """An embedding in the type of its files, whose rows become float32."""
+
+    weight: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(tokens, self.weight).float()
+
+
+# Loading, by the interface that the library has for this.
+
+
+@register_quantization_config(METHOD)
+class PackedConfig(QuantizationConfigMixin):
+    def __init__(self, bits: int, **others: Any) -> None:
+        self.quant_method: Any = METHOD
+        self.bits = bits
+
+
+class Pack(ConversionOps):
+    """Converts one weight that was read, and puts it into the model."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+
+    def convert(self, input_dict: dict[str, Any], *places: Any, **given: Any) -> dict[str, Any]:
+        model, name = given["model"], given["full_layer_name"]
+        (weight,) = next(iter(input_dict.values()))
+        pack_module(model, name.rpartition(".")[0], weight, self.bits)
+        del weight, input_dict
+        give_back_freed()  # otherwise the original weights of all layers add up
+        if given.get("missing_keys"):
+            given["missing_keys"].discard(name)
+        return {}
+
+
+@register_quantizer(METHOD)
+class Packer(HfQuantizer):
+    quantization_config: PackedConfig
+    is_trainable = False
+
+    def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
+        path, _, name = param_name.rpartition(".")
+        return name == "weight" and type(module_at(model, path)) is nn.Linear and fits(model, path)
+
+    def get_quantize_ops(self) -> Pack:
+        return Pack(self.quantization_config.bits)
+
+    def is_serializable(self) -> bool:
+        return False
+
+    def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
+        """Convert an output matrix that is the embedding, and store what remains."""
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        for path, module in list(model.named_modules()):
+            if module is head and type(head) is nn.Linear and fits(model, path):
+                tied = head.weight is embedding.weight
+                pack_module(model, path, head.weight.data, HEAD_BITS)
+                module_at(model, path).counted = not tied
+        if type(embedding) is nn.Embedding:
+            model.set_input_embeddings(StoredEmbedding(embedding.weight.data))
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float()
+        for module in model.modules():
+            if isinstance(module, PackedLinear):
+                module.settle()
+        self.remove_quantization_config(model)  # type: ignore[no-untyped-call]
+        return model
+
+
+def module_at(model: Any, path: str) -> Any:
+    return model.get_submodule(path)
+
+
+def fits(model: Any, path: str) -> bool:
+    module = module_at(model, path)
+    return can_pack(module.out_features, module.in_features)
+
+
+def pack_module(model: Any, path: str, weight: torch.Tensor, bits: int) -> None:
+    """Replace a linear layer by one of few bits."""
+    if module_at(model, path) is model.get_output_embeddings():
+        bits = HEAD_BITS
+    above, _, name = path.rpartition(".")
+    setattr(module_at(model, above), name, PackedLinear(weight, module_at(model, path).bias, bits))
+
+
+def sizes(model: Any) -> tuple[int, int]:
+    """The number of a model's weights, and the bytes that they take."""
+    kept = {id(each): each for each in model.parameters()}
+    count = sum(each.numel() for each in kept.values())
+    total = sum(each.numel() * each.element_size() for each in kept.values())
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            count += module.counted * module.out_features * module.in_features
+            total += module.numbers.nbytes + module.scales.nbytes
+        elif isinstance(module, StoredEmbedding):
+            count += module.weight.numel()
+            total += module.weight.nbytes
+    return count, total

@@ -1,0 +1,295 @@
+// A forward of a Llama-like model, as a part of rows.cpp.
+//
+// Attention adds up in the order of the text. A row's scores are put in that order before anything
+// is added, so a token has the same bits whether the tokens before it are cached or drafted, and
+// whatever other rows the tree has.
+#pragma once
+
+// Rows of a tree for which one thread computes the attention of one head of keys.
+constexpr int TOGETHER = 4;
+
+struct Work {
+    const Model &model;
+    const Forward &forward;
+    float *normed, *query, *key, *value, *mixed, *gate, *up;
+    char *inputs;
+    Meeting meeting;
+
+    int rows() const { return forward.rows; }
+    const Shape &shape() const { return model.shape; }
+    Inputs of(int count) const { return Inputs::at(inputs, rows(), count); }
+    // The keys (0) or values (1) of a head, for the part of the cache with a slot.
+    float *cached(int layer, int which, int head, int slot) const {
+        const size_t number = (size_t(layer) * 2 + which) * shape().shared + head;
+        return forward.parts[slot / PART] + number * PART * shape().size;
+    }
+    float *keys(int layer, int head, int slot) const {
+        return cached(layer, 0, head, slot) + size_t(slot % PART / BLOCK) * BLOCK * shape().size;
+    }
+    float *values(int layer, int head, int slot) const {
+        return cached(layer, 1, head, slot) + size_t(slot % PART) * shape().size;
+    }
+};
+
+INLINE void normalise(const float *values, const float *weights, int width, float eps, float *out) {
+    Floats square = {};
+    for (int i = 0; i < width; i += LANES) {
+        const Floats here = load(values + i);
+        square += here * here;
+    }
+    const float by = 1.0f / __builtin_sqrtf(added(square) / float(width) + eps);
+    for (int i = 0; i < width; i += LANES) store(out + i, load(values + i) * by * load(weights + i));
+}
+
+INLINE void take_norms(const Team &team, const Work &work, const float *weights) {
+    const int width = work.shape().width;
+    const Inputs inputs = work.of(width);
+    team.each(work.rows(), [&](int row) {
+        float *out = work.normed + size_t(row) * width;
+        normalise(work.forward.states + size_t(row) * width, weights, width, work.shape().eps, out);
+        for (int g = 0; g < width / GROUP; ++g) inputs.take(row, g, out + g * GROUP);
+    });
+}
+
+// Round rows of `count` numbers, which `fill(row, first, out)` computes a group at a time.
+template <class Fill>
+INLINE void take_groups(const Team &team, const Work &work, int count, Fill fill) {
+    const Inputs inputs = work.of(count);
+    const int groups = count / GROUP;
+    team.each(work.rows() * groups, [&](int at) {
+        float values[GROUP];
+        fill(at / groups, at % groups * GROUP, values);
+        inputs.take(at / groups, at % groups, values);
+    });
+}
+
+INLINE void rotate(float *head, const float *cosines, const float *sines, int size, float scale) {
+    for (int i = 0; i < size / 2; i += LANES) {
+        const Floats left = load(head + i), right = load(head + size / 2 + i);
+        const Floats c = load(cosines + i), s = load(sines + i);
+        store(head + i, (left * c - right * s) * scale);
+        store(head + size / 2 + i, (right * c + left * s) * scale);
+    }
+}
+
+// Place the keys and values of all rows in the cache, and turn the queries.
+INLINE void place(const Work &work, int number, int head) {
+    const Shape &shape = work.shape();
+    const Layer &layer = work.model.layers[number];
+    const int size = shape.size, group = shape.heads / shape.shared;
+    for (int row = 0; row < work.rows(); ++row) {
+        const size_t at = size_t(work.forward.positions[row]) * (size / 2);
+        const float *cosines = work.model.cosines + at, *sines = work.model.sines + at;
+        for (int g = 0; g < group; ++g) {
+            float *query = work.query + (size_t(row) * shape.heads + head * group + g) * size;
+            if (layer.query_norm) normalise(query, layer.query_norm, size, shape.eps, query);
+            rotate(query, cosines, sines, size, shape.scale);
+        }
+        float *key = work.key + (size_t(row) * shape.shared + head) * size;
+        if (layer.key_norm) normalise(key, layer.key_norm, size, shape.eps, key);
+        rotate(key, cosines, sines, size, 1.0f);
+        const int slot = work.forward.length + row;
+        float *keys = work.keys(number, head, slot) + slot % BLOCK;
+        for (int d = 0; d < size; ++d) keys[d * BLOCK] = key[d];
+        __builtin_memcpy(work.values(number, head, slot),
+                         work.value + (size_t(row) * shape.shared + head) * size,
+                         size_t(size) * sizeof(float));
+    }
+}
+
+// Scores of Q queries, which are neighbours, with B blocks of keys.
+template <int Q, int B>
+INLINE void score(const float *queries, const float *const *keys, int size, float *scores,
+                  size_t stride) {
+    Floats sums[Q][B] = {};
+    for (int d = 0; d < size; ++d)
+        for (int b = 0; b < B; ++b) {
+            const Floats here = load(keys[b] + d * BLOCK);
+            for (int q = 0; q < Q; ++q) sums[q][b] += here * queries[q * size + d];
+        }
+    for (int q = 0; q < Q; ++q)
+        for (int b = 0; b < B; ++b) store(scores + q * stride + b * BLOCK, sums[q][b]);
+}
+
+template <int Q>
+INLINE void scores_of(const Work &work, int number, int head, const float *queries, float *scores,
+                      size_t stride) {
+    const int size = work.shape().size, count = int(stride);
+    int slot = 0;
+    for (; slot + 2 * BLOCK <= count; slot += 2 * BLOCK) {
+        const float *keys[2] = {work.keys(number, head, slot),
+                                work.keys(number, head, slot + BLOCK)};
+        score<Q, 2>(queries, keys, size, scores + slot, stride);
+    }
+    for (; slot < count; slot += BLOCK) {
+        const float *keys[1] = {work.keys(number, head, slot)};
+        score<Q, 1>(queries, keys, size, scores + slot, stride);
+    }
+}
+
+// Turn the first `count` scores into weights, whose sum is returned.
+INLINE float weighed(float *scores, int count) {
+    const int padded = (count + LANES - 1) / LANES * LANES;
+    for (int i = count; i < padded; ++i) scores[i] = passes::LOWEST;
+    Floats most = load(scores), mass = {};
+    for (int i = LANES; i < padded; i += LANES) {
+        const Floats here = load(scores + i);
+        most = here > most ? here : most;
+    }
+    const float peak = largest(most);
+    for (int i = 0; i < padded; i += LANES) store(scores + i, exponential(load(scores + i) - peak));
+    for (int i = count; i < padded; ++i) scores[i] = 0.0f;
+    for (int i = 0; i < padded; i += LANES) mass += load(scores + i);
+    return added(mass);
+}
+
+// The values of a row's text, weighed for Q heads, which are neighbours.
+template <int Q, int D>
+INLINE void mix(const Work &work, int number, int head, const int *path, int drafted,
+                const float *weights, size_t stride, const float *masses, float *out) {
+    const int length = work.forward.length;
+    Floats sums[Q][D] = {};
+    for (int p = 0; p < length + drafted; ++p) {
+        const int slot = p < length ? p : path[p - length];
+        const float *values = work.values(number, head, slot);
+        for (int d = 0; d < D; ++d) {
+            const Floats here = load(values + d * LANES);
+            for (int q = 0; q < Q; ++q) sums[q][d] += here * weights[q * stride + p];
+        }
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int d = 0; d < D; ++d)
+            store(out + (q * D + d) * LANES, sums[q][d] * (1.0f / masses[q]));
+}
+
+template <int D>
+INLINE void mixed(const Work &work, int number, int head, const int *path, int drafted,
+                  const float *weights, size_t stride, const float *masses, float *out) {
+    constexpr int MANY = D <= 4 ? 4 : 2;
+    const int group = work.shape().heads / work.shape().shared;
+    int g = 0;
+    for (; g + MANY <= group; g += MANY)
+        mix<MANY, D>(work, number, head, path, drafted, weights + g * stride, stride, masses + g,
+                     out + g * D * LANES);
+    for (; g < group; ++g)
+        mix<1, D>(work, number, head, path, drafted, weights + g * stride, stride, masses + g,
+                  out + g * D * LANES);
+}
+
+// Of each thread.
+static thread_local Room own;
+
+// The attention of some rows to one head of keys.
+INLINE void attend(const Work &work, int number, int head, int first) {
+    const Shape &shape = work.shape();
+    const int rows = work.rows(), length = work.forward.length, size = shape.size;
+    const int group = shape.heads / shape.shared;
+    const size_t stride = size_t(length + rows + BLOCK - 1) / BLOCK * BLOCK;
+    char *bytes = own.of(sizeof(float) * (group * stride + group) + sizeof(int) * rows);
+    float *scores = (float *)bytes, *masses = scores + group * stride;
+    int *path = (int *)(masses + group);
+    for (int row = first; row < rows && row < first + TOGETHER; ++row) {
+        const size_t place = size_t(row) * shape.heads + head * group;
+        const float *queries = work.query + place * size;
+        int g = 0;
+        for (; g + 4 <= group; g += 4)
+            scores_of<4>(work, number, head, queries + g * size, scores + g * stride, stride);
+        for (; g < group; ++g)
+            scores_of<1>(work, number, head, queries + g * size, scores + g * stride, stride);
+        int drafted = 0;
+        for (int64_t at = row; at >= 0; at = work.forward.parents[at]) ++drafted;
+        int left = drafted;
+        for (int64_t at = row; at >= 0; at = work.forward.parents[at]) path[--left] = length + int(at);
+        for (g = 0; g < group; ++g) {
+            float *own = scores + g * stride;
+            for (int i = 0; i < drafted; ++i) own[length + i] = own[path[i]];
+            masses[g] = weighed(own, length + drafted);
+        }
+        float *out = work.mixed + place * size;
+        switch (size) {
+        case 32: mixed<2>(work, number, head, path, drafted, scores, stride, masses, out); break;
+        case 64: mixed<4>(work, number, head, path, drafted, scores, stride, masses, out); break;
+        case 128: mixed<8>(work, number, head, path, drafted, scores, stride, masses, out); break;
+        default: mixed<16>(work, number, head, path, drafted, scores, stride, masses, out);
+        }
+    }
+}
+
+INLINE void compute_layer(const Team &team, const Work &work, int number) {
+    const Layer &layer = work.model.layers[number];
+    const Shape &shape = work.shape();
+    float *states = work.forward.states;
+    const int rows = work.rows(), attended = shape.heads * shape.size;
+    take_norms(team, work, layer.before);
+    const Product three[] = {{layer.query, work.query, false},
+                             {layer.key, work.key, false},
+                             {layer.value, work.value, false}};
+    multiplied(team, work.of(shape.width), three, 3);
+    team.each(shape.shared, [&](int head) { place(work, number, head); });
+    const int parts = (rows + TOGETHER - 1) / TOGETHER;
+    team.each(shape.shared * parts, [&](int at) {
+        attend(work, number, at % shape.shared, at / shape.shared * TOGETHER);
+    });
+    take_groups(team, work, attended, [&](int row, int first, float *out) {
+        const float *from = work.mixed + size_t(row) * attended + first;
+        __builtin_memcpy(out, from, GROUP * sizeof(float));
+    });
+    const Product back{layer.output, states, true};
+    multiplied(team, work.of(attended), &back, 1);
+    take_norms(team, work, layer.between);
+    const Product two[] = {{layer.gate, work.gate, false}, {layer.up, work.up, false}};
+    multiplied(team, work.of(shape.width), two, 2);
+    take_groups(team, work, shape.inner, [&](int row, int first, float *out) {
+        const size_t at = size_t(row) * shape.inner + first;
+        for (int i = 0; i < GROUP; i += LANES) {
+            const Floats gate = load(work.gate + at + i), e = exponential(-positive(gate));
+            const Floats share = (gate < 0.0f ? e : Floats{} + 1.0f) / (1.0f + e);
+            store(out + i, gate * share * load(work.up + at + i));
+        }
+    });
+    const Product down{layer.down, states, true};
+    multiplied(team, work.of(shape.inner), &down, 1);
+}
+
+INLINE void keep(const Team &team, const Work &work, size_t tap, const float *from) {
+    float *to = work.forward.taps[tap];
+    const int width = work.shape().width;
+    if (to)
+        team.each(work.rows(), [&](int row) {
+            __builtin_memcpy(to + size_t(row) * width, from + size_t(row) * width,
+                             size_t(width) * sizeof(float));
+        });
+}
+
+void compute_all(const Team &team, const Work &work) {
+    const int count = int(work.model.layers.size());
+    for (int number = 0; number < count; ++number) {
+        compute_layer(team, work, number);
+        keep(team, work, number, work.forward.states);
+    }
+    if (!work.forward.logits && !work.forward.taps[count]) return;
+    take_norms(team, work, work.model.norm);
+    keep(team, work, count, work.normed);
+    if (!work.forward.logits) return;
+    const Product logits{work.model.head, work.forward.logits, false};
+    multiplied(team, work.of(work.shape().width), &logits, 1);
+}
+
+void compute(const Model &model, Forward &forward, int threads) {
+    const Shape &shape = model.shape;
+    const int attended = shape.heads * shape.size, keys = shape.shared * shape.size;
+    const int widths[] = {shape.width, attended, keys, keys, attended, shape.inner, shape.inner};
+    int widest = shape.width > attended ? shape.width : attended;
+    widest = widest > shape.inner ? widest : shape.inner;
+    size_t numbers = 0;
+    for (int width : widths) numbers += size_t(width) * forward.rows;
+    char *bytes = room.of(sizeof(float) * numbers + Inputs::bytes(forward.rows, widest));
+    float *at[7] = {(float *)bytes};
+    for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
+    Work work{model, forward, at[0], at[1], at[2], at[3], at[4], at[5], at[6],
+              bytes + sizeof(float) * numbers, {}};
+    in_parallel(threads, [](void *given) {
+        const Work &work = *static_cast<Work *>(given);
+        compute_all(Team(static_cast<Work *>(given)->meeting), work);
+    }, &work);
+}

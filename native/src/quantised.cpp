@@ -1,0 +1,191 @@
+// Matrices of 4 and 8 bits and forwards of models made of them, as Python sees them.
+#include "rows.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "module.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace rows;
+
+template <class Number, int Dimensions>
+using Array = nb::ndarray<Number, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+using Vector = Array<float, 1>;
+using Rows = Array<float, 2>;
+using Indices = Array<const int64_t, 1>;
+
+using Known = std::vector<std::pair<std::string, const Level *>>;
+
+Known known_levels() {
+    Known known{{"plain", &plain}};
+#if defined(WIDE_ROWS)
+    if (__builtin_cpu_supports("avx2")) known.emplace_back("avx2", &avx2);
+#if defined(AVXVNNI_ROWS)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("avxvnni"))
+        known.emplace_back("avxvnni", &avxvnni);
+#endif
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vnni"))
+        known.emplace_back("avx512", &avx512);
+#endif
+    return known;
+}
+
+const Known known = known_levels();
+const Level *level = known.back().second;
+
+std::vector<std::string> levels() {
+    std::vector<std::string> names;
+    for (const auto &each : known) names.push_back(each.first);
+    return names;
+}
+
+void use_level(const std::string &name) {
+    for (const auto &[each, found] : known)
+        if (each == name) {
+            level = found;
+            return;
+        }
+    throw std::invalid_argument("this processor does not have " + name);
+}
+
+void check(bool holds, const char *what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+// A matrix with the arrays that hold it.
+struct Held {
+    Matrix matrix;
+    Array<uint8_t, 1> numbers;
+    Vector scales;
+    std::optional<Vector> bias;
+
+    Held(int outputs, int inputs, int bits, Array<uint8_t, 1> numbers, Vector scales,
+         std::optional<Vector> bias)
+        : matrix{outputs, inputs, bits, numbers.data(), scales.data(),
+                 bias ? bias->data() : nullptr},
+          numbers(numbers), scales(scales), bias(bias) {
+        check(bits == 4 || bits == 8, "a number has 4 or 8 bits");
+        check(outputs > 0 && inputs > 0 && inputs % GROUP == 0, "the inputs are no whole groups");
+        check(numbers.size() == matrix.blocks() * matrix.block_bytes(), "the numbers do not fit");
+        check(scales.size() == size_t(matrix.width()) * matrix.groups(), "the scales do not fit");
+        check(!bias || bias->size() == size_t(matrix.width()), "the bias does not fit");
+    }
+
+    // Round the outputs from `first` on.
+    void pack(Array<const float, 2> weights, int first, int threads) {
+        check(int(weights.shape(1)) == matrix.inputs && first % CHANNELS == 0 &&
+                  first + int(weights.shape(0)) <= matrix.outputs,
+              "the weights do not fit");
+        level->pack(weights.data(), matrix, first / CHANNELS, int(weights.shape(0)), threads);
+    }
+
+    void multiply(Array<const float, 2> values, Rows out, int threads) const {
+        check(int(values.shape(1)) == matrix.inputs && out.shape(0) == values.shape(0) &&
+                  int(out.shape(1)) == matrix.width(),
+              "the rows do not fit");
+        level->multiply(values.data(), int(values.shape(0)), matrix, out.data(), threads);
+    }
+};
+
+// A model with the objects that hold its weights and factors.
+struct Decoder {
+    Model model;
+    nb::object held;
+    Rows cosines, sines;
+
+    // `layers` are lists of 4 norms, the last two of which may be None, and 7 matrices.
+    Decoder(std::vector<int> sizes, float eps, float scale, nb::list layers, Vector norm,
+            const Held &head, Rows cosines, Rows sines, nb::object held)
+        : held(std::move(held)), cosines(cosines), sines(sines) {
+        check(sizes.size() == 6, "there are six sizes");
+        model.shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps, scale};
+        const Shape &shape = model.shape;
+        check(shape.size == 32 || shape.size == 64 || shape.size == 128 || shape.size == 256,
+              "heads of this size are not known");
+        for (nb::handle each : layers) {
+            nb::sequence parts = nb::cast<nb::sequence>(each);
+            Layer layer{};
+            const float **norms[] = {&layer.before, &layer.between, &layer.query_norm,
+                                     &layer.key_norm};
+            const Matrix **matrices[] = {&layer.query, &layer.key, &layer.value, &layer.output,
+                                         &layer.gate, &layer.up, &layer.down};
+            for (int i = 0; i < 4; ++i)
+                if (!nb::object(parts[i]).is_none()) *norms[i] = nb::cast<Vector>(parts[i]).data();
+            for (int i = 0; i < 7; ++i)
+                *matrices[i] = &nb::cast<const Held &>(parts[4 + i]).matrix;
+            model.layers.push_back(layer);
+        }
+        model.norm = norm.data();
+        model.head = &head.matrix;
+        model.cosines = cosines.data();
+        model.sines = sines.data();
+    }
+
+    void compute(Rows states, int length, Indices positions, Indices parents,
+                 std::vector<Vector> parts, std::optional<Rows> logits,
+                 std::vector<std::pair<int, Rows>> taps, int threads) const;
+};
+
+void Decoder::compute(Rows states, int length, Indices positions, Indices parents,
+                      std::vector<Vector> parts, std::optional<Rows> logits,
+                      std::vector<std::pair<int, Rows>> taps, int threads) const {
+    Forward forward{};
+    forward.rows = int(states.shape(0));
+    forward.length = length;
+    forward.states = states.data();
+    forward.positions = positions.data();
+    forward.parents = parents.data();
+    forward.logits = logits ? logits->data() : nullptr;
+    check(int(positions.size()) == forward.rows && int(parents.size()) == forward.rows &&
+              size_t(length + forward.rows) <= parts.size() * PART,
+          "the rows do not fit");
+    check(!logits || int(logits->shape(1)) == model.head->width(), "the logits do not fit");
+    for (int row = 0; row < forward.rows; ++row)
+        check(parents.data()[row] < row, "a parent stands before its children");
+    for (const Vector &part : parts) forward.parts.push_back(part.data());
+    forward.taps.resize(model.layers.size() + 1);
+    for (const auto &[at, tap] : taps) forward.taps.at(at) = tap.data();
+    nb::gil_scoped_release released;
+    level->compute(model, forward, threads);
+}
+
+}  // namespace
+
+void bind_quantised(nb::module_ &module) {
+    using nb::arg;
+    module.attr("GROUP") = GROUP;
+    module.attr("CHANNELS") = CHANNELS;
+    module.attr("PART") = PART;
+    module.def("levels", &levels);
+    module.def("use_level", &use_level, arg("name"));
+    module.def("use_openmp", &use_openmp, arg("parallel"));
+    nb::class_<Held>(module, "Matrix")
+        .def(nb::init<int, int, int, Array<uint8_t, 1>, Vector, std::optional<Vector>>(),
+             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers"), arg("scales"),
+             arg("bias").none())
+        .def("pack", &Held::pack, arg("weights"), arg("first"), arg("threads"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("multiply", &Held::multiply, arg("values"), arg("out"), arg("threads"),
+             nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<Decoder>(module, "Decoder")
+        .def(nb::init<std::vector<int>, float, float, nb::list, Vector, const Held &, Rows, Rows,
+                      nb::object>(),
+             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm"), arg("head"),
+             arg("cosines"), arg("sines"), arg("held"))
+        .def("compute", &Decoder::compute, arg("states"), arg("length"), arg("positions"),
+             arg("parents"), arg("parts"), arg("logits").none(), arg("taps"), arg("threads"));
+}

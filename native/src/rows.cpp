@@ -1,0 +1,437 @@
+// See rows.hpp. Each set of instructions gives this file a LEVEL of its own.
+#include "rows.hpp"
+
+#include "passes.hpp"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#ifndef LEVEL
+#define LEVEL plain
+#endif
+
+namespace rows {
+
+namespace {
+
+typedef float Floats __attribute__((vector_size(4 * CHANNELS)));
+typedef int32_t Whole __attribute__((vector_size(4 * CHANNELS)));
+typedef uint32_t Words __attribute__((vector_size(4 * CHANNELS)));
+typedef int8_t Bytes __attribute__((vector_size(CHANNELS)));
+constexpr int LANES = CHANNELS, STEP = 4, STEPS = GROUP / STEP;
+#define INLINE inline __attribute__((always_inline))
+
+INLINE Floats load(const float *from) {
+    Floats lanes;
+    __builtin_memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+INLINE void store(float *to, Floats lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
+
+INLINE float added(Floats lanes) {
+    float values[LANES];
+    store(values, lanes);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) values[i] += values[i + half];
+    return values[0];
+}
+
+INLINE float largest(Floats lanes) {
+    float values[LANES];
+    store(values, lanes);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i)
+            values[i] = values[i] > values[i + half] ? values[i] : values[i + half];
+    return values[0];
+}
+
+INLINE Floats positive(Floats lanes) { return lanes < 0.0f ? -lanes : lanes; }
+
+INLINE Floats exponential(Floats lanes) { return passes::exponential<Floats, Words>(lanes); }
+
+// The nearest whole numbers, the even one of two, of numbers below 2^22.
+INLINE Whole rounded(Floats lanes) {
+    const Floats shifted = lanes + 12582912.0f;
+    Whole bits;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    return bits - 0x4B400000;
+}
+
+// Sums of whole numbers for 16 channels. `add` takes 64 bytes of weights, 4 inputs of each channel,
+// and the same 4 inputs of a row as one word. Where weights count from 0, `start` subtracts what the
+// sums will have too much: `sum` is that of the row's inputs.
+#if defined(__AVX512VNNI__)
+
+struct Sums {
+    __m512i lanes;
+    template <int ZERO>
+    INLINE void start(int32_t sum) {
+        lanes = _mm512_set1_epi32(-ZERO * sum);
+    }
+    template <int ZERO>
+    INLINE void add(__m512i weights, int32_t inputs) {
+        lanes = _mm512_dpbusd_epi32(lanes, weights, _mm512_set1_epi32(inputs));
+    }
+    INLINE Floats floats() const { return __builtin_convertvector((Whole)lanes, Floats); }
+};
+typedef __m512i Weights;
+constexpr int MOST = 16;
+INLINE Weights weights(const uint8_t *from) { return _mm512_loadu_si512(from); }
+INLINE Weights low(Weights both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
+INLINE Weights high(Weights both) { return low(_mm512_srli_epi16(both, 4)); }
+
+#elif defined(__AVX2__)
+
+struct Weights {
+    __m256i one, two;
+};
+struct Sums {
+    __m256i one, two;
+    template <int ZERO>
+    INLINE void start(int32_t sum) {
+#if !defined(__AVXVNNI__)
+        if (ZERO == 128) sum = 0;  // add() takes away what is too much
+#endif
+        one = two = _mm256_set1_epi32(-ZERO * sum);
+    }
+    template <int ZERO>
+    INLINE void add(Weights weights, int32_t inputs) {
+        const __m256i all = _mm256_set1_epi32(inputs);
+        one = more<ZERO>(one, weights.one, all);
+        two = more<ZERO>(two, weights.two, all);
+    }
+    template <int ZERO>
+    static INLINE __m256i more(__m256i sum, __m256i weights, __m256i inputs) {
+#if defined(__AVXVNNI__)
+        return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
+#else
+        if (ZERO == 128) {
+            // 2 x 255 x 127 does not fit into the 16 bits of maddubs, 2 x 128 x 127 does.
+            weights = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+            inputs = _mm256_sign_epi8(inputs, weights);
+            weights = _mm256_abs_epi8(weights);
+        }
+        const __m256i pairs = _mm256_maddubs_epi16(weights, inputs);
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+    }
+    INLINE Floats floats() const {
+        Floats lanes;
+        const __m256 left = _mm256_cvtepi32_ps(one), right = _mm256_cvtepi32_ps(two);
+        __builtin_memcpy(&lanes, &left, sizeof left);
+        __builtin_memcpy((char *)&lanes + sizeof left, &right, sizeof right);
+        return lanes;
+    }
+};
+constexpr int MOST = 4;
+INLINE Weights weights(const uint8_t *from) {
+    const __m256i *at = (const __m256i *)from;
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+INLINE __m256i masked(__m256i both) { return _mm256_and_si256(both, _mm256_set1_epi8(15)); }
+INLINE Weights low(Weights both) { return {masked(both.one), masked(both.two)}; }
+INLINE Weights high(Weights both) {
+    return {masked(_mm256_srli_epi16(both.one, 4)), masked(_mm256_srli_epi16(both.two, 4))};
+}
+
+#else
+
+struct Weights {
+    uint8_t bytes[64];
+};
+struct Sums {
+    Whole lanes;
+    template <int ZERO>
+    INLINE void start(int32_t) {
+        lanes = Whole{};
+    }
+    template <int ZERO>
+    INLINE void add(const Weights &weights, int32_t inputs) {
+        int8_t four[STEP];
+        __builtin_memcpy(four, &inputs, sizeof four);
+        for (int n = 0; n < CHANNELS; ++n)
+            for (int k = 0; k < STEP; ++k)
+                lanes[n] += (weights.bytes[STEP * n + k] - ZERO) * four[k];
+    }
+    INLINE Floats floats() const { return __builtin_convertvector(lanes, Floats); }
+};
+constexpr int MOST = 4;
+INLINE Weights weights(const uint8_t *from) {
+    Weights found;
+    __builtin_memcpy(found.bytes, from, sizeof found.bytes);
+    return found;
+}
+INLINE Weights low(Weights both) {
+    for (uint8_t &byte : both.bytes) byte &= 15;
+    return both;
+}
+INLINE Weights high(Weights both) {
+    for (uint8_t &byte : both.bytes) byte >>= 4;
+    return both;
+}
+
+#endif
+
+// Rows of inputs in 8 bits. Words of 4 inputs have the order (words, rows): so the rows of a step are
+// neighbours, however long they are, and do not fall into the same places of the cache.
+struct Inputs {
+    int rows, count;
+    int32_t *words;
+    float *scales;  // (groups, rows)
+    int32_t *sums;  // the same
+
+    static size_t bytes(int rows, int count) {
+        return size_t(rows) * (count + count / GROUP * 8) + 64;
+    }
+    static Inputs at(char *room, int rows, int count) {
+        Inputs found{rows, count, (int32_t *)room, nullptr, nullptr};
+        found.scales = (float *)(room + size_t(rows) * count);
+        found.sums = (int32_t *)(found.scales + size_t(rows) * (count / GROUP));
+        return found;
+    }
+
+    // Round one group of one row.
+    INLINE void take(int row, int group, const float *values) const {
+        Floats most = positive(load(values));
+        for (int k = LANES; k < GROUP; k += LANES) {
+            const Floats here = positive(load(values + k));
+            most = here > most ? here : most;
+        }
+        const float peak = largest(most), by = peak > 0 ? 127.0f / peak : 0.0f;
+        Whole sum = {};
+        for (int k = 0; k < GROUP; k += LANES) {
+            const Whole whole = rounded(load(values + k) * by);
+            sum += whole;
+            const Bytes narrow = __builtin_convertvector(whole, Bytes);
+            int32_t four[LANES / STEP];
+            __builtin_memcpy(four, &narrow, sizeof four);
+            for (int i = 0; i < LANES / STEP; ++i)
+                words[size_t((group * GROUP + k) / STEP + i) * rows + row] = four[i];
+        }
+        int32_t total = 0;
+        for (int i = 0; i < LANES; ++i) total += sum[i];
+        scales[size_t(group) * rows + row] = peak / 127.0f;
+        sums[size_t(group) * rows + row] = total;
+    }
+};
+
+// The sums of M rows with a block of channels.
+template <int M, int BITS>
+INLINE void tile(const uint8_t *from, const float *scales, const Inputs &inputs, int row,
+                 const float *bias, float *out, int width, bool onto) {
+    constexpr int ZERO = 1 << (BITS - 1);
+    Floats total[M];
+    for (int m = 0; m < M; ++m) total[m] = Floats{};
+    const int rows = inputs.rows, groups = inputs.count / GROUP;
+    for (int g = 0; g < groups; ++g) {
+        Sums sums[M];
+        const int32_t *words = inputs.words + size_t(g) * STEPS * rows + row;
+        const float *each = inputs.scales + size_t(g) * rows + row;
+        for (int m = 0; m < M; ++m)
+            sums[m].template start<ZERO>(inputs.sums[size_t(g) * rows + row + m]);
+        for (int k = 0; k < STEPS; k += BITS == 4 ? 2 : 1, from += 64) {
+            const Weights both = weights(from);
+            const Weights first = BITS == 4 ? low(both) : both;
+            for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(first, words[m]);
+            words += rows;
+            if (BITS == 4) {
+                const Weights second = high(both);
+                for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(second, words[m]);
+                words += rows;
+            }
+        }
+        const Floats scale = load(scales + size_t(g) * CHANNELS);
+        for (int m = 0; m < M; ++m) total[m] += sums[m].floats() * (scale * each[m]);
+    }
+    for (int m = 0; m < M; ++m) {
+        float *to = out + size_t(row + m) * width;
+        if (bias) total[m] += load(bias);
+        store(to, onto ? load(to) + total[m] : total[m]);
+    }
+}
+
+template <int BITS>
+INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out, bool onto) {
+    const uint8_t *from = matrix.numbers + at * matrix.block_bytes();
+    const float *scales = matrix.scales + size_t(at) * matrix.groups() * CHANNELS;
+    const float *bias = matrix.bias ? matrix.bias + at * CHANNELS : nullptr;
+    const int width = matrix.width(), rows = inputs.rows;
+    out += at * CHANNELS;
+    int row = 0;
+#define TILES(M)                                                                                  \
+    if (M <= MOST)                                                                                \
+        for (; row + M <= rows; row += M)                                                         \
+            tile<(M <= MOST ? M : 1), BITS>(from, scales, inputs, row, bias, out, width, onto);
+    TILES(16)
+    TILES(8)
+    TILES(4)
+    TILES(2)
+    TILES(1)
+#undef TILES
+}
+
+// One product of some, all of the same inputs.
+struct Product {
+    const Matrix *matrix;
+    float *out;
+    bool onto;
+};
+
+INLINE void multiplied(const Team &team, const Inputs &inputs, const Product *products, int count) {
+    int blocks = 0;
+    for (int i = 0; i < count; ++i) blocks += products[i].matrix->blocks();
+    team.each(blocks, [&](int at) {
+        const Product *product = products;
+        for (; at >= product->matrix->blocks(); ++product) at -= product->matrix->blocks();
+        if (product->matrix->bits == 4)
+            block<4>(*product->matrix, inputs, at, product->out, product->onto);
+        else
+            block<8>(*product->matrix, inputs, at, product->out, product->onto);
+    });
+}
+
+// Room for what a call computes.
+struct Room {
+    char *bytes = nullptr;
+    size_t size = 0;
+    ~Room() { __builtin_free(bytes); }
+    char *of(size_t wanted) {
+        if (wanted > size) {
+            __builtin_free(bytes);
+            bytes = (char *)__builtin_malloc(size = wanted + wanted / 4);
+            if (!bytes) __builtin_trap();
+        }
+        return bytes;
+    }
+};
+
+// Of each thread that calls.
+static thread_local Room room;
+
+struct Multiplication {
+    const float *values;
+    const Matrix &matrix;
+    Inputs inputs;
+    Product product;
+    Meeting meeting;
+};
+
+void multiply(const float *values, int rows, const Matrix &matrix, float *out, int threads) {
+    char *bytes = room.of(Inputs::bytes(rows, matrix.inputs));
+    Multiplication all{values, matrix, Inputs::at(bytes, rows, matrix.inputs),
+                       {&matrix, out, false}, {}};
+    in_parallel(threads, [](void *work) {
+        Multiplication &all = *static_cast<Multiplication *>(work);
+        const Team team(all.meeting);
+        team.each(all.inputs.rows, [&](int row) {
+            for (int g = 0; g < all.matrix.groups(); ++g)
+                all.inputs.take(row, g, all.values + size_t(row) * all.matrix.inputs + g * GROUP);
+        });
+        multiplied(team, all.inputs, &all.product, 1);
+    }, &all);
+}
+
+// Weights in few bits.
+
+// Round a group of weights by a scale, to numbers from `least` to `most`; returns how well they can
+// stand for the weights with the best scale, which is put into `best`.
+INLINE float fitted(const float *weights, float by, float least, float most, int8_t *found,
+                    float *best) {
+    Floats along = {}, square = {};
+    for (int k = 0; k < GROUP; k += LANES) {
+        const Floats here = load(weights + k);
+        Floats whole = __builtin_convertvector(rounded(here * by), Floats);
+        whole = whole < least ? Floats{} + least : whole;
+        whole = whole > most ? Floats{} + most : whole;
+        along += here * whole;
+        square += whole * whole;
+        const Bytes narrow = __builtin_convertvector(__builtin_convertvector(whole, Whole), Bytes);
+        __builtin_memcpy(found + k, &narrow, sizeof narrow);
+    }
+    const float length = added(square), product = added(along);
+    *best = length > 0 ? product / length : 0.0f;
+    return product * *best;
+}
+
+// The numbers of a group and their scale. In 8 bits the largest weight is 127. In 4 bits there are
+// few numbers, so some scales are tried, with the 16th number, -8, on either side.
+INLINE float chosen(const float *weights, int bits, int8_t *found) {
+    Floats most = {};
+    for (int k = 0; k < GROUP; k += LANES) {
+        const Floats here = positive(load(weights + k));
+        most = here > most ? here : most;
+    }
+    const float peak = largest(most);
+    float scale = 0.0f, by = peak > 0 ? 127.0f / peak : 0.0f;
+    if (bits == 8 || !(peak > 0)) {
+        fitted(weights, by, -127.0f, 127.0f, found, &scale);
+        return peak / 127.0f;
+    }
+    float highest = -1.0f;
+    for (int step = 0; step < 24; ++step) {
+        int8_t tried[GROUP];
+        float best;
+        const float levels = 5.5f + 0.25f * float(step / 2);
+        const float fit = fitted(weights, (step % 2 ? -levels : levels) / peak, -8.0f, 7.0f, tried,
+                                 &best);
+        if (fit > highest) {
+            highest = fit, scale = best;
+            __builtin_memcpy(found, tried, sizeof tried);
+        }
+    }
+    return scale;
+}
+
+struct Packing {
+    const float *weights;
+    const Matrix &matrix;
+    int first, outputs;
+    Meeting meeting;
+};
+
+void pack_group(const Packing &all, int at, int group) {
+    const Matrix &matrix = all.matrix;
+    const int block = all.first + at;
+    const size_t index = size_t(block) * matrix.groups() + group;
+    uint8_t *to = matrix.numbers + index * (GROUP * CHANNELS * matrix.bits / 8);
+    for (int n = 0; n < CHANNELS; ++n) {
+        int8_t found[GROUP] = {};
+        float scale = 0.0f;
+        const int output = at * CHANNELS + n;
+        if (output < all.outputs)
+            scale = chosen(all.weights + size_t(output) * matrix.inputs + group * GROUP,
+                           matrix.bits, found);
+        matrix.scales[index * CHANNELS + n] = scale;
+        for (int k = 0; k < GROUP; ++k) {
+            if (matrix.bits == 8) {
+                to[(k / STEP * CHANNELS + n) * STEP + k % STEP] = uint8_t(found[k] + 128);
+            } else {
+                uint8_t &byte = to[(k / (2 * STEP) * CHANNELS + n) * STEP + k % STEP];
+                const uint8_t number = uint8_t(found[k] + 8);
+                byte = k % (2 * STEP) < STEP ? number : uint8_t(byte | number << 4);
+            }
+        }
+    }
+}
+
+void pack(const float *weights, const Matrix &matrix, int first, int outputs, int threads) {
+    Packing all{weights, matrix, first, outputs, {}};
+    in_parallel(threads, [](void *work) {
+        Packing &all = *static_cast<Packing *>(work);
+        const Team team(all.meeting);
+        team.each((all.outputs + CHANNELS - 1) / CHANNELS, [&](int at) {
+            for (int g = 0; g < all.matrix.groups(); ++g) pack_group(all, at, g);
+        });
+    }, &all);
+}
+
+// Forwards.
+
+#include "forward.hpp"
+
+}  // namespace
+
+const Level LEVEL{multiply, compute, pack};
+
+}  // namespace rows

@@ -1,0 +1,85 @@
+// Products of a few rows with matrices of 4 or 8 bits, and forwards of whole models made of them.
+//
+// A forward over a few rows takes the time in which the weights come from memory, if the sums keep
+// up. So weights stay small until they meet the sums: whole numbers of 4 or 8 bits, with a scale for
+// each channel and group of GROUP inputs. The inputs of a product are rounded to 8 bits as well, with
+// a scale for each row and group, and multiplied as whole numbers.
+//
+// Invariant: a row has the same bits whatever stands beside it, and whatever instructions the
+// processor has. Sums of whole numbers have no order, everything else is added in one order, and no
+// product and sum are rounded together.
+//
+// rows.cpp is compiled once per set of instructions. What it uses of headers is static, see
+// passes.hpp.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "team.hpp"
+
+namespace rows {
+
+constexpr int GROUP = 128, CHANNELS = 16;
+// Tokens of a part of a cache, and of a block of its keys.
+constexpr int PART = 256, BLOCK = 16;
+
+// A matrix of `outputs` x `inputs` numbers. They lie in blocks of CHANNELS outputs, which have 4
+// inputs of every channel behind each other; in 4 bits, a byte has those 4 and the next 4. They are
+// 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS). Outputs
+// are padded to a whole number of blocks.
+struct Matrix {
+    int outputs, inputs, bits;
+    uint8_t *numbers;
+    float *scales;
+    const float *bias;
+
+    int blocks() const { return (outputs + CHANNELS - 1) / CHANNELS; }
+    int groups() const { return inputs / GROUP; }
+    size_t block_bytes() const { return size_t(inputs) * CHANNELS * bits / 8; }
+    int width() const { return blocks() * CHANNELS; }
+};
+
+// The parts of a layer of a Llama-like model; what may be missing is a null pointer.
+struct Layer {
+    const float *before, *between, *query_norm, *key_norm;
+    const Matrix *query, *key, *value, *output, *gate, *up, *down;
+};
+
+struct Shape {
+    int width, inner, heads, shared, size, vocabulary;
+    float eps, scale;
+};
+
+struct Model {
+    Shape shape;
+    std::vector<Layer> layers;
+    const float *norm;
+    const Matrix *head;
+    // Rotary factors by position, each (positions, size / 2).
+    const float *cosines, *sines;
+};
+
+// One forward: `rows` tokens after `length` cached ones. `states` holds their embeddings. A row sees
+// the cached tokens, itself and the rows that `parents` leads to (-1: none). The parts of the cache
+// have the shape (layers, 2, shared heads, PART x size), keys in blocks of (size, BLOCK). `logits`
+// has the shape (rows, width of the head), null if they are not needed. `taps` has a place for the
+// states after each layer and after the last norm, null for those that are not needed.
+struct Forward {
+    int rows, length;
+    float *states, *logits;
+    const int64_t *positions, *parents;
+    std::vector<float *> parts, taps;
+};
+
+struct Level {
+    // The product of `rows` rows of `inputs` numbers, into rows of `width()` numbers.
+    void (*multiply)(const float *inputs, int rows, const Matrix &matrix, float *out, int threads);
+    void (*compute)(const Model &model, Forward &forward, int threads);
+    // Round some blocks of weights, rows of `inputs` numbers, into the same blocks of a matrix.
+    void (*pack)(const float *weights, const Matrix &matrix, int first, int outputs, int threads);
+};
+
+extern const Level plain, avx2, avxvnni, avx512;
+
+}  // namespace rows

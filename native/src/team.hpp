@@ -1,0 +1,49 @@
+// The threads that compute one forward: those of the OpenMP that torch runs with.
+//
+// A pool of our own would compete with torch's for the cores: a thread of a pool that has nothing to
+// do spins for a while before it sleeps. So the core asks torch's OpenMP for its threads, by the
+// address of the function with which compiled code starts a parallel block. Where there is none (a
+// torch that was built without OpenMP), threads are started for each call.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace rows {
+
+// Computes one thread's part of some work.
+typedef void (*Part)(void *work);
+
+// Run `part` in several threads at once, and wait for all of them.
+void in_parallel(int threads, Part part, void *work);
+// The function of an OpenMP library; zero for none.
+void use_openmp(uint64_t parallel);
+
+// Where the threads of one piece of work share it out, phase after phase. A phase is over when all of
+// its items are done: a thread whose core is busy with something else, and which has taken none, keeps
+// nobody waiting. It finds the phase over and goes on to the next.
+struct Meeting {
+    std::atomic<uint64_t> ticket{0};  // the phase, and its next item
+    std::atomic<int> done{0};
+
+    // Take an item of a phase; -1 once the phase is over.
+    int take(uint32_t phase, int count);
+    void finish(uint32_t phase, int count);
+};
+
+// One thread's view of a Meeting.
+struct Team {
+    Meeting &meeting;
+    mutable uint32_t phase = 0;
+
+    explicit Team(Meeting &meeting) : meeting(meeting) {}
+
+    // Call `work(i)` for every i below `count`, which is not 0, each in some thread; returns when all
+    // are done.
+    template <class Work>
+    inline __attribute__((always_inline)) void each(int count, Work work) const {
+        for (int i; (i = meeting.take(phase, count)) >= 0; meeting.finish(phase, count)) work(i);
+        ++phase;
+    }
+};
+
+}  // namespace rows

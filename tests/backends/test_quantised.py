@@ -1,0 +1,370 @@
+"""Weights of 4 and 8 bits: what the core multiplies, how models are converted, and that a row of a
+model of few bits has the same bits in every tree."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.backends import native_forward, quantised
+from engine.backends.quantised import PackedLinear, can_pack
+from engine.decode import never
+from engine.errors import ModelError
+from engine.models.memory import memory_need
+from engine.native import core
+from engine.settings import Generation, Runtime, Sampling
+from tests.conftest import EMBEDDED
+from tests.support.backends import (
+    BROAD,
+    GREEDY,
+    LENGTH,
+    Trees,
+    after,
+    load,
+    prompt_of,
+    save_model,
+    wrong_at,
+)
+from tests.support.lossless import assert_lossless, events_of, tokens_of
+
+pytestmark = pytest.mark.model
+assert core is not None, "the tests need the compiled core"
+LEVELS: Sequence[str] = core.levels()
+BITS = (8, 4)
+FAMILIES = {
+    "llama": ("llama-gqa", {}),
+    "llama without groups": ("llama-gqa", {"num_key_value_heads": 4}),
+    "llama of wide heads": ("llama-gqa", {"head_dim": 128, "num_attention_heads": 2,
+                                          "num_key_value_heads": 1}),
+    "llama with biases": ("llama-gqa", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral-window", {**LENGTH, "sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+}  # fmt: skip
+"""Models whose forwards the core computes."""
+
+
+@pytest.fixture(autouse=True)
+def widest() -> Iterator[None]:
+    yield
+    core.use_level(LEVELS[-1])
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(outputs: int, inputs: int, bits: int, seed: int = 1) -> tuple[PackedLinear, Any]:
+    weight = numbers(outputs, inputs, seed=seed)
+    return PackedLinear(weight, None, bits), weight
+
+
+# products
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_set_of_instructions_gives_the_same_bits(level: str, bits: int) -> None:
+    linear, _ = packed(80, 384, bits)
+    states = numbers(21, 384) * torch.logspace(-3, 3, 21)[:, None]
+    core.use_level("plain")
+    expected = linear(states)
+    core.use_level(level)
+    assert torch.equal(linear(states), expected)
+    again, _ = packed(80, 384, bits)
+    assert torch.equal(again.numbers, linear.numbers) and torch.equal(again.scales, linear.scales)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_extreme_numbers_do_not_overflow(level: str, bits: int) -> None:
+    """Pairs of the largest products exceed 16 bits, in which some instructions add."""
+    linear = PackedLinear(torch.ones(16, 256), None, bits)
+    linear.numbers.fill_(255)
+    core.use_level(level)
+    for sign in (1.0, -1.0):
+        states = torch.full((5, 256), sign)
+        assert torch.allclose(linear(states), states @ linear.weight.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(level: str, bits: int) -> None:
+    core.use_level(level)
+    linear, _ = packed(48, 256, bits)
+    states = numbers(40, 256)
+    alone = torch.cat([linear(row[None]) for row in states])
+    for rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 40):
+        for first in (0, 40 - rows):
+            found = linear(states[first : first + rows])
+            assert torch.equal(found, alone[first : first + rows])
+
+
+def test_more_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, _ = packed(160, 256, 4)
+    states = numbers(9, 256)
+    alone = linear(states)
+    for threads in (2, 3, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert torch.equal(linear(states), alone)
+
+
+def test_threads_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, _ = packed(160, 256, 4)
+    states = numbers(9, 256)
+    alone = linear(states)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    core.use_openmp(0)
+    try:
+        assert torch.equal(linear(states), alone)
+    finally:
+        quantised.share_threads()
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.012), (4, 0.12)])
+def test_the_product_is_near_that_of_the_weights(bits: int, most: float) -> None:
+    linear, weight = packed(64, 512, bits)
+    states = numbers(6, 512)
+    expected = states @ weight.T
+    assert float((linear(states) - expected).norm() / expected.norm()) < most
+    rounded = states @ linear.weight.T
+    assert float((linear(states) - rounded).norm() / rounded.norm()) < 0.01
+
+
+def test_four_bits_round_better_than_the_largest_weight_alone_would() -> None:
+    linear, weight = packed(64, 512, 4)
+    groups = weight.view(64, -1, core.GROUP)
+    scale = groups.abs().amax(2, keepdim=True) / 7
+    usual = ((groups / scale).round() * scale).view_as(weight)
+    assert (linear.weight - weight).norm() < 0.95 * (usual - weight).norm()
+
+
+def test_odd_sizes_and_rows_of_zeros() -> None:
+    linear, weight = packed(37, 128, 8)
+    assert linear.width == 48
+    states = torch.zeros(2, 3, 128)
+    states[1] = numbers(3, 128)
+    found = linear(states)
+    assert found.shape == (2, 3, 37) and not found[0].any()
+    assert torch.allclose(found[1], states[1] @ weight.T, atol=0.5)
+    assert can_pack(16, 128) and not can_pack(16, 100) and not can_pack(8, 128)
+
+
+# loading
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_demonstration_model_in_few_bits(bits: int) -> None:
+    model = load(EMBEDDED, bits=str(bits))
+    info = model.info
+    assert info.dtype == f"{bits} bits" and info.can_tree and info.note == ""
+    assert isinstance(model.captured, native_forward.NativeForwards)
+    usual = load(EMBEDDED)
+    assert info.parameters == usual.info.parameters
+    assert info.fingerprint != usual.info.fingerprint
+    need = memory_need(str(EMBEDDED), "cpu", "auto", 1024, bits=str(bits))
+    assert need.weights == info.memory_bytes
+    text = model.tokenize("The sun rises in the east and sets in the")
+    left, right = after(model, text), after(usual, text)
+    assert np.linalg.norm(left - right) < (0.03 if bits == 8 else 0.25) * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"bits": "5"}, "Weights cannot have '5' bits. Choose auto, 8, 4."),
+        ({"bits": "many"}, "Weights cannot have 'many' bits"),
+    ],
+)
+def test_other_bits_are_refused(options: dict[str, str], part: str) -> None:
+    with pytest.raises(ModelError, match=part.replace(".", r"\.")):
+        load(EMBEDDED, **options)
+
+
+def test_without_the_compiled_core_the_error_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quantised, "core", None)
+    monkeypatch.setattr(quantised, "missing", "STRATA_NATIVE is 0")
+    with pytest.raises(ModelError, match=r"4 bits need the compiled core: .*STRATA_NATIVE is 0.*"):
+        load(EMBEDDED, bits="4")
+
+
+def test_a_gpu_is_refused() -> None:
+    from engine.models.load_transformers import pick_bits
+
+    with pytest.raises(ModelError, match="are for a processor, and the model would run on cuda"):
+        pick_bits("8", torch.device("cuda"))
+
+
+def test_weights_that_have_few_bits_already_are_refused(tmp_path: Path) -> None:
+    import json
+
+    folder = save_model("llama-gqa", tmp_path, **BROAD)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="few bits already"):
+        load(folder, bits="4")
+
+
+def test_what_cannot_be_converted_stays(tmp_path: Path) -> None:
+    """Of this model some matrices have no whole groups of inputs."""
+    changes = {**BROAD, "intermediate_size": 200}
+    folder = save_model("llama-gqa", tmp_path, **changes)
+    model = load(folder, bits="8")
+    mlp = model.model.model.layers[0].mlp
+    assert isinstance(mlp.gate_proj, PackedLinear) and type(mlp.down_proj) is torch.nn.Linear
+    assert model.captured is None and "could not be converted" in model.info.note
+    assert model.info.can_tree
+    need = memory_need(str(folder), "cpu", "auto", 1024, bits="8")
+    assert need.weights == model.info.memory_bytes
+
+
+def test_another_family_keeps_its_forwards_in_torch(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    model = load(save_model("gpt-neox", tmp_path, **sizes), bits="4")
+    assert model.captured is None and "the core does not know GPTNeoX" in model.info.note
+    assert model.info.can_tree and model.info.dtype == "4 bits"
+    assert any(isinstance(each, PackedLinear) for each in model.model.modules())
+
+
+def test_the_setting_is_that_of_a_runtime() -> None:
+    assert Runtime().bits == "auto" and Runtime(bits="4").bits == "4"
+    from engine.models.formats import FORMATS
+
+    assert "bits" in next(each for each in FORMATS if each.kind == "transformers").settings
+
+
+# forwards in the core
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+
+    models = {}
+    for name, (kind, changes) in FAMILIES.items():
+        folder = save_model(kind, tmp_path_factory.mktemp("model"), **{**BROAD, **changes})
+        models[name] = load(folder, bits="4")
+        models[name].info = replace(models[name].info, eos_ids=frozenset())
+    return models
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_core_computes_what_torch_computes(families: dict[str, Any], name: str) -> None:
+    model = families[name]
+    assert isinstance(model.captured, native_forward.NativeForwards), model.info.note
+    text = prompt_of(70, model.info.vocabulary_size)
+    inside, outside = after(model.open(), text), model.alone(text)
+    assert np.linalg.norm(inside - outside) < 0.02 * np.linalg.norm(outside)
+    wrong = model.alone([*text[:-2], text[-1]])
+    assert np.linalg.norm(wrong - outside) > 0.2 * np.linalg.norm(outside)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_have_the_same_bits_in_every_tree(families: dict[str, Any], name: str) -> None:
+    """Whatever is drafted and accepted, across the parts of the cache."""
+    model, trees = families[name], Trees(3)
+    sequence, twin = model.open(), model.open()
+    text = prompt_of(240, model.info.vocabulary_size)
+    for _ in range(12):
+        sequence.prefill(text, never)
+        tree = trees.tree(text[-1])
+        for row in range(1, len(tree.tokens)):
+            tree.tokens[row] %= model.info.vocabulary_size
+        scores, path = sequence.score(tree, GREEDY), trees.path(tree)
+        for row in {0, *path, len(tree)}:
+            twin.reset()
+            assert np.array_equal(scores.row(row), after(twin, [*text, *tree.path(row)]))
+        sequence.accept(path)
+        text = [*text, *(tree.tokens[row] for row in path), (11 * len(text)) % 100]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_set_of_instructions_computes_the_same_forward(
+    families: dict[str, Any], level: str
+) -> None:
+    model, text = families["qwen3"], prompt_of(40, 160)
+    expected = after(model.open(), text)
+    core.use_level(level)
+    assert np.array_equal(after(model.open(), text), expected)
+
+
+def test_more_threads_compute_the_same_forward(
+    families: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = families["llama"], prompt_of(90, 160)
+    expected = after(model.open(), text)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert np.array_equal(after(model.open(), text), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_accelerated_answers_are_the_plain_ones(
+    families: dict[str, Any], temperature: float
+) -> None:
+    model = families["llama"]
+    prompt = prompt_of(20, model.info.vocabulary_size)
+    wanted = Generation(Sampling(temperature, seed=5), max_tokens=60)
+    plain = events_of(model.open(), prompt, wanted)
+    truth = [*prompt, *(token.id for token in tokens_of(plain))]
+    drafter = wrong_at(truth, model.info.vocabulary_size, branches=True)
+    fast = events_of(model.open(), prompt, wanted, [drafter])
+    assert len(fast) < len(plain)
+    assert_lossless(plain, fast)
+    chances = [[token.probability for token in tokens_of(each)] for each in (plain, fast)]
+    assert chances[0] == chances[1]
+
+
+def test_a_head_reads_the_states_of_native_forwards() -> None:
+    model = load(EMBEDDED, bits="8")
+    assert model.head is not None
+    model.head.listen(True)
+    text = model.tokenize("Tell me a story about a dog and a cat.")
+    model.prefill(text, never)
+    inside = torch.cat(model.head.waiting)
+    captured, model.captured = model.captured, None
+    model.cache = None
+    model.reset()
+    model.head.reset()
+    model.prefill(text, never)
+    outside = torch.cat(model.head.waiting)
+    assert captured is not None and inside.shape == outside.shape
+    assert float((inside - outside).norm() / outside.norm()) < 0.02
+
+
+def test_a_cancelled_prompt_ends_after_a_part_of_it(families: dict[str, Any]) -> None:
+    sequence, asked = families["llama"].open(), [0]
+
+    def cancelled() -> bool:
+        asked[0] += 1
+        return asked[0] > 1
+
+    text = prompt_of(3 * native_forward.CHUNK, 160)
+    filled = sequence.prefill(text, cancelled)
+    assert not filled.complete and sequence.cached == text[: native_forward.CHUNK]
+    expected = after(families["llama"].open(), text)
+    assert np.array_equal(after(sequence, text), expected)
+
+
+def test_a_wrong_forward_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    factors = native_forward.rotary_factors
+    monkeypatch.setattr(native_forward, "rotary_factors", lambda *given: [factors(*given)[0]] * 2)
+    model = load(save_model("llama-gqa", tmp_path, **BROAD), bits="4")
+    assert model.captured is None and "its logits are off by" in model.info.note
+    assert model.info.can_tree
+
+
+def test_the_memory_of_a_conversation_is_counted(families: dict[str, Any]) -> None:
+    sequence = families["llama"].open()
+    assert sequence.bytes == 0
+    sequence.prefill(prompt_of(core.PART + 2, 160), never)
+    layers, heads, size = 2, 2, 32
+    assert sequence.bytes == 2 * layers * 2 * heads * size * core.PART * 4
+    sequence.close()
+    assert sequence.bytes == 0
