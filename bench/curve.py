@@ -2,8 +2,9 @@
 
 All models are loaded together, and every round times each of them at every size, in rotated order;
 times are medians. A transformers model with folded attention is also timed with the library's
-attention. `model@float32` loads a folder with weights of the type after the @. If a cache can be
-stretched, no text is read, because a forward over zeros takes as long.
+attention. `model@float32` loads a folder with weights of the type after the @, and `model@4` with
+weights of 4 bits. If a cache can be stretched, no text is read, because a forward over zeros takes
+as long.
 
 The table also shows the largest speedup by drafts of a given acceptance, with its number of nodes
 (engine/drafting/ceiling.py). `off` is the largest difference from the cost curve, which is measured
@@ -45,6 +46,7 @@ from engine.models.load_transformers import DTYPES
 from engine.models.loaders import device, need
 from engine.models.memory import free_memory
 
+BITS = ("8", "4")
 LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
 ACCEPTANCES = (0.6, 0.8, 0.9)
 
@@ -102,7 +104,12 @@ class Curve(Measurement):
     groups = (model_options,)
 
     def add_options(self, add: Add) -> None:
-        add("models", nargs="*", metavar="MODEL", help="timed side by side; a folder as DIR@DTYPE")
+        add(
+            "models",
+            nargs="*",
+            metavar="MODEL",
+            help="timed side by side; a folder as DIR@DTYPE or DIR@BITS",
+        )
         add("--lengths", type=numbers(2), default=LENGTHS, help="cached tokens, comma between")
         add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
         add("--repeats", type=at_least(1), default=5)
@@ -159,8 +166,10 @@ class Curve(Measurement):
 def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
     """The options of one model, whose context has room for what is timed."""
     own = copy(options)
-    source, _, dtype = name.rpartition("@")
-    own.model, own.dtype = (source, dtype) if dtype in DTYPES else (name, options.dtype)
+    source, _, kind = name.rpartition("@")
+    own.model = source if kind in (*DTYPES, *BITS) else name
+    own.dtype = kind if kind in DTYPES else options.dtype
+    own.bits = kind if kind in BITS else options.bits
     own.context_length = max(options.lengths) + max(options.sizes) + 1
     return own
 

@@ -19,11 +19,17 @@ from bench.measure import LLAMA_LOOKUP, Reply, chosen_first, paced
 from engine.backends import fast_path
 from engine.backends.base import Backend
 from engine.backends.llamacpp import LlamaCppBackend
+from engine.compare import cold
+from engine.decode import decode
+from engine.methods import method_named
+from engine.metrics import summarise
 from engine.models.formats import format_of
 from engine.models.gguf import ATTENTION, context_parameters
+from engine.models.loaders import load
 from engine.models.probe import probed
+from engine.runs import collected, planned
 from engine.sampling import COLDEST, Floats
-from engine.settings import Generation, Runtime, Sampling
+from engine.settings import Drafting, Generation, Runtime, Sampling
 
 NGRAM, DRAFTED = 3, 10
 """Prompt lookup: the longest key and the tokens drafted, as for its like in transformers."""
@@ -126,3 +132,24 @@ def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
         return chosen_first(logits, sampling, next(positions))[1]
 
     return LogitsProcessorList([raised])
+
+
+class OtherFile:
+    """Plain decoding of a GGUF file by llama.cpp, next to a transformers model of the same weights:
+    what people use on a processor. Our own loop calls the library, which takes less time than its
+    Python class does."""
+
+    def __init__(self, source: str, runtime: Runtime) -> None:
+        self.backend = load(source, runtime)
+
+    def close(self) -> None:
+        self.backend.close()
+
+    def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
+        cold((self.backend,))
+        plan = planned(self.backend.info, method_named("plain"), generation)
+        start = perf_counter()
+        run = collected(plan, decode(self.backend, prompt, [], generation, Drafting()))
+        seconds, metrics = perf_counter() - start, summarise(run)
+        tokens = [token.id for token in run.tokens]
+        return Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards)

@@ -43,12 +43,13 @@ from engine.types import HEAD, Message, Run
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
 LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
+OTHER_FILE = "llama.cpp"
 PEERS = {
-    TRANSFORMERS: (GENERATE, PROMPT_LOOKUP, ASSISTED),
+    TRANSFORMERS: (GENERATE, PROMPT_LOOKUP, ASSISTED, OTHER_FILE),
     LLAMA_CPP: (LLAMA, LLAMA_LOOKUP),
 }
 """The peers of each kind of model."""
-PLAIN = ("plain", GENERATE, LLAMA)
+PLAIN = ("plain", GENERATE, LLAMA, OTHER_FILE)
 """Decoding without drafts, by any program. Speedups are relative to the fastest of these."""
 BEST = (PROMPT_LOOKUP, LLAMA_LOOKUP, "hd-published")
 """The peers to beat: they draft without a draft model, and are not ours."""

@@ -29,6 +29,7 @@ from bench.harness import (
 )
 from bench.measure import (
     ASSISTED,
+    OTHER_FILE,
     PEERS,
     Peer,
     compared,
@@ -104,6 +105,8 @@ def obstacle(name: str, options: argparse.Namespace) -> str:
     """Why a method cannot run with these options; "" if it can."""
     if name == ASSISTED and options.model != "embedded" and not options.assistant:
         return f"it needs a draft model for {options.model!r} (--assistant)"
+    if name == OTHER_FILE and not options.gguf:
+        return "it needs a GGUF file of the same weights (--gguf)"
     return ""
 
 
@@ -113,6 +116,12 @@ def made_peers(
     """The peers among the methods, ready to answer; `stack` closes them."""
     chosen = [name for name in names if is_peer(name)]
     # Imported late, because only one of the two libraries may be installed.
+    if OTHER_FILE in chosen:
+        from bench.llama_peers import OtherFile
+
+        chosen.remove(OTHER_FILE)
+        other = stack.enter_context(closing(OtherFile(options.gguf, runtime_of(options))))
+        return {OTHER_FILE: other, **made_peers(chosen, backend, options, stack)}
     if chosen and kind_of(options.model) == TRANSFORMERS:
         from bench.transformers_peers import transformers_peer
 
@@ -134,6 +143,7 @@ class Speed(Benchmark):
     def add_options(self, add: Add) -> None:
         add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
         defaults = "; ".join(f"{kind}: {','.join(names)}" for kind, names in DEFAULTS.items())
+        add("--gguf", help=f"a file of the same weights, which {OTHER_FILE!r} decodes plainly")
         add("--methods", help=f"comma between, or {ABLATION!r}; default for {defaults}")
         add("--nodes", type=int, default=Drafting().nodes)
         add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: limits a draft")

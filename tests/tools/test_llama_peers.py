@@ -47,8 +47,11 @@ def test_an_assistant_is_left_out_where_no_model_is_named_for_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = checked_methods(options("--model", "some/model"))
-    assert names == [name for name in DEFAULTS[TRANSFORMERS] if name != "assisted"]
-    assert capsys.readouterr().out.startswith("Left out: assisted, as ")
+    absent = ("assisted", "llama.cpp")
+    assert names == [name for name in DEFAULTS[TRANSFORMERS] if name not in absent]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Left out: assisted, as ")
+    assert second.startswith("Left out: llama.cpp, as ") and "--gguf" in second
     assert "assisted" in checked_methods(options("--model", "some/model", "--assistant", "other"))
 
 
@@ -197,6 +200,26 @@ def test_the_speed_of_a_gguf_file_with_its_peers_ends_in_one_json_line(
         assert figures[name]["identical"] or figures[name]["largest_gap"] < NEAR
     best = figures["llama-lookup-python"]["tokens_per_second"]
     assert figures["hd"]["over_best_peer"] == figures["hd"]["tokens_per_second"] / best
+
+
+@pytest.mark.gguf
+@pytest.mark.model
+def test_a_file_of_the_same_weights_is_decoded_next_to_a_model(
+    asked: str, gguf_files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = bench(
+        *("speed", "--prompts", asked, "--max-new-tokens", "12", "--threads", "1"),
+        *("--dtype", "float32", "--gguf", str(gguf_files["target-F32"])),
+        *("--methods", "plain,llama.cpp,hd"),
+    )
+    captured = capsys.readouterr()
+    assert status == 0, captured.err
+    figures = json.loads(captured.out.strip().splitlines()[-1])["methods"]
+    assert list(figures) == ["plain", "llama.cpp", "hd"]
+    other = figures["llama.cpp"]
+    assert other["identical"] or other["largest_gap"] < NEAR
+    fastest = max(figures[name]["tokens_per_second"] for name in ("plain", "llama.cpp"))
+    assert figures["hd"]["speedup"] == pytest.approx(figures["hd"]["tokens_per_second"] / fastest)
 
 
 @pytest.mark.soak

@@ -83,7 +83,7 @@ def backend_of(model: Any, embedded: Any) -> "TransformersBackend":
     from engine.backends.transformers import TransformersBackend
 
     info = replace(embedded.info, vocabulary_size=96, eos_ids=frozenset(), context_length=128)
-    return TransformersBackend(model, None, info)
+    return TransformersBackend(model, embedded.tokenizer, info)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
