@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from app.arguments import (
     EMBEDDED,
     KEYS,
+    SERVE,
     VLLM,
     KeysOptions,
     Options,
@@ -39,7 +40,6 @@ ENVIRONMENT = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    THREADS: str(physical_cores()),
     "GOMP_SPINCOUNT": "3000",
 }
 """Set before importing the libraries, which read these once; the user's own values stay.
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     show_any_character()
     if words[:1] != [VLLM]:
-        prepare_environment()
+        prepare_environment(page=words[:1] != [SERVE])
     try:
         if words[:1] == [VLLM]:
             from app.vllm.serve import run
@@ -78,12 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def prepare_environment() -> None:
+def prepare_environment(page: bool) -> None:
     """Set what libraries read when they are imported. Settings for other programs that use Gradio,
-    such as GRADIO_SERVER_PORT, must not change this one."""
+    such as GRADIO_SERVER_PORT, must not change this one.
+
+    A model gets all physical cores. Where a browser shows a `page`, one core is left to it: a step
+    waits for its slowest thread, and on two cores that was the one that the browser interrupted.
+    """
     for name in [name for name in os.environ if name.startswith("GRADIO_")]:
         del os.environ[name]
-    for name, value in ENVIRONMENT.items():
+    threads = str(max(1, physical_cores() - page))
+    for name, value in {THREADS: threads, **ENVIRONMENT}.items():
         os.environ.setdefault(name, value)
 
 

@@ -8,7 +8,6 @@ Needs Chromium on the PATH. Run it while the machine does nothing else.
 """
 
 import io
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -24,10 +23,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from app.cli import ENVIRONMENT  # noqa: E402
+from app.cli import prepare_environment  # noqa: E402
 
-for name, setting in ENVIRONMENT.items():  # as the app runs: one thread for each physical core
-    os.environ.setdefault(name, setting)
+prepare_environment(page=True)
 
 from app.arguments import EMBEDDED  # noqa: E402
 from app.service.answering import Update  # noqa: E402

@@ -222,7 +222,12 @@ class Runtime(Checked):
         "applies.",
     )
     threads: int = setting(
-        0, 0, 512, 1, "Threads", "Processor threads; 0 uses one per physical core."
+        0,
+        0,
+        512,
+        1,
+        "Threads",
+        "Processor threads; 0 uses one per physical core, less one for the browser.",
     )
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(

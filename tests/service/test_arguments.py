@@ -259,9 +259,26 @@ def test_variables_for_other_programs_with_gradio_are_not_read(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("os.environ", {"GRADIO_SERVER_PORT": "x", "GRADIO_ANALYTICS_ENABLED": "1"})
-        prepare_environment()
+        prepare_environment(page=True)
         assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
         assert "GRADIO_SERVER_PORT" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("cores", "page", "threads"), [(2, True, "1"), (2, False, "2"), (8, True, "7"), (1, True, "1")]
+)
+def test_a_page_leaves_a_core_to_its_browser(
+    monkeypatch: pytest.MonkeyPatch, cores: int, page: bool, threads: str
+) -> None:
+    monkeypatch.setattr("app.cli.physical_cores", lambda: cores)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.environ", {})
+        prepare_environment(page)
+        assert os.environ["OMP_NUM_THREADS"] == threads
+    with monkeypatch.context() as patched:
+        patched.setattr("os.environ", {"OMP_NUM_THREADS": "5"})
+        prepare_environment(page)
+        assert os.environ["OMP_NUM_THREADS"] == "5", "the user's own value stays"
 
 
 @pytest.mark.parametrize("public", [True, False])
