@@ -72,7 +72,8 @@ def checked_methods(options: argparse.Namespace) -> list[str]:
     """
     kind = kind_of(options.model)
     if options.methods is None:
-        problems = {name: obstacle(name, options) for name in DEFAULTS[kind]}
+        names = [name for name in DEFAULTS[kind] if name != OTHER_FILE or options.gguf]
+        problems = {name: obstacle(name, options) for name in names}
         for problem in dict.fromkeys(filter(None, problems.values())):
             absent = ", ".join(name for name in problems if problems[name] == problem)
             print(f"Left out: {absent}, as {problem}.")

@@ -49,9 +49,11 @@ def test_an_assistant_is_left_out_where_no_model_is_named_for_it(
     names = checked_methods(options("--model", "some/model"))
     absent = ("assisted", "llama.cpp")
     assert names == [name for name in DEFAULTS[TRANSFORMERS] if name not in absent]
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("Left out: assisted, as ")
-    assert second.startswith("Left out: llama.cpp, as ") and "--gguf" in second
+    assert capsys.readouterr().out.startswith("Left out: assisted, as ")
+    named = options("--gguf", "x.gguf"), options("--methods", "plain,llama.cpp")
+    assert "llama.cpp" in checked_methods(named[0])
+    with pytest.raises(SettingError, match="--gguf"):
+        checked_methods(named[1])
     assert "assisted" in checked_methods(options("--model", "some/model", "--assistant", "other"))
 
 
