@@ -227,7 +227,7 @@ class Runtime(Checked):
         512,
         1,
         "Threads",
-        "Processor threads; 0 uses one per physical core, less one for the browser.",
+        "Processor threads; 0 uses one per physical core, and a page leaves one to its browser.",
     )
     device: str = choice("Device", "Where the model runs: auto, cpu, cuda, cuda:1 or mps.")
     dtype: str = choice(
@@ -237,8 +237,8 @@ class Runtime(Checked):
     )
     bits: str = choice(
         "Bits",
-        "Bits of a weight on a processor: auto, 8 or 4. Fewer are faster and take less memory; "
-        "auto rounds nothing.",
+        "Bits of a weight on a processor: auto, 8 or 4. Fewer take less memory, and on x86 less "
+        "time; auto rounds nothing.",
         ("auto", "8", "4"),
     )
     gpu_layers: int = setting(

@@ -1,9 +1,8 @@
 """Forwards of Llama-like models of few bits as one call of the compiled core.
 
-The products of such a model take 9 ms where torch needs as long again for what lies between them:
-norms, rotary embeddings, gates, attention, each of them an operation of its own. The core computes
-all of that between two products, in the same threads, and keeps the keys and values as it reads
-them (native/src/forward.hpp).
+Torch computes norms, rotary embeddings, gates and attention as separate operations, which together
+take as long as the products do. The core computes them between two products, in the same threads,
+and stores keys and values in the order in which it reads them (native/src/forward.hpp).
 
 Attention adds up in the order of the text, so the logits of a token are the same bits whether it is
 decoded plainly or verified in a tree. Whether a model computes correctly in this way is tried when

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from engine.backends.base import TokenizerInfo, fingerprint
 from engine.backends.chat_template import FILLER, Fill, conversation
 from engine.backends.special_tokens import following, special_tokens
@@ -12,18 +14,8 @@ from engine.errors import ModelError, first_line
 from engine.text import well_formed
 from engine.types import Message
 
-
-def letters_of_bytes() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for: a byte that can be printed
-    stands for itself, and the others have the letters from 256 on, in their order."""
-    shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = (byte for byte in range(256) if byte not in shown)
-    return {chr(byte): byte for byte in shown} | {
-        chr(256 + at): byte for at, byte in enumerate(hidden)
-    }
-
-
-LETTERS = letters_of_bytes()
+LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+"""The byte that each letter of a byte-level vocabulary stands for."""
 
 
 class TransformersTokenizer:
