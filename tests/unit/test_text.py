@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unicodedata import combining
 
 import pytest
 from hypothesis import given
@@ -110,7 +111,9 @@ def test_words_are_found_in_other_letters(words: str, text: str, found: str | No
 
 @given(st.text(alphabet="aIİıéÉe\u0301\u0307ßﬁσςΣ\n 한"), st.data())
 def test_what_is_found_folds_to_what_holds_the_words(text: str, data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(text)))
+    # A mark without its letter is no word: the dot of a capital I with a dot folds away.
+    starts = [at for at in range(len(text) + 1) if not combining(text[at : at + 1] or " ")]
+    start = data.draw(st.sampled_from(starts)) if starts else len(text)
     words = text[start : data.draw(st.integers(start, len(text)))]
     place = find_folded(words, text)
     assert place is not None
