@@ -5,12 +5,19 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 from random import Random
 from typing import NoReturn
 
 import pytest
 
+import app
+import bench
+import engine
+import storage
+import training
 from app.service.draft_models import LEVELS
 from app.web.gradio_import import skip_stubs
 from engine.backends.toy import ToyBackend
@@ -66,8 +73,15 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"The same order again: --randomly-seed={seed}")
 
 
-def pytest_collection_finish() -> None:
-    """All that there is by now stays: whatever collects garbage need not look through it."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where other layers are run, every module is imported now: one that is first imported while a
+    test patches another would keep the patch. And all that there is by now stays: whatever collects
+    garbage need not look through it."""
+    if any(item.path.parent.name not in QUICK for item in session.items):
+        for package in (storage, engine, app, bench, training):
+            for module in walk_packages(package.__path__, f"{package.__name__}."):
+                if not module.name.endswith("__main__"):
+                    import_module(module.name)
     IMPORTED.update(HEAVY & sys.modules.keys())
     gc.freeze()
 
