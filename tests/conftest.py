@@ -75,26 +75,30 @@ def pytest_terminal_summary(
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where other layers are run, every module is imported now: one that is first imported while a
-    test patches another would keep the patch. And all that there is by now stays: whatever collects
-    garbage need not look through it."""
+    test patches another would keep the patch."""
     if any(item.path.parent.name not in QUICK for item in session.items):
         for package in (storage, engine, app, bench, training):
             for module in walk_packages(package.__path__, f"{package.__name__}."):
                 if not module.name.endswith("__main__"):
                     import_module(module.name)
     IMPORTED.update(HEAVY & sys.modules.keys())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_there_is_stays() -> None:
+    """Whoever collects garbage, as the engine does for each model that it loads, need not look
+    through all that earlier tests left: without this it takes most of the time of later ones."""
+    gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def libraries(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No test of a quick layer imports what takes long. Where one does, that stays as well."""
+    """No test of a quick layer imports what takes long."""
     yield
     if fresh := HEAVY & sys.modules.keys() - IMPORTED:
         assert request.path.parent.name not in QUICK, "this test belongs into another layer"
         IMPORTED.update(fresh)
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
