@@ -50,6 +50,11 @@ def apart(text: str) -> str:
     return normalize("NFKD", folded(text))
 
 
+def _is_mark(character: str) -> bool:
+    """Whether a character belongs to the one before it. A half-width mark folds to such a one."""
+    return bool(combining(normalize("NFKD", character)[0]))
+
+
 def find_folded(words: str, text: str) -> tuple[int, int] | None:
     """Where a text first holds the words, compared as `folded`: the start and the end, so that no
     letter is parted from its marks."""
@@ -62,8 +67,8 @@ def find_folded(words: str, text: str) -> tuple[int, int] | None:
             break
         at, begin = at + length, begin + len(line)
     first = begin
-    while at < end:
-        last = next(n for n in count(begin + 1) if n == len(text) or not combining(text[n]))
+    while at < end and begin < len(text):
+        last = next(n for n in count(begin + 1) if n == len(text) or not _is_mark(text[n]))
         first = begin if at <= start else first
         at, begin = at + len(apart(text[begin:last])), last
     return first, begin

@@ -87,10 +87,11 @@ class Thought(NamedTuple):
 
 
 class Splitter:
-    """Splits one answer. With `begun` the chat template has opened the thinking."""
+    """Splits one answer. With `begun` the chat template has opened the thinking. The first `known`
+    characters are read and not returned."""
 
-    def __init__(self, marks: Sequence[Marks] = MARKS, begun: bool = False) -> None:
-        self.marks, self.begun = marks, begun
+    def __init__(self, marks: Sequence[Marks] = MARKS, begun: bool = False, known: int = 0) -> None:
+        self.marks, self.begun, self.known = marks, begun, known
         self.ends = [end for each in marks for end in each.ends]
         self.state: Literal["begins", "thinks", "thought", "answers"] = "begins"
         self.held = ""
@@ -141,6 +142,7 @@ class Splitter:
         """The thinking up to a mark, or up to what may become one."""
         if self.empty:
             self.skip(len(self.held) - len(self.held.lstrip()))
+        begin = self.at
         found = [(self.held.find(mark), mark) for mark in self.ends if mark in self.held]
         if found:
             at, mark = min(found)
@@ -151,7 +153,7 @@ class Splitter:
             self.state = "thought"
         else:
             thought = self.taken(len(self.held) - self.unsure())
-        self.empty = self.empty and not thought
+        self.empty = self.empty and self.at == begin
         return thought
 
     def answers(self) -> None:
@@ -168,7 +170,7 @@ class Splitter:
         return len(text) - len(certain)
 
     def taken(self, length: int) -> str:
-        text = self.held[:length]
+        text = self.held[max(0, self.known - self.at) : length]
         self.skip(length)
         return text
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import StorageError
 from storage.exported import (
@@ -280,6 +280,21 @@ def _rows(
 # all of them
 
 
+class Thoughts(NamedTuple):
+    """Thinking in numbered pieces, after that of the messages before it."""
+
+    before: "Thoughts | None"
+    pieces: list[tuple[int, str]]
+
+    def all(self) -> list[tuple[int, str]]:
+        found, part = list[list[tuple[int, str]]](), self
+        while True:
+            found.append(part.pieces)
+            if part.before is None:
+                return [piece for pieces in reversed(found) for piece in pieces]
+            part = part.before
+
+
 def _tree(
     nodes: dict[str, Any],
     shown: object,
@@ -296,13 +311,13 @@ def _tree(
     left = Counter({UNREADABLE: sum(not isinstance(node, dict) for node in nodes.values())})
     nodes = {id: node for id, node in nodes.items() if isinstance(node, dict)}
     numbers: dict[str, int | None] = {}
-    thoughts: dict[str, list[tuple[int, str]]] = {}
+    thoughts: dict[str, Thoughts] = {}
     numbered, used = count(), set[int]()
     found: list[ExportedMessage] = []
     for id in _in_order(nodes, parent, numbers):
         before = str(nodes[id].get(parent))
         numbers[id] = above = numbers.get(before)
-        waiting = thoughts.get(before, [])
+        waiting = thoughts.get(before)
         try:
             turn, when = read(nodes[id]) or (Turn(""), 0.0)
         except StorageError:
@@ -310,15 +325,18 @@ def _tree(
                 raise
             left[UNREADABLE] += 1
             continue
-        waiting = waiting + [(next(numbered), each) for each in turn.thoughts]
+        if turn.thoughts:
+            waiting = Thoughts(waiting, [(next(numbered), each) for each in turn.thoughts])
         own, bare = turn.role == "assistant", not turn.content().strip()
         left += turn.left
         left[EMPTY] += bare and bool(turn.role) and not (turn.thoughts or +turn.left)
         if bare:
-            thoughts[id] = waiting
+            if waiting:
+                thoughts[id] = waiting
             continue
-        used |= {number for number, _ in waiting} if own else set()
-        content = turn.content(each for _, each in waiting if own)
+        thought = waiting.all() if waiting and own else []
+        used |= {number for number, _ in thought}
+        content = turn.content(each for _, each in thought)
         numbers[id] = len(found)
         found.append(ExportedMessage(turn.role, content, when, None, above, int(id in path)))
     left[THINKING] += next(numbered) - len(used)
@@ -334,9 +352,12 @@ def _in_order(nodes: dict[str, Any], parent: str, known: Container[str]) -> Iter
 def _branch(nodes: dict[str, Any], node: object, parent: str, known: Container[str]) -> list[str]:
     """The ids on the way to a node, from the root or from a known node on."""
     path: dict[str, None] = {}
-    while isinstance(node, str) and node in nodes and node not in known and node not in path:
-        path[node] = None  # a damaged file may contain a cycle
-        node = typed(nodes[node], dict, "an entry of the tree of messages").get(parent)
+    while isinstance(node, str | int):
+        name = str(node)
+        if name not in nodes or name in known or name in path:  # a damaged file may have a cycle
+            break
+        path[name] = None
+        node = typed(nodes[name], dict, "an entry of the tree of messages").get(parent)
     return [*path][::-1]
 
 
@@ -354,7 +375,7 @@ def _foreign(
     usable = isinstance(created, int | float) and 0 <= created < LATEST
     own = title.strip()[:MAX_TITLE].strip() if isinstance(title, str) else ""
     return Export(
-        title=own or title_from(message.content for message in messages) or "Imported",
+        title=own or title_from((each.role, each.content) for each in messages) or "Imported",
         system_prompt=system,
         settings={},
         created=moment(created if usable else None, "its time"),

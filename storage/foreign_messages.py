@@ -161,6 +161,7 @@ class Turn:
     def cleaned(self, text: str) -> str:
         """An answer without markup. Code stays as it is. The work is linear in the text."""
         kept, at, ends, framed = list[str](), 0, Ends(text), False
+        opens_thinking = "<think" in text
         while opened := MARKUP.search(text, at):
             kept.append(text[at : opened.start()])
             at = opened.end()
@@ -172,7 +173,7 @@ class Turn:
                 kept.append(text[opened.start() : at])
             elif opened["ended"]:
                 # The chat template had opened the thinking, so the model wrote only its end.
-                if "<think" in text:
+                if opens_thinking:
                     kept.append(opened[0])
                 else:
                     self.thoughts.append("".join(kept))
@@ -217,15 +218,17 @@ class Turn:
             tag, begin = f"<details {kind[1]}", close + 1
         closer = next((end for name, end in BLOCKS.items() if tag.startswith(name)), "")
         end = ends.find(closer, begin)
-        held = text[begin:end] if end >= 0 else text[begin:]
         after = end + len(closer) if end >= 0 else len(text)
         if "reasoning" in tag:
+            held = text[begin:end] if end >= 0 else text[begin:]
             self.thoughts.append(unquoted(held) if tag.startswith("<details") else held)
-        else:
-            self.left[CALLS] += 1
-            if end < 0 and tag.startswith("<details"):
-                after = begin  # it was never closed, and the rest of the answer may follow it
-        return after, ""
+            return after, ""
+        # Of one that was never closed, the rest is the call, or an answer that speaks of such tags.
+        cut = tag == "<tool_call>" and CALLED.match(text, begin) or tag.startswith("<<<")
+        if end < 0 and not (cut or tag.startswith("<details")):
+            return begin, opened[0]
+        self.left[CALLS] += 1
+        return begin if end < 0 and not cut else after, ""
 
 
 class Ends:
@@ -269,6 +272,8 @@ BLOCKS = {
     "<<<reasoning_content_start>>>": "<<<reasoning_content_end>>>",
 }
 """What Open WebUI, llama.cpp's page and models write around calls of tools and thinking."""
+CALLED = re.compile(r"\s*(?:\{|\[|<function)")
+"""How a call begins within its tag."""
 MARKUP = re.compile(
     r"""
       ^[ ]{0,3}(?P<fence>`{3,}|~{3,})

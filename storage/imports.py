@@ -195,13 +195,13 @@ def _unpacked(content: bytes) -> Iterator[bytes]:
     `StorageError`."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = [PurePath(info.filename) for info in archive.infolist()]
-            shown = [n for n in names if not n.name.startswith(".") and "__MACOSX" not in n.parts]
+            files = {PurePath(info.filename): info for info in archive.infolist()}
+            shown = [n for n in files if not n.name.startswith(".") and "__MACOSX" not in n.parts]
             known = [n for n in shown if n.suffix.lower() in (".json", ".jsonl")]
             chosen = [n for n in known if n.name.startswith("conversations")] or known
             left = MAX_UNPACKED
             for name in sorted(chosen):
-                with archive.open(str(name)) as file:
+                with archive.open(files[name]) as file:
                     data = file.read(left + 1)
                 left -= len(data)
                 if left < 0:

@@ -13,16 +13,18 @@ FILES = re.compile(r"(?ms)^Attached file: [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)
 """Attached files in a message."""
 
 
-def title_from(contents: Iterable[str]) -> str:
-    """A title from the first message that has words besides files and thinking."""
-    own = (answer_of(FILES.sub("", content[:BEGINNING])) for content in contents)
-    return next(filter(None, map(title_of, own)), "")
+def title_from(messages: Iterable[tuple[str, str]]) -> str:
+    """A title from the first message that has words besides files and thinking, of messages with
+    their roles."""
+    own = ((role, FILES.sub("", content)[:BEGINNING]) for role, content in messages)
+    words = (answer_of(content) if role == "assistant" else content for role, content in own)
+    return next(filter(None, map(title_of, words)), "")
 
 
 def title_of(text: str) -> str:
     """A title from a message: its first sentence without Markdown, cut after a word; "" for a text
     without words."""
-    outside = re.sub(r"(?m)^\s*(?:```|~~~).*$", "", text)
+    outside = re.sub(r"(?m)^[ \t]*(?:```|~~~).*$", "", text[:BEGINNING])
     for paragraph in re.split(r"\n\s*\n", outside):
         lines = paragraph.strip().splitlines()
         # A heading is a title by itself; other lines are joined.
@@ -37,7 +39,7 @@ def title_of(text: str) -> str:
 
 def _bare(line: str) -> str:
     """A line without its Markdown."""
-    line = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+|[\s*`~]+$", "", line)
+    line = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+", "", line).rstrip(" \t*`~")
     return line.replace("**", "").replace("`", "")
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import monotonic
 
 from app.api.figures import FINISHES, Answered, Counters
@@ -135,8 +136,7 @@ class Choice:
         if first is None or not length:
             return (), ()
         first = max(first, begun)
-        ends = [token.start for token in self.waiting[1:]]
-        passed = sum(end <= first for end in ends) if first else 0
+        passed = sum(a.start < first and b.start <= first for a, b in pairwise(self.waiting))
         count = sum(token.start < first + length for token in self.waiting)
         found, self.waiting = self.waiting[passed:count], self.waiting[count:]
         return tuple(found), tuple(max(0, token.start - first) for token in found)
@@ -203,7 +203,8 @@ class Service:
                         self.count(-1, 1)
                         choice.info = event.info
                         if completion.parted:
-                            choice.splitter = Splitter(event.info.marks, event.thinks)
+                            known = len(request.begun)
+                            choice.splitter = Splitter(event.info.marks, event.thinks, known)
                             choice.splitter.push(request.begun)
                         yield Begun(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):

@@ -2,7 +2,8 @@
 
 Every encoding of `ENCODINGS` gives some text. The one whose characters are most plausible for a
 language that is written in it wins (`plausibility`). UTF-8 is not a guess: text in other encodings
-is hardly ever valid UTF-8, so a few wrong bytes in it are replaced. What was guessed is told, and a
+is hardly ever valid UTF-8, so a few wrong bytes in it are replaced, and a single one, such as a
+character that was cut off, where no other encoding is plausible. What was guessed is told, and a
 file without any plausible text is none.
 """
 
@@ -12,7 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 SAMPLE = 1 << 12
-"""The bytes by which an encoding is chosen: from the first line on that is not ASCII."""
+"""The bytes by which an encoding is chosen: from the first line on that is not ASCII, or from half
+as many bytes before the first character that is not."""
 HEAD = 1 << 16
 """The characters in which control characters are counted."""
 CONTROLS = 0.02
@@ -231,9 +233,10 @@ def decode(content: bytes) -> Decoded | None:
             return sound(content, codec)
     if b"\x1b$" in content or b"\x1b(" in content:
         for encoding in ESCAPED:
-            if (found := sound(content, encoding.codec)) and not found.bad:
+            found = sound(content, encoding.codec)
+            if found and not found.bad and not found.text.isascii():
                 return found._replace(guess=encoding.name)
-    return utf_8(content) or guessed(content)
+    return utf_8(content) or guessed(content) or utf_8(content, 1)
 
 
 def sound(content: bytes, codec: str) -> Decoded | None:
@@ -246,19 +249,20 @@ def sound(content: bytes, codec: str) -> Decoded | None:
     return Decoded(text, bad=text.count(CUT) if CUT.encode() not in content else 0)
 
 
-def utf_8(content: bytes) -> Decoded | None:
+def utf_8(content: bytes, wrong: int = 0) -> Decoded | None:
+    """The content in UTF-8, with a share of wrong bytes, or with so many beside others."""
     found = sound(content, "utf-8")
     if found is None or not found.bad:
         return found
     whole = sum(1 for c in found.text if c > "\x7f") - found.bad
-    return found if found.bad <= BAD_SHARE * whole else None
+    return found if whole > 0 and found.bad <= max(wrong, BAD_SHARE * whole) else None
 
 
 def guessed(content: bytes) -> Decoded | None:
     """The content in the encoding with the most plausible text."""
     first = next((at for at, byte in enumerate(content) if byte > 0x7F or not byte), 0)
-    line = content.rfind(b"\n", 0, first) + 1
-    samples = dict.fromkeys(ENCODINGS, content[line : line + SAMPLE])
+    begin = max(content.rfind(b"\n", 0, first) + 1, first - SAMPLE // 2)
+    samples = dict.fromkeys(ENCODINGS, content[begin : begin + SAMPLE])
     samples |= dict.fromkeys(WIDE, content[:SAMPLE])
     scores = {encoding: score(encoding, sample) for encoding, sample in samples.items()}
     ranks = {encoding: scores[encoding] - RARER * at for at, encoding in enumerate(scores)}

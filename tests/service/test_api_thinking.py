@@ -167,8 +167,8 @@ def test_thinking_is_told_apart_whatever_its_marks_are(
     assert session.titles.suggest(OWNER, conversation) == "Then that 😀"
 
 
-SPOKEN = "<think>\nHm 日.\n</think>\n\nHi 👩‍🚀 日本語 — ok 😊, yes. END and more"
-HEARD = "Hi 👩‍🚀 日本語 — ok 😊, yes. "
+SPOKEN = "<think>\nHm 日.\n</think>\n\n👩‍🚀 日本語 — hi 😊, yes. END and more"
+HEARD = "👩‍🚀 日本語 — hi 😊, yes. "
 
 
 @pytest.fixture

@@ -48,6 +48,8 @@ def test_a_long_title_is_cut_behind_a_word() -> None:
     title = title_of(words)
     assert len(title) <= LONGEST and title.endswith("…")
     assert words.startswith(title[:-1]) and words[len(title) - 1] == " "
+    for many in ("\n", " ", "*"):  # no time that grows with the square of their number
+        assert title_of("a" + many * 200_000 + "x").startswith("a")
     assert title_of("x" * 500) == "x" * (LONGEST - 1) + "…"
 
 

@@ -140,6 +140,18 @@ def test_a_text_is_read_in_the_encoding_that_it_does_not_show(
     assert found.note.startswith("read as ") and found.note.endswith(", a guess")
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", '{"a":"' + "x" * 9_000 + ' Müller Straße"}'),
+        ("mac_roman", "id;\r" * 3_000 + "für schöne Straßen, Grüße und Öl"),
+    ],
+)
+def test_a_letter_far_behind_the_beginning_of_its_line_is_read(encoding: str, text: str) -> None:
+    found = read("min.json", text.encode(encoding))
+    assert found.text == text.replace("\r", "\n") and "a guess" in found.note
+
+
 GERMAN = "Grüße aus Köln: schöne Straße, naïve Café. " * 20
 
 
@@ -152,6 +164,8 @@ GERMAN = "Grüße aus Köln: schöne Straße, naïve Café. " * 20
         ("会议".encode("gb18030") * 600 + b"\xff\n", "会议" * 600 + "\ufffd", 1),
         ("Grüße \ufffd".encode(), "Grüße \ufffd", 0),
         (GERMAN.encode("utf-16")[:-1], GERMAN[:-1] + "\ufffd", 1),
+        ("It’s cut, as we’ll see. ".encode() + b"\xe2\x80", "It’s cut, as we’ll see. \ufffd", 1),
+        ("line é\n".encode() + b"bin\xff\n", "line é\nbin\ufffd", 1),
     ],
 )
 def test_a_few_wrong_bytes_spoil_no_file(content: bytes, text: str, bad: int) -> None:
@@ -163,6 +177,7 @@ def test_a_few_wrong_bytes_spoil_no_file(content: bytes, text: str, bad: int) ->
 def test_a_file_about_a_format_is_none_of_it() -> None:
     assert read("notes.md", b"A PDF file begins with %PDF-1.7.").text.startswith("A PDF")
     assert read("notes.md", b"It begins with {\\rtf1 and MZ, PK or RIFF").note == ""
+    assert read("make.log", b"\x1b[1mmake\x1b(B\x1b[m").note == ""
     assert read("late.pdf", b"a line before it\n" + pdf("Its words.")).text == "Its words."
 
 

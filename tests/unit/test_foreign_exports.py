@@ -64,6 +64,9 @@ def left(text: str, **more: Any) -> tuple[str, dict[str, int]]:
         ("<details><summary>a</summary>b</details>", None, {}),
         ('A <details type="tool_calls"> never ended', "A  never ended", {"tool calls": 1}),
         ("A\n<tool_call>{}</tool_call>\nB", "A\n\nB", {"tool calls": 1}),
+        ('A\n<tool_call>\n{"name": "cut', "A", {"tool calls": 1}),
+        ("They write\n<tool_call>\nand then the call. More.", None, {}),
+        ("A <code_interpreter> is a tag.", None, {}),
         ('```\nunclosed <details type="x">y</details>', None, {}),
         ("a ` b <code_interpreter lang='x'>c</code_interpreter>d", "a ` b d", {"tool calls": 1}),
     ],
@@ -128,6 +131,7 @@ def test_markup_is_found_in_linear_time() -> None:
         "【",
         "<tool_call>\n",
         ":::a{",
+        "</think>\nabc\n",
     ):
         export = one(
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": bad * 10_000}]
@@ -178,6 +182,7 @@ SESSION = (
             ["title", "title"],
         ),
         (archive(a_jsonl=lines(*SESSION), b_jsonl=lines(*SESSION)), ["One", "One"]),
+        (archive(**{"_/a_jsonl": lines(*SESSION)}), ["One"]),
     ],
 )
 def test_json_lines_and_archives_are_read(content: bytes, titles: list[str]) -> None:

@@ -238,6 +238,27 @@ def test_a_chat_of_llama_cpps_page_is_read_with_its_branches() -> None:
     assert other.title == "Hi" and said(other) == [("user", fenced)]
 
 
+def test_numbers_are_ids_of_llama_cpps_page_as_well() -> None:
+    said: tuple[tuple[Any, Any, str, str], ...] = (
+        (1, None, "system", ""), (3, 2, "assistant", "Old"), (2, 1, "user", "Hi"),
+        (5, 2, "assistant", "New"),
+    )  # fmt: skip
+    messages = [llama(*each) for each in said]
+    (found,) = read([{"conv": {"currNode": 3}, "messages": messages}]).conversations
+    assert [(m.content, m.parent, m.chosen) for m in found.messages] == [
+        ("Hi", None, 1), ("Old", 0, 1), ("New", 0, 0),
+    ]  # fmt: skip
+
+
+def test_a_chat_without_a_title_is_named_after_what_its_user_said() -> None:
+    asked = {"role": "user", "content": "<think> tags: how are they read?"}
+    assert read([asked, {"role": "assistant", "content": "So."}]).conversations[0].title == (
+        "<think> tags: how are they read?"
+    )
+    file = "Attached file: a.txt\n```\n" + "x\n" * 11_000 + "```\n\nSum it up."
+    assert read([{"role": "user", "content": file}]).conversations[0].title == "Sum it up"
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -89,6 +89,25 @@ def test_no_answer_is_held_up() -> None:
     assert splitter.push(".</think>Yes") == Parted(".", "Yes") and not splitter.thinks
 
 
+@pytest.mark.parametrize(
+    ("known", "more", "parts"),
+    [
+        ("[", '"a"]', Parted("", '"a"]')),
+        ("<", "html>", Parted("", "html>")),
+        ("<think>\nHm", ", so </think>Yes", Parted(", so", "Yes")),
+        ("<think>\nHm  <", " 3</think>Yes", Parted(" 3", "Yes")),
+        ("<think>Hm</th", "ink>\nYes", Parted("", "Yes")),
+        ("<think>\n\n</think>\n\nYe", "s </think>", Parted("", "s </think>")),
+        ("a", "", Parted()),
+    ],
+)
+def test_what_is_known_is_not_said_again(known: str, more: str, parts: Parted) -> None:
+    splitter = Splitter(known=len(known))
+    assert splitter.push(known) == Parted()
+    found = [*map(splitter.push, more), splitter.end()]
+    assert Parted(*map("".join, zip(*found, strict=True))) == parts
+
+
 def test_the_places_of_thinking_are_those_in_the_whole_text() -> None:
     for marks in MARKS:
         text = f" {marks.begin}\nHm.\n{marks.ends[0]}\n\nYes."
