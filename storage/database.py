@@ -471,7 +471,7 @@ class Writes:
         self.waiting: deque[tuple[str, Write]] = deque()
         self.lock = threading.Lock()
         self.idle = threading.Event()
-        """Set while no write waits."""
+        """Set while no write waits and everybody was told of those that waited."""
         self.idle.set()
 
     @property
@@ -508,18 +508,29 @@ class Writes:
         with self.lock:
             if not self.waiting and not first:
                 return False
-            begins = not self.waiting
             full = len(self.waiting) >= MOST_WAITING
             if not full:
                 self.waiting.append((owner, write))
-            if begins:
-                self.idle.clear()
+            notice = DROPPED if full else self.locked
+            if self.idle.is_set():
                 threading.Thread(target=self.write_waiting, name="writes", daemon=True).start()
-        self.report(owner, DROPPED if full else self.locked)
+                self.idle.clear()
+        self.report(owner, notice)
         return True
 
     def write_waiting(self) -> None:
-        """Store the waiting writes in order, as soon as the database is unlocked."""
+        """Store the waiting writes and tell their owners, until no write waits."""
+        while True:
+            for owner in self.store_waiting():
+                self.tell(owner, STORED)
+            with self.lock:
+                if not self.waiting:
+                    self.idle.set()
+                    return
+
+    def store_waiting(self) -> set[str]:
+        """Store the waiting writes in order, as soon as the database is unlocked. Returns their
+        owners."""
         owners = set[str]()
         while self.waiting:
             owner, write = self.waiting[0]
@@ -530,17 +541,20 @@ class Writes:
                 threading.Event().wait(PAUSE)
                 continue
             except StorageError as error:
-                self.report(owner, str(error))
+                self.tell(owner, str(error))
             except Exception:
                 log.exception("What waited to be stored could not be.")
             owners.add(owner)
             with self.lock:
                 self.waiting.popleft()
-                if not self.waiting:
-                    self.idle.set()
-                    break
-        for owner in owners:
-            self.report(owner, STORED)
+        return owners
+
+    def tell(self, owner: str, notice: str) -> None:
+        """Report a notice. A report that fails does not end the thread that stores."""
+        try:
+            self.report(owner, notice)
+        except Exception:
+            log.exception("A notice of what waited to be stored could not be given.")
 
 
 def _unknown_format(path: Path) -> str:

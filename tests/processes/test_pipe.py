@@ -5,6 +5,8 @@ Whoever waits here waits LONG at most. A test that hangs ends the process that r
 
 import ast
 import faulthandler
+import gc
+import operator
 import os
 import pickle
 import random
@@ -531,9 +533,15 @@ def ours(process: psutil.Process) -> tuple[int, int, int]:
     return len(process.children(recursive=True)), process.num_fds(), threads
 
 
+def no_more(now: tuple[int, int, int], before: tuple[int, int, int]) -> bool:
+    """Whether nothing was added. What others had opened may be closed by now."""
+    return all(map(operator.le, now, before))
+
+
 def test_starting_and_closing_leaves_nothing(worker: Kept) -> None:
     me = psutil.Process()
     assert works(worker)
+    gc.collect()  # What earlier tests left does not end meanwhile.
     before = ours(me)
     for end in ("close", "kill", "restart", "unused") * 2:
         kept = Kept()
@@ -546,7 +554,7 @@ def test_starting_and_closing_leaves_nothing(worker: Kept) -> None:
         kept.close()
         with pytest.raises((pickle.PicklingError, AttributeError)):
             Process(lambda publish: None)
-    assert eventually(lambda: ours(me) == before), (ours(me), before)
+    assert eventually(lambda: no_more(ours(me), before)), (ours(me), before)
     assert {worker._link} == pipe.RUNNING
 
 

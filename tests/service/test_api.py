@@ -120,7 +120,7 @@ def stream_lines(program: openai.OpenAI) -> list[str]:
     """A stream as it is sent."""
     body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
     with (
-        httpx.Client() as client,
+        httpx.Client(timeout=60) as client,
         client.stream(
             "POST", f"{program.base_url}chat/completions", json={**body, "max_tokens": 4}
         ) as response,
@@ -609,7 +609,7 @@ def test_a_program_that_leaves_ends_its_answer(
         # Both are counted a moment after the model is free.
         assert soon(lambda: server.session.programs.asking == {})
         aborted = 'finished_reason="abort"} 1'
-        assert soon(lambda: aborted in httpx.get(f"{server.address}/metrics").text)
+        assert soon(lambda: aborted in httpx.get(f"{server.address}/metrics", timeout=60).text)
     model.go.set()
     if waits:
         first.join(30)

@@ -1,11 +1,11 @@
 """The program as tests start it: `python -m tests.support.held FOLDER ARGUMENTS`.
 
-Many tests share one program, so it differs from the real one in three ways. A browser says in the
+Many tests share one program, so it differs from the real one in four ways. A browser says in the
 cookie "owner" whose data it shows, so that each test begins with none. The seeds that are drawn
-are the same for each of these owners, whatever other tests did before. And the handlers in HELD
+are the same for each of these owners, whatever other tests did before. The handlers in HELD
 answer as late as a test wants: not while FOLDER has a file of that name, which `late` in
-tests/support/pages.py makes and removes. On SIGUSR1 it writes what its threads are doing into the
-file STACKS.
+tests/support/pages.py makes and removes. Long answers of an owner end no sooner than a test wants,
+by `unending` there. On SIGUSR1 it writes what its threads are doing into the file STACKS.
 """
 
 import faulthandler
@@ -14,14 +14,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from app.cli import main
+from app import cli
 from app.web.gradio_import import skip_stubs
+from tests.support import held_answers
 
 HELD = (
     "diagnostics.Diagnostics.filter",
@@ -84,4 +85,5 @@ if __name__ == "__main__":
     give_each_browser_its_own_data()
     for each in HELD:
         hold(folder, each)
-    sys.exit(main(sys.argv[2:]))
+    cli.engine_of = partial(held_answers.engine_of, folder)
+    sys.exit(cli.main(sys.argv[2:]))

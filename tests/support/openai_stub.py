@@ -52,6 +52,8 @@ class Stub:
     paths: list[str] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
     """Set when the other end closed the connection before the answer was over."""
+    silent: threading.Event = field(default_factory=threading.Event)
+    """Set when it hangs."""
     drafted: int = 0
     accepted: int = 0
 
@@ -130,6 +132,7 @@ class Stub:
                 if self.breaks is not None and start >= self.breaks:
                     raise ConnectionResetError("as the test wants")
                 if self.hangs is not None and start >= self.hangs:
+                    self.silent.set()
                     await asyncio.sleep(3600)
                 await asyncio.sleep(self.pace)
                 yield self.part(start, min(most, start + size), most)

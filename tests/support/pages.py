@@ -32,6 +32,7 @@ from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces
 from tests.conftest import ROOT
+from tests.support import held_answers
 from tests.support.held import STACKS
 
 DESKTOP: ViewportSize = {"width": 1440, "height": 900}
@@ -95,6 +96,18 @@ def late(folder: Path, name: str) -> Iterator[Callable[[], int]]:
     file.touch()
     try:
         yield lambda: len(begun.read_text())
+    finally:
+        file.unlink()
+
+
+@contextmanager
+def unending(folder: Path, owner: str) -> Iterator[None]:
+    """While this goes on, a long answer to that owner grows to some length, and then waits until it
+    is stopped: however slow the page is, it has not ended."""
+    file = held_answers.file_of(folder, owner)
+    file.touch()
+    try:
+        yield
     finally:
         file.unlink()
 
@@ -216,6 +229,12 @@ def stop(page: Page) -> None:
 def answer(page: Page) -> str:
     """The text of the last answer, as the model wrote it."""
     return str(page.locator("#tokens .turn.answered").last.evaluate("box => box.raw()"))
+
+
+def shown(page: Page) -> int:
+    """How many tokens of the last answer are on the page."""
+    spans = page.locator("#tokens .turn.answered").last.locator(".tok")
+    return int(sum(spans.evaluate_all("all => all.map((span) => span.count)")))
 
 
 def act(page: Page, name: str, of: str = "answered") -> None:

@@ -5,7 +5,7 @@ import zipfile
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pypdf import PdfReader, PdfWriter
 
@@ -82,6 +82,7 @@ def encrypted(content: bytes) -> bytes:
     return out.getvalue()
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(["a.md", "b", "c d.py"]), TEXTS), max_size=3), TEXTS)
 def test_a_message_of_files_and_words_is_taken_apart_as_it_was_put_together(
     files: list[tuple[str, str]], text: str

@@ -135,7 +135,7 @@ def beside(db: Database) -> Iterator[tuple[str, Session]]:
 
 def test_page_and_programs_share_a_server_and_a_queue(beside: tuple[str, Session]) -> None:
     address, session = beside
-    assert "inside" in httpx.get(address).text
+    assert "inside" in httpx.get(address, timeout=60).text
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
         hello: Any = [{"role": "user", "content": "hello there"}]
         wanted: Any = {"model": "toy", "messages": hello, "seed": 7, "max_tokens": 30}
@@ -146,9 +146,9 @@ def test_page_and_programs_share_a_server_and_a_queue(beside: tuple[str, Session
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**(wanted | {"model": "other"}))
     own = {"origin": address, "sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}
-    assert httpx.get(f"{address}/v1/models", headers=own).status_code == 200
+    assert httpx.get(f"{address}/v1/models", headers=own, timeout=60).status_code == 200
     foreign = {"origin": "http://evil.example"}
-    refused = httpx.get(f"{address}/v1/models", headers=foreign)
+    refused = httpx.get(f"{address}/v1/models", headers=foreign, timeout=60)
     assert refused.status_code == 403 and "error" in refused.json()
 
 
@@ -160,7 +160,7 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
 
     def said(name: str, count: int) -> bool:
         """Whether the metrics say so of what has this name."""
-        lines = httpx.get(f"{address}/metrics").text.splitlines()
+        lines = httpx.get(f"{address}/metrics", timeout=60).text.splitlines()
         return any(name in line and line.endswith(f" {count}") for line in lines)
 
     url = httpx.URL(address)

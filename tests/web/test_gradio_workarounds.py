@@ -111,7 +111,7 @@ def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPat
     for name in ("HTTP_PROXY", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     with serving() as page:
-        assert httpx.get(page.address, trust_env=False).status_code == 200
+        assert httpx.get(page.address, trust_env=False, timeout=60).status_code == 200
 
 
 def test_clients_that_gradio_makes_on_import_ignore_the_environment(
@@ -144,7 +144,7 @@ def test_a_slow_machine_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("gradio.networking.httpx.head", slow)
 
     with serving() as page:
-        assert httpx.get(page.address).status_code == 200
+        assert httpx.get(page.address, timeout=60).status_code == 200
 
 
 def applied(old: Any, edits: list[list[Any]]) -> Any:

@@ -115,7 +115,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
 
 def guest(here: str, host: str, origin: str) -> httpx.Client:
     """A browser of a guest, as the tunnel passes its requests on."""
-    return httpx.Client(base_url=here, headers={"host": host, "origin": origin})
+    return httpx.Client(base_url=here, headers={"host": host, "origin": origin}, timeout=60)
 
 
 def enter(client: httpx.Client, password: str = "secret") -> httpx.Response:

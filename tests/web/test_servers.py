@@ -34,6 +34,7 @@ from engine.settings import Generation, Sampling
 from engine.types import Message
 from storage.database import Database
 from storage.traces import Traces
+from tests.support.inside import SECONDS
 from tests.support.openai_stub import FORWARD, Stub, stub
 
 OWNER = "local"
@@ -134,10 +135,14 @@ def test_a_second_turn_sends_the_whole_conversation() -> None:
 def test_stop_while_the_server_says_nothing_ends_at_once() -> None:
     with stub(hangs=0) as server, opened(server) as session:
         id = session.chat.say(OWNER, None, "Hello")
-        stop = threading.Timer(0.3, session.tasks.stop, (OWNER, id))
-        stop.start()
+
+        def stop() -> None:
+            server.silent.wait(SECONDS)
+            session.tasks.stop(OWNER, id)
+
+        threading.Thread(target=stop).start()
         assert list(session.answering.answer(OWNER, id, COLD))[-1].finish == "cancelled"  # type: ignore[union-attr]
-        assert server.left.wait(10)
+        assert server.silent.is_set() and server.left.wait(SECONDS)
 
 
 # what goes wrong

@@ -188,10 +188,10 @@ def test_no_more_streams_than_a_connection_holds(
 
 def test_who_has_not_logged_in_shares_nothing(session: Session, served: Serve) -> None:
     address = served(session.generations, "--auth", "ann:secret")
-    assert httpx.get(f"{address}/shared", headers=OWN).status_code == 401
+    assert httpx.get(f"{address}/shared", headers=OWN, timeout=60).status_code == 401
     origin = {"Origin": address}
     said = {"username": "ann", "password": "secret"}
-    entered = httpx.post(f"{address}/login", data=said, headers=origin)
+    entered = httpx.post(f"{address}/login", data=said, headers=origin, timeout=60)
     cookies = {"Cookie": "; ".join(f"{n}={v}" for n, v in entered.cookies.items())}
     with connected(address, cookies) as connection:
         assert connection.ask(1, "/gradio_api/heartbeat/x") == 204
@@ -203,10 +203,10 @@ def test_the_page_begins_with_the_script_and_the_script_is_fetched_once(
     session: Session, served: Serve
 ) -> None:
     address = served(session.generations)
-    page = httpx.get(address)
+    page = httpx.get(address, timeout=60)
     tag = f'<head><script src="{shared.address()}"></script>'
     assert page.status_code == 200 and page.text.count(tag) == 1
-    assert httpx.head(address).status_code == 200
-    script = httpx.get(address + shared.address())
+    assert httpx.head(address, timeout=60).status_code == 200
+    script = httpx.get(address + shared.address(), timeout=60)
     assert script.text == read(shared.SCRIPT) and "immutable" in script.headers["cache-control"]
-    assert httpx.get(f"{address}/shared/0123456789abcdef.js").status_code == 404
+    assert httpx.get(f"{address}/shared/0123456789abcdef.js", timeout=60).status_code == 404
