@@ -542,7 +542,7 @@ def test_nothing_is_said_into_an_answer_that_grows(
 def test_the_figures_are_those_of_the_version_in_view(
     session: Session, toy: Held, talking: Chat
 ) -> None:
-    toy.allow()
+    toy.allow(0)
     figures, controls = talking.figures, talking.controls
     on = talking
 
@@ -554,7 +554,9 @@ def test_the_figures_are_those_of_the_version_in_view(
 
     def answered() -> Answer:
         *_, answer = session.generations.known.values()
+        toy.allow()
         assert answer.conversation == conversation and soon(lambda: answer.over)
+        toy.allow(0)
         return answer
 
     controls.parts["max_tokens"].value = 20  # type: ignore[attr-defined]
