@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.backends import native_forward, quantised
 from engine.backends.quantised import PackedLinear, can_pack
@@ -224,6 +225,22 @@ def test_what_cannot_be_converted_stays(tmp_path: Path) -> None:
     assert model.info.can_tree
     need = memory_need(str(folder), "cpu", "auto", 1024, bits="8")
     assert need.weights == model.info.memory_bytes
+
+
+def test_the_output_matrix_may_be_stored_beside_the_embedding_that_it_is(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **BROAD, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    assert "lm_head.weight" not in stored
+    usual = load(folder, bits="8").info
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    save_file(stored, path, metadata={"format": "pt"})
+    model = load(folder, bits="8")
+    assert isinstance(model.model.lm_head, PackedLinear) and model.info.note == ""
+    assert model.info.parameters == usual.parameters
+    need = memory_need(str(folder), "cpu", "auto", 1024, bits="8")
+    assert need.weights == model.info.memory_bytes == usual.memory_bytes
+    assert need.parameters == usual.parameters
 
 
 def test_another_family_keeps_its_forwards_in_torch(tmp_path: Path) -> None:
