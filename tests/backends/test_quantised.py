@@ -71,13 +71,58 @@ def packed(outputs: int, inputs: int, bits: int, seed: int = 1) -> tuple[PackedL
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_set_of_instructions_gives_the_same_bits(level: str, bits: int) -> None:
     linear, _ = packed(80, 384, bits)
-    states = numbers(21, 384) * torch.logspace(-3, 3, 21)[:, None]
+    odd = numbers(8, 384)
+    odd[0, 7] = odd[1, 200] = float("nan")
+    odd[2, 130], odd[3, 383] = float("inf"), -float("inf")
+    odd[4:] *= torch.tensor([1e-37, 1e-38, 1e-40, 3e37])[:, None]
+    states = torch.cat([numbers(21, 384) * torch.logspace(-3, 3, 21)[:, None], odd])
     core.use_level("plain")
-    expected = linear(states)
+    expected, strange = linear(states), PackedLinear(odd.repeat(4, 1), None, bits)
     core.use_level(level)
-    assert torch.equal(linear(states), expected)
+    assert torch.allclose(linear(states), expected, rtol=0, atol=0, equal_nan=True)
     again, _ = packed(80, 384, bits)
     assert torch.equal(again.numbers, linear.numbers) and torch.equal(again.scales, linear.scales)
+    again = PackedLinear(odd.repeat(4, 1), None, bits)
+    assert torch.equal(again.numbers, strange.numbers)
+    assert torch.allclose(again.scales, strange.scales, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("place", [0, 5, 20, 127, 255])
+def test_what_is_no_number_stays_none(place: int, level: str, bits: int) -> None:
+    """Among inputs and among weights, with every set of instructions."""
+    core.use_level(level)
+    linear, weight = packed(48, 256, bits)
+    states = numbers(3, 256)
+    expected = linear(states)
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        damaged = states.clone()
+        damaged[1, place] = wrong
+        found = linear(damaged)
+        assert found[1].isnan().all() and torch.equal(found[::2], expected[::2])
+        broken = weight.clone()
+        broken[17, place] = wrong
+        other = PackedLinear(broken, None, bits)
+        found = other(states)
+        assert found[:, 17].isnan().all() and other.weight[17, place].isnan()
+        rest = [*range(17), *range(18, 48)]
+        assert torch.equal(found[:, rest], expected[:, rest])
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_tiny_numbers_count_as_zero(level: str, bits: int) -> None:
+    """Where 127 of them have no finite share."""
+    core.use_level(level)
+    linear, weight = packed(48, 256, bits)
+    states = numbers(4, 256)
+    for size in (3e-38, 1e-40, 1e-45):
+        scaled = size * states / states.abs().amax(1, keepdim=True)
+        assert not linear(scaled).any()
+        assert not PackedLinear(size * weight / weight.abs().max(), None, bits)(states).any()
+    found = linear(states * 1e-35)
+    assert torch.allclose(found * 1e35, linear(states), rtol=1e-2, atol=0.5)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -172,6 +217,17 @@ def test_the_demonstration_model_in_few_bits(bits: int) -> None:
     text = model.tokenize("The sun rises in the east and sets in the")
     left, right = after(model, text), after(usual, text)
     assert np.linalg.norm(left - right) < (0.03 if bits == 8 else 0.25) * np.linalg.norm(right)
+
+
+def test_a_damaged_model_is_refused_in_few_bits_as_well(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **BROAD)
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    stored["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(stored, path, metadata={"format": "pt"})
+    for bits in ("auto", "4", "8"):
+        with pytest.raises(ModelError, match="gives no numbers"):
+            load(folder, bits=bits)
 
 
 @pytest.mark.parametrize(
