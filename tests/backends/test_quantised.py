@@ -1,6 +1,8 @@
 """Weights of 4 and 8 bits: what the core multiplies, how models are converted, and that a row of a
 model of few bits has the same bits in every tree."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from engine.errors import ModelError
 from engine.models.memory import memory_need
 from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
-from tests.conftest import EMBEDDED
+from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import (
     BROAD,
     GREEDY,
@@ -187,6 +189,21 @@ def test_four_bits_round_better_than_the_largest_weight_alone_would() -> None:
     scale = groups.abs().amax(2, keepdim=True) / 7
     usual = ((groups / scale).round() * scale).view_as(weight)
     assert (linear.weight - weight).norm() < 0.95 * (usual - weight).norm()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_rows_at_all(threads: int) -> None:
+    """In a process of its own: a product that does not end would keep this one busy."""
+    code = """
+import sys, torch
+from engine.backends.quantised import PackedLinear
+torch.set_num_threads(int(sys.argv[1]))
+linear = PackedLinear(torch.ones(32, 256), None, 8)
+assert linear(torch.empty(2, 0, 256)).shape == (2, 0, 32)
+assert linear(torch.ones(1, 256)).any()
+"""
+    command = [sys.executable, "-c", code, str(threads)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
 
 
 def test_odd_sizes_and_rows_of_zeros() -> None:
