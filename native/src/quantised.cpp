@@ -124,7 +124,8 @@ struct Decoder {
             const Matrix **matrices[] = {&layer.query, &layer.key, &layer.value, &layer.output,
                                          &layer.gate, &layer.up, &layer.down};
             for (int i = 0; i < 4; ++i)
-                if (!nb::object(parts[i]).is_none()) *norms[i] = nb::cast<Vector>(parts[i]).data();
+                if (!nb::object(parts[i]).is_none())
+                    *norms[i] = nb::cast<Vector>(parts[i], false).data();
             for (int i = 0; i < 7; ++i)
                 *matrices[i] = &nb::cast<const Held &>(parts[4 + i]).matrix;
             model.layers.push_back(layer);
@@ -165,6 +166,7 @@ void Decoder::compute(Rows states, int length, Indices positions, Indices parent
 
 }  // namespace
 
+// Arrays are never converted: results would go to a copy, and pointers to it outlive it.
 void bind_quantised(nb::module_ &module) {
     using nb::arg;
     module.attr("GROUP") = GROUP;
@@ -175,17 +177,18 @@ void bind_quantised(nb::module_ &module) {
     module.def("use_openmp", &use_openmp, arg("parallel"));
     nb::class_<Held>(module, "Matrix")
         .def(nb::init<int, int, int, Array<uint8_t, 1>, Vector, std::optional<Vector>>(),
-             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers"), arg("scales"),
-             arg("bias").none())
-        .def("pack", &Held::pack, arg("weights"), arg("first"), arg("threads"),
+             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers").noconvert(),
+             arg("scales").noconvert(), arg("bias").noconvert().none())
+        .def("pack", &Held::pack, arg("weights").noconvert(), arg("first"), arg("threads"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def("multiply", &Held::multiply, arg("values"), arg("out"), arg("threads"),
-             nb::call_guard<nb::gil_scoped_release>());
+        .def("multiply", &Held::multiply, arg("values").noconvert(), arg("out").noconvert(),
+             arg("threads"), nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Decoder>(module, "Decoder")
         .def(nb::init<std::vector<int>, float, float, nb::list, Vector, const Held &, Rows, Rows,
                       nb::object>(),
-             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm"), arg("head"),
-             arg("cosines"), arg("sines"), arg("held"))
-        .def("compute", &Decoder::compute, arg("states"), arg("length"), arg("positions"),
-             arg("parents"), arg("parts"), arg("logits").none(), arg("taps"), arg("threads"));
+             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm").noconvert(),
+             arg("head"), arg("cosines").noconvert(), arg("sines").noconvert(), arg("held"))
+        .def("compute", &Decoder::compute, arg("states").noconvert(), arg("length"),
+             arg("positions").noconvert(), arg("parents").noconvert(), arg("parts").noconvert(),
+             arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));
 }

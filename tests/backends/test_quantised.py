@@ -331,6 +331,78 @@ def test_the_setting_is_that_of_a_runtime() -> None:
     assert "bits" in next(each for each in FORMATS if each.kind == "transformers").settings
 
 
+# what the core refuses
+
+
+def made(**changes: Any) -> Any:
+    """A decoder of one layer, with other arguments if they are named."""
+    width, inner, heads, shared, size, vocabulary = 128, 256, 4, 2, 32, 48
+    shapes = [
+        *((heads * size, width), (shared * size, width), (shared * size, width)),
+        *((width, heads * size), (inner, width), (inner, width), (width, inner)),
+    ]
+    ones = torch.ones(width)
+    given = {
+        "sizes": [width, inner, heads, shared, size, vocabulary],
+        "norms": [ones, ones, None, None],
+        "matrices": [packed(*shape, 8)[0] for shape in shapes],
+        "norm": ones,
+        "head": packed(vocabulary, width, 8)[0],
+        "cosines": torch.ones(9, size // 2),
+        "sines": torch.zeros(9, size // 2),
+        **changes,
+    }
+    layers = [[*given["norms"], *(each.matrix for each in given["matrices"])]]
+    factors = given["cosines"], given["sines"]
+    return core.Decoder(
+        given["sizes"], 1e-5, 0.2, layers, given["norm"], given["head"].matrix, *factors, given
+    )
+
+
+def computed(decoder: Any, **changes: Any) -> Any:
+    """The logits of two rows, with other arguments if they are named."""
+    given = {
+        "states": numbers(2, 128),
+        "length": 0,
+        "positions": np.arange(2),
+        "parents": np.arange(-1, 1),
+        "parts": [torch.zeros(2 * 2 * core.PART * 32)],
+        "logits": torch.zeros(2, 48),
+        "taps": [],
+        "threads": 1,
+        **changes,
+    }
+    decoder.compute(**given)
+    return given["logits"]
+
+
+def test_arrays_are_not_converted() -> None:
+    """Results would be lost with a copy, and pointers to it would outlive it."""
+    linear, weight = packed(32, 256, 8)
+    matrix, rows = linear.matrix, numbers(3, 256)
+    for out in (torch.zeros(32, 3).T, torch.zeros(3, 32, dtype=torch.float64)):
+        with pytest.raises(TypeError):
+            matrix.multiply(rows, out, 1)
+    with pytest.raises(TypeError):
+        matrix.multiply(rows.double(), torch.zeros(3, 32), 1)
+    with pytest.raises(TypeError):
+        matrix.pack(weight.double(), 0, 1)
+    with pytest.raises(TypeError):
+        core.Matrix(32, 256, 8, linear.numbers, linear.scales.double(), None)
+    assert computed(made()).any()
+    wide = torch.ones(128, dtype=torch.float64)
+    for changes in ({"norm": wide}, {"norms": [wide, wide, None, None]},
+                    {"cosines": torch.ones(16, 9).T}):  # fmt: skip
+        with pytest.raises((TypeError, RuntimeError)):
+            made(**changes)
+    part = torch.zeros(2 * 2 * core.PART * 32, dtype=torch.float64)
+    for changes in ({"states": numbers(128, 2).T}, {"positions": np.arange(2.0)},
+                    {"parts": [part]}, {"logits": torch.zeros(48, 2).T},
+                    {"taps": [(0, torch.zeros(128, 2).T)]}):  # fmt: skip
+        with pytest.raises(TypeError):
+            computed(made(), **changes)
+
+
 # forwards in the core
 
 
