@@ -333,17 +333,20 @@ def test_the_setting_is_that_of_a_runtime() -> None:
 
 # what the core refuses
 
+SIZES = [128, 256, 4, 2, 32, 48]
+"""Of a decoder: its width, its inner width, heads, shared heads, their size, its vocabulary."""
+
 
 def made(**changes: Any) -> Any:
     """A decoder of one layer, with other arguments if they are named."""
-    width, inner, heads, shared, size, vocabulary = 128, 256, 4, 2, 32, 48
+    width, inner, heads, shared, size, vocabulary = SIZES
     shapes = [
         *((heads * size, width), (shared * size, width), (shared * size, width)),
         *((width, heads * size), (inner, width), (inner, width), (width, inner)),
     ]
     ones = torch.ones(width)
     given = {
-        "sizes": [width, inner, heads, shared, size, vocabulary],
+        "sizes": SIZES,
         "norms": [ones, ones, None, None],
         "matrices": [packed(*shape, 8)[0] for shape in shapes],
         "norm": ones,
@@ -391,16 +394,88 @@ def test_arrays_are_not_converted() -> None:
         core.Matrix(32, 256, 8, linear.numbers, linear.scales.double(), None)
     assert computed(made()).any()
     wide = torch.ones(128, dtype=torch.float64)
-    for changes in ({"norm": wide}, {"norms": [wide, wide, None, None]},
-                    {"cosines": torch.ones(16, 9).T}):  # fmt: skip
-        with pytest.raises((TypeError, RuntimeError)):
+    arrays: list[dict[str, Any]] = [
+        {"norm": wide},
+        {"norms": [wide, wide, None, None]},
+        {"cosines": torch.ones(16, 9).T},
+    ]
+    for changes in arrays:
+        with pytest.raises((TypeError, ValueError)):
             made(**changes)
     part = torch.zeros(2 * 2 * core.PART * 32, dtype=torch.float64)
-    for changes in ({"states": numbers(128, 2).T}, {"positions": np.arange(2.0)},
-                    {"parts": [part]}, {"logits": torch.zeros(48, 2).T},
-                    {"taps": [(0, torch.zeros(128, 2).T)]}):  # fmt: skip
+    arrays = [
+        {"states": numbers(128, 2).T},
+        {"positions": np.arange(2.0)},
+        {"parts": [part]},
+        {"logits": torch.zeros(48, 2).T},
+        {"taps": [(0, torch.zeros(128, 2).T)]},
+    ]
+    for changes in arrays:
         with pytest.raises(TypeError):
             computed(made(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "part"),
+    [
+        (0, 256, "norm does not fit"),
+        (1, 128, "matrix does not fit"),
+        (2, 8, "matrix does not fit"),
+        (2, 3, "no whole groups"),
+        (3, 0, "no whole groups"),
+        (4, 48, "heads of this size"),
+        (5, 64, "output matrix does not fit"),
+    ],
+)
+def test_a_decoder_of_other_sizes_is_refused(place: int, size: int, part: str) -> None:
+    sizes = [*SIZES[:place], size, *SIZES[place + 1 :]]
+    with pytest.raises(ValueError, match=part):
+        made(sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"norms": [None, torch.ones(128), None, None]}, "a norm does not fit"),
+        ({"norms": [torch.ones(128)] * 3 + [None]}, "a norm does not fit"),
+        ({"norms": [torch.ones(128)] * 2 + [None]}, "eleven parts"),
+        ({"norm": torch.ones(64)}, "the last norm does not fit"),
+        ({"cosines": torch.ones(9, 8)}, "rotary factors do not fit"),
+        ({"sines": torch.ones(4, 16)}, "rotary factors do not fit"),
+    ],
+)
+def test_a_decoder_of_other_arrays_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        made(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"states": torch.ones(2, 64)}, "rows do not fit"),
+        ({"length": -1}, "rows do not fit"),
+        ({"length": 255}, "rows do not fit"),
+        ({"positions": np.array([0, 9])}, "a position has no rotary factors"),
+        ({"positions": np.array([-1, 0])}, "a position has no rotary factors"),
+        ({"parents": np.array([-1, 1])}, "a parent stands before"),
+        ({"parts": [torch.zeros(100)]}, "cache does not fit"),
+        ({"logits": torch.zeros(1, 48)}, "logits do not fit"),
+        ({"logits": torch.zeros(2, 64)}, "logits do not fit"),
+        ({"taps": [(2, torch.zeros(2, 128))]}, "taps do not fit"),
+        ({"taps": [(-1, torch.zeros(2, 128))]}, "taps do not fit"),
+        ({"taps": [(0, torch.zeros(1, 128))]}, "taps do not fit"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        computed(made(), **changes)
+
+
+@pytest.mark.parametrize("first", [-1600000, -16, 8, 16, 2**31 - 16])
+def test_weights_are_packed_inside_their_matrix(first: int) -> None:
+    linear, _ = packed(32, 256, 8)
+    with pytest.raises(ValueError, match="the weights do not fit"):
+        linear.matrix.pack(numbers(32, 256), first, 1)
 
 
 # forwards in the core
