@@ -575,6 +575,21 @@ def test_a_head_reads_the_states_of_native_forwards() -> None:
     assert float((inside - outside).norm() / outside.norm()) < 0.02
 
 
+def test_a_head_multiplies_by_the_output_matrix_of_few_bits() -> None:
+    """A copy of its numbers in float32 would take four times the memory."""
+    model = load(EMBEDDED, bits="8")
+    head, output = model.head, model.model.get_output_embeddings()
+    assert head is not None and head.weights.output is output
+    head.listen(True)
+    text = model.tokenize("Tell me a story about a dog and a cat.")
+    model.prefill(text, never)
+    found = head.start(text, GREEDY, never).likeliest(3)
+    head.weights = replace(head.weights, output=output.weight)
+    expected = head.start(text, GREEDY, never).likeliest(3)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert np.allclose([each for _, each in found], [each for _, each in expected], atol=0.02)
+
+
 def test_a_cancelled_prompt_ends_after_a_part_of_it(families: dict[str, Any]) -> None:
     sequence, asked = families["llama"].open(), [0]
 
