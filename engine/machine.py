@@ -6,6 +6,7 @@ Measurements from one machine say little about another, so its name is kept with
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,11 @@ THREADS = "OMP_NUM_THREADS"
 """The environment variable with the number of computing threads, which torch reads as well."""
 
 CPUINFO = Path("/proc/cpuinfo")
+SYSTEM = Path("/sys")
+CORE = ("core_cpus_list", "thread_siblings_list")
+"""The file that names the logical cores of a physical one, and its name in older kernels."""
+QUOTA = "fs/cgroup/cpu.max"
+"""The processor time of a container in some period, and that period; the time may be "max"."""
 ASK_MAC = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 NAMED = ("model name", "Model", "Hardware", "cpu model")
 """The keys under which CPUINFO has the name of a processor."""
@@ -58,15 +64,38 @@ def computes_bfloat16() -> bool:
 
 
 def physical_cores() -> int:
-    """The physical cores that this process may use.
+    """The physical cores that this process may use, and has the time for.
 
     The two logical cores of one physical core share what computes, so a second thread there gains
     nothing.
     """
-    usable = os.cpu_count() or 1
+    usable, cores = os.cpu_count() or 1, None
     if hasattr(os, "sched_getaffinity"):
-        usable = len(os.sched_getaffinity(0))
-    return max(1, min(psutil.cpu_count(logical=False) or usable, usable))
+        mine = os.sched_getaffinity(0)
+        usable, cores = len(mine), listed_cores(mine)
+    cores = cores or min(psutil.cpu_count(logical=False) or usable, usable)
+    return max(1, min(cores, quota() or cores))
+
+
+def listed_cores(logical: Iterable[int]) -> int | None:
+    """The number of physical cores with these logical ones; None where the system does not list
+    them."""
+    found = set()
+    with suppress(OSError):
+        for number in logical:
+            folder = SYSTEM / f"devices/system/cpu/cpu{number}/topology"
+            name = next((name for name in CORE if (folder / name).exists()), CORE[0])
+            found.add((folder / name).read_text("utf-8").strip())
+        return len(found)
+    return None
+
+
+def quota() -> int | None:
+    """The cores for which a container has time, rounded up; None without a limit."""
+    with suppress(OSError, ValueError, ZeroDivisionError):
+        time, period = (SYSTEM / QUOTA).read_text("utf-8").split()
+        return max(1, -(-int(time) // int(period)))
+    return None
 
 
 def usual_threads() -> int:

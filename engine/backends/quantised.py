@@ -166,6 +166,8 @@ class Packer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
         path, _, name = param_name.rpartition(".")
+        if param_name in model.all_tied_weights_keys:
+            return False  # it becomes the embedding, and is converted after loading
         return name == "weight" and type(module_at(model, path)) is nn.Linear and fits(model, path)
 
     def get_quantize_ops(self) -> Pack:

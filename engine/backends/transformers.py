@@ -44,6 +44,7 @@ from engine.backends.caches import (
 from engine.backends.device_scores import DeviceScores
 from engine.backends.folded_attention import unfolded
 from engine.backends.pool import PoolCache
+from engine.backends.quantised import PackedLinear
 from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.heads.eagle3_head import Eagle3Head
 from engine.models.memory import CHAIN
@@ -438,10 +439,12 @@ class TransformersBackend(TransformersTokenizer):
         logits: Floats = output.logits[0, -1].float().cpu().numpy()
         return logits
 
-    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The embedding and the output matrix, for a head without its own."""
-        model = self.model
-        return model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor | PackedLinear]:
+        """The embedding and the output matrix, for a head without its own. A matrix of few bits
+        stays as it is: its numbers would take four times the memory."""
+        output = self.model.get_output_embeddings()
+        found = output if isinstance(output, PackedLinear) else output.weight
+        return self.model.get_input_embeddings().weight, found
 
     def mask(
         self, start: int, depths: NDArray[np.int_], visible: NDArray[np.bool_]

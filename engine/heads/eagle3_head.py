@@ -77,10 +77,15 @@ class EightBits:
 
 
 Matrix = torch.Tensor | EightBits
+Output = Matrix | nn.Module
+"""An output matrix; a module is the target's own, whose weights are in few bits."""
 
 
-def linear(states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As torch's `linear`, for rows of shape (rows, inputs) and a matrix of either kind."""
+def linear(states: torch.Tensor, matrix: Output, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """As torch's `linear`, for rows of shape (rows, inputs) and a matrix of any kind."""
+    if isinstance(matrix, nn.Module):
+        found: torch.Tensor = matrix(states)
+        return found
     if isinstance(matrix, EightBits):
         out = matrix.times(states)
         return out if bias is None else out + bias
@@ -223,7 +228,7 @@ class Eagle3Weights:
 
     head: Any
     embedding: torch.Tensor
-    output: Matrix
+    output: Output
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo

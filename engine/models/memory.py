@@ -231,14 +231,16 @@ def memory_need(
     parts = (*found.joints, *found.layers) if found and ahead and not found.problem else ()
     own = {name: listed[name] for part in parts for name in part.values()}
     left = found.names - own.keys() if found else ()
+    # A tied output matrix may be stored as well; that of few bits is counted with the embedding.
+    tied = bool(config.get("tie_word_embeddings"))
+    copied = few and tied and any(map(EMBEDDING.search, listed))
     parameters = weights = 0
     for name, each in listed.items():
-        if name in left:
+        if name in left or (copied and HEAD.search(name)):
             continue
         floating = each.dtype.startswith(("F", "BF"))
         parameters += each.parameter_count
         if few and floating and name not in own:
-            tied = bool(config.get("tie_word_embeddings"))
             weights += packed_bytes(name, each, few, tied)
             continue
         weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)

@@ -29,6 +29,7 @@ from engine.heads.eagle3_head import (
     EightBits,
     FusedHead,
     Matrix,
+    Output,
     bytes_of,
     faster,
     packed,
@@ -218,15 +219,16 @@ def weights_of(backend: TransformersBackend, folder: Path, target: str) -> Eagle
     pack: Callable[[torch.Tensor], Matrix] = packed if faster(own) else (lambda weight: weight)
     fused = FusedHead(head, pack)
     if head.shape.output:
-        named = pack(head.lm_head.weight.data)
-    else:
+        named: Output = pack(head.lm_head.weight.data)
+    elif isinstance(output, torch.Tensor) and output.numel() <= COPIED:
         # The target's own matrix stays in memory, so only a small one is copied.
-        small = output.numel() <= COPIED
-        named = pack(output.data) if small else output
+        named = pack(output.data)
+    else:
+        named = output
     kept = fused.bytes
     if head.shape.embedding:
         kept += bytes_of(head.embed_tokens.weight)
-    if head.shape.output or isinstance(named, EightBits):
+    if isinstance(named, EightBits) or (head.shape.output and isinstance(named, torch.Tensor)):
         kept += bytes_of(named)
     info = HeadInfo(
         NAME,

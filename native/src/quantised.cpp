@@ -87,8 +87,8 @@ struct Held {
 
     // Round the outputs from `first` on.
     void pack(Array<const float, 2> weights, int first, int threads) {
-        check(int(weights.shape(1)) == matrix.inputs && first % CHANNELS == 0 &&
-                  first + int(weights.shape(0)) <= matrix.outputs,
+        check(int(weights.shape(1)) == matrix.inputs && first >= 0 && first % CHANNELS == 0 &&
+                  first + int64_t(weights.shape(0)) <= matrix.outputs,
               "the weights do not fit");
         level->pack(weights.data(), matrix, first / CHANNELS, int(weights.shape(0)), threads);
     }
@@ -116,19 +116,43 @@ struct Decoder {
         const Shape &shape = model.shape;
         check(shape.size == 32 || shape.size == 64 || shape.size == 128 || shape.size == 256,
               "heads of this size are not known");
+        check(shape.shared > 0 && shape.heads > 0 && shape.heads % shape.shared == 0,
+              "the heads are no whole groups");
+        const int attended = shape.heads * shape.size, keys = shape.shared * shape.size;
+        const int shapes[][2] = {{attended, shape.width},    {keys, shape.width},
+                                 {keys, shape.width},        {shape.width, attended},
+                                 {shape.inner, shape.width}, {shape.inner, shape.width},
+                                 {shape.width, shape.inner}};
         for (nb::handle each : layers) {
             nb::sequence parts = nb::cast<nb::sequence>(each);
+            check(nb::len(parts) == 11, "a layer has eleven parts");
             Layer layer{};
             const float **norms[] = {&layer.before, &layer.between, &layer.query_norm,
                                      &layer.key_norm};
             const Matrix **matrices[] = {&layer.query, &layer.key, &layer.value, &layer.output,
                                          &layer.gate, &layer.up, &layer.down};
-            for (int i = 0; i < 4; ++i)
-                if (!nb::object(parts[i]).is_none()) *norms[i] = nb::cast<Vector>(parts[i]).data();
-            for (int i = 0; i < 7; ++i)
-                *matrices[i] = &nb::cast<const Held &>(parts[4 + i]).matrix;
+            for (int i = 0; i < 4; ++i) {
+                if (i >= 2 && nb::object(parts[i]).is_none()) continue;
+                Vector found;
+                check(nb::try_cast<Vector>(parts[i], found, false) &&
+                          int(found.size()) == (i < 2 ? shape.width : shape.size),
+                      "a norm does not fit");
+                *norms[i] = found.data();
+            }
+            for (int i = 0; i < 7; ++i) {
+                const Matrix &found = nb::cast<const Held &>(parts[4 + i]).matrix;
+                check(found.outputs == shapes[i][0] && found.inputs == shapes[i][1],
+                      "a matrix does not fit");
+                *matrices[i] = &found;
+            }
             model.layers.push_back(layer);
         }
+        check(int(norm.size()) == shape.width, "the last norm does not fit");
+        check(head.matrix.outputs == shape.vocabulary && head.matrix.inputs == shape.width,
+              "the output matrix does not fit");
+        check(int(cosines.shape(1)) == shape.size / 2 && int(sines.shape(1)) == shape.size / 2 &&
+                  cosines.shape(0) == sines.shape(0),
+              "the rotary factors do not fit");
         model.norm = norm.data();
         model.head = &head.matrix;
         model.cosines = cosines.data();
@@ -150,21 +174,38 @@ void Decoder::compute(Rows states, int length, Indices positions, Indices parent
     forward.positions = positions.data();
     forward.parents = parents.data();
     forward.logits = logits ? logits->data() : nullptr;
-    check(int(positions.size()) == forward.rows && int(parents.size()) == forward.rows &&
-              size_t(length + forward.rows) <= parts.size() * PART,
+    check(int(states.shape(1)) == model.shape.width && int(positions.size()) == forward.rows &&
+              int(parents.size()) == forward.rows && length >= 0 &&
+              size_t(length) + forward.rows <= parts.size() * PART,
           "the rows do not fit");
-    check(!logits || int(logits->shape(1)) == model.head->width(), "the logits do not fit");
-    for (int row = 0; row < forward.rows; ++row)
+    check(!logits || (int(logits->shape(1)) == model.head->width() &&
+                      logits->shape(0) == states.shape(0)),
+          "the logits do not fit");
+    for (int row = 0; row < forward.rows; ++row) {
         check(parents.data()[row] < row, "a parent stands before its children");
-    for (const Vector &part : parts) forward.parts.push_back(part.data());
+        const int64_t position = positions.data()[row];
+        check(position >= 0 && position < int64_t(cosines.shape(0)),
+              "a position has no rotary factors");
+    }
+    const size_t keys = size_t(model.shape.shared) * model.shape.size;
+    for (const Vector &part : parts) {
+        check(part.size() == model.layers.size() * 2 * keys * PART, "the cache does not fit");
+        forward.parts.push_back(part.data());
+    }
     forward.taps.resize(model.layers.size() + 1);
-    for (const auto &[at, tap] : taps) forward.taps.at(at) = tap.data();
+    for (const auto &[at, tap] : taps) {
+        check(at >= 0 && size_t(at) < forward.taps.size() && tap.shape(0) == states.shape(0) &&
+                  tap.shape(1) == states.shape(1),
+              "the taps do not fit");
+        forward.taps[at] = tap.data();
+    }
     nb::gil_scoped_release released;
     level->compute(model, forward, threads);
 }
 
 }  // namespace
 
+// Arrays are never converted: results would go to a copy, and pointers to it outlive it.
 void bind_quantised(nb::module_ &module) {
     using nb::arg;
     module.attr("GROUP") = GROUP;
@@ -175,17 +216,18 @@ void bind_quantised(nb::module_ &module) {
     module.def("use_openmp", &use_openmp, arg("parallel"));
     nb::class_<Held>(module, "Matrix")
         .def(nb::init<int, int, int, Array<uint8_t, 1>, Vector, std::optional<Vector>>(),
-             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers"), arg("scales"),
-             arg("bias").none())
-        .def("pack", &Held::pack, arg("weights"), arg("first"), arg("threads"),
+             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers").noconvert(),
+             arg("scales").noconvert(), arg("bias").noconvert().none())
+        .def("pack", &Held::pack, arg("weights").noconvert(), arg("first"), arg("threads"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def("multiply", &Held::multiply, arg("values"), arg("out"), arg("threads"),
-             nb::call_guard<nb::gil_scoped_release>());
+        .def("multiply", &Held::multiply, arg("values").noconvert(), arg("out").noconvert(),
+             arg("threads"), nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Decoder>(module, "Decoder")
         .def(nb::init<std::vector<int>, float, float, nb::list, Vector, const Held &, Rows, Rows,
                       nb::object>(),
-             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm"), arg("head"),
-             arg("cosines"), arg("sines"), arg("held"))
-        .def("compute", &Decoder::compute, arg("states"), arg("length"), arg("positions"),
-             arg("parents"), arg("parts"), arg("logits").none(), arg("taps"), arg("threads"));
+             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm").noconvert(),
+             arg("head"), arg("cosines").noconvert(), arg("sines").noconvert(), arg("held"))
+        .def("compute", &Decoder::compute, arg("states").noconvert(), arg("length"),
+             arg("positions").noconvert(), arg("parents").noconvert(), arg("parts").noconvert(),
+             arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));
 }

@@ -48,6 +48,34 @@ INLINE float largest(Floats lanes) {
 
 INLINE Floats positive(Floats lanes) { return lanes < 0.0f ? -lanes : lanes; }
 
+// The largest magnitude of a group; NaN if one of its numbers is. Without their signs, numbers have
+// the order of their bits, and NaN comes after infinity.
+INLINE float peak_of(const float *values) {
+    Whole most = {};
+    for (int k = 0; k < GROUP; k += LANES) {
+        Whole here;
+        __builtin_memcpy(&here, values + k, sizeof here);
+        here &= 0x7FFFFFFF;
+        most = here > most ? here : most;
+    }
+    int32_t bits[LANES];
+    __builtin_memcpy(bits, &most, sizeof bits);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i)
+            bits[i] = bits[i] > bits[i + half] ? bits[i] : bits[i + half];
+    float peak;
+    __builtin_memcpy(&peak, bits, sizeof peak);
+    return peak;
+}
+
+// What makes the largest magnitude 127. It is 0, and so are the numbers of the group, where that is
+// no finite number: for a group of zeros or nearly zeros, and for infinities and NaN, which live on
+// in the scale.
+INLINE float factor(float peak) {
+    const float by = 127.0f / peak;
+    return by <= __FLT_MAX__ ? by : 0.0f;
+}
+
 INLINE Floats exponential(Floats lanes) { return passes::exponential<Floats, Words>(lanes); }
 
 // The nearest whole numbers, the even one of two, of numbers below 2^22.
@@ -193,12 +221,9 @@ struct Inputs {
 
     // Round one group of one row.
     INLINE void take(int row, int group, const float *values) const {
-        Floats most = positive(load(values));
-        for (int k = LANES; k < GROUP; k += LANES) {
-            const Floats here = positive(load(values + k));
-            most = here > most ? here : most;
-        }
-        const float peak = largest(most), by = peak > 0 ? 127.0f / peak : 0.0f;
+        static const float zeros[GROUP] = {};
+        const float peak = peak_of(values), by = factor(peak);
+        if (!(by > 0)) values = zeros;
         Whole sum = {};
         for (int k = 0; k < GROUP; k += LANES) {
             const Whole whole = rounded(load(values + k) * by);
@@ -357,14 +382,10 @@ INLINE float fitted(const float *weights, float by, float least, float most, int
 // The numbers of a group and their scale. In 8 bits the largest weight is 127. In 4 bits there are
 // few numbers, so some scales are tried, with the 16th number, -8, on either side.
 INLINE float chosen(const float *weights, int bits, int8_t *found) {
-    Floats most = {};
-    for (int k = 0; k < GROUP; k += LANES) {
-        const Floats here = positive(load(weights + k));
-        most = here > most ? here : most;
-    }
-    const float peak = largest(most);
-    float scale = 0.0f, by = peak > 0 ? 127.0f / peak : 0.0f;
-    if (bits == 8 || !(peak > 0)) {
+    const float peak = peak_of(weights), by = factor(peak);
+    float scale = 0.0f;
+    if (!(by > 0)) return peak / 127.0f;  // the numbers are 0
+    if (bits == 8) {
         fitted(weights, by, -127.0f, 127.0f, found, &scale);
         return peak / 127.0f;
     }

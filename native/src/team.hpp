@@ -37,10 +37,10 @@ struct Team {
 
     explicit Team(Meeting &meeting) : meeting(meeting) {}
 
-    // Call `work(i)` for every i below `count`, which is not 0, each in some thread; returns when all
-    // are done.
+    // Call `work(i)` for every i below `count`, each in some thread; returns when all are done.
     template <class Work>
     inline __attribute__((always_inline)) void each(int count, Work work) const {
+        if (count <= 0) return;  // no item would end the phase
         for (int i; (i = meeting.take(phase, count)) >= 0; meeting.finish(phase, count)) work(i);
         ++phase;
     }

@@ -1,6 +1,8 @@
 """Weights of 4 and 8 bits: what the core multiplies, how models are converted, and that a row of a
 model of few bits has the same bits in every tree."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.backends import native_forward, quantised
 from engine.backends.quantised import PackedLinear, can_pack
@@ -17,7 +20,7 @@ from engine.errors import ModelError
 from engine.models.memory import memory_need
 from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
-from tests.conftest import EMBEDDED
+from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import (
     BROAD,
     GREEDY,
@@ -70,13 +73,58 @@ def packed(outputs: int, inputs: int, bits: int, seed: int = 1) -> tuple[PackedL
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_set_of_instructions_gives_the_same_bits(level: str, bits: int) -> None:
     linear, _ = packed(80, 384, bits)
-    states = numbers(21, 384) * torch.logspace(-3, 3, 21)[:, None]
+    odd = numbers(8, 384)
+    odd[0, 7] = odd[1, 200] = float("nan")
+    odd[2, 130], odd[3, 383] = float("inf"), -float("inf")
+    odd[4:] *= torch.tensor([1e-37, 1e-38, 1e-40, 3e37])[:, None]
+    states = torch.cat([numbers(21, 384) * torch.logspace(-3, 3, 21)[:, None], odd])
     core.use_level("plain")
-    expected = linear(states)
+    expected, strange = linear(states), PackedLinear(odd.repeat(4, 1), None, bits)
     core.use_level(level)
-    assert torch.equal(linear(states), expected)
+    assert torch.allclose(linear(states), expected, rtol=0, atol=0, equal_nan=True)
     again, _ = packed(80, 384, bits)
     assert torch.equal(again.numbers, linear.numbers) and torch.equal(again.scales, linear.scales)
+    again = PackedLinear(odd.repeat(4, 1), None, bits)
+    assert torch.equal(again.numbers, strange.numbers)
+    assert torch.allclose(again.scales, strange.scales, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("place", [0, 5, 20, 127, 255])
+def test_what_is_no_number_stays_none(place: int, level: str, bits: int) -> None:
+    """Among inputs and among weights, with every set of instructions."""
+    core.use_level(level)
+    linear, weight = packed(48, 256, bits)
+    states = numbers(3, 256)
+    expected = linear(states)
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        damaged = states.clone()
+        damaged[1, place] = wrong
+        found = linear(damaged)
+        assert found[1].isnan().all() and torch.equal(found[::2], expected[::2])
+        broken = weight.clone()
+        broken[17, place] = wrong
+        other = PackedLinear(broken, None, bits)
+        found = other(states)
+        assert found[:, 17].isnan().all() and other.weight[17, place].isnan()
+        rest = [*range(17), *range(18, 48)]
+        assert torch.equal(found[:, rest], expected[:, rest])
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_tiny_numbers_count_as_zero(level: str, bits: int) -> None:
+    """Where 127 of them have no finite share."""
+    core.use_level(level)
+    linear, weight = packed(48, 256, bits)
+    states = numbers(4, 256)
+    for size in (3e-38, 1e-40, 1e-45):
+        scaled = size * states / states.abs().amax(1, keepdim=True)
+        assert not linear(scaled).any()
+        assert not PackedLinear(size * weight / weight.abs().max(), None, bits)(states).any()
+    found = linear(states * 1e-35)
+    assert torch.allclose(found * 1e35, linear(states), rtol=1e-2, atol=0.5)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -143,6 +191,21 @@ def test_four_bits_round_better_than_the_largest_weight_alone_would() -> None:
     assert (linear.weight - weight).norm() < 0.95 * (usual - weight).norm()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_rows_at_all(threads: int) -> None:
+    """In a process of its own: a product that does not end would keep this one busy."""
+    code = """
+import sys, torch
+from engine.backends.quantised import PackedLinear
+torch.set_num_threads(int(sys.argv[1]))
+linear = PackedLinear(torch.ones(32, 256), None, 8)
+assert linear(torch.empty(2, 0, 256)).shape == (2, 0, 32)
+assert linear(torch.ones(1, 256)).any()
+"""
+    command = [sys.executable, "-c", code, str(threads)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+
+
 def test_odd_sizes_and_rows_of_zeros() -> None:
     linear, weight = packed(37, 128, 8)
     assert linear.width == 48
@@ -171,6 +234,17 @@ def test_the_demonstration_model_in_few_bits(bits: int) -> None:
     text = model.tokenize("The sun rises in the east and sets in the")
     left, right = after(model, text), after(usual, text)
     assert np.linalg.norm(left - right) < (0.03 if bits == 8 else 0.25) * np.linalg.norm(right)
+
+
+def test_a_damaged_model_is_refused_in_few_bits_as_well(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **BROAD)
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    stored["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(stored, path, metadata={"format": "pt"})
+    for bits in ("auto", "4", "8"):
+        with pytest.raises(ModelError, match="gives no numbers"):
+            load(folder, bits=bits)
 
 
 @pytest.mark.parametrize(
@@ -226,6 +300,22 @@ def test_what_cannot_be_converted_stays(tmp_path: Path) -> None:
     assert need.weights == model.info.memory_bytes
 
 
+def test_the_output_matrix_may_be_stored_beside_the_embedding_that_it_is(tmp_path: Path) -> None:
+    folder = save_model("qwen3", tmp_path, **BROAD, tie_word_embeddings=True)
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    assert "lm_head.weight" not in stored
+    usual = load(folder, bits="8").info
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    save_file(stored, path, metadata={"format": "pt"})
+    model = load(folder, bits="8")
+    assert isinstance(model.model.lm_head, PackedLinear) and model.info.note == ""
+    assert model.info.parameters == usual.parameters
+    need = memory_need(str(folder), "cpu", "auto", 1024, bits="8")
+    assert need.weights == model.info.memory_bytes == usual.memory_bytes
+    assert need.parameters == usual.parameters
+
+
 def test_another_family_keeps_its_forwards_in_torch(tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256}
     model = load(save_model("gpt-neox", tmp_path, **sizes), bits="4")
@@ -239,6 +329,153 @@ def test_the_setting_is_that_of_a_runtime() -> None:
     from engine.models.formats import FORMATS
 
     assert "bits" in next(each for each in FORMATS if each.kind == "transformers").settings
+
+
+# what the core refuses
+
+SIZES = [128, 256, 4, 2, 32, 48]
+"""Of a decoder: its width, its inner width, heads, shared heads, their size, its vocabulary."""
+
+
+def made(**changes: Any) -> Any:
+    """A decoder of one layer, with other arguments if they are named."""
+    width, inner, heads, shared, size, vocabulary = SIZES
+    shapes = [
+        *((heads * size, width), (shared * size, width), (shared * size, width)),
+        *((width, heads * size), (inner, width), (inner, width), (width, inner)),
+    ]
+    ones = torch.ones(width)
+    given = {
+        "sizes": SIZES,
+        "norms": [ones, ones, None, None],
+        "matrices": [packed(*shape, 8)[0] for shape in shapes],
+        "norm": ones,
+        "head": packed(vocabulary, width, 8)[0],
+        "cosines": torch.ones(9, size // 2),
+        "sines": torch.zeros(9, size // 2),
+        **changes,
+    }
+    layers = [[*given["norms"], *(each.matrix for each in given["matrices"])]]
+    factors = given["cosines"], given["sines"]
+    return core.Decoder(
+        given["sizes"], 1e-5, 0.2, layers, given["norm"], given["head"].matrix, *factors, given
+    )
+
+
+def computed(decoder: Any, **changes: Any) -> Any:
+    """The logits of two rows, with other arguments if they are named."""
+    given = {
+        "states": numbers(2, 128),
+        "length": 0,
+        "positions": np.arange(2),
+        "parents": np.arange(-1, 1),
+        "parts": [torch.zeros(2 * 2 * core.PART * 32)],
+        "logits": torch.zeros(2, 48),
+        "taps": [],
+        "threads": 1,
+        **changes,
+    }
+    decoder.compute(**given)
+    return given["logits"]
+
+
+def test_arrays_are_not_converted() -> None:
+    """Results would be lost with a copy, and pointers to it would outlive it."""
+    linear, weight = packed(32, 256, 8)
+    matrix, rows = linear.matrix, numbers(3, 256)
+    for out in (torch.zeros(32, 3).T, torch.zeros(3, 32, dtype=torch.float64)):
+        with pytest.raises(TypeError):
+            matrix.multiply(rows, out, 1)
+    with pytest.raises(TypeError):
+        matrix.multiply(rows.double(), torch.zeros(3, 32), 1)
+    with pytest.raises(TypeError):
+        matrix.pack(weight.double(), 0, 1)
+    with pytest.raises(TypeError):
+        core.Matrix(32, 256, 8, linear.numbers, linear.scales.double(), None)
+    assert computed(made()).any()
+    wide = torch.ones(128, dtype=torch.float64)
+    arrays: list[dict[str, Any]] = [
+        {"norm": wide},
+        {"norms": [wide, wide, None, None]},
+        {"cosines": torch.ones(16, 9).T},
+    ]
+    for changes in arrays:
+        with pytest.raises((TypeError, ValueError)):
+            made(**changes)
+    part = torch.zeros(2 * 2 * core.PART * 32, dtype=torch.float64)
+    arrays = [
+        {"states": numbers(128, 2).T},
+        {"positions": np.arange(2.0)},
+        {"parts": [part]},
+        {"logits": torch.zeros(48, 2).T},
+        {"taps": [(0, torch.zeros(128, 2).T)]},
+    ]
+    for changes in arrays:
+        with pytest.raises(TypeError):
+            computed(made(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "part"),
+    [
+        (0, 256, "norm does not fit"),
+        (1, 128, "matrix does not fit"),
+        (2, 8, "matrix does not fit"),
+        (2, 3, "no whole groups"),
+        (3, 0, "no whole groups"),
+        (4, 48, "heads of this size"),
+        (5, 64, "output matrix does not fit"),
+    ],
+)
+def test_a_decoder_of_other_sizes_is_refused(place: int, size: int, part: str) -> None:
+    sizes = [*SIZES[:place], size, *SIZES[place + 1 :]]
+    with pytest.raises(ValueError, match=part):
+        made(sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"norms": [None, torch.ones(128), None, None]}, "a norm does not fit"),
+        ({"norms": [torch.ones(128)] * 3 + [None]}, "a norm does not fit"),
+        ({"norms": [torch.ones(128)] * 2 + [None]}, "eleven parts"),
+        ({"norm": torch.ones(64)}, "the last norm does not fit"),
+        ({"cosines": torch.ones(9, 8)}, "rotary factors do not fit"),
+        ({"sines": torch.ones(4, 16)}, "rotary factors do not fit"),
+    ],
+)
+def test_a_decoder_of_other_arrays_is_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        made(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"states": torch.ones(2, 64)}, "rows do not fit"),
+        ({"length": -1}, "rows do not fit"),
+        ({"length": 255}, "rows do not fit"),
+        ({"positions": np.array([0, 9])}, "a position has no rotary factors"),
+        ({"positions": np.array([-1, 0])}, "a position has no rotary factors"),
+        ({"parents": np.array([-1, 1])}, "a parent stands before"),
+        ({"parts": [torch.zeros(100)]}, "cache does not fit"),
+        ({"logits": torch.zeros(1, 48)}, "logits do not fit"),
+        ({"logits": torch.zeros(2, 64)}, "logits do not fit"),
+        ({"taps": [(2, torch.zeros(2, 128))]}, "taps do not fit"),
+        ({"taps": [(-1, torch.zeros(2, 128))]}, "taps do not fit"),
+        ({"taps": [(0, torch.zeros(1, 128))]}, "taps do not fit"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(ValueError, match=part):
+        computed(made(), **changes)
+
+
+@pytest.mark.parametrize("first", [-1600000, -16, 8, 16, 2**31 - 16])
+def test_weights_are_packed_inside_their_matrix(first: int) -> None:
+    linear, _ = packed(32, 256, 8)
+    with pytest.raises(ValueError, match="the weights do not fit"):
+        linear.matrix.pack(numbers(32, 256), first, 1)
 
 
 # forwards in the core
@@ -336,6 +573,21 @@ def test_a_head_reads_the_states_of_native_forwards() -> None:
     outside = torch.cat(model.head.waiting)
     assert captured is not None and inside.shape == outside.shape
     assert float((inside - outside).norm() / outside.norm()) < 0.02
+
+
+def test_a_head_multiplies_by_the_output_matrix_of_few_bits() -> None:
+    """A copy of its numbers in float32 would take four times the memory."""
+    model = load(EMBEDDED, bits="8")
+    head, output = model.head, model.model.get_output_embeddings()
+    assert head is not None and head.weights.output is output
+    head.listen(True)
+    text = model.tokenize("Tell me a story about a dog and a cat.")
+    model.prefill(text, never)
+    found = head.start(text, GREEDY, never).likeliest(3)
+    head.weights = replace(head.weights, output=output.weight)
+    expected = head.start(text, GREEDY, never).likeliest(3)
+    assert [token for token, _ in found] == [token for token, _ in expected]
+    assert np.allclose([each for _, each in found], [each for _, each in expected], atol=0.02)
 
 
 def test_a_cancelled_prompt_ends_after_a_part_of_it(families: dict[str, Any]) -> None:

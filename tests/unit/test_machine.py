@@ -45,15 +45,56 @@ def test_what_is_not_known_does_not(
     ],
 )
 def test_physical_cores_are_counted(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     logical: int | None,
     physical: int | None,
     mine: range,
     cores: int,
 ) -> None:
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: logical)
     monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical: physical)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(mine), raising=False)
+    assert machine.physical_cores() == cores
+
+
+@pytest.mark.parametrize("name", machine.CORE)
+@pytest.mark.parametrize(
+    ("mine", "limit", "cores"),
+    [
+        ({0, 4}, None, 1),  # the process is bound to the two of one core
+        ({0, 1}, None, 2),
+        ({0, 1, 4, 6}, None, 3),
+        (set(range(8)), None, 4),
+        (set(range(8)), "max 100000", 4),
+        (set(range(8)), "200000 100000", 2),
+        (set(range(8)), "150000 100000", 2),
+        (set(range(8)), "10000 100000", 1),
+        (set(range(8)), "900000 100000", 4),
+        (set(range(8)), "", 4),
+        (set(range(8)), "100000 0", 4),
+        ({7, 8}, None, 2),  # the system does not list all
+    ],
+)
+def test_the_system_lists_cores_and_limits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    mine: set[int],
+    limit: str | None,
+    cores: int,
+) -> None:
+    for number in range(8):
+        folder = tmp_path / f"devices/system/cpu/cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / name).write_text(f"{number % 4},{number % 4 + 4}\n")
+    if limit is not None:
+        (tmp_path / machine.QUOTA).parent.mkdir(parents=True)
+        (tmp_path / machine.QUOTA).write_text(limit + "\n")
+    monkeypatch.setattr(machine, "SYSTEM", tmp_path)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical: 4)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: mine, raising=False)
     assert machine.physical_cores() == cores
 
 
