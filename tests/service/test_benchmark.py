@@ -279,13 +279,19 @@ def test_a_question_that_cannot_be_answered_is_told_and_the_others_are(session: 
     assert name == "long" and "Shorten" in why
 
 
-def test_another_model_ends_it_and_that_one_can_go_on(session: Session, toy: Held) -> None:
+def test_another_model_ends_it_and_that_one_can_go_on(session: Session) -> None:
+    local(session).loaders = ModelLoaders(load=lambda source, runtime: Held(name=source))
     list(session.engine.load(Load("one")))
+    one = local(session).loaded.backend
+    assert isinstance(one, Held)
+    one.allow(120)
     runs, first = session.benchmarks, Local.answer
     job = runs.start(OWNER, plan(repeats=5))
     name = job.progress.benchmark
-    assert soon(lambda: runs.standing is not None and runs.standing.done > 1)
-    list(session.engine.load(Load("two")))
+    assert soon(lambda: one.allowed[0] == 0)
+    loading = session.engine.load(Load("two"))
+    one.allow()
+    list(loading)
     with pytest.raises(ModelError, match="one was replaced by"):
         job.result()
     assert "one was replaced by" in job.problem

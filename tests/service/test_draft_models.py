@@ -3,6 +3,7 @@ way of an answer."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -306,13 +307,24 @@ def test_a_stored_profile_is_believed_only_if_it_is_of_these_models(
         assert [model.name for model in family.profiled().models] == ["small", "mid", "toy"]
 
 
+@contextmanager
+def stopped(stacks: Stacks) -> Iterator[None]:
+    """Each forward stops what is under way."""
+    score = ToyBackend.score
+
+    def stop(self: ToyBackend, *arguments: Any, **named: Any) -> Any:
+        stacks.stop()
+        return score(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ToyBackend, "score", stop)
+        yield
+
+
 def test_a_stopped_profile_leaves_what_was_known(stacks: Stacks) -> None:
     before = stacks.loaded(SAMPLING).profile
-    running = stacks.profile(SAMPLING, TEXTS, 24)
-    next(running)
-    stacks.stop()
-    with pytest.raises(Cancelled, match="What was known before stays"):
-        list(running)
+    with stopped(stacks), pytest.raises(Cancelled, match="What was known before stays"):
+        list(stacks.profile(SAMPLING, TEXTS, 24))
     assert stacks.loaded(SAMPLING).profile is before
     assert is_free(stacks)
     assert profile(stacks)[-1] == 1, "a stop counts once"
@@ -554,11 +566,8 @@ def test_rejection_is_measured_without_alarm(session: Session, stacks: Stacks) -
 
 def test_a_measurement_can_be_stopped(session: Session, stacks: Stacks) -> None:
     before = measure(session, Drafting())
-    running = stacks.measure(SAMPLING, Drafting(), "", TEXTS, 24)
-    next(running)
-    stacks.stop()
-    with pytest.raises(Cancelled):
-        list(running)
+    with stopped(stacks), pytest.raises(Cancelled):
+        list(stacks.measure(SAMPLING, Drafting(), "", TEXTS, 24))
     assert stacks.trials is before
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,9 +25,14 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
 from tests.support.blocks import EVIL, tab_of
-from tests.support.inside import OWNER
+from tests.support.inside import OWNER, Held
 
 HD = METHODS["hd"]
+
+
+@pytest.fixture
+def toy() -> Held:
+    return Held()
 
 
 @pytest.fixture
@@ -56,9 +61,17 @@ def values(on: benchmark.BenchmarkTab, **chosen: object) -> list[object]:
     return [*given.values(), *(getattr(part, "value", None) for part in on.controls.inputs)]
 
 
-def all_of(updates: AsyncIterator[Updates]) -> list[Updates]:
+def all_of(
+    updates: AsyncIterator[Updates], seen: Callable[[], None] = lambda: None
+) -> list[Updates]:
+    """All updates; `seen` is called after each."""
+
     async def gather() -> list[Updates]:
-        return [each async for each in updates]
+        found = list[Updates]()
+        async for each in updates:
+            found.append(each)
+            seen()
+        return found
 
     return asyncio.run(gather())
 
@@ -120,8 +133,11 @@ def test_a_source_shows_what_belongs_to_it(
     assert "26 questions" in str(on.choose(benchmark.SAMPLE, path, text, None)[on.question_count])
 
 
-def test_a_benchmark_from_the_page_and_again_beside_itself(on: benchmark.BenchmarkTab) -> None:
-    shown = all_of(on.run(OWNER, *values(on)))
+def test_a_benchmark_from_the_page_and_again_beside_itself(
+    on: benchmark.BenchmarkTab, toy: Held
+) -> None:
+    toy.allow(0)
+    shown = all_of(on.run(OWNER, *values(on)), toy.allow)
     (stored,) = on.runs.store(OWNER).list()
     assert stored.done == 4 == stored.runs and shown[0][on.stop_button] == gr.update(visible=True)
     ended = on.all(OWNER, None)
@@ -145,11 +161,12 @@ def test_a_benchmark_from_the_page_and_again_beside_itself(on: benchmark.Benchma
 
 
 def test_a_page_that_opens_meanwhile_follows(
-    on: benchmark.BenchmarkTab, monkeypatch: pytest.MonkeyPatch
+    on: benchmark.BenchmarkTab, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit, "LOOK_SECONDS", 0.0)
+    toy.allow(0)
     on.runs.start(OWNER, on.plan(values(on, repeats=5)))
-    *_, last = all_of(on.refresh(OWNER, None))
+    *_, last = all_of(on.refresh(OWNER, None), toy.allow)
     assert on.runs.standing is None and last[on.stop_button] == gr.update(visible=False)
     assert last[on.status] == ""
 

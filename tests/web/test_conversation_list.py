@@ -463,11 +463,13 @@ def over(on: Chat, answer: Answer, drawn: int) -> dict[Any, Any]:
     return on.over(OWNER, PAGE, data, answer.conversation)
 
 
-def test_a_page_is_sent_no_message_twice(session: Session, talking: Chat) -> None:
+def test_a_page_is_sent_no_message_twice(session: Session, toy: Held, talking: Chat) -> None:
     tokens, keys = talking.tokens, list[str]()
     conversation: str | None = None
     for number, text in enumerate(("hello", "there", "again")):
+        toy.allow(0)
         begun = asked(talking, text, conversation)
+        toy.allow()
         conversation = str(begun[talking.current])
         (turn,) = begun[tokens]["turns"]
         assert turn["text"] == text and begun[tokens]["kept"] == 2 * number == len(keys)
@@ -481,16 +483,22 @@ def test_a_page_is_sent_no_message_twice(session: Session, talking: Chat) -> Non
     assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
 
 
-def test_a_page_that_missed_some_of_an_answer_is_sent_it(session: Session, talking: Chat) -> None:
+def test_a_page_that_missed_some_of_an_answer_is_sent_it(
+    session: Session, toy: Held, talking: Chat
+) -> None:
+    toy.allow(0)
     begun = asked(talking, "hello")
+    toy.allow()
     answer = session.generations.get(begun[talking.tokens]["stream"]["token"])
     assert answer is not None and soon(lambda: answer.over)
     left = over(talking, answer, answer.tokens - 1)[talking.tokens]
     assert [turn["key"] for turn in left["turns"]] == [answer.message_id] and "adopt" not in left
 
 
-def test_nobody_is_told_of_another_ones_answer(session: Session, talking: Chat) -> None:
+def test_nobody_is_told_of_another_ones_answer(session: Session, toy: Held, talking: Chat) -> None:
+    toy.allow(0)
     begun = asked(talking, "hello")
+    toy.allow()
     token = begun[talking.tokens]["stream"]["token"]
     data = gr.EventData(None, {"token": token, "drawn": 10})
     for owner, conversation in (

@@ -26,7 +26,7 @@ from engine.models.memory import Need
 from engine.settings import Drafting, Sampling
 from engine.types import RULES
 from storage.database import Database
-from tests.service.test_draft_models import Shelf
+from tests.service.test_draft_models import Shelf, stopped
 from tests.support.blocks import EVIL, last, tab_of
 from tests.support.quick import quick  # noqa: F401
 
@@ -369,11 +369,8 @@ def test_a_stopped_profile_is_no_alarm(
 ) -> None:
     ticked, given = shelf.sources("small"), values(on)
     last(on.load(ticked, "", *given))
-    running = on.profile(ticked, "", *given)
-    next(running)
-    next(running)
-    session.stacks.stop()
-    shown = last(running)
+    with stopped(session.stacks):
+        shown = last(on.profile(ticked, "", *given))
     assert "was stopped" in shown[on.job.status] and warned == []
 
 
