@@ -133,7 +133,8 @@ function inlineState(State) {
     }
 
     // CommonMark knows where emphasis begins and ends by the spaces beside punctuation. Scripts
-    // without spaces between words have none there, and models also write **Note:**text.
+    // without spaces between words have none there, and models also write **Note:**text. Nothing
+    // ends behind an opening bracket: f(**a) and f(**b) are code.
     scanDelims(start, splitsWords) {
       const found = super.scanDelims(start, splitsWords);
       if (!splitsWords) return found;
@@ -142,13 +143,14 @@ function inlineState(State) {
       const beside = unspaced(before) || unspaced(after);
       const bold = this.src[start] === "*" && found.length === 2 && LETTER.test(after);
       found.can_open ||= beside && after.trim() !== "";
-      found.can_close ||= (beside || bold) && before.trim() !== "";
+      found.can_close ||= (beside || bold && !OPENING.test(before)) && before.trim() !== "";
       return found;
     }
   };
 }
 
 const LETTER = /\p{L}/u;
+const OPENING = /[\p{Ps}\p{Pi}]/u;
 const UNSPACED = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}\p{sc=Bopomofo}\u3001-\u303f\u30fb\u30fc\uff01-\uffee]/u;
 
 // Whether a character belongs to a script whose words or punctuation stand without spaces.
