@@ -219,7 +219,7 @@ def test_those_that_are_over_are_forgotten_and_those_under_way_never() -> None:
     def answer(owner: str, conversation: str, preferences: Any) -> Items:
         yield Waiting(1)
         if conversation == "long":
-            stay.wait(20)
+            stay.wait(600)
 
     known = Generations(answer)
     long = known.start(OWNER, "long", preferences())
