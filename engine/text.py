@@ -51,7 +51,8 @@ def apart(text: str) -> str:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether a character belongs to the one before it. A half-width mark folds to such a one."""
+    """Whether a character is a mark of the one before it, or folds to one, as half-width marks
+    do."""
     return bool(combining(normalize("NFKD", character)[0]))
 
 

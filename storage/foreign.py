@@ -281,7 +281,7 @@ def _rows(
 
 
 class Thoughts(NamedTuple):
-    """Thinking in numbered pieces, after that of the messages before it."""
+    """The numbered pieces of thinking of a message, linked to those of the messages before it."""
 
     before: "Thoughts | None"
     pieces: list[tuple[int, str]]

@@ -223,12 +223,14 @@ class Turn:
             held = text[begin:end] if end >= 0 else text[begin:]
             self.thoughts.append(unquoted(held) if tag.startswith("<details") else held)
             return after, ""
-        # Of one that was never closed, the rest is the call, or an answer that speaks of such tags.
-        cut = tag == "<tool_call>" and CALLED.match(text, begin) or tag.startswith("<<<")
-        if end < 0 and not (cut or tag.startswith("<details")):
-            return begin, opened[0]
+        # After a tag that was never closed, the rest is the call, or it is the answer.
+        called = tag.startswith("<<<") or tag == "<tool_call>" and CALLED.match(text, begin)
+        if end < 0 and not called:
+            after = begin
+            if not tag.startswith("<details"):
+                return after, opened[0]  # the answer only speaks of such tags
         self.left[CALLS] += 1
-        return begin if end < 0 and not cut else after, ""
+        return after, ""
 
 
 class Ends:

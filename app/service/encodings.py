@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 SAMPLE = 1 << 12
-"""The bytes by which an encoding is chosen: from the first line on that is not ASCII, or from half
-as many bytes before the first character that is not."""
+"""The number of bytes by which an encoding is chosen. They begin with the first line that is not
+ASCII; if its first such byte is too far away, half of them stand before that byte."""
 HEAD = 1 << 16
 """The characters in which control characters are counted."""
 CONTROLS = 0.02
@@ -250,7 +250,7 @@ def sound(content: bytes, codec: str) -> Decoded | None:
 
 
 def utf_8(content: bytes, wrong: int = 0) -> Decoded | None:
-    """The content in UTF-8, with a share of wrong bytes, or with so many beside others."""
+    """The content in UTF-8, if no more than BAD_SHARE of it is wrong, or `wrong` places are."""
     found = sound(content, "utf-8")
     if found is None or not found.bad:
         return found

@@ -72,7 +72,7 @@ def test_any_groups_give_what_the_library_gives(
 
 def test_a_plain_step_without_a_mask_sees_all() -> None:
     library, folded = both(call(6, 2, 1, 50, ""))
-    assert float((library - folded).abs().max()) < 1e-5
+    assert float((library - folded).abs().max()) < 1e-6
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -95,6 +95,26 @@ def test_an_answer_ends_at_once_and_is_stored_later(session: Session, other: Oth
     assert session.notices.take(OWNER) == [STORED] and printed[1:] == [STORED]
 
 
+def test_a_notice_that_cannot_be_given_keeps_nothing_from_being_stored(
+    session: Session, other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, first = session.notices.writes, session.chat.say(OWNER, None, "hello")
+    second, store = session.chat.say(OWNER, None, "hello"), session.chat.conversations(OWNER)
+    report = writes.report
+
+    def fail(owner: str, notice: str) -> None:
+        report(owner, notice)
+        if notice == STORED:
+            raise OSError("the terminal is closed")
+
+    monkeypatch.setattr(writes, "report", fail)
+    for conversation in (first, second):
+        other.lock()
+        assert answered(session, conversation).finish
+        other.let_go()
+        assert stored(session) and len(store.messages(conversation)) == 2
+
+
 def test_a_lock_that_begins_and_ends_within_an_answer(session: Session, other: Other) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
     items = session.answering.answer(OWNER, conversation, preferences())

@@ -12,10 +12,16 @@ from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
 from tests.support.blocks import made
+from tests.support.inside import Held
 
 
 @pytest.fixture
-def session(db: Database, toy: ToyBackend) -> Session:
+def toy() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy), db)
 
 

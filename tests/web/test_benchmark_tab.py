@@ -31,11 +31,6 @@ HD = METHODS["hd"]
 
 
 @pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
 def on(session: Session) -> benchmark.BenchmarkTab:
     found = tab_of(benchmark.BenchmarkTab, session)
     found.controls = tab_of(lambda *given: settings.Settings(*given[:2]), session)

@@ -32,11 +32,6 @@ PAGE = "page"
 
 
 @pytest.fixture
-def toy() -> Held:
-    return Held()
-
-
-@pytest.fixture
 def on(session: Session) -> ConversationList:
     def build() -> ConversationList:
         memory, current = gr.BrowserState({}), gr.State(None)
