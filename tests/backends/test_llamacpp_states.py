@@ -175,11 +175,11 @@ def test_without_marks_a_text_is_read_again(model: Any, monkeypatch: pytest.Monk
 def test_few_snapshots_are_eked_out_by_marks(
     tmp_path: Path, subjects: Any, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
+    whole = subjects("gguf-qwen35")  # shared with other tests, so it is made before the change
     monkeypatch.setattr("engine.models.probe.SNAPSHOTS", most)
     few = opened_gguf(tiny(tmp_path, "qwen35"))
     wanted, prompt = generation(0.7, 4, LENGTH), prompt_of(30)
     assert few.snapshots == most and few.info.note == ""
-    whole = subjects("gguf-qwen35")
     plain = events_of(whole.model.open(), prompt, wanted)
     for seed in (2, 7):
         few.reset()
