@@ -20,19 +20,16 @@ from engine.drafting.controller import (
     FULL,
     LONGEST,
     PLAIN,
-    PROBE,
     PROBE_SHARE,
     SHORTEST,
     TRIAL,
     DraftController,
 )
-from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain, Gate
+from engine.drafting.costs import CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, HEAD, STACK, Step, Token
 
 START = Gain().balance
-PLAIN_STEPS = [False] * (STEADY + COUNTED)
-"""Whether drafting is asked in the plain steps that tell what plain decoding takes."""
 WAYS = [DATABASES, STACK]
 
 
@@ -91,21 +88,6 @@ def drafts(name: str, emitted: int, draft: float) -> Step:
     return step(3, emitted, draft, **({"draft_small": draft} if name == STACK else {}))
 
 
-def test_what_a_draft_model_takes_says_nothing_of_what_a_node_costs() -> None:
-    told: list[tuple[float, ...]] = []
-
-    class Noting(CostCurve):
-        def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
-            told.append((nodes, verify, draft, other))
-
-    at_work = controller(Noting({0: 1.0, 9: 1.0}))
-    at_work.observe(step(5, draft=4.0, context=0.5, draft_small=1.0, draft_mid=2.0), learning=0.25)
-    for _ in range(STEADY):
-        at_work.observe(step(0))
-    at_work.observe(step(0, draft=0.5, context=0.25))
-    assert told == [(5, 1.0, 0.75, 1.0), (0, 1.0, 0.5, 0.75)], "only after steady plain steps"
-
-
 # the balance and the back-off, one rule for both
 
 
@@ -116,30 +98,6 @@ def tried(name: str, costs: CostCurve, emitted: int, draft: float, steps: int) -
         found.append(bool(asked(at_work.plan(20))))
         at_work.observe(drafts(name, emitted, draft) if found[-1] else step(0))
     return found
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_a_way_that_saves_time_continues_except_for_plain_steps(name: str) -> None:
-    """These measure plain decoding: soon at first, then rarely."""
-    found = tried(name, Still({0: 1.0, 9: 1.0}), 2, 0.5, 8 + 64 + 512 + 3 * len(PLAIN_STEPS))
-    assert found == [asks for n in (8, 64, 512) for asks in [True] * n + PLAIN_STEPS]
-    found = tried(name, flat(), 4, 2.5, 3 * (PLAIN + len(PLAIN_STEPS)))
-    assert found == ([True] * PLAIN + PLAIN_STEPS) * 3
-
-
-def test_a_way_that_has_not_drafted_for_long_is_tried_again() -> None:
-    """Draft models that databases outdo; databases whose drafts the costs forbid, not because of
-    the balance: who drafts nothing loses its look-ups, and these may be free."""
-    at_work = controller(flat(), DATABASES, STACK)
-    for at in range(PROBE + 2):
-        budget, _ = at_work.plan(20)
-        assert (budget.due == STACK) == (at == PROBE)
-        at_work.observe(drafts(STACK, 2, 0.5) if budget.due else step(3, 3, 0.25))
-    at_work = controller(flat())
-    for at in range(DRAFTED + 2):
-        budget, _ = at_work.plan(20)
-        assert (budget.due == DATABASES) == (at == DRAFTED)
-        at_work.observe(step(3 if budget.due else 0))
 
 
 def lost(balance: float, loss: float) -> int:
@@ -170,25 +128,6 @@ def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
     first = tried(name, flat(), emitted, draft, lost(START, loss) + SHORTEST)
     assert first[: lost(START, loss)] == [True] * lost(START, loss)
     assert not any(first[lost(START, loss) + FIRST :])
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_a_probe_that_saves_something_ends_a_back_off_and_pays_for_the_try(name: str) -> None:
-    for emitted, over in ((1, False), (2, True), (4, True)):
-        costs = flat()
-        gain(costs, name).backoff = gain(costs, name).length = 256
-        at_work = controller(costs, name)
-        for _ in range(2 * PROBE):
-            plan = at_work.plan(20)
-            if asked(plan):
-                assert plan[0].near == (name == DATABASES) and plan[0].nodes == 9
-            at_work.observe(drafts(name, emitted, 0.25) if asked(plan) else step(0))
-            if not at_work.backing_off(name):
-                break
-        assert at_work.backing_off(name) != over, "one token less would have been plain"
-        if over:
-            assert gain(costs, name).length == 0, "the next one is short again"
-            assert gain(costs, name).balance == pytest.approx(TRIAL + emitted - 1.25, rel=1e-4)
 
 
 def guessed(right: float, seconds: float) -> float:
@@ -234,21 +173,6 @@ def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_ro
 # learning is charged
 
 
-def test_look_ups_and_learning_are_charged_to_databases_unless_these_back_off() -> None:
-    """Then they learn only for the draft models, and everything that was decided."""
-    costs = flat()
-    at_work = controller(costs, DATABASES, STACK)
-    at_work.observe(step(3, 3, 1.5, draft_small=1.0), learning=0.25)
-    assert gain(costs, STACK).balance == START + 3 - 2
-    assert gain(costs, DATABASES).balance == START - 0.5
-    gain(costs, DATABASES).backoff = 9
-    at_work.observe(step(3, 2, 1.25, draft_small=1.0), learning=0.25)
-    assert gain(costs, STACK).balance == START + 1 - 0.25
-    for _ in range(9):
-        budget, _ = at_work.plan(20)
-        assert at_work.learns(budget) and at_work.learnable(50) == 50
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> None:
     """The prompt that databases learn and draft models read, and the answer that is kept."""
@@ -266,50 +190,6 @@ def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> 
     while not gain(costs, name).backoff:
         at_work.observe(drafts(name, 1, 1.0))
     assert gain(costs, name).debt == 0.0, "what a back-off ends is not carried on"
-
-
-def test_of_a_back_off_the_latest_is_learned_as_far_as_it_is_cheap() -> None:
-    costs = flat()
-    at_work = controller(costs)
-    costs.gate.learn_seconds = 0.05
-    at_work.plan(20)
-    assert at_work.learnable(7) == 7, "all that a step decided"
-    gain(costs).backoff = 3
-    budget, _ = at_work.plan(20)
-    assert at_work.learns(budget) and at_work.learnable(50) == 50, "decided before it began"
-    at_work.observe(step(0))
-    for _ in range(2):
-        budget, _ = at_work.plan(20)
-        assert at_work.learns(budget) == bool(budget.nodes)
-        assert at_work.learnable(50) == 10, "10 x 0.05 is a hundredth of 50 steps"
-        at_work.observe(step(0))
-    assert not gain(costs).backoff
-    at_work.plan(20)
-    assert at_work.learnable(50) == 10, "decided in the back-off that is over"
-    at_work.plan(20)
-    assert at_work.learnable(50) == 50
-    gain(costs).backoff, costs.gate.learn_seconds = 3, 0.01
-    at_work.plan(20)
-    at_work.plan(20)
-    assert at_work.learnable(50) == 50, "cheap enough to leave nothing out"
-
-
-def test_how_long_learning_takes_is_measured_where_nothing_else_is() -> None:
-    costs = flat()
-    at_work = controller(costs)
-    at_work.plan(20)
-    at_work.learned(3200.0, 32)
-    assert costs.gate.learn_seconds == Gate().learn_seconds, (
-        "in a step that drafts, that was about the drafts"
-    )
-    assert costs.gate.learn_and_calibrate_seconds == pytest.approx(50, rel=1e-3)
-    at_work.read({DATABASES: 32.0}, 32)
-    assert costs.gate.learn_seconds == pytest.approx(0.5, rel=1e-3)
-    gain(costs).backoff = 2
-    at_work.plan(20)
-    at_work.plan(20)
-    at_work.learned(80.0, 32)
-    assert costs.gate.learn_seconds == pytest.approx(1.5, rel=1e-3)
 
 
 # what is known from answer to answer, and what is not weighed

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,16 +13,13 @@ from hypothesis import strategies as st
 
 from engine.backends.base import Filled
 from engine.backends.toy import ToyBackend
-from engine.drafting.controller import PLAIN
 from engine.drafting.costs import (
     CACHED,
-    COUNTED,
     GROWN,
     LARGEST,
     SIZES,
     STEADY,
     SURPRISE,
-    UNDOING_GAIN,
     CostCurve,
     measure_costs,
 )
@@ -54,34 +50,6 @@ def test_what_was_measured_is_what_a_forward_costs(points: dict[int, float]) -> 
     last = max(points)
     beyond = [curve.seconds(nodes) for nodes in range(last, last + 50)]
     assert beyond == sorted(beyond), "more nodes never cost less than were measured"
-
-
-@settings(deadline=None, derandomize=True)
-@given(POINTS, st.floats(0.0, 0.5), st.floats(0.0, 2.0))
-def test_a_step_is_its_forward_its_nodes_and_the_rest(
-    points: dict[int, float], node: float, other: float
-) -> None:
-    curve = CostCurve(points, node, other)
-    assert len(curve.table) == LARGEST + 1
-    for nodes, seconds in enumerate(curve.table):
-        assert seconds == pytest.approx(curve.seconds(nodes) + other + nodes * node)
-
-
-@settings(deadline=None, derandomize=True)
-@given(POINTS, st.floats(0.0, 0.5))
-def test_slopes_are_the_least_that_growing_on_can_cost(
-    points: dict[int, float], node: float
-) -> None:
-    curve = CostCurve(points, node)
-    table = curve.table
-    for nodes in range(LARGEST):
-        least = min(
-            (table[more] - table[nodes]) / (more - nodes) / table[nodes]
-            for more in range(nodes + 1, LARGEST + 1)
-        )
-        assert curve.slopes[nodes] == pytest.approx(max(0.0, least), abs=1e-9)
-        assert curve.cheapest <= curve.slopes[nodes]
-    assert curve.slopes[LARGEST] == inf, "there is no larger tree"
 
 
 @pytest.mark.parametrize(
@@ -138,17 +106,6 @@ def test_a_hiccup_moves_little_and_is_forgotten() -> None:
     assert min(curve.points.values()) > 0
 
 
-def test_the_time_of_drafting_is_shared_among_the_nodes_and_the_rest_is_on_top() -> None:
-    curve = observed(TRUTH, draft=0.0, other=0.5)
-    assert curve.table[0] == pytest.approx(curve.seconds(0) + 0.5, rel=0.05)
-    drafting = CostCurve(TRUTH)
-    for _ in range(400):
-        drafting.observe(7, TRUTH[7], 0.8, 0.0)
-    step = drafting.table[7] - drafting.seconds(7)
-    assert step == pytest.approx(0.8, rel=0.05), "what a step over seven nodes takes beside it"
-    assert drafting.table[15] - drafting.seconds(15) > step
-
-
 def test_the_toy_is_measured_and_left_usable(toy: ToyBackend) -> None:
     shares: list[float] = []
     curve = measure_costs(toy, seconds=0.05, progress=shares.append)
@@ -186,26 +143,6 @@ def test_a_plain_forward_is_timed_at_its_own_pace(monkeypatch: pytest.MonkeyPatc
     assert curve.points == pytest.approx({0: 0.01, 5: 0.015, 10: 0.02})
 
 
-# How true c(0) : c(n) stays, which the live speedup is told by.
-
-
-@pytest.mark.parametrize("busy", [False, True])
-@pytest.mark.parametrize("factor", [0.8, 1.0, 1.25])
-def test_a_plain_step_now_and_then_keeps_its_ratio_to_the_others_true(
-    factor: float, busy: bool
-) -> None:
-    """Also where it was measured wrongly, and while the load of the machine changes."""
-    truth = {**TRUTH, 0: factor * TRUTH[0]}
-    curve, draw, off, load = CostCurve(TRUTH), random.Random(1), list[float](), 1.0
-    for at in range(6000):
-        load = draw.choice([1.0, 1.5, 2.0]) if busy and at % 200 == 0 else load
-        plain = at % (PLAIN + STEADY + COUNTED) < COUNTED
-        nodes = 0 if plain else draw.choice([3, 7, 7, 15])
-        curve.observe(nodes, load * truth[nodes] * draw.uniform(0.9, 1.1), 0.0, 0.0)
-        off.append(curve.seconds(0) / curve.seconds(7) * truth[7] / truth[0])
-    assert mean(abs(each - 1) for each in off[2000:]) < (0.05 if busy else 0.03)
-
-
 # What cached tokens cost.
 
 TOKEN, ROW = 4e-5, 1.2e-5
@@ -215,19 +152,6 @@ TOKEN, ROW = 4e-5, 1.2e-5
 def behind(nodes: int, length: int, token: float = TOKEN, row: float = ROW) -> float:
     """What TRUTH costs behind a text."""
     return TRUTH[nodes] + (length - CACHED) * (token + row * nodes)
-
-
-@pytest.mark.parametrize("length", [0, CACHED, 2000, 8000])
-def test_the_times_are_those_behind_a_text(length: int) -> None:
-    curve = CostCurve(TRUTH, 0.01, 0.2, TOKEN, ROW)
-    curve.reach(length)
-    for nodes in TRUTH:
-        seconds = behind(nodes, max(length, CACHED))
-        assert curve.seconds(nodes) == pytest.approx(seconds)
-        assert curve.table[nodes] == pytest.approx(seconds + 0.2 + 0.01 * nodes)
-    assert curve.points == TRUTH, "what is stored is behind the same text for all"
-    curve.reach(0)
-    assert curve.table[7] == pytest.approx(TRUTH[7] + 0.2 + 0.07)
 
 
 LONG_TEXTS = 6000, 8000
@@ -254,30 +178,6 @@ def test_an_old_curve_learns_what_cached_tokens_cost(lengths: tuple[int, ...], l
         curve.reach(length)
         for nodes in (0, 3, 7, 15):
             assert curve.seconds(nodes) == pytest.approx(load * behind(nodes, length), rel=0.1)
-
-
-def test_the_table_is_made_anew_now_and_then_while_a_text_grows() -> None:
-    class Counting(CostCurve):
-        made = 0
-
-        def refresh(self) -> None:
-            self.made += 1
-            super().refresh()
-
-    curve = Counting(TRUTH, token=TOKEN, row=ROW)
-    for length in range(8000, 9000):
-        curve.reach(length)
-        assert curve.table[7] == pytest.approx(curve.seconds(7), rel=0.05)
-    assert 2 <= curve.made <= 5
-
-
-def test_what_was_measured_of_cached_tokens_stays_true() -> None:
-    curve = learned_far(CostCurve(TRUTH, token=TOKEN, row=ROW))
-    assert curve.growth.token == pytest.approx(TOKEN, rel=0.15)
-    assert curve.growth.row == pytest.approx(ROW, rel=0.15)
-    assert {n: curve.points[n] for n in (0, 7)} == pytest.approx(
-        {n: TRUTH[n] for n in (0, 7)}, rel=0.05
-    )
 
 
 @pytest.mark.parametrize("numbers", [(-1e-9, 0.0), (0.0, -1e-9), (nan, 0.0), (0.0, inf)])
@@ -375,23 +275,6 @@ def test_what_other_programs_take_is_not_measured(
     curve.reach(CACHED)
     off = max(abs(curve.seconds(nodes) / (0.01 * behind(nodes, CACHED)) - 1) for nodes in TRUTH)
     assert off < 0.1 if threads == 1 else off > 0.5
-
-
-def test_what_is_unread_is_read_before_every_tree() -> None:
-    curve = CostCurve({nodes: 1.0 + nodes / 8 for nodes in range(65)})
-    curve.undone(2.0)
-    plain = CostCurve(curve.points)
-    assert curve.undoing == pytest.approx(2.0 * UNDOING_GAIN)
-    curve.reach(CACHED, unread=3)
-    assert curve.table[0] == pytest.approx(plain.table[3])
-    # What is unread now would be read once more behind a tree.
-    later = 2.0 * UNDOING_GAIN + 3 / 8
-    assert curve.table[1:9] == pytest.approx([plain.table[3 + n] + later for n in range(1, 9)])
-    assert curve.rereading(3) == pytest.approx(3 / 8) and curve.rereading(0) == 0
-    curve.observe(2, curve.seconds(5), 0.0, 0.0)
-    assert curve.points == pytest.approx(plain.points), "as expected of five rows"
-    curve.reach(CACHED)
-    assert curve.table[0] == pytest.approx(plain.table[0])
 
 
 class Chains(ToyBackend):

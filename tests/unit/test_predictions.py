@@ -29,13 +29,12 @@ from engine.hsd.planner import (
     Plan,
     Recursion,
     Source,
-    StackLevel,
     best,
     outcome_of,
     resolve,
     stack_of,
 )
-from engine.hsd.profile import ENOUGH, LATEST, OFF, Outcome, Pair, Profile, Rounds
+from engine.hsd.profile import ENOUGH, OFF, Outcome, Pair, Profile, Rounds
 from engine.hsd.trials import entries
 from engine.methods import lowest, method_named
 from engine.sampling import Floats, choose
@@ -171,28 +170,6 @@ def test_predictions_are_within_a_tenth_of_what_stacks_take(
         latency = recursion.latency(resolve(profile, spec, "match"))
         assert seconds == pytest.approx(latency, rel=bound), spec
     assert found[planned] <= 1.03 * min(found.values())
-
-
-def test_costs_are_those_of_rounds_in_use_whatever_the_curves_say(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Forwards that were timed alone are of a machine that hiccups: a size at four times its time,
-    all of another model too fast."""
-
-    def disturbed(backend: Timed, seconds: float) -> CostCurve:
-        first, each = COSTS[backend.info.name]
-        pace = 0.5 if backend.info.name == "mid" else 1.0
-        points = {n: pace * (first + each * n) for n in (0, 1, 2, 3, 5, 7, 11, 15, 31)}
-        return CostCurve(points | {3: 4 * pace * (first + 3 * each)})
-
-    monkeypatch.setattr("engine.hsd.measure.measure_costs", disturbed)
-    profile = family_of(clock, 0.7, prompts=8).profiled()
-    for model in profile.models:
-        first, each = COSTS[model.name]
-        assert model.seconds(0) == pytest.approx(first, rel=0.12), model.name
-    target = profile.target
-    for drafted in (1, 2, 3, 5, 7):
-        assert target.seconds(drafted) == pytest.approx(0.105 + 11e-4 * drafted, rel=0.03)
 
 
 def test_a_head_is_a_way_to_draft_like_the_databases(clock: Clock) -> None:
@@ -339,24 +316,6 @@ def two_models(survival: float = 0.8) -> Profile:
     return Profile(models, {(0, 1): pair, (0, 2): pair, (1, 2): worse}, {})
 
 
-def test_too_few_tokens_correct_nothing() -> None:
-    profile = two_models().learned("match small", Outcome(ENOUGH - 1, 9.0, 1.0, 2.0))
-    assert profile.factor("match small") == 1.0 and not profile.off(two_models())
-    more = profile.learned("match small", Outcome(1, 1.0, 1.0, 2.0))
-    assert more.factor("match small") == 5.0 and more.off(profile)
-    assert more.factor("match mid") == more.factor("rejection small") == 1.0
-
-
-def test_only_the_latest_answers_count() -> None:
-    profile = two_models()
-    for seconds in (*(9.0,) * 5, *(2.0,) * LATEST):
-        profile = profile.learned("match small", Outcome(ENOUGH, seconds, 1.0, 1.0))
-    assert profile.factor("match small") == 2.0
-    assert len(profile.outcomes["match small"]) == LATEST
-    again = profile.learned("match mid", Outcome(ENOUGH, 1.0, 1.0, 1.0))
-    assert [*again.learned("match small", Outcome(1, 1.0, 1.0, 1.0)).outcomes][-1] == "match small"
-
-
 def test_a_correction_moves_the_prediction_to_what_happened_and_the_plan_with_it() -> None:
     profile = two_models()
     plan = best(profile, "match")
@@ -410,11 +369,3 @@ def test_an_answer_says_what_its_stack_took(
     assert per_token(stack_steps(family, spec, 0.7)) == pytest.approx(again, rel=0.05)
     assert outcome_of(profile, Plan(), "match", steps) is None
     assert outcome_of(profile, plan, "match", [replace(s, look_ups={}) for s in steps]) is None
-
-
-def test_names_of_stacks_leave_batches_out() -> None:
-    plan = Plan((StackLevel("small", 4), StackLevel("mid", 2)), databases=True)
-    assert stack_of(plan, "match") == "match databases/small/mid"
-    assert stack_of(replace(plan, head=True), "rejection") == "rejection databases+head/small/mid"
-    assert str(Plan(head=True)) == "head" and Plan(head=True).stack == "head"
-    assert plan.below == Plan((StackLevel("small", 4),), databases=True)
