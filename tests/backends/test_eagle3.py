@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -622,26 +621,6 @@ def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
         assert (found - wanted).norm() < 0.02 * wanted.norm()
     assert bytes_of(weight) == 4 * weight.numel()
     assert bytes_of(rounded) == weight.numel() + 2 * shape[0]
-
-
-@pytest.mark.parametrize(("plain", "rounded", "wanted"), [(3.0, 1.0, True), (1.0, 3.0, False)])
-def test_eight_bits_are_taken_where_they_were_faster(
-    plain: float, rounded: float, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from engine.heads import eagle3_head
-
-    def clock() -> Iterator[float]:
-        now = 0.0
-        for takes in cycle((plain, rounded)):
-            yield now
-            now += takes
-            yield now
-
-    ticks = clock()
-    monkeypatch.setattr(eagle3_head, "perf_counter", lambda: next(ticks))
-    assert eagle3_head.faster([torch.ones(4, 64), torch.ones(8, 128)]) is wanted
 
 
 def test_a_width_that_the_library_would_read_beyond_stays_as_it_is() -> None:

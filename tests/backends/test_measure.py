@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,21 +19,16 @@ from engine.drafting.costs import CostCurve
 from engine.errors import Cancelled
 from engine.hsd.family import Family
 from engine.hsd.measure import (
-    BRANCH,
     DEEPEST,
     RAREST,
     ROUND,
-    Judged,
     Lowest,
     Profiler,
-    Scored,
-    judge,
-    rounds_of,
     survival_of,
     timed,
 )
 from engine.hsd.planner import Recursion, Source
-from engine.hsd.profile import Profile, Rounds
+from engine.hsd.profile import Profile
 from engine.prompt import Chat
 from engine.sampling import choose, distribution
 from engine.settings import Drafting, Generation, Sampling
@@ -107,42 +101,6 @@ def test_acceptance_is_the_overlap_of_the_laws_along_the_targets_answers(
         assert np.mean(kept) == pytest.approx(np.mean(overlaps), abs=0.05)
         assert np.mean(equal) > (1 - 0.05) * np.mean(overlaps) / (2 - np.mean(overlaps))
     assert profile.positions == len(overlaps) == 64 * len(PROMPTS)
-
-
-def test_drafts_are_judged_by_each_other_on_what_the_larger_one_says() -> None:
-    """Their laws along its own text, which is the target's up to where it goes on by itself."""
-    sampling = SAMPLINGS[0]
-    work, profile = measured(sampling)
-    for below, above in ((0, 1), (0, 2), (1, 2)):
-        judged = work.judged[below, above]
-        assert {len(text) for text in judged.equal} == {BRANCH}
-        overlap = mean_overlap(LOGITS[NAMES[below]], LOGITS[NAMES[above]], sampling)
-        assert profile.pairs[below, above].acceptance == pytest.approx(overlap, abs=0.04)
-
-
-def mean_overlap(lower: Logits, upper: Logits, sampling: Sampling) -> float:
-    """The overlap of two laws, averaged over a long text that the upper one says."""
-    text = [0, 1, *ids(decode(Small(upper), [0, 1], (), Generation(sampling, 3000), Drafting()))]
-    return float(
-        np.mean(
-            [
-                np.minimum(distribution(lower(pair), sampling), distribution(upper(pair), sampling))
-                .sum()
-                for pair in pairwise(text)
-            ]
-        )
-    )  # fmt: skip
-
-
-def test_the_better_a_draft_model_the_higher_all_figures() -> None:
-    _, profile = measured(SAMPLINGS[0])
-    figures = [profile.pairs[below, 3] for below in range(3)]
-    for one, other in pairwise(figures):
-        assert one.acceptance < other.acceptance
-        for rule in RULES:
-            assert one.survives(rule, 1) < other.survives(rule, 1)
-    gains = [p.survives("rejection", 1) - p.survives("match", 1) for p in profile.pairs.values()]
-    assert sum(gains) > 0
 
 
 def rounds(
@@ -240,34 +198,6 @@ def test_survival_counts_the_rounds_of_known_bits(texts: list[list[float]]) -> N
     assert survival_of(texts) == pytest.approx(tuple(wanted) or (0.0,))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
-def test_equal_acceptances_survive_by_their_powers(share: float) -> None:
-    survival = survival_of([[share] * 200] * 20)
-    wanted = [share**depth for depth in range(1, len(survival) + 1)]
-    assert survival == pytest.approx(wanted, abs=1e-12)
-    assert len(survival) == (DEEPEST if share else 1)
-
-
-def test_survival_that_too_few_rounds_would_tell_is_not_told() -> None:
-    assert survival_of([]) == survival_of([[]]) == survival_of([[1.0] * 3]) == (0.0,)
-    assert len(survival_of([[1.0] * 12] * 100)) == 12
-
-
-# One place.
-
-
-def test_two_models_are_compared_place_by_place() -> None:
-    lower = [Scored(1, np.float32([0.5, 0.5])), Scored(0, np.float32([1.0, 0.0]))]
-    upper = [Scored(1, np.float32([0.25, 0.5, 0.25])), Scored(2, np.float32([0.0, 0.0, 1.0]))]
-    judged = Judged()
-    judge(judged, lower, upper, [1, 2])
-    assert judged.distances == [0.25, 1.0]
-    assert (judged.equal, judged.kept) == ([[1.0, 0.0]], [[1.0, 0.0]])
-    judge(judged, upper[:1], lower[:1], [0])
-    assert judged.distances[2] == 0.25
-    assert (judged.equal[1], judged.kept[1]) == ([0.0], [0.5])
-    assert judged.pair().acceptance == pytest.approx(0.5)
-
 
 # Costs, databases, and the way to the end.
 
@@ -304,18 +234,6 @@ def test_a_curve_is_as_real_rounds_have_it_and_never_falls(
     """What a curve made of hiccups says of a size is forgotten once that was timed in use."""
     found = timed(points, [(n, seconds) for n, seconds in rounds.items() for _ in range(2000)])
     assert found == pytest.approx(wanted, rel=0.01) and list(found) == sorted(points)
-
-
-def test_one_hiccup_says_little_of_a_size() -> None:
-    rounds = [(0, 1.0)] * 20 + [(0, 90.0)]
-    assert timed({0: 1.0, 4: 1.0}, rounds)[0] < 1.06
-
-
-def test_the_rounds_with_something_below() -> None:
-    assert rounds_of([], []) is None and rounds_of([1], []) is None
-    assert rounds_of([1], [0.5]) == Rounds((1.0,), 0.5)
-    found = rounds_of([1, 3, 1, 4], [1.0, 2.0, 1.0, 4.0])
-    assert found == Rounds((0.5, 0.0, 0.25, 0.25), 1.75), "what took the longest counts as 3"
 
 
 def knowing(ahead: int) -> dict[Source, Lowest]:

@@ -62,21 +62,6 @@ def test_the_index_finds_what_a_scan_finds(tokens: list[int], steps: list[int]) 
         drafter.observe(tokens[:end], end - before)
 
 
-def test_the_first_place_of_the_longest_match_counts() -> None:
-    drafter = LookupDrafter()
-    tokens = [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3, 6, 1, 2, 3]
-    drafter.observe(tokens, len(tokens))
-    assert draft(drafter, tokens) == ((4, 9, 2, 3, 5, 1, 2, 3, 6, 1), 3)
-    assert draft(drafter, tokens, nodes=2) == draft(drafter, tokens, depth=2) == ((4, 9), 3)
-    assert draft(drafter, tokens, nodes=0) == ((), 0)
-
-
-def test_a_copy_ends_with_the_text() -> None:
-    drafter = LookupDrafter()
-    drafter.observe([7, 7, 7], 3)
-    assert draft(drafter, [7, 7, 7]) == ((7,), 2)
-
-
 def test_a_new_prompt_starts_a_new_text() -> None:
     drafter = LookupDrafter()
     drafter.observe([1, 2, 1], 3)
@@ -116,15 +101,6 @@ class Listed(Flat):
         return self.given
 
 
-def test_distinct_drafts_with_shared_prefixes_once() -> None:
-    drafter = Listed(((1, 2, 3, 4), 2), ((1, 2, 9, 9), 2), ((1, 2, 3, 4), 1), ((5,), 1))
-    tree = grown(drafter, [0])
-    assert [tree.path(row) for row in range(1, len(tree) + 1)] == [
-        (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 9), (1, 2, 9, 9), (5,),
-    ]  # fmt: skip
-    assert tree.match_lengths[1:] == [2] * 6 + [1]
-
-
 def test_seven_drafts_of_four_tokens_at_most() -> None:
     tree = grown(Listed(*(((i, i, i, i), 1) for i in range(20))), [0], nodes=128)
     assert leaves(tree) == [(i,) * AHEAD for i in range(DRAFTS)]
@@ -149,19 +125,6 @@ def test_the_context_keeps_the_seven_latest_continuations() -> None:
     assert leaves(grown(drafter, [7])) == [(100 + i, 1, 2, 3) for i in range(9, 2, -1)]
 
 
-def test_the_context_learns_across_steps_and_not_twice() -> None:
-    whole, stepwise = PublishedContext(), PublishedContext()
-    tokens = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2, 3, 1, 2]
-    whole.observe(tokens, len(tokens))
-    stepwise.observe(tokens[:3], 3)
-    for end in range(4, len(tokens) + 1):
-        stepwise.observe(tokens[:end], 1)
-    stepwise.observe(tokens, len(tokens))
-    stepwise.finish(tokens, 5)
-    assert stepwise.table == whole.table
-    assert all(len(gram) == AHEAD for line in whole.table.values() for gram in line)
-
-
 def test_the_model_tier_ranks_by_answers() -> None:
     drafter = PublishedModel([((4, 5, 6, 7, 8), 1.0), ((9, 9), 5.0)])
     assert leaves(grown(drafter, [4])) == [(5, 6, 7, 8)] and leaves(grown(drafter, [9])) == []
@@ -173,16 +136,6 @@ def test_the_model_tier_ranks_by_answers() -> None:
         drafter.finish([4, token, token, token, token], 4)
     assert len(leaves(grown(drafter, [4], nodes=128))) == DRAFTS
     assert leaves(grown(drafter, [4]))[0] == (1, 2, 3, 3), "the frequent are not pushed out"
-
-
-def test_a_frozen_model_tier_drafts_and_learns_nothing() -> None:
-    drafter = PublishedModel([((4, 5, 6, 7, 8), 1.0)])
-    frozen = drafter.frozen()
-    for token in range(3):
-        frozen.finish([4, token, token, token, token], 4)
-    assert leaves(grown(frozen, [4])) == leaves(grown(drafter, [4])) == [(5, 6, 7, 8)]
-    drafter.finish([4, 1, 1, 1, 1], 4)
-    assert len(leaves(grown(drafter, [4]))) == 2 and len(leaves(grown(frozen, [4]))) == 1
 
 
 def test_the_statistics_are_asked_with_two_tokens_then_one() -> None:

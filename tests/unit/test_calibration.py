@@ -7,12 +7,12 @@ from math import inf, nan
 import pytest
 
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import LONGEST, MEMORY, PRIORS, Calibration
+from engine.drafting.calibration import MEMORY, PRIORS, Calibration
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.tiers import ContextTier, ModelTier
 from engine.settings import Drafting
 from engine.tree import Tree
-from engine.types import CONTEXT, MODEL, STATISTICS, STRENGTHS, CalibrationRow, Followers
+from engine.types import CONTEXT, MODEL, STATISTICS, CalibrationRow, Followers
 from tests.support.tiers import Noting, Said, markov, sure
 
 
@@ -41,15 +41,6 @@ def test_trust_becomes_the_share_that_was_right(tier: str, share: float) -> None
     assert trust(calibration, tier, 1, followers) == pytest.approx(share, abs=0.04)
 
 
-def test_a_longer_match_is_asked_first_and_the_shorter_one_about_the_rest() -> None:
-    """The long one is right 60 times in a hundred, the short one 30 times of the other 40."""
-    calibration, long, short = Calibration(), sure(7), sure(8, 60)
-    hierarchy = Hierarchy([Said(CONTEXT, short, long)], calibration)
-    teach(hierarchy, drawn({7: 0.6, 8: 0.3, 9: 0.1}, 1900))
-    assert trust(calibration, CONTEXT, 2, long) == pytest.approx(0.6, abs=0.04)
-    assert trust(calibration, CONTEXT, 1, short) == pytest.approx(0.75, abs=0.06)
-
-
 def test_trust_follows_a_change_of_subject() -> None:
     """However long it was right before, what it was worth then fades."""
     calibration, followers = Calibration(), sure(7)
@@ -60,22 +51,6 @@ def test_trust_follows_a_change_of_subject() -> None:
     assert trust(calibration, MODEL, 1, followers) < 0.6
     teach(hierarchy, [8] * int(2 * MEMORY))
     assert trust(calibration, MODEL, 1, followers) < 0.2
-
-
-def test_before_anything_is_learned_more_occurrences_and_agreement_are_trusted_more() -> None:
-    calibration = Calibration()
-    for tier in PRIORS:
-        for length in range(1, LONGEST + 1):
-            values = calibration.weights[tier][length - 1].values
-            assert len(values) == STRENGTHS and all(0.0 < value < 1.0 for value in values)
-            few, many = (
-                trust(calibration, tier, length, Followers(total, 1, {})) for total in (1, 300)
-            )
-            assert few < many
-            agreeing, scattered = (
-                trust(calibration, tier, length, Followers(300, n, {})) for n in (2, 290)
-            )
-            assert scattered <= agreeing
 
 
 def predicted(hierarchy: Hierarchy, tokens: Sequence[int], depth: int = 1) -> Noting:

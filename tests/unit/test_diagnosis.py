@@ -4,8 +4,6 @@ import random
 import re
 from dataclasses import replace
 
-import pytest
-
 from engine.hsd.planner import LONGEST, Plan, StackLevel, best, latency
 from engine.hsd.profile import Profile, Rounds
 from engine.hsd.trials import why
@@ -45,19 +43,6 @@ def test_where_a_measurement_is_not_what_was_predicted_the_profile_is_in_doubt()
     assert len(why(pair(1.0, 1.0), Plan(), RULE, 4.5 * MS)) == 1, "plain decoding as well"
 
 
-@pytest.mark.parametrize(("choice", "limit"), [(0.0, 2.4), (0.4, 2.0)])
-def test_a_draft_that_costs_too_much(choice: float, limit: float) -> None:
-    first, cause, last = why(pair(0.9, 3.1, 3.9, 1.5, choice), SMALL, RULE)
-    assert first.startswith("small@4 takes ") and first.endswith("plain decoding 3.9 ms.")
-    assert cause == (
-        "small takes 3.1 ms per token, large alone 3.9 ms. Even if all its tokens were "
-        f"accepted, small would have to take less than {limit:g} ms."
-    )
-    assert last == "Plain decoding is the fastest here."
-    for small, pays in ((limit - 0.01, True), (limit + 0.01, False)):
-        assert (best(pair(1.0, small, 3.9, 1.5, choice), RULE) != Plan()) == pays
-
-
 def test_a_target_that_verifies_at_too_high_a_cost() -> None:
     _, cause, last = why(pair(1.0, 0.001, 4.0, 4.5), SMALL, RULE)
     assert cause == (
@@ -66,28 +51,6 @@ def test_a_target_that_verifies_at_too_high_a_cost() -> None:
     )
     assert last == "Plain decoding is the fastest here."
     assert best(pair(1.0, 1e-9, 4.0, 4.5), RULE) == Plan()
-
-
-def test_a_draft_that_is_accepted_too_rarely() -> None:
-    _, cause, _ = why(pair(0.2, 2.0), SMALL, RULE)
-    assert cause == (
-        "large accepts 20 % of the tokens of small. These take 2 ms each, so at least 50 % would "
-        "have to be accepted."
-    )
-    for a, pays in ((0.49, False), (0.51, True)):
-        assert (best(pair(a, 2.0), RULE) != Plan()) == pays
-
-
-def test_a_batch_that_is_too_long() -> None:
-    profile = pair(0.7, 1.0)
-    _, cause, last = why(profile, Plan((StackLevel("small", 32),)), RULE)
-    plan = best(profile, RULE)
-    seconds = f"{1000 * latency(profile, plan, RULE):.3g} ms"
-    assert cause == (
-        f"small drafts 32 tokens at a time. With {plan.levels[0].batch}, large would take "
-        f"{seconds} per token; alone it takes 4 ms."
-    )
-    assert last == f"The fastest here is {plan}: {seconds}."
 
 
 def test_databases_whose_rounds_take_longer_than_they_save() -> None:

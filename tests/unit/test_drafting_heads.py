@@ -11,7 +11,7 @@ from engine.decode import decode, never
 from engine.drafting.base import Guarded
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import WITH_HEAD, Calibration
-from engine.drafting.costs import WHOLE, CostCurve, HeadPace
+from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.drafting.head import PLACE, HeadTier
 from engine.drafting.hierarchy import Hierarchy, best_row, path_to
@@ -25,7 +25,6 @@ from engine.types import CONTEXT, DATABASES, HEAD, STACK, STATISTICS, TIERS, Ste
 from tests.support.clocked import Clock, ClockedToy, clock_of, endless
 from tests.support.lossless import (
     PROMPT,
-    Stated,
     assert_lossless,
     curves,
     events_of,
@@ -185,29 +184,6 @@ def test_candidates_of_head_and_databases_are_in_one_tree_by_path_probability(
     assert lengths.get(CONTEXT, 1) > 0
 
 
-def test_what_both_name_is_one_node_and_likelier_than_for_either() -> None:
-    found = []
-    for guesses in ({}, {(): {7: 0.7}}):
-        tree, chances = weighed(*tree_with(guesses, 0.0), depth=1)
-        found.append(chances[tree.children[0][7]])
-        assert tree.tokens.count(7) == 1
-    assert found[1] > found[0]
-
-
-def test_evidence_of_a_head_is_weighed_by_depth_and_probability() -> None:
-    tier = HeadTier(Sampling(temperature=0.0), noisy=False)
-    kinds = set()
-    for number, (depth, top) in enumerate((d, p) for d in (0, 1, 4, 9) for p in (0.1, 0.5, 0.95)):
-        tier.add((number,), Says({1: top}), depth, 5)
-        *shorter, said = tier.matches((number,))
-        assert len(shorter) == PLACE - 1 and not any(one.counts for one in shorter)
-        kinds.add(said.strength)
-    assert len(kinds) == 9, "depths from the last class on are one"
-    assert tier.matches((99,)) == () and tier.unigrams() is None
-    tier.observe([1], 1)
-    assert tier.matches((0,)) == ()
-
-
 def test_what_is_learned_beside_a_head_is_kept_apart_and_stored() -> None:
     calibration = Calibration()
     databases = Databases(calibration=calibration)
@@ -253,18 +229,6 @@ def test_a_chain_is_the_path_that_is_worth_most_and_not_the_likeliest_word() -> 
         for end in range(1, len(grown.tokens))
     }
     assert path == max(worth, key=lambda each: worth[each])
-
-
-def test_time_that_is_spent_makes_further_nodes_worth_it() -> None:
-    costs = Stated({0: 1.0, 1: 1.5, 9: 5.5})
-    budget = Budget(Drafting(nodes=8), 8, 100, costs)
-    assert not budget.pays(0, 0.45)
-    budget.spend(2.0)
-    assert budget.pays(0, 0.45) and budget.worth == pytest.approx(1 / 3)
-    assert costs.table[0] == 1.0, "the curve itself stays"
-    later = costs.delayed(2.0)
-    assert later.table[9] == pytest.approx(costs.table[9] + 2.0)
-    assert later.table_array[9] == later.table[9] and later.slope_array[0] == later.slopes[0]
 
 
 # when it is asked
@@ -400,28 +364,6 @@ def test_where_databases_hold_a_chain_of_high_trust_the_head_is_not_asked(clock:
     assert sum(HEAD in step.levels for step in alone) > len(alone) / 2, "alone it is"
 
 
-def test_what_calls_gain_and_take_is_learned() -> None:
-    pace = HeadPace()
-    assert pace.pays(0, 0.5, 1.0, 1.0), "what was never asked is tried"
-    for _ in range(60):
-        for level in (0, WHOLE):
-            pace.took(level, 0.3)
-            pace.gained(level, 0.5, 0.4)
-    assert pace.gain(0) == pytest.approx(0.8, abs=0.1)
-    assert pace.pays(0, 0.5, 1.0, 1.0) and not pace.pays(0, 0.05, 1.0, 1.0)
-    assert not pace.pays(0, 0.5, 3.0, 1.0), "where much is expected already, less is added"
-    assert not pace.pays(1, 0.3, 1.0, 1.0), "a level is taken to take what the one above it takes"
-    pace.took(0, 300.0)
-    assert pace.seconds[0] < 0.4, "one hiccup decides nothing"
-    first_pays_nothing = HeadPace()
-    for level, added, seconds in ((0, 0.1, 0.5), (WHOLE, 2.0, 0.9)):
-        for _ in range(9):
-            first_pays_nothing.took(level, seconds)
-            first_pays_nothing.gained(level, 1.0, added)
-    assert first_pays_nothing.gain(0) < 0.4
-    assert first_pays_nothing.pays(0, 1.0, 1.0, 1.0), "but the calls after it pay"
-
-
 # what may go wrong
 
 
@@ -543,31 +485,3 @@ def test_a_prompt_is_read_once_the_head_is_asked_and_not_before(name: str) -> No
     assert head.rows == 0
     first.grow(Tree(PROMPT[-1]), PROMPT, Budget(Drafting(nodes=8), 8, 260))
     assert head.rows >= len(PROMPT)
-
-
-def test_the_call_that_reads_a_prompt_says_nothing_of_what_calls_take() -> None:
-    toy, costs = ToyBackend(guesses=GOOD), CostCurve({0: 1.0, 31: 1.1})
-    [drafter] = METHODS["head"].drafters(Databases(), sampling=Sampling(), target=toy)
-    head_of(toy).listen(True)
-    tokens = list(PROMPT)
-    for number in range(3):
-        toy.prefill(tokens, never)
-        drafter.grow(Tree(tokens[-1]), tokens, Budget(Drafting(), 8, 260, costs, due=HEAD))
-        tokens.append(5 + number)
-        drafter.observe(tokens, 1)
-        seen = costs.gate.head.seen
-        assert seen[0] == seen[WHOLE] == number
-
-
-def test_what_the_noise_favours_is_named_beside_the_likeliest() -> None:
-    rest = dict.fromkeys(range(100, 200), 0.001)
-
-    class Lucky(Says):
-        def draw(self, position: int, sampling: Sampling) -> int:
-            return 199
-
-    tier = HeadTier(Sampling(), noisy=True)
-    tier.add((1,), Lucky({7: 0.9, **rest}), 0, 3)
-    said = tier.matches((1,))[-1]
-    assert 199 in said.counts and len(said.counts) == 25
-    assert sum(said.counts.values()) == pytest.approx(1.0, abs=0.1)

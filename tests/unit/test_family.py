@@ -8,13 +8,11 @@ import pytest
 
 from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.errors import ModelError, SettingError
-from engine.hsd import family as families
 from engine.hsd.family import Family, LevelDrafter, Stack, check_drafts, check_vocabulary
-from engine.hsd.planner import Plan, Recursion, StackLevel, latency, resolve
 from engine.settings import Sampling
 from engine.types import RULES, Rule
 from engine.verify import Match, Rejection, verifier
-from tests.support.lossless import DEVIATIONS, toy_family
+from tests.support.lossless import toy_family
 
 
 def toy(name: str, **changes: Any) -> ToyBackend:
@@ -75,27 +73,6 @@ def test_a_family_that_was_not_profiled_plans_nothing() -> None:
                 ask()
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_plan_is_made_once_for_every_question(
-    rule: Rule, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    family, calls = toy_family(), list[tuple[Any, ...]]()
-    for name in ("best", "resolve"):
-        original = getattr(families, name)
-        monkeypatch.setattr(
-            families, name, lambda *asked, o=original: calls.append(asked[1:]) or o(*asked)
-        )
-    for _ in range(3):
-        assert family.plan("small@3/mid@2", rule) == Plan(
-            (StackLevel("small", 3), StackLevel("mid", 2))
-        )
-        found, profile = family.plan("", rule), family.profiled()
-        for other in ("plain", "databases", "small@3/mid@2", "databases/tiny/mid"):
-            seconds = latency(profile, resolve(profile, other, rule), rule)
-            assert latency(profile, found, rule) <= seconds
-    assert calls == [("small@3/mid@2", rule), (rule, [*DEVIATIONS, "databases", "head"])]
-
-
 def test_a_plan_with_a_model_that_is_not_loaded_is_refused() -> None:
     whole = toy_family()
     some = Family(whole.target, {"tiny": whole.drafts["tiny"]}, whole.profile)
@@ -121,19 +98,6 @@ def test_a_stack_is_made_as_planned(rule: Rule) -> None:
         assert level.costs.points == profile.models[profile.index(level.name)].costs
         assert isinstance(level.rule, Match if rule == "match" else Rejection)
     assert levels[0].below is None
-
-
-def test_the_gate_begins_with_what_the_profile_predicts() -> None:
-    family = toy_family()
-    for spec in ("small@3", "tiny@4/mid@2", "databases/small@5/mid@4"):
-        plan = family.plan(spec, "rejection")
-        stack = family.stack(plan, Sampling(), "rejection", None)
-        recursion = Recursion(family.profiled(), "rejection")
-        law, seconds = recursion.proposed(plan)
-        verifying = float(law @ [family.profiled().target.seconds(n) for n in range(len(law))])
-        assert stack.seconds == pytest.approx(seconds)
-        step = (stack.seconds + verifying) / stack.tokens
-        assert step == pytest.approx(recursion.latency(plan)) and stack.tokens > 1.0
 
 
 def test_every_model_has_random_numbers_of_its_own() -> None:

@@ -1,10 +1,8 @@
 """Hierarchy drafting: the likeliest nodes first, every one credited, lower tiers asked last."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 from math import log
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,13 +11,13 @@ from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import PRIORS, Calibration
 from engine.drafting.costs import CostCurve
-from engine.drafting.hierarchy import LUCKIEST, Hierarchy, luckiest
+from engine.drafting.hierarchy import LUCKIEST, Hierarchy
 from engine.drafting.ngrams import NgramCounts
 from engine.drafting.tiers import STATISTICS_KEY, ContextTier, ModelTier, StatisticsTier
 from engine.sampling import gumbel
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree, graft
-from engine.types import CONTEXT, MODEL, STATISTICS, STRENGTHS, Followers
+from engine.types import CONTEXT, MODEL, STATISTICS, Followers
 from tests.support.clocked import clock_of
 from tests.support.tiers import Noting, Said, Table, followers, markov, sure
 from tests.unit.test_ngram_counts import every
@@ -128,20 +126,6 @@ def test_what_an_earlier_drafter_drafted_stays() -> None:
             assert len(tree) == (3 if costs else grown)
 
 
-def test_the_calibration_learns_before_the_tiers_do() -> None:
-    """Else a token would always have been expected: by what it has just taught."""
-    calibration = Calibration()
-    hierarchy = Hierarchy([ContextTier()], calibration)
-    tokens = list(range(50))
-    hierarchy.observe(tokens[:10], 10)
-    for at in range(10, 50):
-        grow(hierarchy, tokens[:at])
-        hierarchy.observe(tokens[: at + 1], 1)
-    assert set(calibration.rows()) == set(), (
-        "nothing was ever seen before, so nothing was predicted"
-    )
-
-
 @pytest.mark.parametrize("costs", [None, CostCurve({0: 1.0, 1: 1.9, 2: 1.9, 63: 1.9})])
 def test_nodes_of_another_drafter_are_not_judged(costs: CostCurve | None) -> None:
     """Neither behind ours nor in the place of those that we cut, as they would not pay."""
@@ -220,37 +204,6 @@ def test_where_nothing_is_drawn_the_trees_are_those_by_probability(sampling: Sam
     assert blind.calibration.rows() == cold.calibration.rows()
 
 
-def test_with_noise_trees_differ_from_position_to_position_and_from_seed_to_seed() -> None:
-    followers = Followers(100, len(LAW), dict(LAW))
-
-    def drafted(tokens: Sequence[int], sampling: Sampling | None) -> list[int]:
-        hierarchy = Hierarchy([Said(STATISTICS, followers)], Calibration(), sampling)
-        return grow(hierarchy, tokens, nodes=3, depth=1)[0].tokens[1:]
-
-    assert drafted([1], None) == drafted([2, 1], None) == [10, 11, 12]
-    assert drafted([1], DRAWN) == drafted([1], DRAWN)
-    assert len({tuple(drafted([1] * size, DRAWN)) for size in range(1, 9)}) > 4
-    assert len({tuple(drafted([1], Sampling(1.0, seed=seed))) for seed in range(9)}) > 4
-
-
-def test_a_node_is_weighed_by_the_noise_of_its_own_position() -> None:
-    """A node of depth d stands behind the d - 1 nodes above it."""
-    sure_law = dict.fromkeys(range(10, 40), 1.0)
-    followers = Followers(30, 30, dict(sure_law))
-    calibration = Calibration()
-    calibration.errors.values[:] = array("d", (3.0, 1.0, -5.0, 0.0))
-    for weights in calibration.weights[STATISTICS]:
-        weights.values[:] = array("d", [0.999] * STRENGTHS)
-    hierarchy = Hierarchy([Said(STATISTICS, followers)], calibration, DRAWN)
-    tree, _ = grow(hierarchy, [1, 2, 3], nodes=4, depth=4, threshold=0.0)
-    row, path = 0, []
-    while tree.children[row]:
-        row = min(tree.children[row].values())
-        path.append(tree.tokens[row])
-    assert path == [chosen(3 + depth, sure_law) for depth in range(len(path))]
-    assert len(path) > 1
-
-
 def test_who_knows_the_noise_drafts_more_and_expects_what_comes() -> None:
     """Noise that is not the target's is soon not believed."""
     blind, _ = accepted(None, 800, nodes=4, told=400)
@@ -274,18 +227,6 @@ def test_tokens_with_large_noise_are_named_though_nothing_leads_to_them() -> Non
         tier = Said(CONTEXT, often=nothing)
         none, _ = grow(Hierarchy([tier], Calibration(), DRAWN), [1], threshold=0.0)
         assert len(none) == 0, "luck alone is no draft: draft models may know more"
-
-
-def test_of_equally_lucky_tokens_the_smaller_number_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "engine.drafting.hierarchy.gumbel",
-        lambda seed, position, tokens: np.zeros(len(tokens), np.float32),
-    )
-    assert luckiest({9: 2, 5: 2, 7: 2, 3: 1}, 0, 0) == [5, 7]
-    assert luckiest({9: 2}, 0, 0) == [9]
-    assert luckiest({8: 1, 9: 2}, 0, 0) == [9, 8]
 
 
 def test_rates_with_noise_and_without_are_learned_apart() -> None:

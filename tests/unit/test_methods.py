@@ -15,7 +15,6 @@ from engine.drafting.baselines import (
     PublishedModel,
     PublishedStatistics,
 )
-from engine.drafting.budget import Budget
 from engine.drafting.calibration import Calibration
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
@@ -24,7 +23,6 @@ from engine.errors import SettingError
 from engine.hsd.family import Family, LevelDrafter, Stack
 from engine.methods import METHODS, method_named
 from engine.settings import Drafting, Generation, Sampling
-from engine.tree import Tree
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Followers, Gram, Step
 from engine.verify import Match, Rejection
 from tests.support.lossless import toy_family
@@ -115,15 +113,6 @@ def test_the_published_method_and_the_peers_have_their_own_constants() -> None:
     assert [type(d) for d in METHODS["rest"].drafters(databases)] == [PublishedStatistics]
     (first,), (second,) = (METHODS["lookup"].drafters(databases) for _ in range(2))
     assert isinstance(first, LookupDrafter) and first is not second
-
-
-def test_tiers_come_in_the_methods_order() -> None:
-    databases = Databases(statistics=Table())
-    wanted = Drafting(tiers=(STATISTICS, CONTEXT, MODEL))
-    drafter = hierarchy(method_named("hd", wanted).drafters(databases))
-    assert [type(tier) for tier in drafter.tiers] == [StatisticsTier, ContextTier, ModelTier]
-    assert [tier.source for tier in drafter.tiers] == [STATISTICS, CONTEXT, MODEL]
-    assert METHODS["plain"].drafters(databases) == []
 
 
 def test_without_a_table_the_statistics_tier_is_left_out() -> None:
@@ -264,18 +253,6 @@ def test_what_the_databases_draft_for_a_small_model_they_learn_only_once() -> No
         answer = [t.id for event in events if isinstance(event, Step) for t in event.tokens]
         assert databases.context.log == [*prompt, *answer]
         databases.context.seen.clear()
-
-
-def test_a_small_model_trusts_the_databases_as_the_target_does_and_learns_on_its_own() -> None:
-    databases = Databases()
-    run(databases, "hd", LONG, Drafting())
-    before = databases.calibration.rows()
-    below = hierarchy([databases.below()])
-    assert before != [] and below.calibration.rows() == before
-    tree = Tree(ord("a"))
-    below.grow(tree, list(b"hello a"), Budget(Drafting(), 9, 260))
-    below.observe(list(b"hello a b"), 2)
-    assert below.calibration.rows() != before == databases.calibration.rows()
 
 
 @pytest.mark.parametrize("family", [None, Family(ToyBackend(), {})], ids=["none", "empty"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.drafting.ngrams import FREQUENT, Leaf, NgramCounts
-from engine.types import DIVERSITIES, STRENGTHS, TOTALS, WIDEST, Followers, strength
+from engine.types import STRENGTHS, WIDEST, Followers, strength
 from tests.conftest import ROOT
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
@@ -143,15 +143,6 @@ def test_what_was_seen_once_is_shared_and_never_changed() -> None:
     assert {f.total for f in every(other).values()} > {1}
 
 
-def test_ranked_follows_every_change() -> None:
-    followers = Followers.once(7).plus(8).plus(8)
-    assert followers.ranked() == [(8, 2), (7, 1)]
-    for _ in range(3):
-        followers.plus(7)
-    assert followers.ranked() == [(7, 4), (8, 2)]
-    assert followers.ranked() is followers.ranked(), "sorted once"
-
-
 def test_the_frequent_next_tokens_are_kept_and_all_are_counted() -> None:
     followers, said = Followers.once(0), 1
     for _ in range(9):
@@ -176,14 +167,3 @@ def test_however_wide_it_grows_the_figures_stay_possible(tokens: list[int]) -> N
     assert len(set(tokens)) <= followers.distinct <= len(tokens)
     assert all(0 < count <= tokens.count(token) for token, count in followers.counts.items())
     assert 0 <= followers.strength < STRENGTHS
-
-
-def test_strengths_tell_much_from_little_and_agreeing_from_not() -> None:
-    every = {
-        strength(total, distinct) for total in range(1, 400) for distinct in range(1, total + 1)
-    }
-    assert every <= set(range(STRENGTHS))
-    totals = [strength(total, total) for total in (*TOTALS, 1000)]
-    assert totals == sorted(set(totals)), "more occurrences, another strength"
-    agreeing = [strength(1000, 1000 * share) for share in (*DIVERSITIES, 1.0)]
-    assert agreeing == sorted(set(agreeing)) and agreeing[-1] == STRENGTHS - 1

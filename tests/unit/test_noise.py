@@ -6,7 +6,7 @@ the largest log P + g.
 
 import random
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 import numpy as np
 import pytest
@@ -81,52 +81,6 @@ def test_chances_are_a_distribution(
     chances, others = model_of(*values).estimates(shares, noise, named, temperature)
     assert len(chances) == len(shares) and min([*chances, others]) >= 0.0
     assert sum(chances) + others == pytest.approx(1.0)
-
-
-def test_without_trust_the_estimates_stay() -> None:
-    shares, noise = [0.5, 0.2, 0.1], [-1.0, 3.0, 9.0]
-    chances, others = model_of(0.0, 1.0, 0.0, 0.0).estimates(shares, noise, 3, 1.0)
-    assert [*chances, others] == pytest.approx([0.5, 0.2, 0.1, 0.2])
-
-
-def test_with_full_trust_the_largest_sum_wins() -> None:
-    shares, noise = [0.5, 0.2, 0.1], [-1.0, 0.0, 2.0]
-    best = max(range(3), key=lambda at: log(shares[at]) + noise[at])
-    chances, _ = model_of(3.0, 1.0, -5.0, 0.0).estimates(shares, noise, 3, 1.0)
-    assert best == 2 and chances[best] > 0.95
-    cold, _ = model_of(3.0, 1.0, -5.0, 0.0).estimates(shares, noise, 3, 1e-4)
-    assert cold.index(max(cold)) == 0, "what is nearly certain is not decided by noise"
-
-
-def test_candidates_named_for_their_noise_alone_have_a_factor_of_their_own() -> None:
-    shares, noise = [0.5, 0.1], [0.0, 4.0]
-    model = model_of(0.8, 1.0, 0.0, -2.0)
-    usual, lucky = (model.estimates(shares, noise, named, 1.0) for named in (2, 1))
-    assert lucky[0][1] / lucky[1] == pytest.approx(exp(-2.0) * usual[0][1] / usual[1])
-    assert lucky[0][0] / lucky[1] == pytest.approx(usual[0][0] / usual[1])
-
-
-@pytest.mark.parametrize("which", range(len(RANGES)))
-@pytest.mark.parametrize("said", [0, 2, None])
-def test_each_value_moves_by_its_gradient_over_its_precision(which: int, said: int | None) -> None:
-    """Held against the slope and the bend of the log likelihood, by differences."""
-    shares, noise, named, temperature = [0.4, 0.25, 0.05], [0.3, -0.8, 2.5], 2, 0.7
-    start = (0.7, 1.1, -0.3, -0.6)
-
-    def at(step: float) -> float:
-        values = list(start)
-        values[which] += step
-        chances, others = model_of(*values).estimates(shares, noise, named, temperature)
-        return log(others if said is None else chances[said])
-
-    model = model_of(*start)
-    model.learn(shares, noise, named, temperature, said)
-    moved, precision = model.values[which] - start[which], model.precisions[which]
-    slope = (at(1e-5) - at(-1e-5)) / 2e-5
-    assert moved * precision == pytest.approx(slope, rel=1e-5, abs=1e-9)
-    if which:  # in trust the score is no straight line, and its own bend is left out
-        bend = (at(1e-3) - 2 * at(0.0) + at(-1e-3)) / 1e-6
-        assert precision - PRIOR == pytest.approx(-bend, rel=1e-3)
 
 
 def test_what_is_learned_fits_better_than_probabilities_and_than_first_values() -> None:

@@ -23,7 +23,6 @@ from engine.hsd.planner import (
     batches,
     best,
     candidates,
-    edges,
     latency,
     memory,
     parse,
@@ -154,18 +153,6 @@ def test_the_shortest_path_is_that_of_an_exhaustive_search(
     assert len(kinds) > 5, "the instances must differ in what is best for them"
 
 
-def test_nothing_offered_is_better_than_the_best() -> None:
-    rng = random.Random(3)
-    for _ in range(12):
-        profile = invented(rng, rng.randint(2, 6))
-        found = best(profile, RULE)
-        offered = candidates(profile, RULE)
-        seconds = latency(profile, found, RULE)
-        for plan in [*offered.values(), shortest(profile, RULE)]:
-            assert seconds <= latency(profile, plan, RULE) * (1 + 1e-12)
-        assert offered[str(found)] == found
-
-
 def test_candidates_are_of_every_kind_and_named_once() -> None:
     profile = invented(random.Random(137), 5, databases=1.0)
     found = candidates(profile, RULE)
@@ -178,25 +165,6 @@ def test_candidates_are_of_every_kind_and_named_once() -> None:
     assert len(set(found.values())) == len(found)
     bare = candidates(invented(random.Random(5), 1, databases=0.0), RULE)
     assert bare == {"plain": PLAIN}
-
-
-def test_where_all_is_accepted_for_nothing_the_longest_batch_is_best() -> None:
-    models = [model("m0", 1e-9), model("m1", 1.0)]
-    profile = family(models, lambda i, j: [1.0] * 8)
-    longest = Plan((StackLevel("m0", LONGEST),))
-    assert best(profile, RULE) == shortest(profile, RULE) == longest
-    assert latency(profile, longest, RULE) == pytest.approx(1 / (LONGEST + 1), rel=1e-6)
-    assert best(profile, "match") == PLAIN, "and where the other rule accepts nothing, none"
-
-
-def test_databases_are_used_where_they_pay_and_only_there() -> None:
-    for seconds, expected in ((1.9, DATABASES_ONLY), (2.1, PLAIN)):
-        alone = model("m0", 1.0, databases=Rounds((0.0, 1.0), seconds))
-        profile = family([alone], lambda i, j: ZERO)
-        assert best(profile, RULE) == shortest(profile, RULE) == expected
-    below = model("m0", 1.0, databases=Rounds((0.0, 1.0), 1.0))
-    profile = family([below, model("m1", 9.0)], lambda i, j: geometric(0.9))
-    assert best(profile, RULE).databases and shortest(profile, RULE).databases
 
 
 def without(profile: Profile, names: set[str]) -> Profile:
@@ -220,29 +188,6 @@ def test_what_is_not_allowed_might_as_well_not_be_there() -> None:
             for find in (best, shortest):
                 assert find(profile, RULE, [*allowed, DATABASES]) == find(rest, RULE)
                 assert find(profile, RULE, allowed) == find(bare, RULE)
-
-
-def test_the_graph_holds_every_source_and_the_best_batch_of_every_pair() -> None:
-    profile = invented(random.Random(11), 4, databases=1.0)
-    found = edges(profile, RULE)
-    assert [(edge.below, edge.above) for edge in found] == [
-        *((below, above) for above in range(4) for below in ("", DATABASES)),
-        *combinations(range(4), 2),
-    ]
-    least: list[float] = []
-    for above in range(4):
-        into = [edge for edge in found if edge.above == above]
-        ways = [
-            edge.seconds(least[edge.below] if isinstance(edge.below, int) else 0.0) for edge in into
-        ]
-        least.append(min(ways))
-    assert least[-1] == pytest.approx(path_latency(profile, shortest(profile, RULE), RULE))
-    for edge in found:
-        if isinstance(edge.below, int):
-            others = planner.batches(profile, RULE, edge.below, edge.above)
-            seconds = least[edge.below]
-            assert edge == min(others, key=lambda other: other.seconds(seconds))
-            assert [other.batch for other in others] == list(range(1, LONGEST + 1))
 
 
 # The formulas

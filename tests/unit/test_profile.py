@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from engine.hsd.profile import ModelProfile, Outcome, Pair, Profile, Rounds
-from engine.types import RULES, Rule
-
-RULE: Rule = "match"
 
 
 def mapping() -> dict[str, Any]:
@@ -25,10 +22,6 @@ def mapping() -> dict[str, Any]:
     profile = profile.learned("match small", Outcome(200, 1.5, 1.0, 2.0))
     found: dict[str, Any] = json.loads(json.dumps(profile.mapping()))
     return found
-
-
-def pair_of(*survival: float) -> Pair:
-    return Pair(0.5, dict.fromkeys(RULES, survival))
 
 
 def test_a_sound_profile_is_read_and_knows_its_models() -> None:
@@ -109,30 +102,3 @@ def test_beyond_the_last_one_the_cost_rises_on_and_never_falls() -> None:
     falling = ModelProfile("m", "f", 1, 1, {0: 1.0, 4: 2.0, 8: 1.5})
     assert falling.seconds(99) == 1.5
     assert ModelProfile("m", "f", 1, 1, {0: 1.0}).seconds(99) == 1.0
-
-
-def test_survival_is_read_and_of_no_tokens_certain() -> None:
-    pair = Pair(0.5, {"match": (0.5, 0.25), "rejection": (1.0, 0.75)})
-    assert [pair.survives("match", depth) for depth in (-1, 0, 1, 2)] == [1.0, 1.0, 0.5, 0.25]
-    assert [pair.survives("rejection", depth) for depth in (0, 1, 2)] == [1.0, 1.0, 0.75]
-
-
-@pytest.mark.parametrize(
-    ("survival", "beyond"),
-    [
-        ((), [0.0, 0.0]),
-        ((0.5, 0.0), [0.0, 0.0]),
-        ((1.0, 1.0), [1.0, 1.0]),
-        ((0.5,), [0.25, 0.125]),
-        ((0.5, 0.25, 0.125, 0.0625), [0.03125, 0.015625]),
-        # It falls slowly in the end: contexts in which the draft is sure are what is left.
-        ((0.5, 0.4, 0.4, 0.4), [0.4, 0.4]),
-        ((0.9, 0.8, 0.4, 0.2), [0.1, 0.05]),
-    ],
-)
-def test_survival_falls_on_as_it_did_at_the_end(
-    survival: tuple[float, ...], beyond: list[float]
-) -> None:
-    pair = pair_of(*survival)
-    found = [pair.survives(RULE, len(survival) + more) for more in (1, 2)]
-    assert found == pytest.approx(beyond, rel=1e-12)

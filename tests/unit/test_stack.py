@@ -310,21 +310,6 @@ def test_a_levels_time_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.seconds == seconds * done.forwards > 0
 
 
-def test_what_is_drafted_for_a_model_heeds_its_costs_and_its_room() -> None:
-    budgets: list[Budget] = []
-
-    class Listener(Adversary):
-        def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-            budgets.append(budget)
-            return super().grow(tree, tokens, budget)
-
-    costs, below = flat(), Listener(lambda tokens: [])
-    top = LevelDrafter("small", Strict(), 9, Sampling(0.0), Match(), 200, below, costs)
-    grown(top, PROMPT, plenty(3))
-    assert [budget.depth for budget in budgets] == [3, 2, 1]
-    assert all(budget.costs is costs and budget.vocabulary == 200 for budget in budgets)
-
-
 # Whether the top leads, or the databases.
 
 
@@ -381,17 +366,6 @@ def leads(
     return bool(stack.grow(tree, [0], budget))
 
 
-def test_without_costs_the_stack_drafts_where_the_databases_did_not() -> None:
-    for nodes in (0, 1, 0, 5, 0):
-        assert leads(stack_on(Top(), 9.0, 0.0), nodes) == (nodes == 0)
-        assert leads(stack_on(Top(), 0.1, 99.0), nodes) == (nodes == 0)
-
-
-def test_a_stack_that_is_due_drafts_whatever_is_expected_of_it() -> None:
-    for due in ("", STACK):
-        assert leads(stack_on(Top(), 1.0, 9.0), 4, 0.9, flat(), due) == bool(due)
-
-
 @pytest.mark.parametrize(
     ("nodes", "likely", "seconds", "pays"),
     [
@@ -408,16 +382,6 @@ def test_a_stack_drafts_where_it_beats_what_the_databases_found(
     assert leads(stack_on(Top(), 3.0, seconds), nodes, likely, flat()) == pays
 
 
-def test_the_drafts_that_lose_are_dropped() -> None:
-    for seconds, sources in ((0.4, {"draft:top"}), (0.6, {CONTEXT})):
-        tree, budget = Tree(0), Budget(Drafting(threshold=0.0), 20, VOCABULARY, flat())
-        for token in (0, 9):
-            tree.add(0, token, CONTEXT)
-            budget.added(len(tree), 0.5)
-        stack_on(Top(), 3.0, seconds).grow(tree, [0], budget)
-        assert {*tree.sources[1:]} == sources
-
-
 def test_a_stack_that_has_nothing_to_say_costs_nobody_a_draft() -> None:
     """As when the context of its top is full: the others' drafts stay, and nothing is learned."""
     short = toy_models(["mid"], len(PROMPT))
@@ -428,40 +392,6 @@ def test_a_stack_that_has_nothing_to_say_costs_nobody_a_draft() -> None:
         stack.grow(tree, PROMPT, Budget(Drafting(), 20, VOCABULARY, flat()))
         stack.observe(PROMPT, 2)
     assert tree.path(1) == (97,) and (stack.tokens, stack.seconds) == (9.0, 0.0)
-
-
-def test_a_stack_learns_what_a_draft_takes_and_what_it_is_worth(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A prediction counts for a while, then what was seen; and it follows the text."""
-    top = Top(seconds=0.25)
-    stack = stack_on(top, 5.0, 8.0, monkeypatch)
-    for new in [3] * 100:
-        leads(stack)
-        stack.observe([0], new)
-    assert stack.seconds == pytest.approx(0.25, abs=0.5) and stack.tokens == pytest.approx(
-        3, abs=0.2
-    )
-    before = stack.tokens
-    leads(stack)
-    stack.observe([0], 1)
-    assert before - 0.2 < stack.tokens < before, "one step does not turn it"
-    for _ in range(300):
-        leads(stack)
-        stack.observe([0], 1)
-    assert stack.tokens == pytest.approx(1.0, abs=0.01)
-    assert stack.seconds == pytest.approx(0.25, abs=0.01)
-
-
-def test_steps_without_a_draft_teach_a_stack_nothing_and_reach_the_levels() -> None:
-    top = Top()
-    stack = stack_on(top, 3.0, 0.5)
-    stack.observe([0], 40)
-    assert not leads(stack, nodes=2)
-    stack.observe([0], 9)
-    stack.finish([0], 9)
-    assert (stack.tokens, stack.seconds) == (3.0, 0.5)
-    assert top.heard == [("observe", 40), ("observe", 9), ("finish", 9)]
 
 
 def test_draft_models_that_back_off_leave_a_prompt_unread_until_they_draft() -> None:

@@ -110,29 +110,6 @@ def test_grafting_adds_what_fits_and_follows_what_is_there(paths: list[Path], no
     assert len(tree) <= nodes and set(tree.match_lengths[1:]) <= {2}
 
 
-def test_the_walk_of_an_empty_tree_is_the_plain_step() -> None:
-    assert Tree(5).walk(lambda row: 7) == ([], [7])
-
-
-@pytest.mark.parametrize(
-    ("truth", "rows", "emitted"),
-    [
-        ({0: 1, 1: 3, 3: 4}, [1, 3], [1, 3, 4]),
-        ({0: 2, 2: 9}, [2], [2, 9]),
-        ({0: 9}, [], [9]),
-        ({0: 1, 1: 9}, [1], [1, 9]),
-        ({0: 2, 2: 3, 4: 5, 5: 6}, [2, 4, 5], [2, 3, 5, 6]),
-    ],
-)
-def test_the_walk_follows_the_target_into_the_tree_and_out_of_it(
-    truth: dict[int, int], rows: list[int], emitted: list[int]
-) -> None:
-    tree = tree_of((1,), (2,), (1, 3), (2, 3), (2, 3, 5))
-    asked: list[int] = []
-    assert tree.walk(lambda row: asked.append(row) or truth[row]) == (rows, emitted)  # type: ignore[func-returns-value]
-    assert asked == [0, *rows], "only visited rows are sampled, each once"
-
-
 def test_the_walk_is_the_longest_agreeing_path() -> None:
     draw = random.Random(0)
     for number in range(300):
@@ -266,19 +243,6 @@ def test_a_tree_that_fits_is_itself(paths: list[Path], more: int) -> None:
     kept = tree.within(most)
     assert (kept is tree) == (leaves_of(tree) <= most)
     assert kept.within(most) is kept
-
-
-@settings(deadline=None, derandomize=True)
-@given(PATHS)
-def test_within_one_leaf_a_tree_is_the_chain_that_came_first(paths: list[Path]) -> None:
-    tree = tree_of(*paths)
-    kept = tree.within(1)
-    assert kept.parents == [*range(-1, len(kept))] and leaves_of(kept) == 1
-    row = 0
-    for token in kept.tokens[1:]:
-        assert token == next(iter(tree.children[row]))
-        row = tree.children[row][token]
-    assert not tree.children[row]
 
 
 @settings(deadline=None, derandomize=True)
