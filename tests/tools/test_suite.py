@@ -51,59 +51,6 @@ def outcome(folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-COLLECTING = """
-import sys
-
-import pytest
-
-assert pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *sys.argv[2:]]) == 0
-print("imported:", *sorted(set(sys.argv[1].split()) & sys.modules.keys()))
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("folders", "never"),
-    [
-        ("tests", "torch transformers llama_cpp scipy"),
-        ("tests/unit tests/service", "gradio playwright plotly"),
-    ],
-)
-def test_to_know_the_tests_no_heavy_library_is_imported(folders: str, never: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECTING, never, *folders.split()],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr
-
-
-ELSEWHEN = """
-import sys
-import time
-
-import pytest
-
-now = time.time
-time.time = lambda: now() + 100_000
-plain = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:randomly"]
-assert pytest.main([*plain, *sys.argv[1:]]) == 0
-"""
-"""Collects tests as if the clock showed another time."""
-
-
-def test_every_worker_collects_the_same_tests(request: pytest.FixtureRequest) -> None:
-    """Workers that collect different names end the run before its first test. So a process with
-    another clock and another hash seed has to find those that this one found."""
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHEN, *request.config.args],
-        cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "2"},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    elsewhen = {line for line in done.stdout.splitlines() if "::" in line}
-    assert {item.nodeid for item in request.session.items} <= elsewhen
-
-
 @pytest.mark.soak
 def test_a_test_that_crashes_is_named_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "test_faulty.py").write_text(CRASHES)
