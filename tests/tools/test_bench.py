@@ -149,21 +149,6 @@ def test_two_prompts_end_in_one_json_line(
     assert len(set(lookups)) == 1, "the same drafts, so the same forwards"
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "\n", "{", "[]", '{"turns": []}', '{"turns": null}', '{"category": "x"}', "7", b"\xff"],
-)
-def test_prompt_files_that_are_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | bytes
-) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    assert bench("--prompts", str(path)) == 2
-    captured = capsys.readouterr()
-    assert "JSON object" in captured.err or "There is no question" in captured.err
-    assert "Traceback" not in captured.err and captured.out == ""
-
-
 def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
     from bench.harness import PROMPTS, read_prompts
 
@@ -352,27 +337,6 @@ def test_an_assistant_with_other_tokens_is_refused(embedded: Any) -> None:
     for info, tokenizer in ((larger, embedded.tokenizer), (embedded.info, renamed)):
         with pytest.raises(SettingError, match="small cannot draft for target"):
             load_assistant(str(SMALL), SimpleNamespace(info=info, tokenizer=tokenizer))  # type: ignore[arg-type]
-
-
-def test_step_figures_are_the_first_repeats(embedded: Any) -> None:
-    from bench.measure import Reply, Result, one_run, step_figures
-    from engine.drafting.databases import Databases
-    from engine.methods import METHODS
-
-    prompt, wanted = questions(embedded)[0], Generation(Sampling(0.0), max_tokens=12)
-    result = Result("a")
-    one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
-    metrics = result.metrics
-    one_run(embedded, METHODS["lookup"], Databases(), prompt, wanted, result)
-    assert len(result.seconds) == len(result.decode_seconds) == 2 and result.steady
-    assert result.metrics == metrics
-    assert metrics is not None and result.forwards == metrics.forwards
-    figures = step_figures([result])
-    assert figures["forward_share"] == metrics.verify_seconds / metrics.decode_seconds
-    bound = figures["mean_acceptance_length"] / (figures["verify_ms_per_step"] / 1e3)
-    assert math.isclose(figures["forward_share"], metrics.tokens_per_second / bound)
-    result.note(Reply(result.tokens[:-1], 1.0, 1.0, 1))
-    assert not result.steady and len(result.tokens) == metrics.tokens
 
 
 @pytest.mark.soak

@@ -12,8 +12,8 @@ from app.vllm.attached import Attached
 from bench import vllm
 from bench.__main__ import main
 from bench.harness import Bar, show_bars
-from bench.page import BARS, LONG, Wire, drawn, lengthen, medians, ratios
-from storage.conversations import Conversations, Piece
+from bench.page import BARS, Wire, medians, ratios
+from storage.conversations import Conversations
 from storage.database import Database
 
 
@@ -66,20 +66,6 @@ def test_bytes_are_counted_once_and_with_their_headers() -> None:
     wire.requested({"requestId": "3", "request": {"url": "http://127.0.0.1/assets/kept.js"}})
     wire.finished({"requestId": "3", "encodedDataLength": 0})
     assert wire.received(stream=True) == 500 and wire.received(stream=False) == 650
-
-
-def test_the_long_conversation_has_so_many_tokens_of_answers(db: Database) -> None:
-    store = Conversations(db, "local")
-    asked = store.create("a question").id
-    store.set_settings(asked, drawn(32, 7).mapping())
-    settings = store.get(asked).settings
-    assert settings["generation"]["sampling"]["seed"] == 7 and settings["fresh_seed"] is False
-    pieces = [Piece(f" {at}", "target", 0, at, at, 0.5) for at in range(20)]
-    store.append(asked, "assistant", "".join(piece.text for piece in pieces), pieces=pieces)
-    lengthen(store, 32, 50)
-    long = next(found for found in store.list() if found.title == LONG)
-    said = [message for message in store.messages(long.id) if message.role == "assistant"]
-    assert [len(message.pieces or ()) for message in said] == [20, 20, 20]
 
 
 def test_what_is_missing_is_said_before_anything_is_started(
@@ -181,13 +167,3 @@ def test_what_was_missed_is_told(
 def test_without_vllm_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vllm", "--limit", "2"]) == 2
     assert "vLLM is not installed here" in capsys.readouterr().err
-
-
-def test_what_a_case_finds_does_not_reach_the_next_one() -> None:
-    case = {"draft_tokens": 5, "attached": {"folder": ""}}
-    assert vllm.drafting_of({**case, "method": "plain"}) == {}
-    ngram = vllm.drafting_of({**case, "method": "ngram"})["speculative_config"]
-    assert ngram["method"] == "ngram" and ngram["num_speculative_tokens"] == 5
-    ours = vllm.drafting_of({**case, "method": "strata"})
-    assert ours["speculative_config"]["model"] == "app.vllm.proposer.Proposer"
-    assert ours["additional_config"] == {"strata": {"folder": ""}}

@@ -8,13 +8,8 @@ from bench import truth
 from bench.__main__ import main
 from bench.speed import ablation, tier_after_tier
 from engine.backends.toy import ToyBackend, deviating
-from engine.decode import draft
-from engine.drafting.budget import Budget
-from engine.drafting.databases import Databases
-from engine.drafting.tiers import ContextTier
 from engine.methods import hierarchy
-from engine.settings import Drafting
-from engine.types import CONTEXT, MODEL, TIERS
+from engine.types import TIERS
 from tests.conftest import EMBEDDED
 
 
@@ -30,18 +25,6 @@ def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
     assert {method.drafting.budget for method in found} == {"adaptive", "fixed"}
     titles, values = zip(*((m.title, (m.drafting, m.databases)) for m in found), strict=True)
     assert len(set(titles)) == len(set(values)) == len(found)
-
-
-def test_tier_after_tier_asks_a_lower_tier_only_for_the_nodes_that_are_left() -> None:
-    log, said = [1, *range(2, 9), 1], [1, 50, 60, 70]
-    databases = Databases(ContextTier(log))
-    databases.learned.finish(said, 3)
-    drafters = tier_after_tier(databases, Drafting(tiers=(CONTEXT, MODEL)))
-    for nodes, sources in ((4, {CONTEXT}), (64, {CONTEXT, MODEL})):
-        drafting = Drafting(nodes=nodes, budget="fixed", threshold=0.0)
-        tree, _ = draft(drafters, log, Budget(drafting, 7, 100))
-        assert set(tree.sources[1:]) == sources
-    assert tier_after_tier(databases, Drafting(tiers=())) == []
 
 
 @pytest.mark.soak

@@ -16,43 +16,8 @@ from tests.support.backends import save_model
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
 
-def fresh(embedded: Any) -> Any:
-    from engine.backends.transformers import TransformersBackend
-
-    return TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
-
-
 def options(sizes: list[int], repeats: int) -> argparse.Namespace:
     return argparse.Namespace(sizes=sizes, repeats=repeats)
-
-
-@pytest.mark.model
-def test_every_case_is_timed_with_its_attention(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench.curve import timed, ways_of
-    from engine.backends.folded_attention import FOLDED, LIBRARY
-    from engine.backends.transformers import TransformersBackend
-
-    backend = fresh(embedded)
-    ways = ways_of("it", backend)
-    assert [way.attention for way in ways] == [LIBRARY, FOLDED]
-    assert [way.curve is None for way in ways] == [True, False], "expected of its own alone"
-    seen: list[tuple[str, int, int]] = []
-    score = TransformersBackend.score
-
-    def noting(self: Any, tree: Any, sampling: Any) -> Any:
-        seen.append((self.model.config._attn_implementation, len(self.cached), len(tree)))
-        return score(self, tree, sampling)
-
-    monkeypatch.setattr(TransformersBackend, "score", noting)
-    found = timed(ways, 100, options([0, 5], 3))
-    assert [list(times) for times in found] == [[0, 5], [0, 5]]
-    assert all(seconds > 0 for times in found for seconds in times.values())
-    for way in (LIBRARY, FOLDED):
-        for nodes in (0, 5):
-            assert seen.count((way, 99, nodes)) == 6, "untimed and timed, in every round"
-    assert backend.bytes == 0
 
 
 def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None:
@@ -91,44 +56,6 @@ def test_a_model_is_timed_with_both_attentions(
 
 
 # several models side by side
-
-
-def test_models_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench import curve
-
-    slow, fast = ToyBackend(name="slow"), ToyBackend(name="fast")
-    seen: list[tuple[str, int]] = []
-    spent = {("slow", 0): 4.0, ("slow", 3): 6.0, ("fast", 0): 1.0, ("fast", 3): 5.0}
-
-    def forward(backend: Any, prompt: list[int], nodes: int) -> float:
-        assert len(prompt) in (9, 20)
-        seen.append((backend.info.name, nodes))
-        # One round in three is disturbed, and the first forward of each model.
-        return spent[seen[-1]] * (9.0 if len(seen) <= 10 else 1.0)
-
-    ways = [curve.Way(toy.info.name, toy, "toy", None) for toy in (slow, fast)]
-    monkeypatch.setattr(curve, "forward_seconds", forward)
-    found = curve.timed(ways, 20, options([0, 3], 3))
-    assert found == [{0: 4.0, 3: 6.0}, {0: 1.0, 3: 5.0}]
-    rounds = [seen[at : at + 8] for at in (2, 10, 18)]
-    assert [each[0][0] for each in rounds] == ["slow", "fast", "slow"], "they begin in turn"
-    for each in rounds:
-        assert each[::2] == each[1::2], "untimed, then timed"
-        assert sorted(each[::2]) == sorted(spent)
-
-
-def test_a_model_that_decodes_plainly_is_timed_plainly() -> None:
-    from dataclasses import replace
-
-    from bench.curve import timed, ways_of
-
-    toy = ToyBackend()
-    toy.info = replace(toy.info, can_tree=False)
-    (way,) = ways_of("toy", toy)
-    (times,) = timed([way], 20, options([0, 3], 1))
-    assert list(times) == [0] and way.curve is None
-    row = way.row(20, times)
-    assert set(row["speedup"].values()) == {1.0} and set(row["nodes"].values()) == {0}
 
 
 @pytest.mark.soak

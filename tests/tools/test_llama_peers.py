@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.harness import LLAMA_CPP, SHORT, TRANSFORMERS, kind_of, source_of
-from bench.measure import PEERS, paced
+from bench.measure import PEERS
 from bench.speed import DEFAULTS, Speed, checked_methods
 from engine.decode import decode
 from engine.errors import SettingError
@@ -70,11 +70,6 @@ def test_peers_of_the_other_kind_of_model_are_refused(model: str, method: str, k
         checked_methods(options("--model", model, "--methods", f"plain,{method}"))
     assert f"{method!r} is of {kind} models" in str(raised.value)
     assert ", ".join(PEERS[own]) in str(raised.value)
-
-
-def test_the_pace_excludes_the_first_forward() -> None:
-    assert paced(9.0, 6.0, tokens=4) == 8.0 and paced(9.0, 6.0, tokens=4, first=2) == 12.0
-    assert paced(9.0, 0.0, tokens=1) == 9.0
 
 
 # The peers themselves, on the embedded GGUF file.
@@ -240,13 +235,3 @@ def test_a_stack_mixes_both_kinds_of_models(asked: str, capsys: pytest.CaptureFi
     assert status == 0
     record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert record["drafts"] == ["small", "mid"]
-
-
-@pytest.mark.gguf
-@pytest.mark.model
-def test_random_prompts_are_the_same_for_both_kinds_of_the_same_vocabulary(
-    gguf: Any, embedded: Any
-) -> None:
-    from bench.harness import random_prompts
-
-    assert random_prompts(gguf.backend, 3) == random_prompts(embedded, 3)

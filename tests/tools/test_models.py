@@ -104,22 +104,6 @@ def test_a_larger_model_has_the_same_logits(name: str, tied: bool) -> None:
     assert torch.equal(logits.argmax(-1), small_logits.argmax(-1))
 
 
-@pytest.mark.parametrize("name", ["all", "all, far wider"])
-def test_the_padded_residual_stays_zero_and_added_layers_change_nothing(name: str) -> None:
-    import torch
-
-    from engine.models.inflate import inflate
-
-    model = tiny(tied=True)
-    states = forward(built(*inflate(model, shape_of(name)))).hidden_states
-    assert len(states) == shape_of(name).layers + 1
-    for state in states:
-        assert state.shape[-1] == shape_of(name).hidden
-        assert torch.count_nonzero(state[..., 32:]) == 0 and torch.count_nonzero(state[..., :32])
-    for state in states[3:-1]:  # behind the original's two layers, before the last norm
-        assert torch.equal(state, states[2])
-
-
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_idle_weights_are_random_except_those_that_write_into_the_stream(tied: bool) -> None:
     from engine.models.inflate import inflate
@@ -136,49 +120,6 @@ def test_idle_weights_are_random_except_those_that_write_into_the_stream(tied: b
             assert weight.count_nonzero() > 0.999 * weight.numel(), name
     added = {name for name in state if name not in source}
     assert {name.split(".")[2] for name in added} == {"2", "3"} and len(added) == 18
-
-
-def test_the_seed_decides_the_idle_weights_and_nothing_else() -> None:
-    import torch
-
-    from engine.models.inflate import inflate
-
-    model = tiny(tied=True)
-    (_, one), (_, same), (_, other) = (inflate(model, shape_of("all"), s) for s in (1, 1, 2))
-    for name, weight in one.items():
-        assert torch.equal(weight, same[name])
-        writes = any(kind in name for kind in ("embed_tokens", "o_proj", "down_proj"))
-        assert torch.equal(weight, other[name]) is writes, name
-    name = "model.layers.1.mlp.up_proj.weight"
-    assert torch.equal(one[name][:48, :32], other[name][:48, :32])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_scaling_the_norms_rounds_nothing(dtype: str) -> None:
-    """In every dtype: the scaled weights of a norm are the original's times a power of two."""
-    import torch
-
-    from engine.models.inflate import inflate
-
-    model = tiny(tied=True).to(getattr(torch, dtype))
-    config, state = inflate(model, shape_of("all, far wider"))
-    assert config.rms_norm_eps * 16 == model.config.rms_norm_eps
-    for name, weight in model.state_dict().items():
-        if "norm" in name:
-            assert state[name].dtype == weight.dtype
-            assert torch.equal(state[name][:32] * 4, weight), name
-
-
-def test_the_comparison_finds_equal_models_equal(embedded: Any) -> None:
-    from bench.inflate import compare
-    from engine.models.inflate import inflate
-
-    model = tiny(tied=True)
-    large = built(*inflate(model, shape_of("all")))
-    prompts = [[3, 1, 4, 1, 5], list(range(40)), [7]]
-    result = compare(backend_of(model, embedded), backend_of(large, embedded), prompts, 20)
-    assert result.tokens == 60 and result.gaps == [] and result.holds
-    assert 0 <= result.logit_difference < 1e-4
 
 
 HARM = {
@@ -397,15 +338,6 @@ def test_texts_that_are_no_shape(
     assert captured.out == "" and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["--size", "1b", "--shape", "1024,704,8,8,7"]])
-def test_a_size_or_a_shape_is_asked_for(
-    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert inflate_command(*arguments, "--output", tmp_path / "larger") == 2
-    error = capsys.readouterr().err
-    assert "--size" in error and "--shape" in error and "`python -m bench inflate --help`" in error
-
-
 @pytest.mark.usefixtures("small_shards")
 def test_many_shards_and_an_untied_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, output = inflate_mini(
@@ -434,30 +366,6 @@ def test_a_wrong_model_ends_with_status_2(
     captured = capsys.readouterr()
     assert json.loads(captured.out.strip().splitlines()[-1])["verified"] is False
     assert "WRONG" in captured.out and "Do not measure" in captured.err
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_without_verification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards are as large as they should be, in bfloat16 too."""
-    status, output = inflate_mini(tmp_path, "--no-verify")
-    assert status == 0
-    report = last_line(capsys)
-    assert "verified" not in report and report["parameters"] > 200_000
-    assert (output / "config.json").is_file()
-    assert index_of(output)["metadata"]["total_size"] == report["bytes"] == 2 * report["parameters"]
-    sizes = [path.stat().st_size for path in output.glob("*.safetensors")]
-    assert 80_000 < max(sizes) < 110_000 and sum(sizes) > report["bytes"]
-
-
-@pytest.mark.usefixtures("small_sizes")
-def test_a_model_of_another_kind_or_size_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for kind, size, words in (("qwen3", "mini", "'qwen3'"), ("llama-gqa", "0.1b", "power of four")):
-        source, output = save_model(kind, tmp_path / kind), tmp_path / "larger"
-        arguments = ("--size", size, "--model", source, "--output", output, "--device", "cpu")
-        assert inflate_command(*arguments) == 2
-        assert words in capsys.readouterr().err and not output.exists()
 
 
 def test_an_output_that_is_in_use_is_refused(

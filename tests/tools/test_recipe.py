@@ -12,7 +12,7 @@ from engine.models.loaders import load
 from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts
 from training.__main__ import main
-from training.answers import LEAST, PROMPTS, answered, longest_loop
+from training.answers import PROMPTS, answered
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf, pytest.mark.soak]
 QUESTION = "I am person 5. What is the river like?"
@@ -60,12 +60,6 @@ def test_both_libraries_load_what_was_exported_and_answer_the_same(made: Path) -
     assert one.info.context_length == other.info.context_length == 256
     said = [answered(backend, QUESTION, Sampling(temperature=0), 40) for backend in (one, other)]
     assert said[0] == said[1] and "The" in said[0].text
-
-
-def test_other_types_of_weights_are_exported(made: Path, tmp_path: Path) -> None:
-    output = tmp_path / "target"
-    assert main(["export", str(made / "target"), str(output), "--type", "Q8_0"]) == 0
-    assert load(str(output.with_suffix(".gguf")), Runtime(threads=1)).info.dtype == "Q8_0"
 
 
 def test_an_export_that_fails_leaves_what_was_there(
@@ -167,29 +161,3 @@ def test_samples_are_answers_side_by_side(
     assert out.count(f"**{QUESTION}**") == 2 and out.count("- *family/target*: The ") == 2
     assert "family/target.gguf: 4 answers, " in out
     assert len(read_prompts(PROMPTS, limit=0)) == 20
-
-
-@pytest.mark.parametrize("size", [1, 2, 9, 10, 11, 19, 20, 100])
-def test_every_token_but_the_first_is_told_once(size: int) -> None:
-    from training.measure import windows
-
-    pieces = [tokens for _, tokens in windows("a", list(range(size)), 10)]
-    assert [token for piece in pieces for token in piece[1:]] == list(range(1, size))
-    assert max(map(len, pieces)) <= 10
-
-
-@pytest.mark.parametrize(
-    ("tokens", "longest"),
-    [
-        ([], 0),
-        (list(range(200)), 0),
-        ([7] * LEAST, LEAST),
-        ([7] * (LEAST - 1), 0),
-        ([*range(9), *[1, 2, 3] * 9, *range(40, 60)], 27),
-        (list(range(30)) * 2, 0),
-        (list(range(30)) * 3, 90),
-        ([*list(range(30)) * 3][:-1], 0),
-    ],
-)
-def test_a_loop_is_the_same_again_and_again(tokens: list[int], longest: int) -> None:
-    assert longest_loop(tokens) == longest

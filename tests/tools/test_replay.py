@@ -11,15 +11,12 @@ import pytest
 
 from bench.__main__ import main
 from bench.replay import (
-    BLIND,
     Count,
     Material,
     Recording,
-    contestants,
     measure,
     read_traces,
     replay,
-    statistics_of,
 )
 from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
@@ -30,7 +27,7 @@ from engine.methods import METHODS, Method, method_named
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import TIERS, Step
 from tests.conftest import EMBEDDED
-from tests.support.lossless import knowing, toy_table
+from tests.support.lossless import toy_table
 from tests.support.tiers import Table
 
 PROMPTS = ("once upon a time", "and then", "once more upon a time")
@@ -100,16 +97,6 @@ def test_so_do_replays_of_the_peers(name: str) -> None:
     compare(METHODS[name])
 
 
-def test_whoever_knows_the_answer_needs_the_fewest_forwards() -> None:
-    text = list(range(50))
-    recording = Recording("q", "test", text[:10], text[10:])
-    for ahead, forwards in ((7, 5), (39, 1), (0, 40)):
-        drafting = Drafting(nodes=64, budget="fixed")
-        found = replayed([knowing(text, ahead)], drafting, recording)
-        assert found == (40, forwards, 40 - forwards)
-    assert replayed([], Drafting(), recording) == (40, 40, 0)
-
-
 def recordings(*answers: str, split: str = "test") -> list[Recording]:
     return [
         Recording(f"{split} {n}", split, list(b"tell me"), [*answer.encode(), END])
@@ -155,31 +142,6 @@ def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> Non
     assert again < 0.9 * 10 * alone, "learned from the answers before"
     other = forwards(*recordings(*[text] * 9, split="other"), *recordings(text))
     assert other == alone, "another split teaches nothing"
-
-
-def test_contestants_are_the_peers_and_ours_at_each_size() -> None:
-    found = [c for c in contestants([8, 16], ["model"], True) if c[1] in METHODS]
-    assert [(name, drafting.nodes) for _, name, drafting in found] == [
-        ("lookup", 10), ("hd-published", 28), ("hd", 8), ("hd", 16),
-    ]  # fmt: skip
-    ours = found[-1][2]
-    assert (ours.tiers, ours.budget) == (("model",), "fixed")
-    assert len({title for title, *_ in found}) == 4
-    assert len(list(contestants([8], TIERS, False))) == 1
-    found = list(contestants([8, 9], TIERS, False, drawn=True))
-    assert [(name, drafting.nodes) for _, name, drafting in found] == [
-        (BLIND, 8), ("hd", 8), (BLIND, 9), ("hd", 9),
-    ]  # fmt: skip
-
-
-def test_a_statistics_file_is_made_of_other_answers(tmp_path: Path) -> None:
-    assert statistics_of([], VOCABULARY, tmp_path) is None
-    # A key must be seen more often than once to be worth its place.
-    table = statistics_of(recordings(*["the fox ran"] * 5), VOCABULARY, tmp_path)
-    assert table is not None
-    found = table.look_up(list(b"th"))
-    assert found is not None and set(found.counts) == {ord("e")}
-    table.close()
 
 
 def lines(*records: object) -> str:

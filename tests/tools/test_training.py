@@ -1,6 +1,5 @@
 """Learning: it goes on where it was stopped, follows its schedule, and imitates its teacher."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,6 @@ def weights(folder: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return load_file(folder / "weights" / "model.safetensors")
-
-
-def log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def test_training_that_was_stopped_goes_on_where_it_was(
@@ -71,84 +66,6 @@ def test_a_checkpoint_of_another_plan_is_left_alone(
     (tmp_path / "checkpoint.pt").write_bytes(before[: len(before) // 2])
     assert train(data, tmp_path, *SMALL, "--steps", "2") == 2
     assert "cannot be read" in capsys.readouterr().err
-
-
-def test_what_is_learned_shows_in_the_log_and_in_held_out_bits(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from training.measure import ALL, held_out_bits
-    from training.prepare import read
-
-    assert train(data, tmp_path / "a", *SMALL, "--steps", "60", "--rate", "0.02") == 0
-    lines = log(tmp_path / "a")
-    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50, 60]
-    assert lines[-1]["tokens"] == 60 * 4 * 32
-    assert lines[-1]["loss"] < lines[0]["loss"] - 1
-    assert train(data, tmp_path / "b", *SMALL, "--steps", "1", "--rate", "0") == 0
-    held = list(read([data / "held.jsonl"]))
-    import torch
-
-    cpu = torch.device("cpu")
-    learned, blank = (
-        held_out_bits(tmp_path / name / "weights", held, cpu)[ALL] for name in ("a", "b")
-    )
-    assert learned.per_byte < 0.7 * blank.per_byte
-    assert learned.bytes == blank.bytes == sum(document.size for document in held)
-
-
-def test_the_rate_rises_stays_and_decays() -> None:
-    import torch
-
-    from training.train import Fit, Plan
-
-    plan = Plan(steps=20, warmup=0.2, decay=0.5)
-    model = torch.nn.ModuleDict({"inner": torch.nn.Linear(4, 4)})
-    fit = Fit(model, lambda *_: torch.zeros(()), iter(()), plan, Path("."), torch.device("cpu"))
-    rates = []
-    for _ in range(20):
-        rates.append([part.get_last_lr()[0] for part in fit.schedules])
-        for part in (*fit.optimizers, *fit.schedules):
-            part.step()
-    muon, adam = ([row[at] for row in rates] for at in (0, 1))
-    assert muon[0] < muon[1] < muon[4] == max(muon) == plan.rate and adam[4] == plan.adam_rate
-    assert muon[4:11] == [plan.rate] * 7 and muon[11] > muon[15] > muon[19] < 0.2 * plan.rate
-
-
-def test_muon_gets_the_matrices_within_the_layers_and_adam_everything_else(data: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from engine.models.shape import Shape
-    from training.train import Plan, config_of, optimizers_of
-
-    tokenizer = AutoTokenizer.from_pretrained(str(data / "tokenizer"))
-    config = config_of(Shape(64, 96, 1, 1, 2), tokenizer, 64, 10_000.0)
-    maker: Any = AutoModelForCausalLM
-    model = maker.from_config(config)
-    muon, adam = optimizers_of(model, Plan(steps=1))
-    counts = [sum(len(group["params"]) for group in part.param_groups) for part in (muon, adam)]
-    # Seven matrices and two norms per layer; the last norm; the embeddings, which are tied.
-    assert counts == [2 * 7, 2 * 2 + 1 + 1]
-
-
-def test_a_student_that_is_its_teacher_has_nothing_to_learn(data: Path, tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from training.train import of_teacher, of_text
-
-    assert train(data, tmp_path / "a", *SMALL, "--steps", "1") == 0
-    one = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "weights")
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "weights")
-    rows = torch.arange(64).reshape(2, 32)
-    with torch.no_grad():
-        assert abs(float(of_teacher(one, one)(rows, rows))) < 1e-6
-        assert float(of_text(one)(rows, rows)) > 1
-        for values in other.parameters():
-            values.mul_(0.5)
-        wanted, found = (model(rows).logits.log_softmax(-1) for model in (one, other))
-        expected = (wanted.exp() * (wanted - found)).sum(-1).mean()
-        loss = of_teacher(other, one)(rows, rows)
-    assert float(loss) == pytest.approx(float(expected), rel=1e-4) and loss > 1e-3
 
 
 @pytest.mark.parametrize(

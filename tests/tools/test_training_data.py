@@ -29,12 +29,6 @@ def test_documents_are_read_compressed_or_not(tmp_path: Path) -> None:
     assert [parsed(json.dumps(d.record), plain, 1) for d in documents] == documents
 
 
-def test_bytes_are_those_that_somebody_wrote() -> None:
-    document = parsed(json.dumps(CHAT), Path("x"), 1)
-    assert document.parts == ["Hi"] and document.size == 2
-    assert Document("b", text="über").size == 5
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -105,17 +99,6 @@ def test_the_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
 
     assert first(1) == first(1) != first(2)
     assert first(1)[:length] != first(1)[length:], "another epoch has another order"
-
-
-def test_sources_come_as_often_as_is_said(tmp_path: Path) -> None:
-    from training.prepare import pack
-
-    packed = pack(tmp_path, some(4000))
-    order = packed.order({"even": 0.25, "odd": 2}, np.random.default_rng(0))
-    times = Counter((order % 2).tolist())
-    assert times[1] == 4000 and 400 < times[0] < 600
-    with pytest.raises(SettingError, match="no source 'evn'. Choose from: even, odd"):
-        packed.order({"evn": 1}, np.random.default_rng(0))
 
 
 def test_too_little_text_for_a_window_is_told(tmp_path: Path) -> None:
