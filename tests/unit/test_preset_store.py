@@ -6,8 +6,6 @@ from engine.errors import StorageError
 from storage.database import Database
 from storage.presets import MAX_PROMPT, PresetStore, StoredPreset
 
-EVIL = "<img src=x onerror=alert(1)> '; DROP TABLE presets; --"
-
 
 @pytest.fixture
 def store(db: Database) -> PresetStore:
@@ -16,14 +14,6 @@ def store(db: Database) -> PresetStore:
 
 def preset(name: str, system_prompt: str = "Be kind.", id: str = "") -> StoredPreset:
     return StoredPreset(id, name, system_prompt, {"method": "plain"})
-
-
-def test_what_is_kept_comes_back(store: PresetStore) -> None:
-    made = [store.add(preset(name)) for name in ("one", EVIL)]
-    assert list(store.list()) == made and store.get(made[1].id).name == EVIL
-    changed = store.update(StoredPreset(made[0].id, " another\nname ", "", {}))
-    assert changed.name == "another name" and list(store.list()) == [changed, made[1]]
-    assert store.update(changed) == changed, "its own name is not taken"
 
 
 def test_nobody_sees_or_changes_those_of_another(store: PresetStore, db: Database) -> None:

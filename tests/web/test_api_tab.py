@@ -84,19 +84,6 @@ def test_a_key_is_shown_once(session: Session) -> None:
     assert not again["secret"]["visible"] and api.NO_KEY in again["curl"]
 
 
-@pytest.mark.parametrize("command", [[], ["--api"]])
-def test_it_says_whether_it_is_on_and_where(session: Session, command: list[str]) -> None:
-    api_of(session, parse(command))
-    tab = Tab(session)
-    asked = bool(command)
-    assert tab.tab.switch_box.interactive is not asked
-    first = tab.call("refresh")
-    assert first["switch_box"] is asked and ("The API is off" in first["state"]) is not asked
-    switched = tab.call("switch", True)
-    assert switched["switch_box"] and "http://127.0.0.1:7860/v1" in switched["state"]
-    assert tab.call("switch", False)["switch_box"] is asked
-
-
 def test_names_are_inert_and_examples_run(session: Session, toy: ToyBackend) -> None:
     tab = Tab(session)
     shown = tab.call("make", EVIL)

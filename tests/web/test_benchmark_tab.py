@@ -116,18 +116,6 @@ def test_a_file_that_was_sent_is_read_and_not_kept(
     assert shown[on.given] == ("sent.jsonl", [Question("1", "<b>", "Who?")])
 
 
-@pytest.mark.parametrize(("path", "text"), [(None, None), ("", "")])
-def test_a_source_shows_what_belongs_to_it(
-    on: benchmark.BenchmarkTab, path: str | None, text: str | None
-) -> None:
-    """A box in which nothing was typed yet sends nothing at all."""
-    for source, files, typed in ((benchmark.FILE, True, False), (benchmark.OWN, False, True)):
-        shown = on.choose(source, path, text, None)
-        assert shown[on.files] == gr.update(visible=files)
-        assert shown[on.text] == gr.update(visible=typed) and shown[on.question_count] == ""
-    assert "26 questions" in str(on.choose(benchmark.SAMPLE, path, text, None)[on.question_count])
-
-
 def test_a_benchmark_from_the_page_and_again_beside_itself(
     on: benchmark.BenchmarkTab, toy: Held
 ) -> None:
@@ -229,18 +217,6 @@ def test_what_two_benchmarks_do_not_share_is_named() -> None:
     less = of(evil((PLAIN, HD.using(Drafting(nodes=4)))))
     said = benchmark_html.comparison(one, less)
     assert "Databases" not in said and "Plain decoding" in said, "that drafts otherwise"
-
-
-def test_progress_tells_what_is_known() -> None:
-    first = benchmark_html.status(Standing("id", 0, 40, 0, "hd"))
-    assert "0 of 40 runs" in first and "left" not in first and "question 1, Databases" in first
-    later = benchmark_html.status(Standing("id", 10, 40, 3, "hd", seconds_left=240.0))
-    assert "width:25.00%" in later and "about 4 min left" in later
-    waiting = benchmark_html.status(Standing("id", 10, 40, 3, "hd", waiting=True))
-    assert "other requests come first" in waiting
-    assert [benchmark_html.remaining(s) for s in (1, 42, 89, 95, 7200)] == [
-        *("about 5 s", "about 40 s", "about 90 s", "about 2 min", "about 2 h"),
-    ]
 
 
 def test_the_chart_tells_speedups_and_speeds_where_nothing_was_plain() -> None:

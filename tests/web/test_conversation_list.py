@@ -458,26 +458,6 @@ def over(on: Chat, answer: Answer, drawn: int) -> dict[Any, Any]:
     return on.over(OWNER, PAGE, data, answer.conversation)
 
 
-def test_a_page_is_sent_no_message_twice(session: Session, toy: Held, talking: Chat) -> None:
-    tokens, keys = talking.tokens, list[str]()
-    conversation: str | None = None
-    for number, text in enumerate(("hello", "there", "again")):
-        toy.allow(0)
-        begun = asked(talking, text, conversation)
-        toy.allow()
-        conversation = str(begun[talking.current])
-        (turn,) = begun[tokens]["turns"]
-        assert turn["text"] == text and begun[tokens]["kept"] == 2 * number == len(keys)
-        assert begun[tokens]["after"] == (keys[-1] if keys else "")
-        answer = session.generations.get(begun[tokens]["stream"]["token"])
-        assert answer is not None and soon(lambda answer=answer: answer.over)
-        left = over(talking, answer, answer.tokens)
-        assert left[tokens]["turns"] == [] and left[tokens]["adopt"]["key"] == answer.message_id
-        keys += [turn["key"], answer.message_id]
-    again = talking.resend(OWNER, PAGE, conversation)[tokens]
-    assert [turn["key"] for turn in again["turns"]] == keys, "unless it has drawn something else"
-
-
 def test_a_page_that_missed_some_of_an_answer_is_sent_it(
     session: Session, toy: Held, talking: Chat
 ) -> None:
@@ -540,38 +520,3 @@ def test_nothing_is_said_into_an_answer_that_grows(
     assert answer is not None and soon(lambda: answer.over) and not answer.error
     other.close()
     toy.allow()
-
-
-def test_the_figures_are_those_of_the_version_in_view(
-    session: Session, toy: Held, talking: Chat
-) -> None:
-    toy.allow(0)
-    figures, controls = talking.figures, talking.controls
-    on = talking
-
-    def act(act: str, message: str, tokens: int = 8) -> dict[Any, Any]:
-        controls.parts["max_tokens"].value = tokens  # type: ignore[attr-defined]
-        said = gr.EventData(None, {"act": act, "message": message})
-        values = (part.value for part in controls.inputs)
-        return on.act(OWNER, PAGE, {}, said, conversation, *values)
-
-    def answered() -> Answer:
-        *_, answer = session.generations.known.values()
-        toy.allow()
-        assert answer.conversation == conversation and soon(lambda: answer.over)
-        toy.allow(0)
-        return answer
-
-    controls.parts["max_tokens"].value = 20  # type: ignore[attr-defined]
-    begun = asked(talking, "hello")
-    conversation = begun[talking.current]
-    assert begun[figures] == {}, "nothing is known of an answer that begins"
-    first = answered()
-    assert act("again", first.message_id)[figures] == {}
-    second = answered()
-    assert 0 < second.tokens < first.tokens
-    for answer in (first, second, first):
-        shown = act("show", answer.message_id)[figures]
-        assert len(shown["r"][1]) == answer.tokens and shown["k"]
-        looked = talking.look(OWNER, PAGE, conversation)[figures]
-        assert looked == shown, "also where another page has turned to it"

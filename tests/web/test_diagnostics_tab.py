@@ -1,6 +1,5 @@
 """The Diagnostics tab: filter, page, run, step, files; owners apart, hostile texts inert."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -66,21 +65,6 @@ def on(session: Session, ids: list[str]) -> Diagnostics:
     return tab_of(Diagnostics, session)
 
 
-def test_the_tab_opens_with_the_newest_runs_and_one_of_them(
-    on: Diagnostics, ids: list[str]
-) -> None:
-    shown = on.show(OWNER, None, 0, *ALL)
-    assert shown[on.ids] == ids[:-26:-1] and len(shown[on.table]) == 25
-    assert "1 to 25 of 60 runs" in shown[on.range]
-    assert shown[on.shown] == ids[-1], "the newest with drafts"
-    models = shown[on.filters[0]]
-    assert models["choices"] == [("All", ""), ("model 0", "model 0"), ("model 1", "model 1")]
-    assert shown[on.filters[2]]["choices"][1][0] == EVIL, "a text of a choice is plain text"
-    assert [name for name, _ in shown[on.filters[3]]["choices"]] == ["All", "Chat", "Compare"]
-    assert shown.keys() >= {*on.trends, *on.plots, on.card, on.steps, on.costs}
-    assert not (shown[on.newer_button]["interactive"] or not shown[on.older_button]["interactive"])
-
-
 def test_what_was_open_and_chosen_stays_and_what_is_gone_does_not(
     on: Diagnostics, ids: list[str]
 ) -> None:
@@ -104,32 +88,6 @@ def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
     none = on.filter(OWNER, "model 1", "", "", "compare", "")
     assert none[on.table] == [] and "No run matches" in none[on.range]
     assert none[on.shown] is None and none[on.title] == run_html.NO_RUN_YET
-
-
-def test_from_a_chart_or_a_row_to_a_run_and_to_a_step(on: Diagnostics, ids: list[str]) -> None:
-
-    def picked(kind: str, value: object, *shown: str | None) -> Any:
-        pick = on.pick_run if kind == "run" else on.pick_step
-        return pick(OWNER, SimpleNamespace(_data={"value": value}), *shown)
-
-    def row(at: int) -> Any:
-        return SimpleNamespace(index=[at, 0])
-
-    assert picked("run", ids[5])[on.shown] == ids[5]
-    assert on.choose(OWNER, row(1), ids)[on.shown] == ids[1]
-    assert on.choose(OWNER, row(99), ids) == {}
-    opened = picked("step", 30, ids[-1])
-    assert "Step 31 of 40: 2 tokens in" in opened[on.card]
-    assert opened[on.step]["value"] == 31 and opened[on.step]["maximum"] == 40
-    assert [line[0] for line in opened[on.steps]] == [str(n) for n in range(26, 41)]
-    assert "Step 28 of 40" in on.choose_step(OWNER, row(2), ids[-1], 31)[on.card]
-    slid = on.slide(OWNER, 12, ids[-1])
-    assert "Step 12 of 40" in slid[on.card] and on.step not in slid
-    assert "Step 40 of 40" in picked("step", 10_000, ids[-1])[on.card]
-    for value in (7, None):
-        assert picked("run", value) == {}
-    for at, run in (("7", ids[-1]), (None, ids[-1]), (7, None)):
-        assert picked("step", at, run) == {}
 
 
 def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:
@@ -196,21 +154,6 @@ def test_no_text_becomes_markup(text: str) -> None:
     for markup in (card, asked):
         assert "<img" not in markup and "<script" not in markup and "<svg" not in markup
         assert text not in markup or not set("<>&\"'") & set(text)
-
-
-def test_files_hold_the_listed_runs_and_the_open_one(on: Diagnostics, ids: list[str]) -> None:
-    name, text = opened_file(on.save_runs(OWNER, "model 1", "", "", "", ""))
-    assert name == "runs.csv" and len(text.splitlines()) == 31
-    assert [line.split(",")[0] for line in text.splitlines()[1:]] == ids[:0:-2]
-    name, text = opened_file(on.save_steps(OWNER, ids[-1]))
-    assert name == "steps.csv" and text.startswith("step,tokens,text")
-    name, text = opened_file(on.save_run(OWNER, ids[-1]))
-    assert name == "run.json" and len(json.loads(text)["steps"]) == 40
-
-
-def opened_file(made: str) -> tuple[str, str]:
-    found = json.loads(made)
-    return found["name"], found["text"]
 
 
 def test_nobody_sees_runs_of_others(on: Diagnostics, ids: list[str], warned: list[str]) -> None:

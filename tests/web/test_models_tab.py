@@ -16,17 +16,16 @@ from app.service.catalogue import Entry, File, Layers, Model
 from app.service.jobs import Job, Progress
 from app.service.models import PADDED, Candidate, title_of
 from app.service.session import Session
-from app.web import markup, models_html
+from app.web import models_html
 from app.web.tabs import models
 from engine.backends.toy import ToyBackend
 from engine.engine import Room
 from engine.errors import ModelError
 from engine.heads.base import HeadInfo
 from engine.loaded import NO_MODEL_INFO
-from engine.models.memory import Need, Outlook
+from engine.models.memory import Need
 from engine.settings import Runtime
 from storage.database import Database
-from tests.conftest import EMBEDDED
 from tests.support.blocks import last, made, tab_of
 from tests.support.inside import local
 from tests.support.quick import quick  # noqa: F401
@@ -97,30 +96,6 @@ def test_the_padded_model_is_never_taken_for_a_real_one() -> None:
     assert "no real model" not in models_html.loaded(ToyBackend().info, "/data/models/other")
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "told"),
-    [
-        ("transformers", "bfloat16", True),
-        ("transformers", "float16", True),
-        ("transformers", "float32", False),
-        ("llama.cpp", "BF16", False),
-        ("transformers", "4 bits", False),
-    ],
-)
-def test_what_coarser_numbers_mean_is_told(kind: str, dtype: str, told: bool) -> None:
-    words = models_html.precision(replace(ToyBackend().info, kind=kind, dtype=dtype))
-    assert ("almost equally likely" in words and dtype in words) is told
-
-
-def test_candidates_are_told_with_kind_and_size() -> None:
-    here = Candidate("/m/a.gguf", "a", "llama.cpp", 3 * GIB, True)
-    assert models_html.choice(here) == ("a · llama.cpp · 3.0 GiB · loaded", "/m/a.gguf")
-    large = Candidate("owner/c", "c", "transformers", 0, False, download=3 * GIB)
-    assert models_html.choice(large)[0] == "c · transformers · 3.0 GiB to download"
-    there = Candidate("owner/b", "b", "transformers", 0, False)
-    assert models_html.choice(there)[0] == "b · transformers · to be downloaded"
-
-
 def test_a_need_that_fits_and_one_that_does_not() -> None:
     fits = models_html.need(EVIL, Need(10**9, 2 * GIB, GIB), 12 * GIB, "cpu")
     assert "3.0 GiB of 12.0 GiB free on cpu" in fits and "differs" not in fits
@@ -132,33 +107,8 @@ def test_a_need_that_fits_and_one_that_does_not() -> None:
     assert models_html.bar((0, 0), 0).count("<i") == 0
 
 
-def test_what_will_draft_is_told_before_a_model_is_loaded() -> None:
-    need = Need(10**9, 2 * GIB, GIB, Outlook(True, f"in {EVIL}, beside it"))
-    words = models_html.need("m", need, 12 * GIB, "cpu")
-    assert "What will draft for it" in words and "one guess per token" in words
-    assert "&lt;img" in words and "<img" not in words
-    assert models_html.NO_HEAD in models_html.outlook(Outlook())
-    assert "GGUF files bring it" in models_html.outlook(Outlook(problem="its GGUF files bring it"))
-    assert "What will" not in models_html.need("m", Need(1, 1, 1), GIB, "cpu")
-
-
-def test_paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert models_html.where(str(EMBEDDED)) == "assets/models/tiny-chat/target"
-    assert models_html.where("/home/someone/models/a.gguf") == "~/models/a.gguf"
-    for source in ("/mnt/a.gguf", "owner/name:a.gguf", "/home/someone-else/a"):
-        assert models_html.where(source) == source
-
-
 def test_paths_are_shown_where_the_user_has_no_home(homeless: None) -> None:
     assert models_html.where("/home/someone/a.gguf") == "/home/someone/a.gguf"
-
-
-def test_progress_is_a_bar_that_fills_or_moves() -> None:
-    half = markup.progress(Progress(0.5, f"Downloading {EVIL}"))
-    assert "width:50.0%" in half and "50 %" in half and "<img" not in half
-    unknown = markup.progress(Progress(None, "Loading …"))
-    assert "moving" in unknown and "%" not in unknown
 
 
 def family(stack: bool = True) -> Entry:

@@ -1,8 +1,6 @@
 """Presets on the page: what a page begins with, what is told, and whose they are."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import gradio as gr
 import pytest
@@ -100,15 +98,6 @@ def test_what_a_page_does_with_presets(
             act(*given)
 
 
-def test_a_picked_preset_is_shown_at_once_where_no_conversation_is_open(
-    tab: settings.Presets,
-) -> None:
-    first, system = PRESETS[0], tab.controls.system
-    assert tab.pick(MINE, first.id, None)[system] == first.system_prompt
-    assert system not in tab.pick(MINE, first.id, "some id")
-    assert system not in tab.pick(MINE, "", None)
-
-
 def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, session: Session) -> None:
     controls = tab.controls
     thinking = controls.parts["thinking"]
@@ -119,15 +108,3 @@ def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, sessio
         assert controls.read(shown)[1].generation.thinking is wanted
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
     assert controls.follow("hd", 256)[thinking]["visible"] is True
-
-
-def test_a_file_of_presets_is_read_again(
-    tab: settings.Presets, session: Session, warned: list[str], tmp_path: Path
-) -> None:
-    made = session.presets.save("local", EVIL, "Be kind.", CHOSEN)
-    file = json.loads(tab.export(MINE))
-    assert (file["name"], file["type"]) == ("presets.json", "application/json")
-    session.presets.delete("local", made.id)
-    (tmp_path / file["name"]).write_text(file["text"], encoding="utf-8")
-    tab.import_(MINE, str(tmp_path / file["name"]), None)
-    assert EVIL in [each.name for each in session.presets.list("local")]

@@ -9,24 +9,22 @@ from typing import Any
 import pytest
 
 from app.service.comparison import Verdict
-from app.service.draft_models import Candidate
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import colors, stack_charts, stack_html
 from app.web.tabs import compare, settings, stack
 from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
-from engine.errors import ModelError, StrataError
+from engine.errors import StrataError
 from engine.heads.base import HeadInfo
 from engine.hsd.family import Family
 from engine.hsd.planner import Plan, Recursion, Source, StackLevel, edges, resolve
 from engine.hsd.profile import ModelProfile, Outcome, Pair, Profile, Rounds
 from engine.hsd.trials import Trial, entries, reasons
-from engine.models.memory import Need
 from engine.settings import Drafting, Sampling
 from engine.types import RULES
 from storage.database import Database
-from tests.service.test_draft_models import Shelf, stopped
+from tests.service.test_draft_models import Shelf
 from tests.support.blocks import EVIL, last, tab_of
 from tests.support.quick import quick  # noqa: F401
 
@@ -132,13 +130,6 @@ def test_the_heat_map_holds_every_pair_once() -> None:
     assert "same text" in heat.customdata[0][1] and heat.customdata[1][0] == ""
 
 
-def test_the_cost_curves_are_those_of_the_profile() -> None:
-    figure = stack_charts.cost_curves(profile_of())
-    assert [list(line.x) for line in figure.data] == [[0, 8]] * 3
-    assert list(figure.data[2].y) == [1000.0, 1200.0]
-    assert figure.layout.yaxis.type == "log" and figure.data[2].line.color == colors.PLAIN
-
-
 @pytest.mark.parametrize("spec", [(), ((EVIL, 4),), ((EVIL, 4), ("mid", 3))])
 @pytest.mark.parametrize("databases", [False, True])
 def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
@@ -158,14 +149,6 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     assert list(vertices.x) == [-1, 0, 1, 2] and "1e+03 ms alone" in vertices.text[-1]
     marked = [width > 0 for width in vertices.marker.line.width]
     assert marked == [databases, len(spec) > 0, len(spec) > 1, True]
-
-
-def test_the_path_ends_at_the_seconds_of_its_plan() -> None:
-    profile, plan = profile_of(), Plan((StackLevel(EVIL, 4),))
-    ((edge, seconds),) = stack_charts.steps_of(profile, "match", plan).values()
-    mean = sum(0.8**n for n in range(5))
-    assert edge.batch == 4 and seconds == pytest.approx((4 * 0.1 + 1.2) / mean)
-    assert stack_charts.steps_of(profile, "match", None) == {}
 
 
 def test_the_bars_stand_beside_each_other() -> None:
@@ -269,24 +252,6 @@ def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
     assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 1.0), idle])
 
 
-def test_plans_are_told_in_words() -> None:
-    tell = stack_html.sentence
-    assert tell(Plan(), "toy") == "Nothing drafts for toy."
-    assert tell(Plan(databases=True), "toy") == "The databases draft for toy."
-    plan = Plan((StackLevel("small", 8), StackLevel("mid", 1)), True)
-    assert tell(plan, "toy") == (
-        "The databases draft for small; small drafts 8 tokens at a time for mid; mid drafts 1 "
-        "token at a time for toy, which checks them in one step."
-    )
-
-
-def test_candidates_are_told_with_their_need() -> None:
-    need = Need(1_500_000_000, 3 * 2**30, 0)
-    known = stack_html.choice(Candidate("/m/small", "small", need))
-    assert known == ("small · 1.5 B parameters · 3.0 GiB", "/m/small")
-    assert "cannot be used" in stack_html.choice(Candidate("/m/x", "x", None, "gone"))[0]
-
-
 # the tab
 
 
@@ -364,16 +329,6 @@ def test_the_page_is_told_of_ticks_only_where_they_change(
     assert warned == []
 
 
-def test_a_stopped_profile_is_no_alarm(
-    on: stack.StackTab, session: Session, shelf: Shelf, warned: list[str]
-) -> None:
-    ticked, given = shelf.sources("small"), values(on)
-    last(on.load(ticked, "", *given))
-    with stopped(session.stacks):
-        shown = last(on.profile(ticked, "", *given))
-    assert "was stopped" in shown[on.job.status] and warned == []
-
-
 def test_another_sampler_than_the_profiles_is_told(
     on: stack.StackTab, session: Session, shelf: Shelf
 ) -> None:
@@ -382,23 +337,3 @@ def test_another_sampler_than_the_profiles_is_told(
     words = stack_html.profiled(session.stacks, Sampling(0.9))
     assert "temperature 0.2" in words and "The settings use temperature 0.9" in words
     assert "The settings use" not in stack_html.profiled(session.stacks, Sampling(0.2, seed=5))
-
-
-def test_a_model_that_went_away_is_told(session: Session, shelf: Shelf) -> None:
-    ticked = shelf.sources("small")
-    (shelf.root / "small").rename(shelf.root / "elsewhere")
-    with pytest.raises(ModelError):
-        session.stacks.load(ticked)
-    assert "does not exist" in stack_html.models(
-        session.stacks, session.stacks.candidates(), ticked
-    )
-
-
-def test_hostile_model_names_stay_text(on: stack.StackTab, session: Session, shelf: Shelf) -> None:
-    ticked, given = [shelf.put(EVIL)], values(on)
-    last(on.load(ticked, "", *given))
-    shown = last(on.profile(ticked, f"{EVIL}@2", *given))
-    assert list(session.stacks.drafts) == [EVIL]
-    for part in (on.needs, on.profiled, on.plan):
-        assert "<img" not in shown[part] and "&lt;img" in shown[part]
-    assert "<img" not in shown[on.findings]

@@ -51,16 +51,6 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
         assert ("start fresh" in compare.idle(session)) is can_tree
 
 
-def test_the_header_says_in_a_line_what_drafts(session: Session, toy: ToyBackend) -> None:
-    said = header.header(session, ())
-    assert said.count("Guesses come from: ") == 1
-    assert "databases (several guesses per token)" in said
-    toy.info = replace(toy.info, leaves=1, depth=8)
-    assert "databases (one guess per token, up to 8 tokens ahead)" in header.header(session, ())
-    toy.info = replace(toy.info, can_tree=False)
-    assert "Guesses come from: nothing, as it decodes plainly." in header.header(session, ())
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_the_header_says_whether_the_core_is_compiled(
     db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch
