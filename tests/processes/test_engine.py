@@ -29,7 +29,7 @@ from engine.engine import (
     Started,
     State,
 )
-from engine.errors import Busy, Cancelled, EngineDied, ModelError, PromptError, SettingError
+from engine.errors import Busy, Cancelled, EngineDied, ModelError, PromptError
 from engine.hsd.profile import Profile
 from engine.local import Local
 from engine.methods import METHODS
@@ -42,7 +42,6 @@ from engine.streams import Stream
 from engine.types import CalibrationRow, Costs, Learned, Message, Past, Prefill, Step, Token
 from storage.database import STORED, Database
 from storage.drafting import CalibrationStore, ContextStore, DraftingStore, wipe
-from storage.machine import CostStore
 from storage.ngrams import ModelNgrams
 from tests.support.inside import soon
 
@@ -68,22 +67,13 @@ class Slow(ToyBackend):
         return super().score(*arguments)
 
 
-class Failing(ToyBackend):
-    """Fails behind a prompt of some length, and answers shorter ones."""
-
-    def score(self, *arguments: Any) -> Any:
-        if 600 < len(self.cache) < 700:
-            raise ModelError("Out of memory.")
-        return super().score(*arguments)
-
-
 def read(source: str, runtime: Runtime) -> Backend:
     """The models of these tests."""
     if source in ("damaged", ""):
         raise ModelError("The file is damaged.")
     if source in ("small", "mid"):
         return ToyBackend(name=source, logits=deviating(0.4 if source == "mid" else 0.8))
-    kinds: dict[str, Callable[..., Backend]] = {"slow": Slow, "failing": Failing}
+    kinds: dict[str, Callable[..., Backend]] = {"slow": Slow}
     return kinds.get(source, ToyBackend)(name=source)
 
 
@@ -335,23 +325,6 @@ def test_what_cannot_be_answered_says_why_and_ends_nothing_else(
     assert said(run(engine, asking()))
 
 
-@pytest.mark.soak(stay=1)
-def test_draft_models_that_are_not_there_are_told(engine: Engine) -> None:
-    with pytest.raises(SettingError):
-        run(engine, asking("hsd"))
-    with pytest.raises(SettingError, match="No draft model is loaded"):
-        list(engine.profile(Sampling(), ["x"], 4))
-
-
-@pytest.mark.soak(stay=1)
-def test_a_model_that_fails_half_way_ends_this_answer_alone(engine: Engine) -> None:
-    have(engine, "failing")
-    prompt = tuple(range(97, 117)) * 29
-    with pytest.raises(ModelError, match="Out of memory"):
-        run(engine, asking("plain", tokens=200, messages=(), prompt=prompt))
-    assert said(run(engine, asking("plain")))
-
-
 # what is learned, and what is read
 
 
@@ -381,50 +354,12 @@ def test_what_is_known_is_not_read_again_before_it_is_forgotten(
 
 
 @pytest.mark.soak(stay=1)
-def test_another_model_knows_nothing_of_what_this_one_said(engine: Engine, store: Store) -> None:
-    run(engine, asking())
-    have(engine, "other")
-    assert kept(run(engine, asking("model"))) == 0
-    assert ModelNgrams(store.database, OWNER, "other").rows()
-
-
-@pytest.mark.soak(stay=1)
 def test_without_a_conversation_there_is_no_log(engine: Engine, store: Store) -> None:
     for _ in range(2):
         run(engine, asking())
     run(engine, asking(conversation="one that is not stored"))
     assert store.questions() == ["past", "log"]
     assert not store.database.execute_read("SELECT * FROM contexts")
-
-
-@pytest.mark.soak(stay=2)
-@pytest.mark.parametrize("method", ["model", "context"])
-def test_what_was_stored_is_drafted_from_when_it_is_read_again(
-    engine: Engine, store: Store, method: str
-) -> None:
-    request = asking(method, conversation="c")
-    run(engine, asking("hd", conversation="c"))
-    plain = run(engine, asking("plain", conversation="d", owner="else"))
-    for there in (True, False):
-        if not there:
-            wipe(store.database, OWNER, "toy")
-            ContextStore(store.database, OWNER).clear("c")
-        engine.forget(request.owner, past=True)
-        found = run(engine, request)
-        assert (kept(found, method) > 0) >= there
-        assert [t.id for t in said(found)] == [t.id for t in said(plain)]
-    if method == "model":
-        assert kept(found) == 0, "a past that is gone drafts nothing"
-
-
-@pytest.mark.soak(stay=1)
-def test_trust_goes_on_from_what_was_stored(engine: Engine, store: Store) -> None:
-    run(engine, asking())
-    rows = store.rows()
-    assert rows and sorted(of(Started, run(engine, asking()))[0].calibration) == rows
-    rows = store.rows()
-    engine.forget(asking().owner, past=True)
-    assert sorted(of(Started, run(engine, asking()))[0].calibration) == rows
 
 
 def test_an_owner_draws_nothing_from_another(engine: Engine) -> None:
@@ -555,18 +490,6 @@ def test_a_stop_ends_the_answer_with_what_it_said_and_taught(slow: Engine, store
 
 
 @pytest.mark.soak(stay=1)
-def test_a_stop_before_its_turn_takes_an_answer_out_of_the_queue(slow: Engine) -> None:
-    first, items = begun(slow)
-    second = slow.generate(asking())
-    assert next(second) == Waiting(1)
-    second.stop()
-    with pytest.raises(Cancelled, match="before it began"):
-        list(second)
-    first.stop()
-    assert of(Step, list(items))[-1].finish == "cancelled", "it was still under way"
-
-
-@pytest.mark.soak(stay=1)
 def test_an_owner_has_so_many_waiting_answers_and_no_more(slow: Engine) -> None:
     first, _ = begun(slow, owner="a")
     slow.check_turn("a")
@@ -617,23 +540,6 @@ def test_another_model_takes_the_place_of_the_loaded_one_and_everyone_is_told(
     assert of(Started, run(engine, asking()))[0].info == state.info
 
 
-@pytest.mark.soak(stay=1)
-def test_costs_that_were_stored_are_not_measured_again_and_answers_correct_them(
-    engine: Engine, store: Store
-) -> None:
-    (costed,) = of(CostsMeasured, list(engine.load(Load("other"))))
-    CostStore(store.database, *costed.info.costs_key).save(*costed.costs)
-    found = list(engine.load(Load("other")))
-    assert store.questions() == ["costs", "costs"]
-    assert not of(Share, found) and of(CostsMeasured, found) == [costed]
-    (corrected,) = of(CostsMeasured, run(engine, asking()))
-    assert corrected.costs.points != costed.costs.points
-    assert corrected.costs.measured == costed.costs.measured
-    assert not of(CostsMeasured, run(engine, asking("plain")) + run(engine, measuring()))
-    again = of(CostsMeasured, list(engine.measure_costs()))
-    assert again[-1].costs.measured > costed.costs.measured
-
-
 def test_a_load_stops_the_answer_under_way(slow: Engine) -> None:
     _, items = begun(slow)
     loading = slow.load(Load("other"))
@@ -656,24 +562,6 @@ def test_a_model_that_cannot_be_read_leaves_the_one_that_was_there(
     now = engine.state
     assert (now.info, now.source, now.drafts) == (before.info, "first", before.drafts)
     assert said(run(engine, asking()))
-
-
-@pytest.mark.soak(stay=1)
-def test_draft_models_come_and_go(engine: Engine) -> None:
-    seen: list[State] = []
-    engine.watch = seen.append
-    wanted = [("mid", "mid"), ("little", "small")]
-    list(engine.load_drafts(wanted))
-    assert soon(lambda: bool(seen) and len(seen[-1].drafts) == 2)
-    assert {(draft.name, draft.source) for draft in seen[-1].drafts} == set(wanted)
-    with pytest.raises(ModelError, match="The file is damaged"):
-        list(engine.load_drafts([("mid", "mid"), ("bad", "damaged")]))
-    assert engine.state.drafts == seen[-1].drafts
-    list(engine.unload_drafts())
-    assert soon(lambda: not seen[-1].drafts) and not engine.state.drafts
-    list(engine.load_drafts(wanted))
-    have(engine, "other")
-    assert not engine.state.drafts, "they drafted for another one"
 
 
 def test_without_a_model_everything_says_so(engine: Engine) -> None:

@@ -13,9 +13,7 @@ from app.service import catalogue
 from app.service.catalogue import (
     STATES,
     TABLE_CONTEXT,
-    Entry,
     Head,
-    Layers,
     Model,
     entries,
     parse,
@@ -275,17 +273,6 @@ def test_the_formula_agrees_with_what_is_known_of_a_cache() -> None:
 # How it is read.
 
 
-def test_an_entry_is_read_as_it_stands() -> None:
-    (each,) = parse([ENTRY])
-    assert isinstance(each, Entry) and each.stack == each.drafts
-    assert each.target.layers == (
-        Layers(count=3, key_heads=2, head_size=8),
-        Layers(count=1, key_heads=1, head_size=16),
-    )
-    assert each.drafts[0].estimated and not each.target.estimated
-    assert each.sources == ("https://example.org/family",)
-
-
 def put(value: Any, *path: str | int) -> Callable[[dict[str, Any]], None]:
     def change(entry: dict[str, Any]) -> None:
         place: Any = entry
@@ -403,14 +390,6 @@ def test_what_the_documentation_says_fits_does() -> None:
             if draft not in each.stack and "both drafts" in row
         )
         assert each.need(TABLE_CONTEXT).total + extra < gb * 1e9, row
-
-
-def test_the_table_marks_estimates_suggestions_and_models_without_drafts() -> None:
-    other = {**ENTRY, "name": "Other", "drafts": [], "stack": [], "alone": "it is small"}
-    second = {**DRAFT, "name": "Middle", "parameters": 200, "bytes": 3 * 10**9}
-    (row, alone) = table(parse([{**ENTRY, "drafts": [DRAFT, second]}, other])).splitlines()[2:]
-    assert "**Small** about 0.0 GB, Middle about 3.0 GB" in row and "`some/large` 0.0 GB" in row
-    assert "none: it is small" in alone and "[MIT](https://example.org/mit)" in alone
 
 
 def test_the_file_is_written_as_it_is_read() -> None:

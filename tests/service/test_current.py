@@ -63,10 +63,6 @@ def test_a_head_is_told_with_its_depth_or_why_it_does_not_draft() -> None:
     assert not head.how and head.words == broken.note
 
 
-def test_draft_models_are_named() -> None:
-    assert drafters(INFO, ["small", "mid"])[2].how == "small, mid"
-
-
 def test_a_model_that_decodes_plainly_is_drafted_for_by_nothing_and_says_so() -> None:
     plain = replace(INFO, can_tree=False, head=MTP)
     for each in drafters(plain, ["small"]):
@@ -149,19 +145,6 @@ def test_costs_are_measured_once_and_loaded_from_then_on(db: Database, measured:
     assert used is not None and used.points == kept.points and stored(db) == kept
 
 
-def test_what_cached_tokens_cost_is_kept_with_the_curve(session: Session, db: Database) -> None:
-    with db.write() as handle:
-        handle.execute("UPDATE costs SET token = 1e-7, row = 2e-8")
-    later = load(db, ToyBackend())
-    assert later.costs.curve is not None
-    for curve in (later.costs.curve, local(later).loaded.curve):
-        assert curve is not None and (curve.growth.token, curve.growth.row) == (1e-7, 2e-8)
-    used = local(later).loaded.curve
-    assert ask(later) and used is not None
-    kept = stored(db)
-    assert kept is not None and (kept.token, kept.row) == (used.growth.token, used.growth.row)
-
-
 @pytest.mark.parametrize("points", ["rubbish", '{"1": 1, "2": 2}'])
 def test_a_curve_that_cannot_be_used_is_measured_again(
     session: Session, db: Database, measured: list[str], points: str
@@ -172,20 +155,6 @@ def test_a_curve_that_cannot_be_used_is_measured_again(
     assert measured == ["toy", "toy"] and later.costs.curve is not None
     kept = stored(db)
     assert kept is not None and kept.points == later.costs.curve.points
-
-
-def test_another_device_or_number_format_is_measured_for_itself(
-    session: Session, db: Database, measured: list[str]
-) -> None:
-    changes: list[dict[str, Any]] = [
-        {"device": "cuda:0"}, {"dtype": "bfloat16"}, {"threads": 3}, {"kind": "other"},
-    ]  # fmt: skip
-    for change in changes:
-        toy = ToyBackend()
-        toy.info = replace(toy.info, **change)
-        measured.clear()
-        load(db, toy)
-        assert measured == ["toy"]
 
 
 def test_a_model_that_decodes_plainly_is_not_measured(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.service.answering import Update
-from app.service.draft_models import LATEST, Candidate, Stacks, amount, sampler_of, sampler_words
+from app.service.draft_models import LATEST, Candidate, Stacks, amount, sampler_of
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend, Filled
@@ -581,13 +581,6 @@ def test_measuring_needs_a_profile_and_a_plan(session: Session, shelf: Shelf) ->
     profile(session.stacks)
     with pytest.raises(SettingError, match="unknown"):
         next(start("mid@4"))
-
-
-def test_samplers_are_told_in_words() -> None:
-    assert sampler_words(sampler_of(Sampling(0.5, 20, 0.9, 0.1))) == (
-        "temperature 0.5, top-k 20, top-p 0.9, min-p 0.1"
-    )
-    assert sampler_words(sampler_of(Sampling(0.0))) == "temperature 0"
 
 
 def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(

@@ -2,7 +2,7 @@
 fails, there is a model that answers."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -465,33 +465,21 @@ def test_an_answer_under_way_ends_and_is_kept(
     assert again.finish == "length", "a stop counts once"
 
 
-@pytest.mark.parametrize("work", ["compare", "prove", "profile"])
-def test_measurements_under_way_end_too(
-    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch, work: str
+def test_a_profile_under_way_ends_too(
+    session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.stacks.load([shop.source("draft")])
-    conversation, _ = answered(session, "hello")
     gate = held(monkeypatch, steps=20)
-    if work == "profile":
-        gate.set()  # It measures costs first.
-    running: Iterator[object] = {
-        "compare": lambda: session.proofs.compare(OWNER, "hello", "", preferences(), 50),
-        "prove": lambda: session.proofs.prove(OWNER, conversation),
-        "profile": lambda: session.stacks.profile(Sampling(), ("hello there",), 500),
-    }[work]()
+    gate.set()  # It measures costs first.
+    running = session.stacks.profile(Sampling(), ("hello there",), 500)
     next(running)
     gate.clear()
     loading = session.models.load(shop.source("two"))
     next(loading)
-    tasks = session.stacks.tasks if work == "profile" else session.tasks
-    assert stop_of(tasks, conversation if work == "prove" else "").wait(10)
+    assert stop_of(session.stacks.tasks).wait(10)
     gate.set()
-    if work == "compare":
-        *_, last = running
-        assert last.cancelled  # type: ignore[attr-defined]
-    else:
-        with pytest.raises(Exception, match="stopped"):
-            list(running)
+    with pytest.raises(Exception, match="stopped"):
+        list(running)
     list(loading)
     del running
     assert shop.alive == ["two"]
