@@ -198,7 +198,6 @@ def test_survival_counts_the_rounds_of_known_bits(texts: list[list[float]]) -> N
     assert survival_of(texts) == pytest.approx(tuple(wanted) or (0.0,))
 
 
-
 # Costs, databases, and the way to the end.
 
 

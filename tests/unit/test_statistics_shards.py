@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.errors import StorageError
 from storage import statistics_shards
@@ -93,23 +91,6 @@ def test_ranges_of_keys_make_no_difference(tmp_path: Path, monkeypatch: pytest.M
     made = sharded(tmp_path, [documents[:9], documents[9:], []], wanted)
     assert made == in_memory(tmp_path, documents, wanted)
     assert min(ranges) >= 1 and max(ranges) > 10
-
-
-@settings(deadline=None, derandomize=True, max_examples=10)
-@given(
-    st.lists(st.lists(st.lists(st.integers(0, 4), max_size=9), max_size=3), min_size=1, max_size=3)
-)
-def test_any_small_texts(
-    tmp_path_factory: pytest.TempPathFactory, shards: list[list[list[int]]]
-) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    cut = [[np.array(text, dtype=np.uint32) for text in shard] for shard in shards]
-    whole = [text for shard in cut for text in shard]
-    if any(len(text) > 1 for text in whole):
-        assert sharded(folder, cut, plan(5, 1)) == in_memory(folder, whole, plan(5, 1))
-    else:
-        with pytest.raises(StorageError, match="nothing to count"):
-            sharded(folder, cut, plan(5, 1))
 
 
 @pytest.fixture
