@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,6 @@ from engine.drafting.costs import (
     measure_costs,
 )
 from engine.settings import Generation, Sampling
-from engine.tree import Tree
 from tests.support.clocked import Clock, ClockedToy
 from tests.support.lossless import assert_lossless, events_of
 
@@ -275,26 +273,3 @@ def test_what_other_programs_take_is_not_measured(
     curve.reach(CACHED)
     off = max(abs(curve.seconds(nodes) / (0.01 * behind(nodes, CACHED)) - 1) for nodes in TRUTH)
     assert off < 0.1 if threads == 1 else off > 0.5
-
-
-class Chains(ToyBackend):
-    """Verifies chains of up to five levels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.info = replace(self.info, leaves=1)
-        self.depths = set[int]()
-
-    def depth_limit(self, length: int) -> int | None:
-        return 5
-
-    def score(self, tree: Tree, sampling: Sampling) -> Any:
-        self.depths.add(max(tree.depths))
-        assert tree.children.count({}) == 1
-        return super().score(tree, sampling)
-
-
-def test_where_chains_are_verified_chains_are_timed() -> None:
-    backend = Chains()
-    curve = measure_costs(backend, seconds=0.0)
-    assert set(curve.points) == {0, 1, 2, 3, 5} == backend.depths
