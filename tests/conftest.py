@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -12,6 +13,7 @@ from random import Random
 from typing import NoReturn
 
 import pytest
+import sqlite_utils
 
 import app
 import bench
@@ -123,6 +125,17 @@ def nothing_remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patched:
         file = tmp_path_factory.mktemp("cache") / "fast_path.json"
         patched.setattr("engine.backends.fast_path.results", lambda: file)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_are_split_once() -> Iterator[None]:
+    """sqlite_utils cuts a script into statements in more time than SQLite takes to run them, again
+    for each of some thousand databases. Where a release of it has no such function, it is slow."""
+    name = "_iter_complete_sql_statements"
+    split = getattr(sqlite_utils.db, name, iter)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sqlite_utils.db, name, cache(lambda sql: tuple(split(sql))), raising=False)
         yield
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import gradio as gr
@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 from app.arguments import parse
 from app.service.session import Session
 from app.web import server
+from app.web.gradio_workarounds import without_apps
 from app.web.tabs.chat import Chat
 from app.web.tabs.settings import Settings
 
@@ -18,11 +19,13 @@ T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def made(build: Callable[[], T]) -> T:
-    """What `build` makes of Gradio's blocks, which leave an event loop open unless one runs."""
+def made(build: Callable[[], T], apps: bool = False) -> T:
+    """What `build` makes of Gradio's blocks, which leave an event loop open unless one runs. The
+    apps that would serve them take most of the time, and most tests serve nothing."""
 
     async def run() -> T:
-        return build()
+        with nullcontext() if apps else without_apps():
+            return build()
 
     return asyncio.run(run())
 
@@ -61,11 +64,11 @@ def serving(
     port = server.pick_port("127.0.0.1", 0)
 
     def launched() -> tuple[str, gr.Blocks]:
-        with gr.Blocks(analytics_enabled=False) as blocks:
+        with without_apps(), gr.Blocks(analytics_enabled=False) as blocks:
             build(blocks)
         return server.launch(blocks, parse(["--no-browser", *options]), port, routes), blocks
 
-    public, blocks = made(launched)
+    public, blocks = made(launched, apps=True)
     try:
         yield SmallPage(f"http://127.0.0.1:{port}", public, blocks)
     finally:
