@@ -33,6 +33,10 @@ EMBEDDED = ROOT / "assets" / "models" / "tiny-chat" / "target"
 os.environ["OMP_NUM_THREADS"] = "1"
 """Read by torch when it is imported. Two threads would wait for each other whenever something else
 runs beside the tests."""
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = str(ROOT / "tests")
+"""Read by HTTP clients. No certificates are there: no test asks another machine, and to read those
+of this one takes each client 30 ms."""
 QUICK = {"unit", "service"}
 """The layers that `make quick` runs."""
 HEAVY = {"torch", "transformers", "llama_cpp", "gradio", "playwright"}
