@@ -62,6 +62,7 @@ def test_all_of_an_earlier_version_is_there_and_shown_as_it_was(
             assert db.execute_read("PRAGMA foreign_key_check") == []
 
 
+@pytest.mark.soak
 def test_this_version_writes_the_same_twice_and_shows_it(tmp_path: Path) -> None:
     """So what it writes is a fixture for those that follow."""
     first, second = tmp_path / "a.db", tmp_path / "b.db"

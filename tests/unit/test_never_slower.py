@@ -156,7 +156,7 @@ USELESS = [
 """Drafters that gain nothing: what they look up and learn with takes up to two forwards."""
 
 
-@pytest.mark.soak(stay=3)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize(("name", "looking", "learning", "wrong"), USELESS)
 def test_what_gains_nothing_costs_little(
     clock: Clock, name: str, looking: float, learning: float, wrong: tuple[int, ...]
@@ -247,6 +247,7 @@ def test_learning_that_costs_next_to_nothing_leaves_nothing_out(clock: Clock) ->
     assert costs.gate.gains[DATABASES].length
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("learning", [3e-6, 4e-5])
 def test_drafts_that_come_true_after_a_long_back_off_end_it(clock: Clock, learning: float) -> None:
     """As where a text is repeated that was there before: learning need not be cheap for that."""
@@ -313,7 +314,7 @@ class Rereading(ClockedToy):
         super().accept(rows)
 
 
-@pytest.mark.soak(stay=3)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("copying", [0.1, 2.0])
 @pytest.mark.parametrize("sureness", [1.0, 100.0])
 @pytest.mark.parametrize("every", [1, 2, 3, 5, 50])
@@ -350,6 +351,7 @@ def on_one_thread(
     return model
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("every", [2, 3])
 def test_a_busy_machine_makes_no_gain(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, every: int
@@ -426,7 +428,7 @@ def test_cold_caches_make_no_gain(clock: Clock, monkeypatch: pytest.MonkeyPatch)
     assert abs(sum(off) / len(off)) < 0.08
 
 
-@pytest.mark.soak(stay=4)
+@pytest.mark.soak(stay=3)
 @pytest.mark.parametrize("every", [1, 3, 4, 5, 8])
 @pytest.mark.parametrize("known", [False, True])
 def test_a_plain_step_after_drafts_does_not_pass_for_plain_decoding(

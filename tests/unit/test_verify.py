@@ -418,6 +418,7 @@ def databases(tokens: Sequence[int]) -> Paths:
     return [[], [(best, after), (0,)], [(4, 1, 1), (best,)], [(number,), (1, 2)]][number]
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize(
     ("depth", "sampling"), [(0, Sampling(0.7, top_p=0.9)), (1, Sampling(0.7)), (2, Sampling(1.0))]
 )
@@ -446,6 +447,7 @@ OWN = [
 ]
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize(("depth", "own"), [(3, OWN[0]), (2, OWN[1])])
 def test_samplers_of_draft_models_leave_the_targets_law_as_it_is(
     own: Sequence[Sampling], depth: int
