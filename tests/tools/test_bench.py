@@ -42,7 +42,7 @@ def bench(*arguments: str) -> int:
 ASK = ["--limit", "1", "--max-new-tokens", "12"]
 
 
-@pytest.mark.soak(stay=12)
+@pytest.mark.soak(stay=8)
 @pytest.mark.parametrize(
     ("command", "words"),
     [
