@@ -345,7 +345,7 @@ struct Multiplication {
 void multiply(const float *values, int rows, const Matrix &matrix, float *out, int threads) {
     char *bytes = room.of(Inputs::bytes(rows, matrix.inputs));
     Multiplication all{values, matrix, Inputs::at(bytes, rows, matrix.inputs),
-                       {&matrix, out, false}, {}};
+                       {&matrix, out, false}, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);
         const Team team(all.meeting);
@@ -437,7 +437,7 @@ void pack_group(const Packing &all, int at, int group) {
 }
 
 void pack(const float *weights, const Matrix &matrix, int first, int outputs, int threads) {
-    Packing all{weights, matrix, first, outputs, {}};
+    Packing all{weights, matrix, first, outputs, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Packing &all = *static_cast<Packing *>(work);
         const Team team(all.meeting);
