@@ -61,6 +61,7 @@ def can_pack(outputs: int, inputs: int) -> bool:
     return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
 
 
+SCALES = {8: torch.float32, 4: torch.float16}
 LINE = 64
 """Bytes of a line of a processor's cache."""
 ROOM = 1 << 25
@@ -107,7 +108,9 @@ class PackedLinear(nn.Module):
         count = self.width * self.in_features
         room = room or Room()
         self.register_buffer("numbers", room.take(count * bits // 8))
-        self.register_buffer("scales", room.take(count // core.GROUP * 4).view(torch.float32))
+        kind = SCALES[bits]
+        scales = room.take(count // core.grouped(bits) * kind.itemsize)
+        self.register_buffer("scales", scales.view(kind))
         self.bias = bias
         self.finish(None)
         rows = max(1, SLICE // self.in_features // core.CHANNELS) * core.CHANNELS
@@ -117,8 +120,9 @@ class PackedLinear(nn.Module):
 
     def finish(self, bias: torch.Tensor | None) -> None:
         """Make the core's matrix of these weights and a bias."""
+        scales = self.scales.view(torch.uint8)
         self.matrix = core.Matrix(
-            self.out_features, self.in_features, self.bits, self.numbers, self.scales, bias
+            self.out_features, self.in_features, self.bits, self.numbers, scales, bias
         )
 
     def settle(self) -> None:
@@ -137,13 +141,14 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
-        blocks, channels, group = self.width // core.CHANNELS, core.CHANNELS, core.GROUP
+        blocks, channels = self.width // core.CHANNELS, core.CHANNELS
+        group = core.grouped(self.bits)
         whole = self.numbers
         if self.bits == 4:
             whole = whole.view(blocks, -1, 1, channels, 4)
             whole = torch.cat([whole & 15, whole >> 4], dim=2)
         whole = whole.view(blocks, -1, channels, 4).transpose(1, 2).reshape(blocks, channels, -1)
-        scales = self.scales.view(blocks, -1, channels).transpose(1, 2)
+        scales = self.scales.float().view(blocks, -1, channels).transpose(1, 2)
         values = (whole.float() - 2 ** (self.bits - 1)).view(blocks, channels, -1, group)
         values *= scales[..., None]
         found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
@@ -197,7 +202,7 @@ class Packer(HfQuantizer):
     is_trainable = False
 
     def __init__(self, quantization_config: PackedConfig, **others: Any) -> None:
-        super().__init__(quantization_config, **others)  # type: ignore[no-untyped-call]
+        super().__init__(quantization_config, **others)
         self.room = Room()
 
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
