@@ -25,27 +25,20 @@ from bench.harness import (
     EMBEDDED,
     Add,
     Measurement,
-    Record,
     Setup,
-    conditions,
     generation_of,
-    headline,
     load_model,
-    method_options,
-    model_options,
     numbers,
     prepared,
-    prompt_options,
     questions_of,
-    show_rows,
-    table,
 )
-from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, Results, compared, speed, verdict
+from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, speed, verdict
+from bench.report import Record, conditions, headline, show_rows, table
 from bench.transformers_peers import transformers_peer
 from engine.backends.captured import TREES, CapturedModel
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
-from engine.drafting.costs import GrowingText, comb, measure_costs
+from engine.drafting.costs import GrowingText, comb
 from engine.errors import SettingError
 from engine.methods import Method, method_named
 from engine.models.inflate import inflated_config, inflated_weights, skeleton
@@ -87,12 +80,11 @@ ANSWERS = {
 class Gpu(Measurement):
     """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
 
-    groups = (model_options, prompt_options, method_options)
+    groups = ("model", "prompts", "methods")
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
-        size = "the embedded model in this shape, in bfloat16"
-        add("--size", choices=SHAPES, help=size)
+        add("--size", choices=SHAPES, help="the embedded model in this shape, in bfloat16")
         add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
@@ -265,7 +257,7 @@ def answers(setup: Setup, way: str) -> list[Record]:
     methods: dict[str, Method | Peer] = {name: method_named(name) for name in OURS}
     if way == SINGLE and setup.options.peers:
         methods |= {name: transformers_peer(name, backend) for name in TRANSFORMERS_PEERS}
-    results, record = compared(setup, methods, measure_costs(backend))
+    results, record = compared(setup, methods)
     plain = speed(results["plain"])
     return [
         {
@@ -273,25 +265,15 @@ def answers(setup: Setup, way: str) -> list[Record]:
             "temperature": setup.options.temperature,
             "name": name,
             "over_plain": figures["tokens_per_second"] / plain,
-            "least_category": least_category(results, name),
+            "least_category": min(
+                speed(own[name]) / speed(own["plain"]) for own in by_category(results).values()
+            ),
             "verdict": verdict(figures),
             "tokens": [own.tokens for own in results[name]],
             **figures,
         }
         for name, figures in record["methods"].items()
     ]
-
-
-def least_category(results: Results, name: str) -> float:
-    """The speed over plain decoding in the category where it is lowest."""
-    ratios = []
-    for category in {own.category for own in results[name]}:
-        mine, plain = (
-            speed([own for own in results[each] if own.category == category])
-            for each in (name, "plain")
-        )
-        ratios.append(mine / plain)
-    return min(ratios)
 
 
 # memory

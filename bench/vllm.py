@@ -2,8 +2,7 @@
 
 Run this with the Python of vLLM's environment. Each case is a server in a process of its own, so
 that none finds what another one has learned. All questions are asked at once; the batch is the
-number of concurrent answers. Finally the model is split over several ranks, if `--ranks` asks for
-it. All cases must emit the same tokens at temperature 0.
+number of concurrent answers. All cases must emit the same tokens at temperature 0.
 """
 
 import argparse
@@ -29,20 +28,9 @@ from app.vllm.serve import (
     parse,
     root,
 )
-from bench.harness import (
-    EMBEDDED,
-    Add,
-    Bar,
-    Measurement,
-    Record,
-    at_least,
-    cut_text,
-    now,
-    prompt_options,
-    show_bars,
-    show_rows,
-    texts_of,
-)
+from bench.harness import EMBEDDED, Add, Measurement, at_least, texts_of
+from bench.prompts import cut_text
+from bench.report import Record, now, show_rows
 from engine.errors import ModelError
 
 PLAIN, NGRAM, OURS = "plain", "ngram", "strata"
@@ -51,12 +39,6 @@ BATCHES, SPLIT = (1, 4, 16), 4
 """The numbers of concurrent answers, and their number in the cases on several ranks."""
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Of vLLM's n-gram method, as its documentation sets it."""
-BARS = (
-    Bar("other_tokens", "cases with other tokens", 0, shown="{:.0f}"),
-    Bar("alone", "times plain at batch 1", 1.5, least=True),
-    Bar("over_ngram", "least of all batches, over its own n-gram method", 1, least=True),
-    Bar("least", "least of all batches, over plain", 0.97, least=True),
-)
 CONTEXT = 1024
 MARK = "bench vllm: "
 """Begins the line in which a case reports its result."""
@@ -78,7 +60,7 @@ Case = tuple[str, int, int]
 class Servers(Measurement):
     """vLLM alone, with its own n-gram drafts, and with ours: tokens per second, same tokens."""
 
-    groups = (prompt_options,)
+    groups = ("prompts",)
     defaults = {"max_new_tokens": 96}
 
     def add_options(self, add: Add) -> None:
@@ -109,7 +91,6 @@ class Servers(Measurement):
         found: dict[Case, list[Record]] = {}
         for case in cases:
             found.setdefault(case, []).append(answered(task, case))
-        rows = rows_of(found)
         return {
             "date": now(),
             "model": Path(options.model).name,
@@ -120,8 +101,7 @@ class Servers(Measurement):
             "tokens": sum(map(len, found[cases[0]][0]["answers"])),
             "draft_tokens": options.draft_tokens,
             "repeats": options.repeats,
-            "cases": rows,
-            "bars": bars(rows),
+            "cases": rows_of(found),
         }
 
     def show(self, record: Record) -> None:
@@ -130,8 +110,6 @@ class Servers(Measurement):
             f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
         )
         show_rows(record["cases"], COLUMNS)
-        print()
-        show_bars(BARS, record["bars"])
 
 
 def answered(task: Record, case: Case) -> Record:
@@ -170,19 +148,6 @@ def rows_of(found: Mapping[Case, Sequence[Record]]) -> list[Record]:
         }
         for (method, batch, ranks), records in found.items()
     ]
-
-
-def bars(rows: Sequence[Record]) -> dict[str, float]:
-    own, ngram = (
-        {row["batch"]: row["ratio"] for row in rows if (row["method"], row["ranks"]) == (method, 1)}
-        for method in (OURS, NGRAM)
-    )
-    return {
-        "other_tokens": sum(not row["same"] for row in rows),
-        "alone": own[1],
-        "over_ngram": min(own[batch] / ngram[batch] for batch in BATCHES),
-        "least": min(own.values()),
-    }
 
 
 def drafting_of(case: Record) -> Record:
