@@ -41,10 +41,7 @@ Times = dict[int, float]
 
 @dataclass
 class Timed:
-    """A model that is timed, and its cost curve.
-
-    `pace` is how many times as long a plain step took as the curve says.
-    """
+    """A model, its cost curve, and how many times as long a plain step took as that says."""
 
     name: str
     backend: Backend

@@ -3,10 +3,7 @@
 One model is measured in two ways in the same process: with captured forwards
 (engine/backends/captured.py), and with forwards whose operations are started one by one. Times are
 medians, and every timed forward has a length that was not seen before. Answers are compared with
-plain decoding of the same way, and plain decoding with that of the other way.
-
-`--size` measures the embedded model in a larger shape, which has the same output at the cost of a
-real model. Its weights are made on the GPU.
+plain decoding of the same way.
 """
 
 import argparse
@@ -30,7 +27,6 @@ from bench.harness import (
     load_model,
     numbers,
     prepared,
-    questions_of,
 )
 from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, speed, verdict
 from bench.report import Record, conditions, headline, show_rows, table
@@ -96,11 +92,10 @@ class Gpu(Measurement):
             raise SettingError("There is no GPU here that torch can use. Run this where one is.")
 
     def record(self, options: argparse.Namespace) -> Record:
-        questions = questions_of(options)
         backend = made(options) if options.size else load_model(options.model, options)
         if not isinstance(backend, TransformersBackend) or backend.captured is None:
             raise SettingError(f"{backend.info.name} has no captured forwards. {backend.info.note}")
-        prompts = prepared(backend, options, questions)
+        prompts = prepared(backend, options)
         record = conditions(backend, options) | {
             "driver": driver(),
             "prompts": len(prompts),
@@ -176,7 +171,6 @@ def made(options: argparse.Namespace) -> TransformersBackend:
 
 @contextmanager
 def computing(backend: TransformersBackend, way: str) -> Iterator[None]:
-    """Let a model compute in one of the two ways in this block."""
     known = backend.captured, backend.info
     if way == SINGLE:
         backend.captured, backend.info = None, replace(backend.info, nodes=None)
@@ -189,7 +183,6 @@ def computing(backend: TransformersBackend, way: str) -> Iterator[None]:
 
 
 def driver() -> str:
-    """The version of the GPU's driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -33,7 +33,7 @@ from engine.models.loaders import load, name_of
 from engine.prompt import Chat
 from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
 from engine.types import STATISTICS
-from storage.statistics import StatisticsTable, find_table
+from storage.statistics import find_table
 
 Add = Callable[..., Any]
 """`add_argument` of a parser."""
@@ -72,7 +72,6 @@ def shared_options(add: Add, groups: Collection[str]) -> None:
         add("--seed", type=int, default=0)
     if "methods" in groups:
         add("--repeats", type=at_least(1), default=1)
-        add("--statistics", type=Path, help="a statistics file (default: the shipped)")
     if "drafts" in groups:
         add("--drafts", help="folders, *.gguf or hub ids, comma between (embedded: brings two)")
         add("--profile-tokens", type=int, default=TOKENS, help="tokens per prompt of the profile")
@@ -137,19 +136,12 @@ def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
     return read_prompts(Path(options.prompts), options.limit, options.skip)
 
 
-def questions_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The same, but empty if the prompts are random tokens."""
-    return [] if options.prompts == RANDOM else texts_of(options)
-
-
-def prepared(
-    backend: Backend, options: argparse.Namespace, questions: Sequence[tuple[str, str]]
-) -> list[tuple[str, list[int]]]:
+def prepared(backend: Backend, options: argparse.Namespace) -> list[tuple[str, list[int]]]:
     """(category, tokens) of each prompt, cut so that an answer fits after it."""
     room = backend.info.context_length - options.max_new_tokens - 1
-    chat = Chat(backend)
     if options.prompts != RANDOM:
-        return [(category, cut_prompt(chat, text, room)) for category, text in questions]
+        chat = Chat(backend)
+        return [(category, cut_prompt(chat, text, room)) for category, text in texts_of(options)]
     if room < 1:
         raise PromptError(f"There is no room for a prompt in {room} tokens.")
     drawn = random_prompts(backend, options.limit, options.skip)
@@ -158,23 +150,6 @@ def prepared(
 
 def has_drafts(method: object) -> bool:
     return isinstance(method, Method) and method.stack is not None
-
-
-def open_databases(
-    backend: Backend, methods: Mapping[str, object], file: Path | None, stack: ExitStack
-) -> dict[str, Databases]:
-    """Empty databases for each method, with statistics if it uses them; `stack` closes those."""
-    known = backend.info.tokenizer_fingerprint
-    databases = {name: Databases() for name in methods}
-    for name, method in methods.items():
-        uses = isinstance(method, Method) and STATISTICS in method.drafting.tiers
-        if uses or has_drafts(method):
-            table = StatisticsTable(file) if file else find_table(known, ASSETS / "statistics")
-            if table is not None:
-                stack.callback(table.close)
-                read_ahead(table)
-            databases[name] = Databases(statistics=table)
-    return databases
 
 
 def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
@@ -218,13 +193,25 @@ class Setup:
     @classmethod
     def of(cls, options: argparse.Namespace, stack: ExitStack) -> "Setup":
         """Load the model that the options name, once they are known to be right."""
-        generation, questions = generation_of(options), questions_of(options)
+        generation = generation_of(options)
+        if options.prompts != RANDOM:
+            texts_of(options)
         backend = load_model(options.model, options)
-        prompts = prepared(backend, options, questions)
-        return cls(options, backend, prompts, generation, stack)
+        return cls(options, backend, prepared(backend, options), generation, stack)
 
     def databases(self, methods: Mapping[str, object]) -> dict[str, Databases]:
-        return open_databases(self.backend, methods, self.options.statistics, self.stack)
+        """Empty databases for each method, with statistics of its own if it uses them."""
+        known, found = self.backend.info.tokenizer_fingerprint, {}
+        for name, method in methods.items():
+            uses = isinstance(method, Method) and STATISTICS in method.drafting.tiers
+            table = None
+            if uses or has_drafts(method):
+                table = find_table(known, ASSETS / "statistics")
+            if table is not None:
+                self.stack.callback(table.close)
+                read_ahead(table)
+            found[name] = Databases(statistics=table)
+        return found
 
     def family(self) -> Family:
         """The draft models with their profile, which is measured on the project's own prompts."""

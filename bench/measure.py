@@ -118,7 +118,6 @@ class Result:
         return None if self.run is None else summarise(self.run)
 
     def note(self, reply: Reply) -> None:
-        """Add one repeat."""
         if not self.seconds:
             self.tokens, self.forwards, self.run = reply.tokens, reply.forwards, reply.run
         self.steady &= reply.tokens == self.tokens
@@ -259,18 +258,13 @@ def gap_between(
     return gap
 
 
-def add_gaps(
-    backend: Backend,
-    figures: Mapping[str, Record],
-    results: Results,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-) -> None:
+def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> None:
     """Add to the figures of each method where its answers differ, and how near a tie."""
+    sampling, prompts = setup.generation.sampling, [tokens for _, tokens in setup.prompts]
     for name, own in figures.items():
         if own["differing_answers"]:
             plain, other = ([r.tokens for r in results[each]] for each in ("plain", name))
-            found = divergences(backend, prompts, plain, other, sampling)
+            found = divergences(setup.backend, prompts, plain, other, sampling)
             gaps = [each.gap for each in found if each.gap is not None]
             own["largest_gap"] = max(gaps) if len(gaps) == len(found) else None
             own["divergences"] = [asdict(divergence) for divergence in found]
@@ -313,10 +307,8 @@ def baselines(results: Results) -> list[str]:
 
 
 def summary(name: str, results: Results) -> Record:
-    """One method's figures relative to the fastest decoding without drafts.
-
-    `over_best_peer` is relative to the fastest peer that drafts.
-    """
+    """One method's figures relative to the fastest decoding without drafts, and as
+    `over_best_peer` to the fastest peer that drafts."""
     own = results[name]
     bases = baselines(results) or [name]
     base = max(bases, key=lambda base: speed(results[base]))
@@ -367,7 +359,6 @@ def step_figures(own: Sequence[Result]) -> Record:
 
 
 def by_category(results: Results) -> dict[str, dict[str, list[Result]]]:
-    """The results of each category."""
     kinds = dict.fromkeys(result.category for own in results.values() for result in own)
     return {
         kind: {name: [r for r in own if r.category == kind] for name, own in results.items()}
@@ -409,8 +400,7 @@ def compared(
     curve = measure_costs(backend) if backend.info.can_tree else None
     results = measure(setup, databases, methods, curve, family)
     figures = {name: summary(name, results) for name in methods}
-    prompts = [tokens for _, tokens in setup.prompts]
-    add_gaps(backend, figures, results, prompts, setup.generation.sampling)
+    add_gaps(setup, figures, results)
     points = curve.points.items() if curve else ()
     return results, {
         "statistics": any(own.statistics is not None for own in databases.values()),

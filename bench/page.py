@@ -215,7 +215,6 @@ class PageCost(Measurement):
 
 
 def show_bars(bars: Iterable[Bar], record: Record) -> None:
-    """Print each figure next to its target."""
     rows = (bar.row(record[bar.figure]) for bar in bars)
     table(("figure", "measured", "wanted", ""), rows)
 
@@ -365,7 +364,6 @@ def measured(
 
 
 def drawn(tokens: int, seed: int) -> Preferences:
-    """The settings of an answer, the same with and without a page."""
     generation = Generation(Sampling(0.8, min_p=0.05, seed=seed), tokens)
     return Preferences(generation, "hd", METHODS["hd"].drafting, fresh_seed=False)
 
@@ -420,7 +418,6 @@ def stream(page: "Page", program: Program, database: Database, title: str, text:
 
 
 def alone(session: Session, preferences: Preferences, text: str) -> Record:
-    """The speed of the same answer without a page."""
     conversation = session.chat.say(OWNER, None, text)
     began = time.perf_counter()
     for _ in session.answering.answer(OWNER, conversation, preferences):

@@ -144,10 +144,8 @@ def write_recordings(options: argparse.Namespace, stack: ExitStack) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded answer, its end token included, and the prompt as the model reads it.
-
-    `sampling` says how it was drawn, if that is known.
-    """
+    """One recorded answer, its end token included, the prompt as the model reads it, and how it was
+    drawn, if that is known."""
 
     question: str
     split: str
@@ -162,10 +160,8 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The recordings to replay, the size of their vocabulary, and their statistics.
-
-    The statistics may be made of `others`, the answers of other models.
-    """
+    """The recordings to replay, the size of their vocabulary, and their statistics, which may be
+    made of `others`, the answers of other models."""
 
     recordings: Sequence[Recording]
     vocabulary: int
@@ -174,10 +170,7 @@ class Material:
 
 
 def read(options: argparse.Namespace, folder: Path) -> Material:
-    """The material to replay; texts are tokenized first.
-
-    Statistics of texts are made in `folder`.
-    """
+    """The material to replay; texts are tokenized first. Statistics are made in `folder`."""
     with reading(options.traces):
         records = read_lines(options.traces)
         if records and "answer" in records[0]:

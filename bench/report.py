@@ -22,10 +22,7 @@ REPORTED_OF = {LLAMA_CPP: ("gpu_layers", "batch_size", "flash_attention", "cache
 
 
 def conditions(backend: Backend, options: argparse.Namespace) -> Record:
-    """What was measured, where and when. Files are given by name, without their paths.
-
-    `dtype` is how the weights are stored, "float32" or "Q4_K_M".
-    """
+    """What was measured, where and when. Files are given by name, without their paths."""
     info = backend.info
     reported = (*REPORTED, *REPORTED_OF.get(info.kind, ()))
     return {
@@ -65,13 +62,6 @@ def headline(record: Mapping[str, Any]) -> str:
         f"{record['model']} ({record['parameters'] / 1e6:.1f} M parameters, {record['dtype']}, "
         f"{record['device']}), {threads}{', '.join([record['machine'], *libraries])}, "
         f"{record['date'][:10]}"
-    )
-
-
-def prompts_line(record: Mapping[str, Any]) -> str:
-    return (
-        f"{record['prompts']} prompts, up to {record['max_new_tokens']} tokens, "
-        f"T={record['temperature']:g}, min-p {record['min_p']:g}"
     )
 
 

@@ -20,7 +20,7 @@ from bench.measure import (
     is_peer,
     show_methods,
 )
-from bench.report import TRANSFORMERS, Record, headline, prompts_line
+from bench.report import TRANSFORMERS, Record, headline
 from engine.drafting.base import Drafter
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
@@ -38,11 +38,8 @@ DEFAULTS = {
 
 
 def checked_methods(options: argparse.Namespace) -> list[str]:
-    """The names of the methods of a run, checked before any model is loaded.
-
-    The default methods are those that can run here. Raises SettingError for unknown methods, and
-    for peers that were named and cannot run.
-    """
+    """The names of the methods of a run, by default those that can run here. Raises SettingError
+    for unknown methods, and for peers that were named and cannot run."""
     kind, lacking = kind_of(options.model), {}
     if options.model != "embedded":
         lacking[ASSISTED] = "the embedded model, which brings a draft model"
@@ -110,8 +107,11 @@ class Speed(Benchmark):
         }
 
     def show(self, record: Record) -> None:
-        statistics = "with" if record["statistics"] else "no"
-        print(f"{headline(record)}\n{prompts_line(record)}, {statistics} statistics")
+        print(
+            f"{headline(record)}\n{record['prompts']} prompts, up to {record['max_new_tokens']} "
+            f"tokens, T={record['temperature']:g}, min-p {record['min_p']:g}, "
+            f"{'with' if record['statistics'] else 'no'} statistics"
+        )
         if record["forward_ms"]:
             points = ", ".join(f"{n}: {ms:.4g}" for n, ms in record["forward_ms"].items())
             print(f"ms of a forward by drafted nodes: {points}")
@@ -131,12 +131,8 @@ def tier_after_tier(
 
 
 def ablation() -> dict[str, Method | Peer]:
-    """Plain decoding and configurations of hierarchy drafting, by what is special about each.
-
-    They are the tiers alone, in pairs and all together; the order of the tiers; all tiers at once
-    ("merged", ours) and tier after tier ("hierarchical", as in the paper); and the adaptive budget
-    and fixed ones.
-    """
+    """Plain decoding and configurations of hierarchy drafting: which tiers, in which order, all at
+    once ("merged", ours) or tier after tier ("hierarchical", as in the paper), and which budget."""
     found: dict[str, Method | Peer] = {"plain": PLAIN}
 
     def add(title: str, drafting: Drafting, databases: FromDatabases = hierarchy) -> None:

@@ -12,13 +12,11 @@ is right.
 best that this speedup can be by the planner's own arithmetic.
 """
 
-from collections.abc import Sequence
-
 from bench.harness import Add, Benchmark, Setup
 from bench.measure import Peer, Result, gained, measure, speed
 from bench.report import Record, headline, show_rows, table
 from engine.drafting.costs import measure_costs
-from engine.hsd.planner import SOURCES, Plan, Recursion, candidates, latency
+from engine.hsd.planner import SOURCES, Plan, candidates, latency
 from engine.hsd.profile import Profile
 from engine.hsd.trials import why
 from engine.methods import ALONE, Method, method_named
@@ -91,7 +89,7 @@ class Stack(Benchmark):
             f"{record['decode_speedup_over_best_single']:.2f}x; by the profile "
             f"{record['reachable']:.2f}x"
         )
-        for line in (*record["arithmetic"], *record["why"]):
+        for line in record["why"]:
             print(line)
 
 
@@ -151,7 +149,6 @@ def figures(
         "speedup_over_best_single": speed(results[planned]) / speed(results[single]),
         "decode_speedup_over_best_single": measured[single] / measured[planned],
         "reachable": min(predicted[name] for name in singles) / predicted[planned],
-        "arithmetic": arithmetic(profile, rule, [plans[name] for name in (planned, *singles)]),
         "speedup_over_plain": over_plain(results),
         "decode_speedup_over_plain": over_plain(results, decode_only=True),
         "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
@@ -168,21 +165,6 @@ def figures(
         "why": why(profile, plans[planned], rule, measured[planned]),
         "profile": profile.mapping(),
     }
-
-
-def arithmetic(profile: Profile, rule: Rule, plans: Sequence[Plan]) -> list[str]:
-    """How the planner comes to what plans take: a round's seconds over its tokens."""
-    recursion, found = Recursion(profile, rule), []
-    for plan in plans:
-        emits, seconds = recursion.round(plan, len(profile.models) - 1)
-        tokens = float(sum(n * share for n, share in enumerate(emits)))
-        drafting = recursion.proposed(plan)[1] if plan.levels else 0.0
-        found.append(
-            f"{plan}: ({1e3 * drafting:.2f} drafting + {1e3 * (seconds - drafting):.2f} verifying) "
-            f"/ {tokens:.3f} tokens = {1e3 * seconds / tokens:.2f} ms, to the end of answers "
-            f"{1e3 * recursion.latency(plan):.2f} ms"
-        )
-    return found
 
 
 def over_plain(

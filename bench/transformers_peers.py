@@ -2,9 +2,8 @@
 the library's attention.
 
 Above temperature 0 the library takes the token of highest score, and our sampler sets the scores,
-so the text equals that of plain decoding, and has the same length. Prompt lookup and assisted
-generation keep a draft that equals that token. An assistant draws with the same noise, as the draft
-models of our stacks do.
+so the text equals that of plain decoding. Prompt lookup and assisted generation keep a draft that
+equals that token. An assistant draws with the same noise, as the draft models of our stacks do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +67,7 @@ class GeneratePeer:
             )
         seconds = perf_counter() - start
         tokens = output[0, len(prompt) :].tolist()
-        return Reply(tokens, seconds, arrivals.decode_seconds, arrivals.forwards)
+        return Reply(tokens, seconds, arrivals.decode_seconds(), len(arrivals.times) - 1)
 
 
 class Keyed(LogitsProcessor):
@@ -97,25 +96,20 @@ class Keyed(LogitsProcessor):
 
 
 class Arrivals:
-    """The streamer of `generate()`: when tokens arrive, and how many at a time."""
+    """The streamer of `generate()`: when tokens arrive, and how many at a time; first the prompt,
+    then the tokens of each forward."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.sizes: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with the tokens of each forward."""
         self.times.append(perf_counter())
         self.sizes.append(value.numel())
 
     def end(self) -> None:
         """Called when the answer is over."""
 
-    @property
-    def forwards(self) -> int:
-        return len(self.times) - 1
-
-    @property
     def decode_seconds(self) -> float:
         begun, first, last = self.times[0], self.times[1], self.times[-1]
         return paced(last - begun, last - first, sum(self.sizes[1:]), self.sizes[1])

@@ -165,10 +165,8 @@ def summary(rows: list[Record]) -> Record:
 
 
 def off(figure: float | None, row: Record) -> float | None:
-    """The relative difference of a figure from Compare's, None if one of them is missing.
-
-    A comparison that shows no speedup, because no draft was accepted, counts as 1.
-    """
+    """The relative difference of a figure from Compare's, None if one of them is missing. A
+    comparison that shows no speedup, because no draft was accepted, counts as 1."""
     if figure is None or not row["compared"]:
         return None
     return float(figure / (row["compare"] or 1.0) - 1.0)

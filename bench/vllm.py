@@ -10,10 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -39,7 +38,7 @@ BATCHES, SPLIT = (1, 4, 16), 4
 """The numbers of concurrent answers, and their number in the cases on several ranks."""
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Of vLLM's n-gram method, as its documentation sets it."""
-CONTEXT = 1024
+DTYPE, CONTEXT = "float32", 1024
 MARK = "bench vllm: "
 """Begins the line in which a case reports its result."""
 WARM = "Say hello to me, and tell me about your day in three short sentences."
@@ -64,43 +63,32 @@ class Servers(Measurement):
     defaults = {"max_new_tokens": 96}
 
     def add_options(self, add: Add) -> None:
-        positive = at_least(1)
         add("--model", default=str(EMBEDDED), help="a folder or a hub id")
-        add("--dtype", default="float32")
-        add("--draft-tokens", type=positive, default=TOKENS)
-        add("--rows", type=float, help="as in `strata vllm`")
-        add("--repeats", type=positive, default=1)
-        add("--ranks", type=positive, default=2, help="of the last two cases; 1 leaves them out")
+        ranks = "of the last two cases; 1 leaves them out"
+        add("--ranks", type=at_least(1), default=2, help=ranks)
 
     def record(self, options: argparse.Namespace) -> Record:
         build = installed()
-        words = [options.model, "--draft-tokens", str(options.draft_tokens)]
-        command = parse([*words, *(("--rows", str(options.rows)) if options.rows else ())])
         task = {
             "model": options.model,
-            "dtype": options.dtype,
             "questions": [text for _, text in texts_of(options)],
             "tokens": options.max_new_tokens,
-            "draft_tokens": options.draft_tokens,
             # A case must not find what an earlier case has learned.
-            "attached": attached_of(command, build).values() | {"folder": ""},
+            "attached": attached_of(parse([options.model]), build).values() | {"folder": ""},
         }
-        cases = [(method, batch, 1) for batch in BATCHES for method in METHODS] * options.repeats
+        cases = [(method, batch, 1) for batch in BATCHES for method in METHODS]
         if options.ranks > 1:
             cases += [(method, SPLIT, options.ranks) for method in (PLAIN, OURS)]
-        found: dict[Case, list[Record]] = {}
-        for case in cases:
-            found.setdefault(case, []).append(answered(task, case))
+        found = {case: answered(task, case) for case in cases}
         return {
             "date": now(),
             "model": Path(options.model).name,
-            "dtype": options.dtype,
+            "dtype": DTYPE,
             "build": f"{build} {version(build)}",
             "torch": version("torch"),
             "questions": len(task["questions"]),
-            "tokens": sum(map(len, found[cases[0]][0]["answers"])),
-            "draft_tokens": options.draft_tokens,
-            "repeats": options.repeats,
+            "tokens": sum(map(len, found[cases[0]]["answers"])),
+            "draft_tokens": TOKENS,
             "cases": rows_of(found),
         }
 
@@ -133,25 +121,22 @@ def answered(task: Record, case: Case) -> Record:
     return record
 
 
-def rows_of(found: Mapping[Case, Sequence[Record]]) -> list[Record]:
-    rates = {case: median(record["rate"] for record in each) for case, each in found.items()}
-    answers = found[PLAIN, 1, 1][0]["answers"]
+def rows_of(found: Mapping[Case, Record]) -> list[Record]:
     return [
         {
             "method": method,
             "batch": batch,
             "ranks": ranks,
-            "tokens_per_second": round(rates[method, batch, ranks], 1),
-            "ratio": round(rates[method, batch, ranks] / rates[PLAIN, batch, ranks], 3),
-            "same": all(record["answers"] == answers for record in records),
-            "figures": records[0]["figures"],
+            "tokens_per_second": round(record["rate"], 1),
+            "ratio": round(record["rate"] / found[PLAIN, batch, ranks]["rate"], 3),
+            "same": record["answers"] == found[PLAIN, 1, 1]["answers"],
         }
-        for (method, batch, ranks), records in found.items()
+        for (method, batch, ranks), record in found.items()
     ]
 
 
 def drafting_of(case: Record) -> Record:
-    tokens = {"num_speculative_tokens": case["draft_tokens"]}
+    tokens = {"num_speculative_tokens": TOKENS}
     if case["method"] == PLAIN:
         return {}
     if case["method"] == NGRAM:
@@ -170,7 +155,7 @@ def child() -> None:
     case = json.load(sys.stdin)
     llm: Any = LLM(
         case["model"],
-        dtype=case["dtype"],
+        dtype=DTYPE,
         max_model_len=CONTEXT,
         max_num_seqs=case["batch"],
         tensor_parallel_size=case["ranks"],
@@ -180,7 +165,7 @@ def child() -> None:
         **drafting_of(case),
     )
     template = llm.get_tokenizer().apply_chat_template
-    room = CONTEXT - case["tokens"] - 1 - case["draft_tokens"]
+    room = CONTEXT - case["tokens"] - 1 - TOKENS
 
     def prompt(text: str) -> Record:
         def tokens(text: str) -> list[int]:
@@ -196,13 +181,7 @@ def child() -> None:
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
     seconds = perf_counter() - clock
     answers = [list(one.outputs[0].token_ids) for one in outputs]
-    figures = llm.collective_rpc("strata_figures") if case["method"] == OURS else [None]
-    record = {
-        "answers": answers,
-        "rate": sum(map(len, answers)) / seconds,
-        "seconds": seconds,
-        "figures": next((one for one in figures if one), None),
-    }
+    record = {"answers": answers, "rate": sum(map(len, answers)) / seconds}
     print(f"{MARK}{json.dumps(record)}", flush=True)
 
 

@@ -58,7 +58,6 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
         (["speed", "--temperature", "9"], "Temperature"),
         (["speed", "--max-new-tokens", "32000"], "no room"),
         (["speed", "--max-new-tokens", "32000", "--prompts", "random"], "no room"),
-        (["speed", "--statistics", "/nowhere.db", *ASK], "'/nowhere.db'"),
         (["speed", "--methods", "plain,hsd:huge@2", "--profile-tokens", "6", *ASK], "'huge'"),
         (["stack", "--drafts", "a/small,b/small", *ASK], "whose last parts differ"),
         (["truth", "--prompts", "random"], "'random' is no file"),
@@ -386,7 +385,7 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
 
 @pytest.mark.soak
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
-    from bench.harness import open_databases
+    from bench.harness import Setup
     from bench.transformers_peers import transformers_peer
     from engine.methods import METHODS
 
@@ -394,7 +393,8 @@ def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
     methods: dict[str, Any] = {name: METHODS[name] for name in names}
     methods["generate"] = transformers_peer("generate", embedded)
     with ExitStack() as stack:
-        databases = open_databases(embedded, methods, None, stack)
+        setup = Setup(Namespace(), embedded, [], Generation(), stack)
+        databases = setup.databases(methods)
         tables = {name: own.statistics for name, own in databases.items()}
         assert tables["rest"] is not tables["hd"]
         asks = {name for name in names if STATISTICS in METHODS[name].drafting.tiers}
@@ -428,6 +428,7 @@ def test_an_altered_answer_is_found_and_its_gap_measured(temperature: float) -> 
 
 
 def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
+    from bench.harness import Setup
     from bench.measure import Result, add_gaps, summary, verdict
     from engine.methods import METHODS
 
@@ -436,6 +437,8 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
     plain = [answer(embedded, METHODS["plain"], prompt, wanted) for prompt in prompts]
     other = [Result("a", list(r.tokens), r.seconds, r.decode_seconds) for r in plain]
     results = {"plain": plain, "hd": other}
+    named = [("a", prompt) for prompt in prompts]
+    setup = Setup(Namespace(), embedded, named, wanted, ExitStack())
     for change, words in (
         ([], "yes"),
         ([(other[0].tokens[3] + 1) % 99], "NO: 1 differ, gap at most "),
@@ -444,7 +447,7 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
         if change:
             other[0].tokens = [*plain[0].tokens[:3], *change]
         figures = {name: summary(name, results) for name in results}
-        add_gaps(embedded, figures, results, prompts, Sampling(0.0))
+        add_gaps(setup, figures, results)
         assert verdict(figures["hd"]).startswith(words) and verdict(figures["plain"]) == "yes"
         json.dumps(figures, allow_nan=False)
     assert figures["hd"]["divergences"] == [{"prompt": 0, "position": 4, "gap": None}]

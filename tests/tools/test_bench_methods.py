@@ -53,7 +53,7 @@ def test_every_configuration_of_the_ablation_gives_the_same_text(
     *table, line = capsys.readouterr().out.strip().splitlines()
     record = json.loads(line)
     assert list(record["methods"]) == list(ablation())
-    assert any(row.startswith("hierarchical, fixed 7 nodes") for row in table)
+    assert any(row.startswith("| hierarchical, fixed 7 nodes") for row in table)
     assert all(figures["identical"] for figures in record["methods"].values())
 
 
@@ -150,8 +150,6 @@ def test_a_run_measures_what_was_planned_and_its_rivals(
     assert record["speedup_over_best_single"] > 0
     least = min(predicted[name] for name in singles)
     assert record["reachable"] == pytest.approx(least / min(predicted.values()), rel=1e-3)
-    assert all(line in table for line in record["arithmetic"])
-    assert len(record["arithmetic"]) == 1 + len(singles)
     whole, alone = record["speedup_over_plain"], record["decode_speedup_over_plain"]
     assert whole["plain"] == alone["plain"] == 1.0 and set(whole) == set(alone) == set(measured)
     for name, forwards in record["tokens_per_forward"].items():
