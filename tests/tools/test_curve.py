@@ -16,49 +16,14 @@ from tests.support.backends import save_model
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
 
-def fresh(embedded: Any) -> Any:
-    from engine.backends.transformers import TransformersBackend
-
-    return TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
-
-
 def options(sizes: list[int], repeats: int) -> argparse.Namespace:
     return argparse.Namespace(sizes=sizes, repeats=repeats)
 
 
-@pytest.mark.model
-def test_every_case_is_timed_with_its_attention(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench.curve import timed, ways_of
-    from engine.backends.folded_attention import FOLDED, LIBRARY
-    from engine.backends.transformers import TransformersBackend
-
-    backend = fresh(embedded)
-    ways = ways_of("it", backend)
-    assert [way.attention for way in ways] == [LIBRARY, FOLDED]
-    assert [way.curve is None for way in ways] == [True, False], "expected of its own alone"
-    seen: list[tuple[str, int, int]] = []
-    score = TransformersBackend.score
-
-    def noting(self: Any, tree: Any, sampling: Any) -> Any:
-        seen.append((self.model.config._attn_implementation, len(self.cached), len(tree)))
-        return score(self, tree, sampling)
-
-    monkeypatch.setattr(TransformersBackend, "score", noting)
-    found = timed(ways, 100, options([0, 5], 3))
-    assert [list(times) for times in found] == [[0, 5], [0, 5]]
-    assert all(seconds > 0 for times in found for seconds in times.values())
-    for way in (LIBRARY, FOLDED):
-        for nodes in (0, 5):
-            assert seen.count((way, 99, nodes)) == 6, "untimed and timed, in every round"
-    assert backend.bytes == 0
-
-
 def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None:
-    from bench.curve import Way
+    from bench.curve import Timed
 
-    way = Way("toy", ToyBackend(), "toy", CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4))
+    way = Timed("toy", ToyBackend(), CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4))
     row = way.row(256, {0: 2.0, 7: 5.0})
     assert row["ms"] == {0: 2000.0, 7: 5000.0} and row["ratio"] == {0: 1.0, 7: 2.5}
     assert row["off"] == pytest.approx({0: 0.0, 7: -0.2})
@@ -69,10 +34,10 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
 
 
 @pytest.mark.model
-def test_a_model_is_timed_with_both_attentions(
+def test_a_model_is_timed_after_texts_of_several_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from engine.backends.folded_attention import FOLDED, LIBRARY
+    from engine.backends.folded_attention import FOLDED
 
     tiny = save_model("llama-gqa", tmp_path / "tiny")
     run = [*RUN, "--model", str(tiny), "--dtype", "bfloat16", "--lengths", "60,100"]
@@ -82,11 +47,11 @@ def test_a_model_is_timed_with_both_attentions(
     (model,) = record["models"].values()
     assert model["model"] == "tiny" and model["dtype"] == "bfloat16"
     cases = [(row["length"], row["attention"]) for row in record["rows"]]
-    assert cases == [(length, way) for length in (60, 100) for way in (LIBRARY, FOLDED)]
+    assert cases == [(length, FOLDED) for length in (60, 100)]
     for row in record["rows"]:
         assert list(row["ratio"]) == ["0", "3", "7"] and row["ratio"]["0"] == 1.0
         assert row["ratio"]["7"] == pytest.approx(row["ms"]["7"] / row["ms"]["0"])
-        assert (row["off"] is not None) is (row["attention"] == FOLDED)
+        assert row["off"] is not None
     assert sum(FOLDED in row for row in table) == 2
 
 
@@ -106,9 +71,9 @@ def test_models_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) ->
         # One round in three is disturbed, and the first forward of each model.
         return spent[seen[-1]] * (9.0 if len(seen) <= 10 else 1.0)
 
-    ways = [curve.Way(toy.info.name, toy, "toy", None) for toy in (slow, fast)]
+    models = [curve.Timed(toy.info.name, toy, None) for toy in (slow, fast)]
     monkeypatch.setattr(curve, "forward_seconds", forward)
-    found = curve.timed(ways, 20, options([0, 3], 3))
+    found = curve.timed(models, 20, options([0, 3], 3))
     assert found == [{0: 4.0, 3: 6.0}, {0: 1.0, 3: 5.0}]
     rounds = [seen[at : at + 8] for at in (2, 10, 18)]
     assert [each[0][0] for each in rounds] == ["slow", "fast", "slow"], "they begin in turn"
@@ -120,13 +85,13 @@ def test_models_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_that_decodes_plainly_is_timed_plainly() -> None:
     from dataclasses import replace
 
-    from bench.curve import timed, ways_of
+    from bench.curve import Timed, timed
 
     toy = ToyBackend()
     toy.info = replace(toy.info, can_tree=False)
-    (way,) = ways_of("toy", toy)
+    way = Timed("toy", toy, None)
     (times,) = timed([way], 20, options([0, 3], 1))
-    assert list(times) == [0] and way.curve is None
+    assert list(times) == [0]
     row = way.row(20, times)
     assert set(row["speedup"].values()) == {1.0} and set(row["nodes"].values()) == {0}
 
@@ -146,17 +111,3 @@ def test_files_and_types_of_a_folder_side_by_side(capsys: pytest.CaptureFixture[
     for row in record["rows"]:
         assert list(row["ratio"]) == ["0", "1", "3"] and row["ratio"]["0"] == 1.0
         assert all(speedup >= 1.0 for speedup in row["speedup"].values())
-
-
-def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench import curve
-
-    def load(name: str, options: Any) -> Any:
-        raise AssertionError("nothing may be loaded")
-
-    monkeypatch.setattr(curve, "load_model", load)
-    monkeypatch.setattr(curve, "free_memory", lambda device: 10)
-    assert main(["curve", "embedded", "embedded-gguf"]) == 2
-    assert "0.0 GB are free on cpu" in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
     large = built(config, state)
     prompts = [[3, 1, 4, 1, 5], list(range(40))]
     result = compare(backend_of(model, embedded), backend_of(large, embedded), prompts, 10)
-    assert not result.holds and not result.figures()["verified"]
+    assert not result.holds
     assert not result.logit_difference <= 1e-3
 
 
@@ -225,8 +225,6 @@ def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     assert not found(0.125, torch.float16) and not found(0.01, torch.float32, 0.0)
     assert not found(0.125, torch.bfloat16, 0.6) and not found(0.0, torch.bfloat16, float("nan"))
     assert not Comparison(torch.float32).holds  # nothing compared is nothing shown
-    figures = Comparison(torch.bfloat16, 9, 0.1, [0.0, 0.125]).figures()
-    assert (figures["divergences"], figures["largest_gap"]) == (2, 0.125)
 
 
 @pytest.mark.parametrize(
@@ -437,12 +435,13 @@ def test_a_wrong_model_ends_with_status_2(
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_without_verification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shards are as large as they should be, in bfloat16 too."""
-    status, output = inflate_mini(tmp_path, "--no-verify")
-    assert status == 0
+def test_shards_are_as_large_as_they_should_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In bfloat16 too."""
+    _, output = inflate_mini(tmp_path, "--limit", "1", "--max-new-tokens", "1")
     report = last_line(capsys)
-    assert "verified" not in report and report["parameters"] > 200_000
+    assert report["parameters"] > 200_000
     assert (output / "config.json").is_file()
     assert index_of(output)["metadata"]["total_size"] == report["bytes"] == 2 * report["parameters"]
     sizes = [path.stat().st_size for path in output.glob("*.safetensors")]
