@@ -1,8 +1,7 @@
 """c(n, length): forwards over n nodes after texts of several lengths, and what they mean.
 
 All models are loaded together, and every round times each of them at every size, in rotated order;
-times are medians. A transformers model with folded attention is also timed with the library's
-attention. `model@float32` loads a folder with weights of the type after the @, and `model@4` with
+times are medians. `model@float32` loads a folder with weights of that type, and `model@4` with
 weights of 4 bits. If a cache can be stretched, no text is read, because a forward over zeros takes
 as long.
 
@@ -13,7 +12,7 @@ because drafting decides by ratios.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
@@ -21,66 +20,40 @@ from statistics import median
 
 from tqdm import tqdm
 
-from bench.harness import (
-    Add,
-    Measurement,
-    Record,
-    at_least,
-    conditions,
-    headline,
-    load_model,
-    model_options,
-    numbers,
-    runtime_of,
-    source_of,
-    table,
-)
+from bench.harness import Add, Measurement, at_least, load_model, numbers
+from bench.report import Record, conditions, headline, table
 from engine.backends.base import Backend
-from engine.backends.folded_attention import FOLDED, LIBRARY, fold, unfold
 from engine.backends.transformers import TransformersBackend
 from engine.compare import rotated
 from engine.drafting.ceiling import ceiling
 from engine.drafting.costs import CostCurve, Stretchable, forward_seconds, measure_costs
 from engine.errors import SettingError
 from engine.models.load_transformers import DTYPES
-from engine.models.loaders import device, need
-from engine.models.memory import free_memory
 
 BITS = ("8", "4")
 LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
 ACCEPTANCES = (0.6, 0.8, 0.9)
+HEADS = ("model", "weights", "GB", "attention", "cached", "plain ms", "tok/s")
 
 Times = dict[int, float]
 """Seconds of a forward by its nodes."""
-HEADS = ("model", "weights", "GB", "attention", "cached", "plain ms", "tok/s")
 
 
 @dataclass
-class Way:
-    """A model with one of its attentions; the `curve` is known of the one that it runs with.
-
-    `pace` is how many times as long a plain step took as the curve says.
-    """
+class Timed:
+    """A model, its cost curve, and how many times as long a plain step took as that says."""
 
     name: str
     backend: Backend
-    attention: str
     curve: CostCurve | None
     pace: float = 0.0
-
-    def forward(self, prompt: Sequence[int], nodes: int) -> float:
-        """The seconds of a forward that comes after another of its size."""
-        if isinstance(self.backend, TransformersBackend):
-            (fold if self.attention == FOLDED else unfold)(self.backend.model)
-        forward_seconds(self.backend, prompt, nodes)
-        return forward_seconds(self.backend, prompt, nodes)
 
     def row(self, length: int, times: Times) -> Record:
         """What was found after a text of this length, and what it means."""
         best = {share: ceiling(times, share) for share in ACCEPTANCES}
         return {
             "model": self.name,
-            "attention": self.attention,
+            "attention": attention_of(self.backend),
             "length": length,
             "ms": {nodes: 1e3 * seconds for nodes, seconds in times.items()},
             "ratio": {nodes: seconds / times[0] for nodes, seconds in times.items()},
@@ -101,15 +74,10 @@ class Way:
 class Curve(Measurement):
     """Forwards over n nodes after texts of several lengths, measured and expected."""
 
-    groups = (model_options,)
+    groups = ("model",)
 
     def add_options(self, add: Add) -> None:
-        add(
-            "models",
-            nargs="*",
-            metavar="MODEL",
-            help="timed side by side; a folder as DIR@DTYPE or DIR@BITS",
-        )
+        add("models", nargs="*", metavar="MODEL", help="a folder as DIR@DTYPE or DIR@BITS")
         add("--lengths", type=numbers(2), default=LENGTHS, help="cached tokens, comma between")
         add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
         add("--repeats", type=at_least(1), default=5)
@@ -120,25 +88,26 @@ class Curve(Measurement):
     def record(self, options: argparse.Namespace) -> Record:
         names = dict.fromkeys(options.models or [options.model])
         given = {name: options_of(name, options) for name in names}
-        check_memory(given)
         with ExitStack() as stack:
-            ways: list[Way] = []
+            models: list[Timed] = []
             for name, own in given.items():
                 backend = load_model(own.model, own)
                 stack.callback(backend.close)
-                ways += ways_of(name, backend)
-            lengths = fitting(ways, options.lengths, max(options.sizes))
+                curve = measure_costs(backend) if backend.info.can_tree else None
+                models.append(Timed(name, backend, curve))
             rows = [
-                way.row(length, times)
-                for length in lengths
-                for way, times in zip(ways, timed(ways, length, options), strict=True)
+                model.row(length, times)
+                for length in fitting(models, options.lengths, max(options.sizes))
+                for model, times in zip(models, timed(models, length, options), strict=True)
             ]
-            models = {
-                way.name: conditions(way.backend, given[way.name])
-                | {"bytes": way.backend.info.memory_bytes}
-                for way in ways
+            return {
+                "models": {
+                    model.name: conditions(model.backend, given[model.name])
+                    | {"bytes": model.backend.info.memory_bytes}
+                    for model in models
+                },
+                "rows": rows,
             }
-        return {"models": models, "rows": rows}
 
     def show(self, record: Record) -> None:
         for model in record["models"].values():
@@ -174,33 +143,16 @@ def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
     return own
 
 
-def ways_of(name: str, backend: Backend) -> list[Way]:
-    attention = backend.info.kind
+def attention_of(backend: Backend) -> str:
+    """What computes the attention of a transformers model; of others, their kind."""
     if isinstance(backend, TransformersBackend):
-        attention = str(backend.model.config._attn_implementation)
-    curve = measure_costs(backend) if backend.info.can_tree else None
-    others = [Way(name, backend, LIBRARY, None)] if attention == FOLDED else []
-    return [*others, Way(name, backend, attention, curve)]
+        return str(backend.model.config._attn_implementation)
+    return backend.info.kind
 
 
-def check_memory(given: Mapping[str, argparse.Namespace]) -> None:
-    """Raise SettingError where the models do not fit into memory together."""
-    needed: dict[str, int] = {}
-    for own in given.values():
-        source, runtime = source_of(own.model), runtime_of(own)
-        place = device(source, runtime)
-        needed[place] = needed.get(place, 0) + need(source, runtime).total
-    for place, bytes_ in needed.items():
-        if bytes_ > (free := free_memory(place)):
-            raise SettingError(
-                f"These models need {bytes_ / 1e9:.1f} GB together, and {free / 1e9:.1f} GB are "
-                f"free on {place}. Name fewer or smaller ones."
-            )
-
-
-def fitting(ways: Sequence[Way], lengths: Sequence[int], nodes: int) -> list[int]:
+def fitting(models: Sequence[Timed], lengths: Sequence[int], nodes: int) -> list[int]:
     """The lengths for which every context has room. Raises SettingError where none has."""
-    least = min((way.backend.info for way in ways), key=lambda info: info.context_length)
+    least = min((model.backend.info for model in models), key=lambda info: info.context_length)
     found = [length for length in lengths if length + nodes < least.context_length]
     if not found:
         raise SettingError(
@@ -210,21 +162,24 @@ def fitting(ways: Sequence[Way], lengths: Sequence[int], nodes: int) -> list[int
     return found
 
 
-def timed(ways: Sequence[Way], length: int, options: argparse.Namespace) -> list[Times]:
-    """The median seconds of every way after a text of this length, by nodes."""
+def timed(models: Sequence[Timed], length: int, options: argparse.Namespace) -> list[Times]:
+    """The median seconds of every model after a text of this length, by nodes."""
     prompts, found = [], []
-    for way in ways:
-        size, can_tree = way.backend.info.vocabulary_size, way.backend.info.can_tree
-        prompt = [(7 + 13 * at) % size for at in range(length)]
-        forward_seconds(way.backend, prompt[:9], 0)
-        if isinstance(way.backend, Stretchable):
-            way.backend.stretch(prompt[:-1])
+    for backend in (model.backend for model in models):
+        prompt = [(7 + 13 * at) % backend.info.vocabulary_size for at in range(length)]
+        forward_seconds(backend, prompt[:9], 0)
+        if isinstance(backend, Stretchable):
+            backend.stretch(prompt[:-1])
         prompts.append(prompt)
-        found.append({nodes: list[float]() for nodes in options.sizes if can_tree or not nodes})
+        sizes = options.sizes if backend.info.can_tree else [0]
+        found.append({nodes: list[float]() for nodes in sizes})
     for round_ in tqdm(range(options.repeats), desc=f"{length} tokens", leave=False):
-        for at in rotated(range(len(ways)), round_):
+        for at in rotated(range(len(models)), round_):
             for nodes in rotated([*found[at]], round_ * len(found[at]) // options.repeats):
-                found[at][nodes].append(ways[at].forward(prompts[at], nodes))
-    for way in ways:
-        way.backend.close()
+                # A forward counts that comes after another of its size.
+                forward_seconds(models[at].backend, prompts[at], nodes)
+                spent = forward_seconds(models[at].backend, prompts[at], nodes)
+                found[at][nodes].append(spent)
+    for model in models:
+        model.backend.close()
     return [{nodes: median(spent) for nodes, spent in own.items()} for own in found]

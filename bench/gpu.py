@@ -3,10 +3,7 @@
 One model is measured in two ways in the same process: with captured forwards
 (engine/backends/captured.py), and with forwards whose operations are started one by one. Times are
 medians, and every timed forward has a length that was not seen before. Answers are compared with
-plain decoding of the same way, and plain decoding with that of the other way.
-
-`--size` measures the embedded model in a larger shape, which has the same output at the cost of a
-real model. Its weights are made on the GPU.
+plain decoding of the same way.
 """
 
 import argparse
@@ -25,27 +22,19 @@ from bench.harness import (
     EMBEDDED,
     Add,
     Measurement,
-    Record,
     Setup,
-    conditions,
     generation_of,
-    headline,
     load_model,
-    method_options,
-    model_options,
     numbers,
     prepared,
-    prompt_options,
-    questions_of,
-    show_rows,
-    table,
 )
-from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, Results, compared, speed, verdict
+from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, speed, verdict
+from bench.report import Record, conditions, headline, show_rows, table
 from bench.transformers_peers import transformers_peer
 from engine.backends.captured import TREES, CapturedModel
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
-from engine.drafting.costs import GrowingText, comb, measure_costs
+from engine.drafting.costs import GrowingText, comb
 from engine.errors import SettingError
 from engine.methods import Method, method_named
 from engine.models.inflate import inflated_config, inflated_weights, skeleton
@@ -87,12 +76,11 @@ ANSWERS = {
 class Gpu(Measurement):
     """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
 
-    groups = (model_options, prompt_options, method_options)
+    groups = ("model", "prompts", "methods")
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
-        size = "the embedded model in this shape, in bfloat16"
-        add("--size", choices=SHAPES, help=size)
+        add("--size", choices=SHAPES, help="the embedded model in this shape, in bfloat16")
         add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
@@ -104,11 +92,10 @@ class Gpu(Measurement):
             raise SettingError("There is no GPU here that torch can use. Run this where one is.")
 
     def record(self, options: argparse.Namespace) -> Record:
-        questions = questions_of(options)
         backend = made(options) if options.size else load_model(options.model, options)
         if not isinstance(backend, TransformersBackend) or backend.captured is None:
             raise SettingError(f"{backend.info.name} has no captured forwards. {backend.info.note}")
-        prompts = prepared(backend, options, questions)
+        prompts = prepared(backend, options)
         record = conditions(backend, options) | {
             "driver": driver(),
             "prompts": len(prompts),
@@ -184,7 +171,6 @@ def made(options: argparse.Namespace) -> TransformersBackend:
 
 @contextmanager
 def computing(backend: TransformersBackend, way: str) -> Iterator[None]:
-    """Let a model compute in one of the two ways in this block."""
     known = backend.captured, backend.info
     if way == SINGLE:
         backend.captured, backend.info = None, replace(backend.info, nodes=None)
@@ -197,7 +183,6 @@ def computing(backend: TransformersBackend, way: str) -> Iterator[None]:
 
 
 def driver() -> str:
-    """The version of the GPU's driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -265,7 +250,7 @@ def answers(setup: Setup, way: str) -> list[Record]:
     methods: dict[str, Method | Peer] = {name: method_named(name) for name in OURS}
     if way == SINGLE and setup.options.peers:
         methods |= {name: transformers_peer(name, backend) for name in TRANSFORMERS_PEERS}
-    results, record = compared(setup, methods, measure_costs(backend))
+    results, record = compared(setup, methods)
     plain = speed(results["plain"])
     return [
         {
@@ -273,25 +258,15 @@ def answers(setup: Setup, way: str) -> list[Record]:
             "temperature": setup.options.temperature,
             "name": name,
             "over_plain": figures["tokens_per_second"] / plain,
-            "least_category": least_category(results, name),
+            "least_category": min(
+                speed(own[name]) / speed(own["plain"]) for own in by_category(results).values()
+            ),
             "verdict": verdict(figures),
             "tokens": [own.tokens for own in results[name]],
             **figures,
         }
         for name, figures in record["methods"].items()
     ]
-
-
-def least_category(results: Results, name: str) -> float:
-    """The speed over plain decoding in the category where it is lowest."""
-    ratios = []
-    for category in {own.category for own in results[name]}:
-        mine, plain = (
-            speed([own for own in results[each] if own.category == category])
-            for each in (name, "plain")
-        )
-        ratios.append(mine / plain)
-    return min(ratios)
 
 
 # memory

@@ -2,8 +2,7 @@
 
 An inflated model (engine/models/inflate.py) computes the same function as its original. Both are
 compared along the same texts, token by token. Sums are arranged differently in the two, so they may
-differ as far as rounding explains it: in logits by little, and in tokens only where the original
-nearly ties.
+differ as far as rounding explains it.
 """
 
 import argparse
@@ -15,17 +14,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.harness import (
-    EMBEDDED,
-    PROMPTS,
-    Add,
-    Measurement,
-    Record,
-    at_least,
-    cut_prompt,
-    read_prompts,
-    table,
-)
+from bench.harness import EMBEDDED, Add, Measurement, at_least
+from bench.prompts import PROMPTS, cut_prompt, read_prompts
+from bench.report import Record, table
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.errors import ModelError, SettingError
@@ -50,29 +41,23 @@ GREEDY = Sampling(temperature=0.0)
 class Inflate(Measurement):
     """Write an inflated model, and compare it with its original."""
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        shapes = parser.add_mutually_exclusive_group(required=True)
-        shapes.add_argument("--size", choices=SHAPES, help="of the embedded model")
-        numbers = ",".join(item.name.upper() for item in fields(Shape))
-        help_ = "for a model of any size"
-        shapes.add_argument("--shape", type=Shape.read, metavar=numbers, help=help_)
-        super().add_arguments(parser)
-
     def add_options(self, add: Add) -> None:
+        names = ",".join(item.name.upper() for item in fields(Shape))
+        add("--size", choices=SHAPES, help="of the embedded model")
+        add("--shape", type=Shape.read, metavar=names, help="for a model of any size")
         add("--output", type=Path, required=True, help="a new or empty folder")
         add("--model", default="embedded", help="'embedded' or a folder")
-        add("--bits", type=int, help="round the original's weights first: 2 to 8")
+        add("--bits", type=int, choices=BITS, help="round the original's weights first")
         add("--dtype", choices=DTYPES, default="bfloat16")
         add("--seed", type=int, default=0, help="of the idle weights")
         add("--device", default="auto", help="where the two models are compared")
-        add("--no-verify", action="store_true", help="write only, do not compare")
         add("--limit", type=at_least(0), default=0, help="prompts compared, 0 for every one")
         add("--max-new-tokens", type=at_least(1), default=64, help="tokens compared of each")
 
     def check(self, options: argparse.Namespace) -> None:
+        if (options.size is None) == (options.shape is None):
+            raise SettingError("Give --size or --shape. See `python -m bench inflate --help`.")
         options.shape = options.shape or SHAPES[options.size]
-        if options.bits is not None and options.bits not in BITS:
-            raise SettingError(f"Weights cannot be rounded to {options.bits} bits. Give 2 to 8.")
         if options.model != "embedded" and not Path(options.model).is_dir():
             raise SettingError(
                 f"The model {options.model!r} is not a folder. Only transformers models can be "
@@ -80,9 +65,7 @@ class Inflate(Measurement):
             )
         output = options.output
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            raise SettingError(
-                f"The output {str(output)!r} exists and is not an empty folder. Give another."
-            )
+            raise SettingError(f"The output {str(output)!r} is not an empty folder. Give another.")
 
     def record(self, options: argparse.Namespace) -> Record:
         shape, output = options.shape, options.output.absolute()
@@ -91,20 +74,13 @@ class Inflate(Measurement):
         check_fits(original.model.config, shape)
         if options.bits is not None:
             rounded(original.model, options.bits)
-        with tqdm(unit="parameter", unit_scale=True, leave=False) as bar:
-
-            def progress(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            write(original.model, shape, source, output, options.seed, progress)
+        write(original.model, shape, source, output, options.seed)
         record = {"model": output.name, "original": original.info.name, "dtype": options.dtype}
         record |= {"bits": options.bits, "from": asdict(Shape.of(original.model.config))}
         record |= sizes(original.model.config, shape, original.model.dtype)
-        if not options.no_verify:
-            inflated = load_transformers(str(output), device=options.device, dtype=options.dtype)
-            record |= verify(original, inflated, options)
-        self.original, self.verified = original.info.name, record.get("verified", True)
+        inflated = load_transformers(str(output), device=options.device, dtype=options.dtype)
+        record |= verify(original, inflated, options)
+        self.verified = record["verified"]
         return record
 
     def show(self, record: Record) -> None:
@@ -117,9 +93,6 @@ class Inflate(Measurement):
         names = [name.replace("_", " ") for name in record["shape"]]
         rows = ((record["original"], record["from"]), (record["model"], record["shape"]))
         table(("", *names), ((name, *(f"{n:,}" for n in s.values())) for name, s in rows))
-        if "verified" not in record:
-            print("\nnot compared with the original")
-            return
         differ = f"{record['divergences']} differ" if record["divergences"] else "identical"
         print(
             f"\n{record['tokens']} tokens on {record['prompts']} prompts, {differ}, logits by at "
@@ -133,8 +106,8 @@ class Inflate(Measurement):
         super().run(options)
         if not self.verified:
             raise ModelError(
-                f"The model in {str(options.output)!r} is not what {self.original!r} is: see "
-                "above. Do not measure with it."
+                f"The model in {str(options.output)!r} is not its original: see above. Do not "
+                "measure with it."
             )
 
 
@@ -195,15 +168,6 @@ class Comparison:
             and max(self.gaps, default=0.0) <= NEAR_TIE[self.dtype]
         )
 
-    def figures(self) -> Record:
-        return {
-            "verified": self.holds,
-            "tokens": self.tokens,
-            "divergences": len(self.gaps),
-            "largest_gap": max(self.gaps, default=0.0),
-            "max_logit_difference": self.logit_difference,
-        }
-
 
 def compare(
     original: TransformersBackend,
@@ -250,12 +214,16 @@ def verify(
     room = original.info.context_length - options.max_new_tokens - 1
     questions = read_prompts(PROMPTS, options.limit)
     prompts = [cut_prompt(Chat(original), text, room) for _, text in questions]
-    figures = compare(original, inflated, prompts, options.max_new_tokens).figures()
+    found = compare(original, inflated, prompts, options.max_new_tokens)
     old, new = original.info, inflated.info
     apart = old.fingerprint != new.fingerprint
     same = old.tokenizer_fingerprint == new.tokenizer_fingerprint
-    figures["verified"] &= apart and same
-    return figures | {
+    return {
+        "verified": found.holds and apart and same,
+        "tokens": found.tokens,
+        "divergences": len(found.gaps),
+        "largest_gap": max(found.gaps, default=0.0),
+        "max_logit_difference": found.logit_difference,
         "prompts": len(prompts),
         "fingerprints_differ": apart,
         "same_tokenizer": same,

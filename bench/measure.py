@@ -1,21 +1,17 @@
 """Methods and their peers over the same prompts, in one process, in rotated order.
 
-A peer is the decoder of another library: what a user would run instead. It answers the same prompts
-with the same weights, sampler settings and end tokens. It uses our sampler, so its text must equal
-that of plain decoding at every temperature, and choosing a token costs it what it costs us.
+A peer is the decoder of another library. It answers with the same weights, sampler settings and end
+tokens, and with our sampler, so its text must equal that of plain decoding at every temperature,
+and choosing a token costs it what it costs us.
 
 Every run starts from an empty cache (engine/compare.py). A method's model tier learns from each
 answer once, after its repeats, so that no repeat is drafted from the one before. A prompt's time is
-the median of its repeats; a method's speed is all its tokens over all its time; a speedup is the
-ratio of two speeds. Step figures (drafting, acceptance, look-ups, forwards) come from the first
-repeat of each prompt, whose look-ups are cold: that is what a user meets.
-
-`forward_share` is the share of the decode time that the target's forwards take. It is also how near
-a method comes to its bound, the decode speed if nothing but forwards took time.
+the median of its repeats; a method's speed is all its tokens over all its time. Figures of steps
+come from the first repeat of each prompt, whose look-ups are cold: that is what a user meets.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import log
 from statistics import median, quantiles
 from time import perf_counter
@@ -24,7 +20,8 @@ from typing import Protocol
 import numpy as np
 from tqdm import tqdm
 
-from bench.harness import LLAMA_CPP, TRANSFORMERS, Record, Setup, show_rows, table, times
+from bench.harness import EMBEDDED, Setup
+from bench.report import LLAMA_CPP, TRANSFORMERS, Record, show_rows, table, times
 from engine.backends.base import Backend, common_prefix
 from engine.compare import cold, gain, rotated
 from engine.decode import decode, never
@@ -42,30 +39,29 @@ from engine.tree import Tree
 from engine.types import HEAD, Message, Run
 
 GENERATE, PROMPT_LOOKUP, ASSISTED = "generate", "prompt-lookup", "assisted"
-LLAMA, LLAMA_LOOKUP = "llama-cpp-python", "llama-lookup-python"
-OTHER_FILE = "llama.cpp"
-PEERS = {
-    TRANSFORMERS: (GENERATE, PROMPT_LOOKUP, ASSISTED, OTHER_FILE),
-    LLAMA_CPP: (LLAMA, LLAMA_LOOKUP),
-}
+LLAMA, OTHER_FILE = "llama-cpp-python", "llama.cpp"
+PEERS = {TRANSFORMERS: (GENERATE, PROMPT_LOOKUP, ASSISTED, OTHER_FILE), LLAMA_CPP: (LLAMA,)}
 """The peers of each kind of model."""
 PLAIN = ("plain", GENERATE, LLAMA, OTHER_FILE)
 """Decoding without drafts, by any program. Speedups are relative to the fastest of these."""
-BEST = (PROMPT_LOOKUP, LLAMA_LOOKUP, "hd-published")
+BEST = (PROMPT_LOOKUP, "hd-published")
 """The peers to beat: they draft without a draft model, and are not ours."""
+SMALL = EMBEDDED.with_name("small")
+"""The draft model of "assisted"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer: its tokens, the end token included, and the seconds from prompt to end.
 
-    `decode_seconds` exclude the time of the prompt (see `paced`).
+    `decode_seconds` exclude the time of the prompt (see `paced`). Peers have no `run`.
     """
 
     tokens: list[int]
     seconds: float
     decode_seconds: float
     forwards: int
+    run: Run | None = None
 
 
 class Peer(Protocol):
@@ -102,15 +98,11 @@ def is_peer(name: str) -> bool:
 # measuring
 
 
-LEAST = float(np.finfo(np.float32).tiny)
-"""Smaller probabilities count as this one, so no gap is larger than about 87."""
-
-
 @dataclass
 class Result:
     """One method on one prompt: the first repeat's tokens and run, and one time per repeat.
 
-    Peers have no run.
+    `steady` says whether all repeats gave the same answer. Peers have no run.
     """
 
     category: str
@@ -125,14 +117,9 @@ class Result:
     def metrics(self) -> Metrics | None:
         return None if self.run is None else summarise(self.run)
 
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
     def note(self, reply: Reply) -> None:
-        """Add one repeat; `steady` says whether all of them gave the same answer."""
         if not self.seconds:
-            self.tokens, self.forwards = reply.tokens, reply.forwards
+            self.tokens, self.forwards, self.run = reply.tokens, reply.forwards, reply.run
         self.steady &= reply.tokens == self.tokens
         self.seconds.append(reply.seconds)
         self.decode_seconds.append(reply.decode_seconds)
@@ -143,41 +130,40 @@ Results = Mapping[str, Sequence[Result]]
 
 
 def measure(
-    backend: Backend,
+    setup: Setup,
     databases: Mapping[str, Databases],
     methods: Mapping[str, Method | Peer],
-    prompts: Sequence[tuple[str, list[int]]],
-    generation: Generation,
-    repeats: int,
     curve: CostCurve | None = None,
     family: Family | None = None,
     ungated: Collection[str] = (),
 ) -> dict[str, list[Result]]:
-    """Run every method on every (category, prompt), in an order that rotates from run to run.
+    """Run every method on every prompt, in an order that rotates from run to run.
 
-    Methods with an adaptive budget start from `curve`, each with a copy that it keeps correcting;
-    `family` holds the draft models of the methods that use some. Methods in `ungated` get no curve,
-    so they draft in every step. What the first repeat learned about its tiers is kept for the next
-    prompts.
+    Methods with an adaptive budget start from a copy of `curve`, except for those in `ungated`,
+    which draft in every step. `family` holds the draft models. What the first repeat learned about
+    its tiers is kept for the next prompts.
     """
+    backend, generation = setup.backend, setup.generation
     costs = {name: curve.fresh() if curve and name not in ungated else None for name in methods}
-    results: dict[str, list[Result]] = {name: [] for name in methods}
-    hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
-    short = Generation(generation.sampling, max_tokens=8)
-    for name, method in methods.items():
+
+    def once(name: str, prompt: list[int], generation: Generation) -> tuple[Reply, Calibration]:
         fresh = databases[name].for_measuring()
-        one_run(backend, method, fresh, hello, short, Result(""), costs[name], family)
-    names = list(methods)
-    for number, (category, prompt) in enumerate(tqdm(prompts, desc="Prompts", leave=False)):
-        for name in names:
-            results[name].append(Result(category))
+        given = methods[name], fresh, prompt, generation, costs[name], family
+        return answered(backend, *given), fresh.calibration
+
+    hello = Chat(backend).prompt([Message("user", "Say hello.")], known=())
+    for name in methods:
+        once(name, hello, replace(generation, max_tokens=8))
+    results: dict[str, list[Result]] = {name: [] for name in methods}
+    for number, (category, prompt) in enumerate(tqdm(setup.prompts, desc="Prompts", leave=False)):
+        for own in results.values():
+            own.append(Result(category))
         learned: dict[str, Calibration] = {}
-        for repeat in range(repeats):
-            for name in rotated(names, number + repeat):
-                fresh = databases[name].for_measuring()
-                result, method = results[name][-1], methods[name]
-                one_run(backend, method, fresh, prompt, generation, result, costs[name], family)
-                learned.setdefault(name, fresh.calibration)
+        for repeat in range(setup.options.repeats):
+            for name in rotated([*methods], number + repeat):
+                reply, calibration = once(name, prompt, generation)
+                results[name][-1].note(reply)
+                learned.setdefault(name, calibration)
         for name, method in methods.items():
             answer = results[name][-1].tokens
             databases[name].calibration = learned[name]
@@ -187,38 +173,28 @@ def measure(
     return results
 
 
-def one_run(
+def answered(
     backend: Backend,
     method: Method | Peer,
     databases: Databases,
-    prompt: list[int],
+    prompt: Sequence[int],
     generation: Generation,
-    result: Result,
     costs: CostCurve | None = None,
     family: Family | None = None,
-) -> None:
-    """Add one answer by one method to `result`; `costs` limits what an adaptive budget drafts."""
+) -> Reply:
+    """An answer by one method; `costs` limits what an adaptive budget drafts."""
     cold((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
-        result.note(method.answer(prompt, generation))
-        return
+        return method.answer(prompt, generation)
     measured = costs if method.adaptive else None
     drafters = method.drafters(databases, family, generation.sampling, target=backend)
     plan = planned(backend.info, method, generation)
     start = perf_counter()
     events = decode(backend, prompt, drafters, generation, method.drafting, costs=measured)
     run = collected(plan, events)
-    seconds = perf_counter() - start
-    metrics = summarise(run)
-    result.run = result.run or run
+    seconds, metrics = perf_counter() - start, summarise(run)
     tokens = [token.id for token in run.tokens]
-    result.note(Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards))
-
-
-def curve_for(backend: Backend, methods: Mapping[str, Method | Peer]) -> CostCurve | None:
-    """The cost curve of forwards, measured only if a method's drafts depend on it."""
-    adaptive = any(isinstance(method, Method) and method.adaptive for method in methods.values())
-    return measure_costs(backend) if adaptive and backend.info.can_tree else None
+    return Reply(tokens, seconds, metrics.decode_seconds, metrics.forwards, run)
 
 
 # where two answers differ
@@ -226,13 +202,12 @@ def curve_for(backend: Backend, methods: Mapping[str, Method | Peer]) -> CostCur
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where an answer first differs from the plain one.
+    """Where an answer first differs from the plain one: the numbers of the prompt and of the token,
+    from 0.
 
-    `prompt` is the number of the prompt and `position` that of the token, both from 0. `gap` is how
-    much higher plain decoding scored its own token there, in logits; above temperature 0 it
-    includes the noise of the position (times the temperature), as the choice does. A gap of about
-    one rounding step of the dtype is a near-tie, a larger one is a fault. It is None when one
-    answer is the beginning of the other.
+    `gap` is how much higher plain decoding scored its own token, in logits; above temperature 0 it
+    includes the noise of the position, as the choice does. A gap of about one rounding step of the
+    dtype is a near-tie, a larger one is a fault. It is None when one answer begins the other.
     """
 
     prompt: int
@@ -243,68 +218,56 @@ class Divergence:
 def divergences(
     backend: Backend,
     prompts: Sequence[Sequence[int]],
-    answers: Mapping[str, Sequence[Sequence[int]]],
+    plain: Sequence[Sequence[int]],
+    others: Sequence[Sequence[int]],
     sampling: Sampling,
-) -> dict[str, list[Divergence]]:
-    """The answers of each method that differ from "plain", which is replayed for the gaps."""
-    found: dict[str, list[Divergence]] = {name: [] for name in answers}
-    for name, own_answers in answers.items():
-        for number, (own, plain) in enumerate(zip(own_answers, answers["plain"], strict=True)):
-            at, gap = common_prefix(own, plain), None
-            if at < min(len(own), len(plain)):
-                gap = gap_at(backend, prompts[number], plain, at, own[at], sampling)
-            if at < max(len(own), len(plain)):
-                found[name].append(Divergence(number, at, gap))
+) -> list[Divergence]:
+    """The answers that differ from the plain ones, which are replayed for the gaps."""
+    found = []
+    for number, (prompt, own, other) in enumerate(zip(prompts, plain, others, strict=True)):
+        at = common_prefix(own, other)
+        if at < min(len(own), len(other)):
+            text, pair = [*prompt, *own[:at]], [own[at], other[at]]
+            gap = gap_between(backend, text, len(prompt), pair, sampling)
+            found.append(Divergence(number, at, gap))
+        elif len(own) != len(other):
+            found.append(Divergence(number, at, None))
     return found
 
 
-def gap_at(
-    backend: Backend,
-    prompt: Sequence[int],
-    plain: Sequence[int],
-    at: int,
-    rival: int,
-    sampling: Sampling,
+def gap_between(
+    backend: Backend, text: Sequence[int], start: int, pair: Sequence[int], sampling: Sampling
 ) -> float:
-    """How much higher plain decoding scored its token number `at` than the rival.
+    """How much higher plain decoding scores the first of two tokens after a text than the second.
 
-    The same forwards are repeated one token at a time, because logits computed in another
-    arrangement would round differently. Cuts (top-k and so on) are not applied.
+    The forwards of an answer that begins at `start` are repeated one token at a time, because
+    logits computed in another arrangement would round differently. Cuts (top-k and so on) are not
+    applied.
     """
-    tokens, pair = [*prompt, *plain], [plain[at], rival]
     cold((backend,))
-    backend.prefill(prompt, never)
+    backend.prefill(text[:start], never)
     chances = [0.0, 0.0]
-    for root in tokens[len(prompt) - 1 : len(prompt) + at]:
+    for root in text[start - 1 :]:
         scores = backend.score(Tree(root), sampling)
-        chances = [scores.probability(0, token) for token in pair]
+        chances = [max(scores.probability(0, token), 1e-38) for token in pair]
         backend.accept([])
-    mine, other = (log(max(chance, LEAST)) for chance in chances)
+    gap = log(chances[0]) - log(chances[1])
     if sampling.temperature >= COLDEST:
-        noise = gumbel(sampling.seed, len(prompt) + at, pair)
-        mine += sampling.temperature * float(noise[0] - noise[1])
-    return mine - other
+        noise = gumbel(sampling.seed, len(text), pair)
+        gap += sampling.temperature * float(noise[0] - noise[1])
+    return gap
 
 
-def add_gaps(
-    backend: Backend,
-    figures: dict[str, Record],
-    results: Results,
-    prompts: Sequence[list[int]],
-    sampling: Sampling,
-) -> None:
+def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> None:
     """Add to the figures of each method where its answers differ, and how near a tie."""
-    differing = [name for name in figures if figures[name]["differing_answers"]]
-    if not differing:
-        return
-    answers = {name: [r.tokens for r in results[name]] for name in ("plain", *differing)}
-    found = divergences(backend, prompts, answers, sampling)
-    for name in differing:
-        gaps = [divergence.gap for divergence in found[name]]
-        figures[name] |= {
-            "largest_gap": None if None in gaps else max(gap for gap in gaps if gap is not None),
-            "divergences": [asdict(divergence) for divergence in found[name]],
-        }
+    sampling, prompts = setup.generation.sampling, [tokens for _, tokens in setup.prompts]
+    for name, own in figures.items():
+        if own["differing_answers"]:
+            plain, other = ([r.tokens for r in results[each]] for each in ("plain", name))
+            found = divergences(setup.backend, prompts, plain, other, sampling)
+            gaps = [each.gap for each in found if each.gap is not None]
+            own["largest_gap"] = max(gaps) if len(gaps) == len(found) else None
+            own["divergences"] = [asdict(divergence) for divergence in found]
 
 
 def verdict(figures: Record) -> str:
@@ -313,11 +276,11 @@ def verdict(figures: Record) -> str:
         return "-"
     if figures["identical"]:
         return "yes"
+    differ = f"NO: {figures['differing_answers']} differ"
     if "largest_gap" not in figures:
-        return f"NO: {figures['differing_answers']} differ"
-    largest = figures["largest_gap"]
-    gap = "lengths differ" if largest is None else f"gap at most {largest:.3g}"
-    return f"NO: {figures['differing_answers']} differ, {gap}"
+        return differ
+    gap = figures["largest_gap"]
+    return f"{differ}, {'lengths differ' if gap is None else f'gap at most {gap:.3g}'}"
 
 
 # figures
@@ -326,7 +289,7 @@ def verdict(figures: Record) -> str:
 def speed(results: Sequence[Result], decode_only: bool = False) -> float:
     """Tokens per second over all prompts, from the median time of each."""
     times = [median(r.decode_seconds if decode_only else r.seconds) for r in results]
-    return sum(result.length for result in results) / sum(times)
+    return sum(len(result.tokens) for result in results) / sum(times)
 
 
 def gained(
@@ -334,7 +297,7 @@ def gained(
 ) -> float | None:
     """The speed of a method's answers over the `base`. A ratio above 1 is noise, and becomes None,
     if one of our methods had no draft accepted."""
-    accepted = sum(result.length - result.forwards for result in own)
+    accepted = sum(len(result.tokens) - result.forwards for result in own)
     ratio = speed(own, decode_only) / base
     return ratio if is_peer(name) else gain(ratio, 1.0, accepted)
 
@@ -344,10 +307,8 @@ def baselines(results: Results) -> list[str]:
 
 
 def summary(name: str, results: Results) -> Record:
-    """One method's figures relative to the fastest decoding without drafts.
-
-    `over_best_peer` is relative to the fastest peer that drafts.
-    """
+    """One method's figures relative to the fastest decoding without drafts, and as
+    `over_best_peer` to the fastest peer that drafts."""
     own = results[name]
     bases = baselines(results) or [name]
     base = max(bases, key=lambda base: speed(results[base]))
@@ -377,7 +338,7 @@ def summary(name: str, results: Results) -> Record:
 def step_figures(own: Sequence[Result]) -> Record:
     """The tokens per forward of a method and, for our methods, the costs of its steps."""
     metrics = [result.metrics for result in own if result.metrics]
-    tokens, forwards = sum(r.length for r in own), sum(r.forwards for r in own)
+    tokens, forwards = sum(len(r.tokens) for r in own), sum(r.forwards for r in own)
     figures: Record = {"mean_acceptance_length": tokens / (forwards or 1)}
     if not metrics:
         return figures
@@ -397,10 +358,16 @@ def step_figures(own: Sequence[Result]) -> Record:
     }
 
 
+def by_category(results: Results) -> dict[str, dict[str, list[Result]]]:
+    kinds = dict.fromkeys(result.category for own in results.values() for result in own)
+    return {
+        kind: {name: [r for r in own if r.category == kind] for name, own in results.items()}
+        for kind in kinds
+    }
+
+
 def categories(results: Results) -> Iterator[tuple[str, dict[str, float | None]]]:
-    first = next(iter(results.values()))
-    for category in dict.fromkeys(result.category for result in first):
-        chosen = {name: [r for r in own if r.category == category] for name, own in results.items()}
+    for category, chosen in by_category(results).items():
         base = max(speed(chosen[name]) for name in baselines(results) or chosen)
         yield category, {name: gained(name, own, base) for name, own in chosen.items()}
 
@@ -423,37 +390,34 @@ COLUMNS = {
     "forward %": "{forward_share:.1%}",
     "same text": "{verdict}",
 }
-"""The columns of a table of methods."""
 
 
 def compared(
-    setup: Setup,
-    methods: Mapping[str, Method | Peer],
-    curve: CostCurve | None = None,
-    family: Family | None = None,
+    setup: Setup, methods: Mapping[str, Method | Peer], family: Family | None = None
 ) -> tuple[Results, Record]:
     """Run all methods on all prompts of a benchmark: the results, and their figures."""
     backend, databases = setup.backend, setup.databases(methods)
-    given = backend, databases, methods, setup.prompts, setup.generation
-    results = measure(*given, setup.options.repeats, curve, family)
+    curve = measure_costs(backend) if backend.info.can_tree else None
+    results = measure(setup, databases, methods, curve, family)
     figures = {name: summary(name, results) for name in methods}
-    add_gaps(backend, figures, results, setup.tokens, setup.generation.sampling)
+    add_gaps(setup, figures, results)
+    points = curve.points.items() if curve else ()
     return results, {
         "statistics": any(own.statistics is not None for own in databases.values()),
+        "forward_ms": {nodes: round(1e3 * seconds, 4) for nodes, seconds in points},
         "methods": figures,
         "categories": dict(categories(results)),
     }
 
 
 def show_methods(record: Record) -> None:
-    rows = ({"name": name, "verdict": verdict(f), **f} for name, f in record["methods"].items())
-    show_rows(rows, COLUMNS)
-    for name, f in record["methods"].items():
-        if f["unsteady_answers"]:
-            print(f"{name}: {f['unsteady_answers']} answers differ between repeats")
-
-
-def show_categories(record: Record) -> None:
+    """Print the figures of the methods, and their speedups by category."""
+    methods = record["methods"]
+    show_rows(({"name": name, "verdict": verdict(f), **f} for name, f in methods.items()), COLUMNS)
+    for name, figures in methods.items():
+        if figures["unsteady_answers"]:
+            print(f"{name}: {figures['unsteady_answers']} answers differ between repeats")
+    print()
     found = record["categories"].items()
     rows = ((category, *map(times, speedups.values())) for category, speedups in found)
-    table(("category", *record["methods"]), rows)
+    table(("category", *methods), rows)

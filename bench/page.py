@@ -2,12 +2,10 @@
 
 Starts the program on a fresh data directory, opens its page in headless Chromium, and requests an
 answer to each prompt twice, in rotated order: on the page, and through a session of this process
-without a page. The tokens per second of decoding come from the stored runs. While the page
-streams, the processor times of its processes are counted, and until it has settled also the bytes
-that reach it, headers included. A long conversation shows the costs of a long page, some quiet
-seconds those of an idle page, and some visits those of opening a page that is in the browser's
-cache. The start and the end of an answer are most of the cost of a short answer, so costs are also
-given per answer. All processes share this machine, so run nothing else on it.
+without a page. While the page streams, the processor times of its processes are counted, and until
+it has settled also the bytes that reach it. A long conversation shows the costs of a long page,
+some quiet seconds those of an idle page, and some visits those of opening a page that is in the
+browser's cache. All processes share this machine, so run nothing else on it.
 """
 
 import argparse
@@ -17,23 +15,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
 
 from app.service.preferences import Preferences
 from app.service.session import Session
 from assets import ASSETS
-from bench.harness import Add, Bar, Measurement, Record, at_least, now, show_bars, source_of
+from bench.harness import Add, Measurement, at_least, source_of
+from bench.report import Record, now, table
 from engine.compare import rotated
 from engine.errors import SettingError
 from engine.local import Local
@@ -49,7 +46,6 @@ from storage.traces import Traces
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser, BrowserContext, Page
 
-ROOT = ASSETS.parent
 OWNER = "local"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"]
@@ -57,19 +53,15 @@ PATIENCE_MS = 180_000
 SETTLE_SECONDS, IDLE_SECONDS = 12.0, 10.0
 AFTER_SECONDS = 1.5
 """Costs of an answer are counted until this long after its end, to include the redrawn list."""
-LONG_TASKS = """window.long_tasks = [];
+SCRIPT = """delete window.SharedWorker;
+window.long_tasks = [];
 new PerformanceObserver((list) => {
   for (const task of list.getEntries()) window.long_tasks.push(task.duration);
-}).observe({ type: "longtask", buffered: true });"""
-"""The browser reports every task above 50 ms."""
-UNSHARED = "delete window.SharedWorker;"
-"""Makes the page request each stream itself, so that the bytes can be counted."""
-FIRST_TOKENS = """window.first_tokens = [];
+}).observe({ type: "longtask", buffered: true });
+window.first_tokens = [];
 document.addEventListener("strata:first", (event) => {
   window.first_tokens.push(event.detail.seconds);
-});"""
-"""The page reports the time of a first token, from Send to the frame after it was drawn."""
-USABLE = """window.usable = 0;
+});
 const look = new MutationObserver(() => {
   const box = document.querySelector("#box textarea");
   if (!box || box.disabled) return;
@@ -77,27 +69,35 @@ const look = new MutationObserver(() => {
   look.disconnect();
 });
 look.observe(document, { childList: true, subtree: true });"""
-"""Notes when the composer accepts input."""
+"""Runs in every page: it requests streams itself, so that their bytes can be counted, and notes
+tasks above 50 ms, the seconds from Send to a first token, and when the composer accepts input."""
 PAINTED = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
 PROMPTS = (
     ("Write a story about a fox who learns to read, then tell it again in other words.", 40),
     ("Tell me everything about a garden through the four seasons.", 46),
-    (
-        "Tell a long story about a lost key and the girl who looks for it in every room of an old "
-        "house.",
-        42,
-    ),
-    (
-        "Write the diary of a traveller who crosses the mountains in ten days, one entry for each "
-        "day.",
-        30,
-    ),
 )
 """Questions and seeds that the embedded model answers with 400 to 490 tokens."""
-MOST_LONG = 3
-"""The number of answers in the long conversation."""
 LONG, WRITTEN = "A long conversation", "Page {}"
 """Titles of the conversations that are opened."""
+
+
+class Bar(NamedTuple):
+    """A figure of a report, and its target: at least (or at most) `limit`, if there is one."""
+
+    figure: str
+    words: str
+    limit: float | None = None
+    least: bool = False
+    shown: str = "{:.2f}"
+
+    def row(self, value: float) -> tuple[str, str, str, str]:
+        """What is measured, its value, its target, and whether that is met."""
+        shown = self.shown.format(value)
+        if self.limit is None:
+            return self.words, shown, "", ""
+        met = value >= self.limit if self.least else value <= self.limit
+        target = f"at {'least' if self.least else 'most'} {self.shown.format(self.limit)}"
+        return self.words, shown, target, "met" if met else "MISSED"
 
 
 BARS = (
@@ -121,9 +121,6 @@ BARS = (
     Bar("stream_bytes_per_token", "bytes of its tokens, each", shown="{:,.0f}"),
     Bar("bytes_around", "bytes other than tokens", shown="{:,.0f}"),
     Bar("longest_task_ms", "the longest task at length, ms", shown="{:.0f}"),
-    Bar("reply_seconds", "seconds from the command to the first reply"),
-    Bar("reply_work", "processor time of the server until then"),
-    Bar("model_seconds", "seconds from the command to the model"),
 )
 
 
@@ -183,7 +180,7 @@ class PageCost(Measurement):
         add("--threads", type=int, default=1, help="of the engine")
         count = at_least(1)
         add("--tokens", type=count, default=512, help="the longest answer")
-        add("--repeats", type=count, default=4, help="prompts that are answered both ways")
+        add("--repeats", type=count, default=2, help="prompts that are answered both ways")
         add("--starts", type=count, default=3, help="starts that are timed")
         add("--length", type=count, default=4000, help="tokens of the long conversation")
 
@@ -196,18 +193,15 @@ class PageCost(Measurement):
             "most_tokens": options.tokens,
             "length": options.length,
         }
+        source, runtime = source_of(options.model), Runtime(threads=options.threads)
         with chromium() as browser, TemporaryDirectory() as place:
             folders = (Path(place, f"start-{number}") for number in range(options.starts))
             record |= medians([started(browser, options, folder) for folder in folders])
+            file, statistics = Path(place, "alone.db"), [ASSETS / "statistics"]
             with (
-                Program(options, Path(place, "page")) as program,
-                Database(program.folder / "strata.db") as database,
-                loaded(
-                    Path(place, "alone.db"),
-                    source_of(options.model),
-                    Runtime(threads=options.threads),
-                    [ASSETS / "statistics"],
-                ) as session,
+                running(options, Path(place, "page")) as program,
+                Database(Path(place, "page", "strata.db")) as database,
+                loaded(file, source, runtime, statistics) as session,
             ):
                 record |= measured(browser, program, database, session, options)
         return record
@@ -218,6 +212,11 @@ class PageCost(Measurement):
             f"{record['date'][:10]}; answers of {', '.join(map(str, record['tokens']))} tokens\n"
         )
         show_bars(BARS, record)
+
+
+def show_bars(bars: Iterable[Bar], record: Record) -> None:
+    rows = (bar.row(record[bar.figure]) for bar in bars)
+    table(("figure", "measured", "wanted", ""), rows)
 
 
 @contextmanager
@@ -256,90 +255,60 @@ def chromium() -> Iterator["Browser"]:
         browser.close()
 
 
-class Program:
-    """The running program at `url`, and the processor time of its processes."""
+class Program(NamedTuple):
+    """The running program, the address of its page, and when its command was started."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.folder = folder
-        command = [sys.executable, "app.py", "--no-browser", "--port", "0"]
-        command += ["--model", source_of(options.model), "--threads", str(options.threads)]
-        self.began = time.perf_counter()
-        self.process = subprocess.Popen(
-            [*command, "--data-dir", str(folder)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def __enter__(self) -> "Program":
-        assert self.process.stdout is not None
-        found = (re.search(r"ready at (http\S+)", line) for line in self.process.stdout)
-        try:
-            self.url = next(match[1] for match in found if match)
-        except StopIteration:
-            raise SettingError(
-                "The program ended before its page was there. Start it alone."
-            ) from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+    process: psutil.Process
+    url: str
+    began: float
 
     def taken(self) -> Work:
-        server = psutil.Process(self.process.pid)
-        engine = set(server.children(recursive=True))
-        others = set(psutil.Process().children(recursive=True)) - engine - {server}
-        pages = [process for process in others if is_renderer(process)]
-        return Work(*(sum(map(seconds_of, each)) for each in (pages, [server], engine)))
+        engine = set(self.process.children(recursive=True))
+        others = set(psutil.Process().children(recursive=True)) - engine - {self.process}
+        pages = seconds_of(others, "--type=renderer")
+        return Work(pages, seconds_of([self.process]), seconds_of(engine))
 
 
-def is_renderer(process: psutil.Process) -> bool:
-    try:
-        return "--type=renderer" in process.cmdline()
-    except psutil.Error:
-        return False
+def seconds_of(processes: Iterable[psutil.Process], word: str = "") -> float:
+    """The processor time of those processes that still run and have this word in their command."""
+    seconds = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            if not word or word in process.cmdline():
+                times = process.cpu_times()
+                seconds += times.user + times.system
+    return seconds
 
 
-def seconds_of(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+@contextmanager
+def running(options: argparse.Namespace, folder: Path) -> Iterator[Program]:
+    """Start the program with its data in a folder, and end it after this block."""
+    command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
+    command += ["--model", source_of(options.model), "--threads", str(options.threads)]
+    began, pipe, silent = time.perf_counter(), subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, cwd=ASSETS.parent, stdout=pipe, stderr=silent, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = (re.search(r"ready at (http\S+)", line) for line in process.stdout)
+            url = next((match[1] for match in found if match), None)
+            if url is None:
+                raise SettingError("The program ended before its page was there. Start it alone.")
+            yield Program(psutil.Process(process.pid), url, began)
+        finally:
+            process.terminate()
 
 
 def started(browser: "Browser", options: argparse.Namespace, folder: Path) -> Record:
-    """The seconds of a start: to the first reply, to the drawn page, to the loaded model."""
-    with Program(options, folder) as program:
-        wait_for_reply(program.url)
-        replied, work = time.perf_counter(), program.taken().server
+    """The seconds from the command until the page is drawn."""
+    with running(options, folder) as program:
         page = browser.new_page()
         page.goto(program.url)
         page.wait_for_selector("#box textarea", timeout=PATIENCE_MS)
-        drawn = time.perf_counter()
-        wait_for_model(page)
-        loaded = time.perf_counter()
+        seconds = time.perf_counter() - program.began
         page.close()
-    return {
-        "reply_seconds": replied - program.began,
-        "reply_work": work,
-        "start_seconds": drawn - program.began,
-        "model_seconds": loaded - program.began,
-    }
-
-
-def wait_for_reply(url: str) -> None:
-    while True:
-        try:
-            with urlopen(url, timeout=10) as found:
-                found.read()
-            return
-        except (URLError, ConnectionError):
-            time.sleep(0.02)
+    return {"start_seconds": seconds}
 
 
 def wait_for_model(page: "Page") -> None:
@@ -354,16 +323,15 @@ def measured(
     options: argparse.Namespace,
 ) -> Record:
     """All measurements of one running program: answers both ways, long answers, and idle time."""
-    prompts = [PROMPTS[number % len(PROMPTS)] for number in range(options.repeats)]
+    prompts = list(islice(cycle(PROMPTS), options.repeats))
     titles = [WRITTEN.format(number) for number in range(options.repeats)]
     store = Conversations(database, OWNER)
     for title, (_, seed) in zip(titles, prompts, strict=True):
         store.set_settings(store.create(title).id, drawn(options.tokens, seed).mapping())
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(SCRIPT)
     page = context.new_page()
-    for script in (LONG_TASKS, UNSHARED, FIRST_TOKENS):
-        page.add_init_script(script)
     page.goto(program.url)
     wait_for_model(page)
     visits = [visit(context, program) for _ in range(options.starts)]
@@ -378,8 +346,11 @@ def measured(
     lengthen(store, options.tokens, options.length)
     page.reload()
     wait_for_model(page)
-    long = [stream(page, program, database, LONG, text) for text, _ in PROMPTS[:MOST_LONG]]
-    rest = at_rest(program)
+    long = [stream(page, program, database, LONG, text) for text, _ in PROMPTS]
+    time.sleep(SETTLE_SECONDS)
+    before = program.taken()
+    time.sleep(IDLE_SECONDS)
+    rest = program.taken().since(before)
     context.close()
     return {
         **medians(answers),
@@ -393,7 +364,6 @@ def measured(
 
 
 def drawn(tokens: int, seed: int) -> Preferences:
-    """The settings of an answer, the same with and without a page."""
     generation = Generation(Sampling(0.8, min_p=0.05, seed=seed), tokens)
     return Preferences(generation, "hd", METHODS["hd"].drafting, fresh_seed=False)
 
@@ -448,7 +418,6 @@ def stream(page: "Page", program: Program, database: Database, title: str, text:
 
 
 def alone(session: Session, preferences: Preferences, text: str) -> Record:
-    """The speed of the same answer without a page."""
     conversation = session.chat.say(OWNER, None, text)
     began = time.perf_counter()
     for _ in session.answering.answer(OWNER, conversation, preferences):
@@ -476,7 +445,6 @@ def last_run(database: Database) -> tuple[int, float]:
 def visit(context: "BrowserContext", program: Program) -> Record:
     """The costs of opening a page that is in the browser's cache."""
     page = context.new_page()
-    page.add_init_script(USABLE)
     with listening(page) as wire:
         page.goto(program.url)
         wait_for_model(page)
@@ -488,10 +456,3 @@ def visit(context: "BrowserContext", program: Program) -> Record:
         "usable_seconds": usable / 1000,
         "visit_bytes": wire.received(stream=False),
     }
-
-
-def at_rest(program: Program) -> Work:
-    time.sleep(SETTLE_SECONDS)
-    before = program.taken()
-    time.sleep(IDLE_SECONDS)
-    return program.taken().since(before)

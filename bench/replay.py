@@ -7,13 +7,11 @@ the split "train" fill the model tier, answers of other models (--statistics) fi
 tier, and answers of the split "test" are replayed. The model tier learns each replayed answer
 afterwards, as in use.
 
-With `--record` a local model answers questions first. Such traces hold tokens instead of texts, and
-how they were drawn. Plain decoding answers each question from an empty cache, with a seed of its
-own: --seed for the first question, the next number for the next question. One line of JSON per
-answer holds the tokens of prompt and answer, the position of the first answer token, and the
-sampler settings. So the drafters of a replay know the noise, as in use. Hierarchy drafting by
-probability alone is replayed as well, and the statistics are the project's own for the model's
-tokenizer.
+With `--record` a local model answers questions first, plainly, each from an empty cache and with a
+seed of its own: --seed for the first question, the next number for the next one. Such traces hold
+tokens instead of texts, and the sampler settings, so the drafters of a replay know the noise, as in
+use. Hierarchy drafting by probability alone is replayed as well, and the statistics are the
+project's own for the model's tokenizer.
 """
 
 import argparse
@@ -21,7 +19,7 @@ import json
 import lzma
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,18 +31,8 @@ import numpy as np
 from tqdm import tqdm
 
 from assets import ASSETS
-from bench.harness import (
-    Add,
-    Measurement,
-    Record,
-    Setup,
-    at_least,
-    check_writable,
-    model_options,
-    prompt_options,
-    sampling_options,
-    show_rows,
-)
+from bench.harness import Add, Measurement, Setup, at_least
+from bench.report import Record, show_rows
 from engine.backends.base import Tokenizer
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
@@ -60,6 +48,7 @@ from engine.types import Work
 from storage.statistics import StatisticsTable, find_table
 from storage.statistics_build import build
 
+TRAIN, TEST = "train", "test"
 NODES = (8, 16, 32, 64)
 BUDGET = 256 << 20
 SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
@@ -83,7 +72,7 @@ COLUMNS = {
 class Replay(Measurement):
     """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
 
-    groups = (model_options, prompt_options, sampling_options)
+    groups = ("model", "prompts", "sampling")
 
     def add_options(self, add: Add) -> None:
         add("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
@@ -91,34 +80,24 @@ class Replay(Measurement):
         add("--vocabulary", help="GGUF or tokenizer folder, for texts")
         add("--statistics", type=Path, nargs="*", default=[], help="others' answers, for texts")
         add("--nodes", type=at_least(0), nargs="*", default=list(NODES))
-        add("--split", default="test", help="the split to replay")
-        add("--tiers", default=",".join(Drafting().tiers))
         add("--peers", action=argparse.BooleanOptionalAction, default=True)
         add("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
 
     def record(self, options: argparse.Namespace) -> Record:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if options.record:
-                check_writable(options.traces)
-                write_recordings(Setup.of(options, stack))
+                write_recordings(options, stack)
             material = read(options, Path(folder))
             if isinstance(material.table, StatisticsTable):
                 stack.callback(material.table.close)
-            split = options.split
-            replayed = [r for r in material.recordings if r.split == split][: options.limit or None]
-            if not replayed:
-                raise SettingError(
-                    f"Nothing to replay: no line of {str(options.traces)!r} has the split "
-                    f"{split!r}. Name another with --split."
-                )
-            tiers = [name.strip() for name in options.tiers.split(",") if name.strip()]
-            drawn = any(recording.sampling is not None for recording in replayed)
-            entries = contestants(options.nodes, tiers, options.peers, drawn)
-            results = measure(material, split, options.limit, entries)
+            test = [r for r in material.recordings if r.split == TEST][: options.limit or None]
+            if not test:
+                raise SettingError(f"No line of {str(options.traces)!r} has the split {TEST!r}.")
+            drawn = any(recording.sampling is not None for recording in test)
+            results = measure(material, test, contestants(options.nodes, options.peers, drawn))
         return {
             "traces": options.traces.name,
-            "split": split,
-            "answers": len(replayed),
+            "answers": len(test),
             "others": len(material.others),
             "methods": {title: count.figures() for title, count in results.items()},
         }
@@ -126,8 +105,7 @@ class Replay(Measurement):
     def show(self, record: Record) -> None:
         source = f"; statistics from {record['others']} answers of other models to other prompts"
         print(
-            f"{record['traces']}, split {record['split']}: {record['answers']} answers"
-            f"{source if record['others'] else ''}\n"
+            f"{record['traces']}: {record['answers']} answers{source if record['others'] else ''}\n"
         )
         show_rows([{"title": title, **f} for title, f in record["methods"].items()], COLUMNS)
 
@@ -135,34 +113,39 @@ class Replay(Measurement):
 # recordings
 
 
-def write_recordings(setup: Setup) -> None:
+def write_recordings(options: argparse.Namespace, stack: ExitStack) -> None:
     """Write a local model's answers, with their seeds and sampler settings, to the traces file."""
+    try:
+        lines = stack.enter_context(options.traces.open("w", encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(
+            f"The file {str(options.traces)!r} cannot be written ({error.strerror}). Choose "
+            "another place."
+        ) from error
+    setup = Setup.of(options, stack)
     info, first = setup.backend.info, setup.generation.sampling
-    with setup.options.traces.open("w", encoding="utf-8") as lines:
-        prompts = tqdm(setup.prompts, desc="Answers", leave=False)
-        for number, (category, prompt) in enumerate(prompts):
-            sampling = replace(first, seed=first.seed + number)
-            generation = replace(setup.generation, sampling=sampling)
-            answer = decoded(setup.backend, prompt, PLAIN, (), generation)
-            record = {
-                "question": f"{category} {number + 1}",
-                "split": "test",
-                "prompt": prompt,
-                "answer": [token.id for token in answer.tokens],
-                "position": len(prompt),
-                "sampling": asdict(sampling),
-                "vocabulary": info.vocabulary_size,
-                "tokenizer": info.tokenizer_fingerprint,
-            }
-            lines.write(json.dumps(record) + "\n")
+    for number, (category, prompt) in enumerate(tqdm(setup.prompts, desc="Answers", leave=False)):
+        sampling = replace(first, seed=first.seed + number)
+        generation = replace(setup.generation, sampling=sampling)
+        answer = decoded(setup.backend, prompt, PLAIN, (), generation)
+        record = {
+            "question": f"{category} {number + 1}",
+            "split": TEST,
+            "prompt": prompt,
+            "answer": [token.id for token in answer.tokens],
+            "position": len(prompt),
+            "sampling": asdict(sampling),
+            "vocabulary": info.vocabulary_size,
+            "tokenizer": info.tokenizer_fingerprint,
+        }
+        lines.write(json.dumps(record) + "\n")
+    lines.flush()
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded answer, its end token included, and the prompt as the model reads it.
-
-    `sampling` says how it was drawn, if that is known.
-    """
+    """One recorded answer, its end token included, the prompt as the model reads it, and how it was
+    drawn, if that is known."""
 
     question: str
     split: str
@@ -177,10 +160,8 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The recordings to replay, the size of their vocabulary, and their statistics.
-
-    The statistics may be made of `others`, the answers of other models.
-    """
+    """The recordings to replay, the size of their vocabulary, and their statistics, which may be
+    made of `others`, the answers of other models."""
 
     recordings: Sequence[Recording]
     vocabulary: int
@@ -189,13 +170,11 @@ class Material:
 
 
 def read(options: argparse.Namespace, folder: Path) -> Material:
-    """The material to replay; texts are tokenized first.
-
-    Statistics of texts are made in `folder`.
-    """
-    drawn = read_drawn(options.traces)
-    if drawn is not None:
-        return drawn
+    """The material to replay; texts are tokenized first. Statistics are made in `folder`."""
+    with reading(options.traces):
+        records = read_lines(options.traces)
+        if records and "answer" in records[0]:
+            return drawn_material(records)
     if options.vocabulary is None:
         raise SettingError(
             f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what tokens "
@@ -203,7 +182,7 @@ def read(options: argparse.Namespace, folder: Path) -> Material:
         )
     tokenizer = load_tokenizer(options.vocabulary)
     recordings = read_traces(options.traces, tokenizer, options.template)
-    replayed = {r.question for r in recordings if r.split == options.split}
+    replayed = {r.question for r in recordings if r.split == TEST}
     others = [
         recording
         for path in options.statistics
@@ -215,43 +194,34 @@ def read(options: argparse.Namespace, folder: Path) -> Material:
 
 
 def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recording]:
-    try:
+    with reading(path):
         return [
             Recording(
                 record["prompt"],
-                record.get("split", "train"),
+                record.get("split", TRAIN),
                 tokenizer.tokenize(template.replace("{}", record["prompt"])),
                 [*tokenizer.tokenize(record["output"]), min(tokenizer.info.eos_ids)],
             )
             for record in tqdm(read_lines(path), desc=path.name, leave=False)
         ]
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
 
 
-def read_drawn(path: Path) -> Material | None:
-    """The recordings of a local model, with the project's statistics for their model; None if the
-    file holds texts."""
-    try:
-        records = read_lines(path)
-        if not records or "answer" not in records[0]:
-            return None
-        found = [
-            Recording(
-                str(record["question"]),
-                str(record["split"]),
-                [int(token) for token in record["prompt"]],
-                [int(token) for token in record["answer"]],
-                Sampling.from_mapping(record["sampling"]),
-            )
-            for record in records
-        ]
-        if any(record["position"] != len(record["prompt"]) for record in records):
-            raise ValueError("an answer does not follow its prompt directly")
-        table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
-        return Material(found, int(records[0]["vocabulary"]), table)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+def drawn_material(records: Sequence[Record]) -> Material:
+    """The recordings of a local model, with the project's statistics for that model."""
+    found = [
+        Recording(
+            str(record["question"]),
+            str(record["split"]),
+            [int(token) for token in record["prompt"]],
+            [int(token) for token in record["answer"]],
+            Sampling.from_mapping(record["sampling"]),
+        )
+        for record in records
+    ]
+    if any(record["position"] != len(record["prompt"]) for record in records):
+        raise ValueError("an answer does not follow its prompt directly")
+    table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
+    return Material(found, int(records[0]["vocabulary"]), table)
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -260,11 +230,17 @@ def read_lines(path: Path) -> list[Record]:
         return [json.loads(line) for line in lines]
 
 
-def unreadable(path: Path, error: Exception) -> SettingError:
-    return SettingError(
-        f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON object "
-        'with "prompt", "output" and "split", or one that `python -m bench replay --record` wrote.'
-    )
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise SettingError if what is read of a file in this block cannot be used."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise SettingError(
+            f"The traces in {str(path)!r} cannot be read ({error!r}). Each line must be a JSON "
+            'object with "prompt", "output" and "split", or one that `python -m bench replay '
+            "--record` wrote."
+        ) from error
 
 
 def statistics_of(
@@ -340,29 +316,30 @@ def replay(
 
 
 def contestants(
-    nodes: Sequence[int], tiers: Sequence[str], peers: bool, drawn: bool = False
+    nodes: Sequence[int], peers: bool, drawn: bool = False
 ) -> Iterator[tuple[str, str, Drafting]]:
     """(title, method, drafting) of all contestants; `drawn` adds those that know the noise."""
     if peers:
         for name in ("lookup", "hd-published"):
             yield METHODS[name].title, name, METHODS[name].drafting
-    for size in nodes if peers and suffix_installed() else ():
+    for size in nodes if peers and find_spec(PACKAGE) else ():
         fixed = Drafting(nodes=size, budget="fixed")
         yield f"Suffix decoding, {size}", SUFFIX, fixed
         yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
     for size in nodes:
-        drafting = Drafting(tiers=tuple(tiers), nodes=size, budget="fixed")
+        drafting = Drafting(nodes=size, budget="fixed")
         if drawn:
             yield f"Hierarchy drafting {BLIND}, {size}", BLIND, drafting
         yield f"Hierarchy drafting, {size}", "hd", drafting
 
 
 def measure(
-    material: Material, split: str, limit: int, entries: Iterable[tuple[str, str, Drafting]]
+    material: Material,
+    test: Sequence[Recording],
+    entries: Iterable[tuple[str, str, Drafting]],
 ) -> dict[str, Count]:
-    """Replay the recordings of the split with every contestant, each on databases of its own."""
-    train = [r for r in material.recordings if r.split == "train" != split]
-    test = [r for r in material.recordings if r.split == split][: limit or None]
+    """Replay recordings with every contestant, each on databases of its own."""
+    train = [recording for recording in material.recordings if recording.split == TRAIN]
     results: dict[str, Count] = {}
     for title, name, drafting in entries:
         known = [*material.others, *train] if name == SUFFIX_ALL else train
@@ -376,24 +353,24 @@ def measure(
 
 def our_drafters(
     material: Material, train: Sequence[Recording], name: str
-) -> Callable[[Drafting, Recording], list[Drafter]]:
-    name, blind = ("hd", True) if name == BLIND else (name, False)
+) -> Callable[[Drafting, Recording], Sequence[Drafter]]:
+    method = "hd" if name == BLIND else name
     databases = Databases(statistics=material.table)
     for recording in train:
         databases.learned.finish(recording.text, len(recording.answer))
-    method_named(name).drafters(databases)  # what all conversations share is made here, once
+    method_named(method).drafters(databases)  # what all conversations share is made here, once
 
-    def drafters(drafting: Drafting, recording: Recording) -> list[Drafter]:
-        sampling = None if blind else recording.sampling
+    def drafters(drafting: Drafting, recording: Recording) -> Sequence[Drafter]:
+        sampling = None if name == BLIND else recording.sampling
         fresh = databases.next_conversation()
-        return method_named(name, drafting).drafters(fresh, sampling=sampling)
+        return method_named(method, drafting).drafters(fresh, sampling=sampling)
 
     return drafters
 
 
 def suffix_drafters(
     train: Sequence[Recording],
-) -> Callable[[Drafting, Recording], list[Drafter]]:
+) -> Callable[[Drafting, Recording], Sequence[Drafter]]:
     drafter = SuffixDrafter()
     for recording in train:
         drafter.observe(recording.prompt, len(recording.prompt))
@@ -409,10 +386,6 @@ PACKAGE = "arctic_inference"
 DEPTH = 64
 FACTOR = 16.0
 """Nodes per matched token, at most. The package's own default of 1 drafts less and accepts less."""
-
-
-def suffix_installed() -> bool:
-    return find_spec(PACKAGE) is not None
 
 
 class SuffixDrafter:

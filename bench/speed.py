@@ -1,61 +1,34 @@
 """Decoding methods and their peers on the same prompts, in one process, in rotated order.
 
-Each method opens the statistics for itself, so none finds look-ups cached that another has paid
-for. Times are wall times of whole answers, including what the drafters learn at the end. The cost
-of a forward is measured once, before anything else; every method with an adaptive budget starts
-from it and corrects a copy of its own.
+Times are wall times of whole answers, including what the drafters learn at the end. The cost of a
+forward is measured once, before anything else; every method with an adaptive budget starts from it
+and corrects a copy of its own.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from itertools import combinations, permutations
-from pathlib import Path
 
-from bench.harness import (
-    EMBEDDED,
-    TRANSFORMERS,
-    Add,
-    Benchmark,
-    Record,
-    Setup,
-    draft_options,
-    has_drafts,
-    headline,
-    kind_of,
-    prompts_line,
-    runtime_of,
-    source_of,
-)
+from bench.harness import Add, Benchmark, Setup, has_drafts, kind_of, runtime_of, source_of
 from bench.measure import (
     ASSISTED,
     OTHER_FILE,
     PEERS,
+    SMALL,
     Peer,
     compared,
-    curve_for,
     is_peer,
-    show_categories,
     show_methods,
 )
-from engine.backends.base import Backend
+from bench.report import TRANSFORMERS, Record, headline
 from engine.drafting.base import Drafter
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
-from engine.methods import (
-    FIXED,
-    METHODS,
-    PREFIXES,
-    FromDatabases,
-    Method,
-    hierarchy,
-    method_named,
-)
-from engine.settings import BUDGETS, Drafting, Sampling
+from engine.methods import PLAIN, FromDatabases, Method, hierarchy, method_named
+from engine.settings import Drafting, Sampling
 from engine.types import TIERS
 
-SMALL = EMBEDDED.with_name("small")
 ABLATION, NODES = "ablation", (7, 15, 31)
 """A set of methods, and the fixed budgets among them."""
 DEFAULTS = {
@@ -65,126 +38,85 @@ DEFAULTS = {
 
 
 def checked_methods(options: argparse.Namespace) -> list[str]:
-    """The names of the methods of a run, checked before any model is loaded.
-
-    Of the default methods those that cannot run here are left out, and a line is printed. Raises
-    SettingError for unknown methods, and for peers that were named and cannot run.
-    """
-    kind = kind_of(options.model)
+    """The names of the methods of a run, by default those that can run here. Raises SettingError
+    for unknown methods, and for peers that were named and cannot run."""
+    kind, lacking = kind_of(options.model), {}
+    if options.model != "embedded":
+        lacking[ASSISTED] = "the embedded model, which brings a draft model"
+    if not options.gguf:
+        lacking[OTHER_FILE] = "a GGUF file of the same weights (--gguf)"
     if options.methods is None:
-        names = [name for name in DEFAULTS[kind] if name != OTHER_FILE or options.gguf]
-        problems = {name: obstacle(name, options) for name in names}
-        for problem in dict.fromkeys(filter(None, problems.values())):
-            absent = ", ".join(name for name in problems if problems[name] == problem)
-            print(f"Left out: {absent}, as {problem}.")
-        return [name for name, problem in problems.items() if not problem]
-    if options.methods == ABLATION:
-        return [ABLATION]
+        return [name for name in DEFAULTS[kind] if name not in lacking]
     names = [name.strip() for name in options.methods.split(",") if name.strip()]
     if not names:
         raise SettingError("Give at least one method.")
-    known = ("plain", *PEERS[kind], *(name for name in METHODS if name != "plain"))
-    for name in names:
-        other = next((other for other in PEERS if name in PEERS[other]), kind)
-        if other != kind:
+    for name in names if names != [ABLATION] else ():
+        if not is_peer(name):
+            method_named(name)
+        elif name not in PEERS[kind]:
             raise SettingError(
-                f"The peer {name!r} is of {other} models, and {options.model!r} is none. Choose "
+                f"The peer {name!r} does not run {kind} models, such as {options.model!r}. Choose "
                 f"from: {', '.join(PEERS[kind])}."
             )
-        ours = name.partition(":")[0] in PREFIXES or name.startswith(FIXED)
-        if name not in known and not ours:
-            raise SettingError(f"There is no method {name!r}. Choose from: {', '.join(known)}.")
-        if problem := obstacle(name, options):
-            raise SettingError(
-                f"The method {name!r} cannot run, as {problem}. Change that, or leave it out of "
-                "--methods."
-            )
+        elif name in lacking:
+            raise SettingError(f"The method {name!r} needs {lacking[name]}. Leave it out.")
     return names
 
 
-def obstacle(name: str, options: argparse.Namespace) -> str:
-    """Why a method cannot run with these options; "" if it can."""
-    if name == ASSISTED and options.model != "embedded" and not options.assistant:
-        return f"it needs a draft model for {options.model!r} (--assistant)"
-    if name == OTHER_FILE and not options.gguf:
-        return "it needs a GGUF file of the same weights (--gguf)"
-    return ""
-
-
-def made_peers(
-    names: Sequence[str], backend: Backend, options: argparse.Namespace, stack: ExitStack
-) -> dict[str, Peer]:
-    """The peers among the methods, ready to answer; `stack` closes them."""
-    chosen = [name for name in names if is_peer(name)]
-    # Imported late, because only one of the two libraries may be installed.
-    if OTHER_FILE in chosen:
+def made_peer(name: str, setup: Setup) -> Peer:
+    """The peer called `name`. Libraries are imported here, because one of them may be missing."""
+    backend, options, runtime = setup.backend, setup.options, runtime_of(setup.options)
+    if name == OTHER_FILE:
         from bench.llama_peers import OtherFile
 
-        chosen.remove(OTHER_FILE)
-        other = stack.enter_context(closing(OtherFile(options.gguf, runtime_of(options))))
-        return {OTHER_FILE: other, **made_peers(chosen, backend, options, stack)}
-    if chosen and kind_of(options.model) == TRANSFORMERS:
+        return OtherFile(options.gguf, runtime)
+    if backend.info.kind == TRANSFORMERS:
         from bench.transformers_peers import transformers_peer
 
-        assistant = options.assistant or str(SMALL)
-        return {name: transformers_peer(name, backend, assistant) for name in chosen}
-    if chosen:
-        from bench.llama_peers import LlamaPeer
+        return transformers_peer(name, backend)
+    from bench.llama_peers import LlamaPeer
 
-        given = backend, source_of(options.model), runtime_of(options)
-        return {name: stack.enter_context(closing(LlamaPeer(name, *given))) for name in chosen}
-    return {}
+    peer = LlamaPeer(backend, source_of(options.model), runtime)
+    return setup.stack.enter_context(closing(peer))
 
 
 class Speed(Benchmark):
     """Speed of decoding methods and their peers on the same prompts."""
 
-    groups = (*Benchmark.groups, draft_options)
+    groups = (*Benchmark.groups, "drafts")
 
     def add_options(self, add: Add) -> None:
-        add("--assistant", help="the draft model of 'assisted' (the embedded model brings one)")
         defaults = "; ".join(f"{kind}: {','.join(names)}" for kind, names in DEFAULTS.items())
         add("--gguf", help=f"a file of the same weights, which {OTHER_FILE!r} decodes plainly")
         add("--methods", help=f"comma between, or {ABLATION!r}; default for {defaults}")
-        add("--nodes", type=int, default=Drafting().nodes)
-        add("--budget", default=Drafting().budget, help=f"{' or '.join(BUDGETS)}: limits a draft")
 
     def check(self, options: argparse.Namespace) -> None:
-        super().check(options)
         options.methods = checked_methods(options)
-        Drafting(nodes=options.nodes, budget=options.budget)
 
     def measure(self, setup: Setup) -> Record:
-        options, backend, names = setup.options, setup.backend, setup.options.methods
-        drafting = Drafting(nodes=options.nodes, budget=options.budget)
-        peers = made_peers(names, backend, options, setup.stack)
-        methods: Mapping[str, Method | Peer] = (
-            ablation()
-            if names == [ABLATION]
-            else {name: peers.get(name) or method_named(name, drafting) for name in names}
-        )
-        curve = curve_for(backend, methods)
+        names, methods = setup.options.methods, ablation()
+        if names != [ABLATION]:
+            methods = {
+                name: made_peer(name, setup) if is_peer(name) else method_named(name)
+                for name in names
+            }
         family = setup.family() if any(map(has_drafts, methods.values())) else None
-        return compared(setup, methods, curve, family)[1] | {
-            "assistant": Path(options.assistant or SMALL).name if ASSISTED in names else None,
+        return compared(setup, methods, family)[1] | {
+            "assistant": SMALL.name if ASSISTED in names else None,
             "drafts": list(family.drafts) if family else [],
-            "forward_ms": milliseconds(curve.points) if curve else None,
         }
 
     def show(self, record: Record) -> None:
-        statistics = "with" if record["statistics"] else "no"
-        print(f"{headline(record)}\n{prompts_line(record)}, {statistics} statistics")
+        print(
+            f"{headline(record)}\n{record['prompts']} prompts, up to {record['max_new_tokens']} "
+            f"tokens, T={record['temperature']:g}, min-p {record['min_p']:g}, "
+            f"{'with' if record['statistics'] else 'no'} statistics"
+        )
         if record["forward_ms"]:
             points = ", ".join(f"{n}: {ms:.4g}" for n, ms in record["forward_ms"].items())
             print(f"ms of a forward by drafted nodes: {points}")
         print()
         show_methods(record)
-        print()
-        show_categories(record)
-
-
-def milliseconds(points: Mapping[int, float]) -> dict[int, float]:
-    return {nodes: round(1e3 * seconds, 4) for nodes, seconds in points.items()}
 
 
 # ablation
@@ -198,14 +130,10 @@ def tier_after_tier(
     return [Hierarchy([tier], databases.calibration, sampling) for tier in tiers]
 
 
-def ablation() -> dict[str, Method]:
-    """Plain decoding and configurations of hierarchy drafting, by what is special about each.
-
-    They are the tiers alone, in pairs and all together; the order of the tiers; all tiers at once
-    ("merged", ours) and tier after tier ("hierarchical", as in the paper); and the adaptive budget
-    and fixed ones.
-    """
-    found = {"plain": method_named("plain")}
+def ablation() -> dict[str, Method | Peer]:
+    """Plain decoding and configurations of hierarchy drafting: which tiers, in which order, all at
+    once ("merged", ours) or tier after tier ("hierarchical", as in the paper), and which budget."""
+    found: dict[str, Method | Peer] = {"plain": PLAIN}
 
     def add(title: str, drafting: Drafting, databases: FromDatabases = hierarchy) -> None:
         found[title] = Method("hd", title, drafting, databases)

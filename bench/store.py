@@ -12,18 +12,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from bench.harness import Add, Measurement, Record, table
-from engine.types import (
-    CONTEXT,
-    MODEL,
-    STATISTICS,
-    TARGET,
-    Learned,
-    Prefill,
-    Run,
-    Step,
-    Token,
-)
+from bench.harness import Add, Measurement
+from bench.report import Record, table
+from engine.types import CONTEXT, MODEL, STATISTICS, TARGET, Learned, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import Filter, Traces
@@ -41,7 +32,7 @@ class Store(Measurement):
     """What a full database costs: the list, a search, opening a conversation, the runs.
 
     Every other message of a conversation is an answer with a run of its own. Each question is asked
-    several times, of a database that was just opened. `--file` keeps the file, or measures it.
+    several times, of a database that was just opened.
     """
 
     def add_options(self, add: Add) -> None:
@@ -49,14 +40,12 @@ class Store(Measurement):
         add("--messages", type=int, default=100_000, help="in all conversations")
         add("--steps", type=int, default=1_000_000, help="in all runs")
         add("--repeats", type=int, default=7)
-        add("--file", type=Path, help="keep the database here, or measure this one")
 
     def record(self, options: argparse.Namespace) -> Record:
         with tempfile.TemporaryDirectory() as folder:
-            file = options.file or Path(folder) / "strata.db"
-            if not file.exists():
-                seconds = timed(lambda: fill(file, options))
-                print(f"{file.stat().st_size / 1e6:,.0f} MB made in {seconds:.0f} s")
+            file = Path(folder) / "strata.db"
+            fill(file, options)
+            print(f"{file.stat().st_size / 1e6:,.0f} MB")
             with Database(file) as db:
                 return {
                     name: [timed(partial(ask, number)) for number in range(options.repeats)]

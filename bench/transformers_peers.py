@@ -2,9 +2,8 @@
 the library's attention.
 
 Above temperature 0 the library takes the token of highest score, and our sampler sets the scores,
-so the text equals that of plain decoding, and has the same length. Prompt lookup and assisted
-generation keep a draft that equals that token. An assistant draws with the same noise, as the draft
-models of our stacks do.
+so the text equals that of plain decoding. Prompt lookup and assisted generation keep a draft that
+equals that token. An assistant draws with the same noise, as the draft models of our stacks do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,42 +13,26 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from bench.measure import ASSISTED, PROMPT_LOOKUP, Reply, chosen_first, paced
+from bench.measure import ASSISTED, PROMPT_LOOKUP, SMALL, Reply, chosen_first, paced
 from engine.backends.base import Backend
 from engine.backends.folded_attention import unfold, unfolded
 from engine.backends.transformers import TransformersBackend
-from engine.errors import SettingError
 from engine.models.load_transformers import load_transformers
 from engine.sampling import COLDEST
 from engine.settings import Generation, Sampling
 
 
-def transformers_peer(name: str, backend: Backend, assistant: str = "") -> "GeneratePeer":
-    """The peer called `name`; "assisted" drafts with the model that `assistant` names."""
+def transformers_peer(name: str, backend: Backend) -> "GeneratePeer":
+    """The peer called `name`. The draft model of "assisted" has the target's dtype and device."""
     assert isinstance(backend, TransformersBackend), "the kind of the model was checked"
     settings: dict[str, Any] = {}
     if name == PROMPT_LOOKUP:
         settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
     elif name == ASSISTED:
-        settings = {"assistant_model": load_assistant(assistant, backend).model}
+        assistant = load_transformers(str(SMALL), backend.info.device, backend.info.dtype).model
+        unfold(assistant)
+        settings = {"assistant_model": assistant}
     return GeneratePeer(name, backend, settings)
-
-
-def load_assistant(source: str, target: TransformersBackend) -> TransformersBackend:
-    """The draft model, in the target's dtype and on its device.
-
-    Raises SettingError when its tokens are not the target's: the library would translate between
-    them through text, which is another method.
-    """
-    assistant = load_transformers(source, target.info.device, target.info.dtype)
-    same = assistant.info.vocabulary_size == target.info.vocabulary_size
-    if not same or assistant.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-        raise SettingError(
-            f"The assistant {assistant.info.name} cannot draft for {target.info.name}: they do "
-            "not have the same vocabulary. Choose a smaller model of the same family."
-        )
-    unfold(assistant.model)
-    return assistant
 
 
 class GeneratePeer:
@@ -84,7 +67,7 @@ class GeneratePeer:
             )
         seconds = perf_counter() - start
         tokens = output[0, len(prompt) :].tolist()
-        return Reply(tokens, seconds, arrivals.decode_seconds, arrivals.forwards)
+        return Reply(tokens, seconds, arrivals.decode_seconds(), len(arrivals.times) - 1)
 
 
 class Keyed(LogitsProcessor):
@@ -113,25 +96,20 @@ class Keyed(LogitsProcessor):
 
 
 class Arrivals:
-    """The streamer of `generate()`: when tokens arrive, and how many at a time."""
+    """The streamer of `generate()`: when tokens arrive, and how many at a time; first the prompt,
+    then the tokens of each forward."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.sizes: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt first, then with the tokens of each forward."""
         self.times.append(perf_counter())
         self.sizes.append(value.numel())
 
     def end(self) -> None:
         """Called when the answer is over."""
 
-    @property
-    def forwards(self) -> int:
-        return len(self.times) - 1
-
-    @property
     def decode_seconds(self) -> float:
         begun, first, last = self.times[0], self.times[1], self.times[-1]
         return paced(last - begun, last - first, sum(self.sizes[1:]), self.sizes[1])

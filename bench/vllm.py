@@ -2,8 +2,7 @@
 
 Run this with the Python of vLLM's environment. Each case is a server in a process of its own, so
 that none finds what another one has learned. All questions are asked at once; the batch is the
-number of concurrent answers. Finally the model is split over several ranks, if `--ranks` asks for
-it. All cases must emit the same tokens at temperature 0.
+number of concurrent answers. All cases must emit the same tokens at temperature 0.
 """
 
 import argparse
@@ -11,10 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -29,20 +27,9 @@ from app.vllm.serve import (
     parse,
     root,
 )
-from bench.harness import (
-    EMBEDDED,
-    Add,
-    Bar,
-    Measurement,
-    Record,
-    at_least,
-    cut_text,
-    now,
-    prompt_options,
-    show_bars,
-    show_rows,
-    texts_of,
-)
+from bench.harness import EMBEDDED, Add, Measurement, at_least, texts_of
+from bench.prompts import cut_text
+from bench.report import Record, now, show_rows
 from engine.errors import ModelError
 
 PLAIN, NGRAM, OURS = "plain", "ngram", "strata"
@@ -51,13 +38,7 @@ BATCHES, SPLIT = (1, 4, 16), 4
 """The numbers of concurrent answers, and their number in the cases on several ranks."""
 LOOK_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Of vLLM's n-gram method, as its documentation sets it."""
-BARS = (
-    Bar("other_tokens", "cases with other tokens", 0, shown="{:.0f}"),
-    Bar("alone", "times plain at batch 1", 1.5, least=True),
-    Bar("over_ngram", "least of all batches, over its own n-gram method", 1, least=True),
-    Bar("least", "least of all batches, over plain", 0.97, least=True),
-)
-CONTEXT = 1024
+DTYPE, CONTEXT = "float32", 1024
 MARK = "bench vllm: "
 """Begins the line in which a case reports its result."""
 WARM = "Say hello to me, and tell me about your day in three short sentences."
@@ -78,50 +59,37 @@ Case = tuple[str, int, int]
 class Servers(Measurement):
     """vLLM alone, with its own n-gram drafts, and with ours: tokens per second, same tokens."""
 
-    groups = (prompt_options,)
+    groups = ("prompts",)
     defaults = {"max_new_tokens": 96}
 
     def add_options(self, add: Add) -> None:
-        positive = at_least(1)
         add("--model", default=str(EMBEDDED), help="a folder or a hub id")
-        add("--dtype", default="float32")
-        add("--draft-tokens", type=positive, default=TOKENS)
-        add("--rows", type=float, help="as in `strata vllm`")
-        add("--repeats", type=positive, default=1)
-        add("--ranks", type=positive, default=2, help="of the last two cases; 1 leaves them out")
+        ranks = "of the last two cases; 1 leaves them out"
+        add("--ranks", type=at_least(1), default=2, help=ranks)
 
     def record(self, options: argparse.Namespace) -> Record:
         build = installed()
-        words = [options.model, "--draft-tokens", str(options.draft_tokens)]
-        command = parse([*words, *(("--rows", str(options.rows)) if options.rows else ())])
         task = {
             "model": options.model,
-            "dtype": options.dtype,
             "questions": [text for _, text in texts_of(options)],
             "tokens": options.max_new_tokens,
-            "draft_tokens": options.draft_tokens,
             # A case must not find what an earlier case has learned.
-            "attached": attached_of(command, build).values() | {"folder": ""},
+            "attached": attached_of(parse([options.model]), build).values() | {"folder": ""},
         }
-        cases = [(method, batch, 1) for batch in BATCHES for method in METHODS] * options.repeats
+        cases = [(method, batch, 1) for batch in BATCHES for method in METHODS]
         if options.ranks > 1:
             cases += [(method, SPLIT, options.ranks) for method in (PLAIN, OURS)]
-        found: dict[Case, list[Record]] = {}
-        for case in cases:
-            found.setdefault(case, []).append(answered(task, case))
-        rows = rows_of(found)
+        found = {case: answered(task, case) for case in cases}
         return {
             "date": now(),
             "model": Path(options.model).name,
-            "dtype": options.dtype,
+            "dtype": DTYPE,
             "build": f"{build} {version(build)}",
             "torch": version("torch"),
             "questions": len(task["questions"]),
-            "tokens": sum(map(len, found[cases[0]][0]["answers"])),
-            "draft_tokens": options.draft_tokens,
-            "repeats": options.repeats,
-            "cases": rows,
-            "bars": bars(rows),
+            "tokens": sum(map(len, found[cases[0]]["answers"])),
+            "draft_tokens": TOKENS,
+            "cases": rows_of(found),
         }
 
     def show(self, record: Record) -> None:
@@ -130,8 +98,6 @@ class Servers(Measurement):
             f"questions, {record['tokens']} tokens, drafts of up to {record['draft_tokens']}\n"
         )
         show_rows(record["cases"], COLUMNS)
-        print()
-        show_bars(BARS, record["bars"])
 
 
 def answered(task: Record, case: Case) -> Record:
@@ -155,38 +121,22 @@ def answered(task: Record, case: Case) -> Record:
     return record
 
 
-def rows_of(found: Mapping[Case, Sequence[Record]]) -> list[Record]:
-    rates = {case: median(record["rate"] for record in each) for case, each in found.items()}
-    answers = found[PLAIN, 1, 1][0]["answers"]
+def rows_of(found: Mapping[Case, Record]) -> list[Record]:
     return [
         {
             "method": method,
             "batch": batch,
             "ranks": ranks,
-            "tokens_per_second": round(rates[method, batch, ranks], 1),
-            "ratio": round(rates[method, batch, ranks] / rates[PLAIN, batch, ranks], 3),
-            "same": all(record["answers"] == answers for record in records),
-            "figures": records[0]["figures"],
+            "tokens_per_second": round(record["rate"], 1),
+            "ratio": round(record["rate"] / found[PLAIN, batch, ranks]["rate"], 3),
+            "same": record["answers"] == found[PLAIN, 1, 1]["answers"],
         }
-        for (method, batch, ranks), records in found.items()
+        for (method, batch, ranks), record in found.items()
     ]
 
 
-def bars(rows: Sequence[Record]) -> dict[str, float]:
-    own, ngram = (
-        {row["batch"]: row["ratio"] for row in rows if (row["method"], row["ranks"]) == (method, 1)}
-        for method in (OURS, NGRAM)
-    )
-    return {
-        "other_tokens": sum(not row["same"] for row in rows),
-        "alone": own[1],
-        "over_ngram": min(own[batch] / ngram[batch] for batch in BATCHES),
-        "least": min(own.values()),
-    }
-
-
 def drafting_of(case: Record) -> Record:
-    tokens = {"num_speculative_tokens": case["draft_tokens"]}
+    tokens = {"num_speculative_tokens": TOKENS}
     if case["method"] == PLAIN:
         return {}
     if case["method"] == NGRAM:
@@ -205,7 +155,7 @@ def child() -> None:
     case = json.load(sys.stdin)
     llm: Any = LLM(
         case["model"],
-        dtype=case["dtype"],
+        dtype=DTYPE,
         max_model_len=CONTEXT,
         max_num_seqs=case["batch"],
         tensor_parallel_size=case["ranks"],
@@ -215,7 +165,7 @@ def child() -> None:
         **drafting_of(case),
     )
     template = llm.get_tokenizer().apply_chat_template
-    room = CONTEXT - case["tokens"] - 1 - case["draft_tokens"]
+    room = CONTEXT - case["tokens"] - 1 - TOKENS
 
     def prompt(text: str) -> Record:
         def tokens(text: str) -> list[int]:
@@ -231,13 +181,7 @@ def child() -> None:
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
     seconds = perf_counter() - clock
     answers = [list(one.outputs[0].token_ids) for one in outputs]
-    figures = llm.collective_rpc("strata_figures") if case["method"] == OURS else [None]
-    record = {
-        "answers": answers,
-        "rate": sum(map(len, answers)) / seconds,
-        "seconds": seconds,
-        "figures": next((one for one in figures if one), None),
-    }
+    record = {"answers": answers, "rate": sum(map(len, answers)) / seconds}
     print(f"{MARK}{json.dumps(record)}", flush=True)
 
 

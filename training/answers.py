@@ -10,7 +10,8 @@ from random import Random
 
 from tqdm import tqdm
 
-from bench.harness import Add, Command, read_prompts
+from bench.harness import Add, Command
+from bench.prompts import read_prompts
 from engine.backends.base import Backend
 from engine.decode import decode
 from engine.errors import SettingError

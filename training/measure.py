@@ -13,7 +13,8 @@ from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from bench.harness import Add, Command, cut_prompt, profile_of
+from bench.harness import Add, Command, profile_of
+from bench.prompts import cut_prompt
 from engine.backends.base import Backend
 from engine.errors import ModelError, SettingError
 from engine.heads.base import Head

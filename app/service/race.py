@@ -9,10 +9,11 @@ model, which is loaded for it (app/service/model_swap.py).
 
 That is the demonstration model at the cost of a real one: the same weights, padded to 0.5 B
 parameters (engine/models/inflate.py). A model of 10 M parameters fits into the processor's cache,
-which real models do not, and it writes faster than anyone reads. The padded one writes the same
-text, up to rounding. It races in float32: in bfloat16 near-ties are so frequent that the texts of
-both lanes part within a few words. It is made on demand, and stays in the data directory until it
-is removed in the Models tab.
+which real models do not, and it writes faster than anyone reads. On a processor the padded one
+races in 4 bits, as a model of its size is best used there, and both lanes are equal to the last
+bit. Elsewhere it races in float32: in bfloat16 near-ties are so frequent that the texts part within
+a few words. It is made on demand, and stays in the data directory until it is removed in the Models
+tab.
 """
 
 import shutil
@@ -41,6 +42,7 @@ from engine.errors import Cancelled, ModelError, first_line
 from engine.metrics import summarise
 from engine.models.memory import free_memory
 from engine.models.shape import SHAPES
+from engine.native import core as native
 from engine.process import command, death, environment
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict, worth
@@ -48,15 +50,15 @@ from engine.settings import Generation, Runtime
 from engine.types import Message, Run
 
 SIZE = "0.5b"
-"""A key of engine.models.shape.SHAPES. Such a model writes about as fast as people read."""
+"""A key of engine.models.shape.SHAPES."""
 PARAMETERS = SHAPES[SIZE].parameters(vocabulary=6144, head_size=64)
 BYTES = 2 * PARAMETERS
 """Its size on the disk, in bfloat16."""
-RUNTIME = Runtime(dtype="float32")
-"""The settings with which it races."""
-MEMORY = 2 * BYTES + 500_000_000
-"""Bytes needed to race with it. The constant covers the cache and the libraries. Making the model
-takes less."""
+BITS = "4" if hasattr(native, "Matrix") else "auto"
+"""Those of its weights on a processor."""
+MEMORY = (BYTES // 2 if BITS == "4" else 2 * BYTES) + 500_000_000
+"""Bytes needed to race with it there. The constant covers the cache and the libraries. Making the
+model takes less."""
 SPARE = 500_000_000
 """Bytes of the disk that must stay free."""
 LOOK_SECONDS = 0.2
@@ -165,9 +167,8 @@ class Padded:
 ABOUT = "a race"
 """The `about` of its task; no conversation has this id."""
 PROMPT = "Tell a short story about a fox and a bird. Then tell the same story once more."
-TOKENS, PADDED_TOKENS = 128, 64
-"""The most tokens of an answer: of the loaded model, and of the padded one, which writes about ten
-a second."""
+TOKENS = 128
+"""The most tokens of an answer."""
 GAIN = 1.05
 """The smallest speedup that a race can show."""
 
@@ -212,6 +213,12 @@ class Races:
     def core(self) -> Core:
         return self.proofs.core
 
+    @property
+    def runtime(self) -> Runtime:
+        """The settings with which the padded model races where the loaded one runs."""
+        usual = self.core.current.info.device != "cpu" or BITS == "auto"
+        return Runtime(dtype="float32") if usual else Runtime(bits=BITS)
+
     def no_gain(self) -> str:
         """Why the loaded model is not expected to gain anything on this machine: according to its
         last race, else to the costs of its forwards. "" if a gain is expected, or nothing is
@@ -250,7 +257,7 @@ class Races:
                 yield from self.padded.make(task.stop)
                 yield from self.core.revival.loaded(task)
                 with self.core.model_swap.start(task) as swap:
-                    yield from swap.use(self.padded.source, RUNTIME)
+                    yield from swap.use(self.padded.source, self.runtime)
                     yield from self.recorded(owner, task)
                 return
             yield from self.core.revival.loaded(task)
@@ -262,9 +269,7 @@ class Races:
 
     def recorded(self, owner: str, task: Task) -> Iterator[Progress | Waiting | Race]:
         # With a new seed, and the sampler that the model's makers recommend.
-        padded = self.core.models.source == self.padded.source
-        tokens = PADDED_TOKENS if padded else TOKENS
-        chosen = Preferences(Generation(self.core.current.info.sampling, tokens))
+        chosen = Preferences(Generation(self.core.current.info.sampling, TOKENS))
         request = Request(
             (Message("user", PROMPT),), (), chosen.seeded(), chosen.chosen(), None, owner
         )

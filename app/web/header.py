@@ -67,7 +67,7 @@ TOUR = (
         "Watch a race",
         "One prompt, decoded plainly and with guesses, played back side by side. The demonstration "
         "model writes faster than you can read, so race at the pace of a real model: the same "
-        "weights, padded to the cost of 0.5\u00a0B parameters, which say the same.",
+        "weights, padded to the cost of 0.5\u00a0B parameters, which say nearly the same.",
     ),
     (
         "#tokens .legend",

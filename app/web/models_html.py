@@ -25,7 +25,7 @@ QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
 docs/benchmarks.md."""
 PADDED = (
     "This is no real model. It is the demonstration model, padded to the cost of 0.5\u00a0B "
-    "parameters: it says the same, at the pace of a real model. All parameters but 10 M are "
+    "parameters: it says nearly the same, at the pace of a real model. All parameters but 10 M are "
     "padding."
 )
 IMITABLE = (

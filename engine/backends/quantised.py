@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers.core_model_loading import ConversionOps
@@ -60,13 +61,43 @@ def can_pack(outputs: int, inputs: int) -> bool:
     return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
 
 
+SCALES = {8: torch.float32, 4: torch.float16}
+LINE = 64
+"""Bytes of a line of a processor's cache."""
+ROOM = 1 << 25
+"""Bytes that are asked of the system together, for many matrices."""
+
+
+class Room:
+    """Memory for the matrices of a model, in large pages where the system has them.
+
+    A step reads all weights, and a processor reads ahead only to the end of a page. numpy asks
+    Linux for large pages (2 MB) where an array has at least 4 MB, and torch does not. So matrices
+    are placed one behind the other in arrays of numpy, which live as long as one of them.
+    """
+
+    def __init__(self) -> None:
+        self.free = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> torch.Tensor:
+        """So many bytes, from the beginning of a line of the cache on."""
+        padding = -self.free.data_ptr() % LINE
+        if len(self.free) < padding + size:
+            self.free = torch.from_numpy(np.empty(max(ROOM, size + LINE), np.uint8))
+            padding = -self.free.data_ptr() % LINE
+        found, self.free = self.free[padding:].tensor_split((size,))
+        return found
+
+
 class PackedLinear(nn.Module):
     """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
 
-    def __init__(self, weight: torch.Tensor, bias: nn.Parameter | None, bits: int) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: nn.Parameter | None, bits: int, room: Room | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bits = bits
@@ -75,8 +106,11 @@ class PackedLinear(nn.Module):
         blocks = -(-self.out_features // core.CHANNELS)
         self.width = blocks * core.CHANNELS
         count = self.width * self.in_features
-        self.register_buffer("numbers", torch.empty(count * bits // 8, dtype=torch.uint8))
-        self.register_buffer("scales", torch.empty(count // core.GROUP))
+        room = room or Room()
+        self.register_buffer("numbers", room.take(count * bits // 8))
+        kind = SCALES[bits]
+        scales = room.take(count // core.grouped(bits) * kind.itemsize)
+        self.register_buffer("scales", scales.view(kind))
         self.bias = bias
         self.finish(None)
         rows = max(1, SLICE // self.in_features // core.CHANNELS) * core.CHANNELS
@@ -86,8 +120,9 @@ class PackedLinear(nn.Module):
 
     def finish(self, bias: torch.Tensor | None) -> None:
         """Make the core's matrix of these weights and a bias."""
+        scales = self.scales.view(torch.uint8)
         self.matrix = core.Matrix(
-            self.out_features, self.in_features, self.bits, self.numbers, self.scales, bias
+            self.out_features, self.in_features, self.bits, self.numbers, scales, bias
         )
 
     def settle(self) -> None:
@@ -106,13 +141,14 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
-        blocks, channels, group = self.width // core.CHANNELS, core.CHANNELS, core.GROUP
+        blocks, channels = self.width // core.CHANNELS, core.CHANNELS
+        group = core.grouped(self.bits)
         whole = self.numbers
         if self.bits == 4:
             whole = whole.view(blocks, -1, 1, channels, 4)
             whole = torch.cat([whole & 15, whole >> 4], dim=2)
         whole = whole.view(blocks, -1, channels, 4).transpose(1, 2).reshape(blocks, channels, -1)
-        scales = self.scales.view(blocks, -1, channels).transpose(1, 2)
+        scales = self.scales.float().view(blocks, -1, channels).transpose(1, 2)
         values = (whole.float() - 2 ** (self.bits - 1)).view(blocks, channels, -1, group)
         values *= scales[..., None]
         found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
@@ -145,13 +181,14 @@ class PackedConfig(QuantizationConfigMixin):
 class Pack(ConversionOps):
     """Converts one weight that was read, and puts it into the model."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, room: Room) -> None:
         self.bits = bits
+        self.room = room
 
     def convert(self, input_dict: dict[str, Any], *places: Any, **given: Any) -> dict[str, Any]:
         model, name = given["model"], given["full_layer_name"]
         (weight,) = next(iter(input_dict.values()))
-        pack_module(model, name.rpartition(".")[0], weight, self.bits)
+        pack_module(model, name.rpartition(".")[0], weight, self.bits, self.room)
         del weight, input_dict
         give_back_freed()  # otherwise the original weights of all layers add up
         if given.get("missing_keys"):
@@ -164,6 +201,10 @@ class Packer(HfQuantizer):
     quantization_config: PackedConfig
     is_trainable = False
 
+    def __init__(self, quantization_config: PackedConfig, **others: Any) -> None:
+        super().__init__(quantization_config, **others)
+        self.room = Room()
+
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
         path, _, name = param_name.rpartition(".")
         if param_name in model.all_tied_weights_keys:
@@ -171,7 +212,7 @@ class Packer(HfQuantizer):
         return name == "weight" and type(module_at(model, path)) is nn.Linear and fits(model, path)
 
     def get_quantize_ops(self) -> Pack:
-        return Pack(self.quantization_config.bits)
+        return Pack(self.quantization_config.bits, self.room)
 
     def is_serializable(self) -> bool:
         return False
@@ -182,7 +223,7 @@ class Packer(HfQuantizer):
         for path, module in list(model.named_modules()):
             if module is head and type(head) is nn.Linear and fits(model, path):
                 tied = head.weight is embedding.weight
-                pack_module(model, path, head.weight.data, HEAD_BITS)
+                pack_module(model, path, head.weight.data, HEAD_BITS, self.room)
                 module_at(model, path).counted = not tied
         if type(embedding) is nn.Embedding:
             model.set_input_embeddings(StoredEmbedding(embedding.weight.data))
@@ -204,12 +245,13 @@ def fits(model: Any, path: str) -> bool:
     return can_pack(module.out_features, module.in_features)
 
 
-def pack_module(model: Any, path: str, weight: torch.Tensor, bits: int) -> None:
+def pack_module(model: Any, path: str, weight: torch.Tensor, bits: int, room: Room) -> None:
     """Replace a linear layer by one of few bits."""
     if module_at(model, path) is model.get_output_embeddings():
         bits = HEAD_BITS
     above, _, name = path.rpartition(".")
-    setattr(module_at(model, above), name, PackedLinear(weight, module_at(model, path).bias, bits))
+    packed = PackedLinear(weight, module_at(model, path).bias, bits, room)
+    setattr(module_at(model, above), name, packed)
 
 
 def sizes(model: Any) -> tuple[int, int]:

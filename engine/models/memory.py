@@ -153,7 +153,9 @@ KEPT = 1 + MARKS + CHAIN + 1
 """The most states of a layer: the current one, marks, and one for each row of a chain, including
 its root."""
 PACKED_GROUP = 128
-"""Inputs of a matrix of few bits that share a scale."""
+"""The inputs of a matrix of few bits are a multiple of this."""
+PACKED_SCALES = {8: (128, 4), 4: (32, 2)}
+"""By bits, the weights that share a scale, and its bytes."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
 PACKED_OUTPUTS = 16
 """Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
@@ -266,7 +268,9 @@ def packed_bytes(name: str, weight: "TensorInfo", bits: int, tied: bool) -> int:
     padded = count
     if fits:
         padded = -(-weight.shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * weight.shape[1]
-    packed = padded * (8 if head else bits) // 8 + padded // PACKED_GROUP * FLOAT32
+    bits = 8 if head else bits
+    together, scale = PACKED_SCALES[bits]
+    packed = padded * bits // 8 + padded // together * scale
     if EMBEDDING.search(name):
         return count * SIZES.get(weight.dtype, 1) + (packed if tied and fits else 0)
     return packed if fits else count * FLOAT32

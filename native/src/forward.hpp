@@ -287,7 +287,7 @@ void compute(const Model &model, Forward &forward, int threads) {
     float *at[7] = {(float *)bytes};
     for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
     Work work{model, forward, at[0], at[1], at[2], at[3], at[4], at[5], at[6],
-              bytes + sizeof(float) * numbers, {}};
+              bytes + sizeof(float) * numbers, Meeting(threads)};
     in_parallel(threads, [](void *given) {
         const Work &work = *static_cast<Work *>(given);
         compute_all(Team(static_cast<Work *>(given)->meeting), work);

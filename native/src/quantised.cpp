@@ -69,11 +69,10 @@ void check(bool holds, const char *what) {
 // A matrix with the arrays that hold it.
 struct Held {
     Matrix matrix;
-    Array<uint8_t, 1> numbers;
-    Vector scales;
+    Array<uint8_t, 1> numbers, scales;
     std::optional<Vector> bias;
 
-    Held(int outputs, int inputs, int bits, Array<uint8_t, 1> numbers, Vector scales,
+    Held(int outputs, int inputs, int bits, Array<uint8_t, 1> numbers, Array<uint8_t, 1> scales,
          std::optional<Vector> bias)
         : matrix{outputs, inputs, bits, numbers.data(), scales.data(),
                  bias ? bias->data() : nullptr},
@@ -81,7 +80,7 @@ struct Held {
         check(bits == 4 || bits == 8, "a number has 4 or 8 bits");
         check(outputs > 0 && inputs > 0 && inputs % GROUP == 0, "the inputs are no whole groups");
         check(numbers.size() == matrix.blocks() * matrix.block_bytes(), "the numbers do not fit");
-        check(scales.size() == size_t(matrix.width()) * matrix.groups(), "the scales do not fit");
+        check(scales.size() == matrix.blocks() * matrix.scale_bytes(), "the scales do not fit");
         check(!bias || bias->size() == size_t(matrix.width()), "the bias does not fit");
     }
 
@@ -211,11 +210,12 @@ void bind_quantised(nb::module_ &module) {
     module.attr("GROUP") = GROUP;
     module.attr("CHANNELS") = CHANNELS;
     module.attr("PART") = PART;
+    module.def("grouped", &grouped, arg("bits"));
     module.def("levels", &levels);
     module.def("use_level", &use_level, arg("name"));
     module.def("use_openmp", &use_openmp, arg("parallel"));
     nb::class_<Held>(module, "Matrix")
-        .def(nb::init<int, int, int, Array<uint8_t, 1>, Vector, std::optional<Vector>>(),
+        .def(nb::init<int, int, int, Array<uint8_t, 1>, Array<uint8_t, 1>, std::optional<Vector>>(),
              arg("outputs"), arg("inputs"), arg("bits"), arg("numbers").noconvert(),
              arg("scales").noconvert(), arg("bias").noconvert().none())
         .def("pack", &Held::pack, arg("weights").noconvert(), arg("first"), arg("threads"),

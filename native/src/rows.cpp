@@ -18,7 +18,8 @@ typedef float Floats __attribute__((vector_size(4 * CHANNELS)));
 typedef int32_t Whole __attribute__((vector_size(4 * CHANNELS)));
 typedef uint32_t Words __attribute__((vector_size(4 * CHANNELS)));
 typedef int8_t Bytes __attribute__((vector_size(CHANNELS)));
-constexpr int LANES = CHANNELS, STEP = 4, STEPS = GROUP / STEP;
+typedef uint16_t Halves __attribute__((vector_size(2 * CHANNELS)));
+constexpr int LANES = CHANNELS, STEP = 4, FINE = grouped(4);
 #define INLINE inline __attribute__((always_inline))
 
 INLINE Floats load(const float *from) {
@@ -50,9 +51,9 @@ INLINE Floats positive(Floats lanes) { return lanes < 0.0f ? -lanes : lanes; }
 
 // The largest magnitude of a group; NaN if one of its numbers is. Without their signs, numbers have
 // the order of their bits, and NaN comes after infinity.
-INLINE float peak_of(const float *values) {
+INLINE float peak_of(const float *values, int count) {
     Whole most = {};
-    for (int k = 0; k < GROUP; k += LANES) {
+    for (int k = 0; k < count; k += LANES) {
         Whole here;
         __builtin_memcpy(&here, values + k, sizeof here);
         here &= 0x7FFFFFFF;
@@ -76,6 +77,41 @@ INLINE float factor(float peak) {
     return by <= __FLT_MAX__ ? by : 0.0f;
 }
 
+// float16 as 32 bits: its exponent begins at -14 instead of -126.
+INLINE Floats widened(Halves halves) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)halves);
+#elif defined(__F16C__)
+    const __m256i bits = (__m256i)halves;
+    const __m256 left = _mm256_cvtph_ps(_mm256_castsi256_si128(bits));
+    const __m256 right = _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1));
+    Floats lanes;
+    __builtin_memcpy(&lanes, &left, sizeof left);
+    __builtin_memcpy((char *)&lanes + sizeof left, &right, sizeof right);
+    return lanes;
+#else
+    const Words words = __builtin_convertvector(halves, Words);
+    const Words size = (words & 0x7FFF) << 13, sign = (words & 0x8000) << 16;
+    const Words odd = (Words)(size >= 0x0F800000);  // infinity and NaN
+    const Words finite = (Words)((Floats)size * 0x1p112f);
+    return (Floats)(sign | (odd ? size | 0x7F800000 : finite));
+#endif
+}
+
+// The nearest float16, the even one of two.
+INLINE uint16_t narrowed(float value) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
+    if (size > 0x7F800000) return uint16_t(sign | 0x7E00);
+    if (size >= 0x477FF000) return uint16_t(sign | 0x7C00);  // from 65,520 on
+    if (size >= 0x38800000)
+        return uint16_t(sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13);
+    const float shifted = __builtin_fabsf(value) * 0x1p24f + 8388608.0f;
+    __builtin_memcpy(&bits, &shifted, sizeof bits);
+    return uint16_t(sign | (bits & 0x7FFFFF));
+}
+
 INLINE Floats exponential(Floats lanes) { return passes::exponential<Floats, Words>(lanes); }
 
 // The nearest whole numbers, the even one of two, of numbers below 2^22.
@@ -88,14 +124,14 @@ INLINE Whole rounded(Floats lanes) {
 
 // Sums of whole numbers for 16 channels. `add` takes 64 bytes of weights, 4 inputs of each channel,
 // and the same 4 inputs of a row as one word. Where weights count from 0, `start` subtracts what the
-// sums will have too much: `sum` is that of the row's inputs.
+// sums will have too much: `less` is ZERO times the sum of the row's inputs, negative.
 #if defined(__AVX512VNNI__)
 
 struct Sums {
     __m512i lanes;
     template <int ZERO>
-    INLINE void start(int32_t sum) {
-        lanes = _mm512_set1_epi32(-ZERO * sum);
+    INLINE void start(int32_t less) {
+        lanes = _mm512_set1_epi32(less);
     }
     template <int ZERO>
     INLINE void add(__m512i weights, int32_t inputs) {
@@ -117,11 +153,11 @@ struct Weights {
 struct Sums {
     __m256i one, two;
     template <int ZERO>
-    INLINE void start(int32_t sum) {
+    INLINE void start(int32_t less) {
 #if !defined(__AVXVNNI__)
-        if (ZERO == 128) sum = 0;  // add() takes away what is too much
+        if (ZERO == 128) less = 0;  // add() takes away what is too much
 #endif
-        one = two = _mm256_set1_epi32(-ZERO * sum);
+        one = two = _mm256_set1_epi32(less);
     }
     template <int ZERO>
     INLINE void add(Weights weights, int32_t inputs) {
@@ -207,10 +243,10 @@ struct Inputs {
     int rows, count;
     int32_t *words;
     float *scales;  // (groups, rows)
-    int32_t *sums;  // the same
+    int32_t *sums;  // (groups of FINE, rows), times -8
 
     static size_t bytes(int rows, int count) {
-        return size_t(rows) * (count + count / GROUP * 8) + 64;
+        return size_t(rows) * (count + count / GROUP * 4 + count / FINE * 4) + 64;
     }
     static Inputs at(char *room, int rows, int count) {
         Inputs found{rows, count, (int32_t *)room, nullptr, nullptr};
@@ -222,51 +258,77 @@ struct Inputs {
     // Round one group of one row.
     INLINE void take(int row, int group, const float *values) const {
         static const float zeros[GROUP] = {};
-        const float peak = peak_of(values), by = factor(peak);
+        const float peak = peak_of(values, GROUP), by = factor(peak);
         if (!(by > 0)) values = zeros;
-        Whole sum = {};
-        for (int k = 0; k < GROUP; k += LANES) {
-            const Whole whole = rounded(load(values + k) * by);
-            sum += whole;
-            const Bytes narrow = __builtin_convertvector(whole, Bytes);
-            int32_t four[LANES / STEP];
-            __builtin_memcpy(four, &narrow, sizeof four);
-            for (int i = 0; i < LANES / STEP; ++i)
-                words[size_t((group * GROUP + k) / STEP + i) * rows + row] = four[i];
+        for (int fine = group * GROUP; fine < (group + 1) * GROUP; fine += FINE) {
+            Whole sum = {};
+            for (int k = 0; k < FINE; k += LANES) {
+                const Whole whole = rounded(load(values + fine % GROUP + k) * by);
+                sum += whole;
+                const Bytes narrow = __builtin_convertvector(whole, Bytes);
+                int32_t four[LANES / STEP];
+                __builtin_memcpy(four, &narrow, sizeof four);
+                for (int i = 0; i < LANES / STEP; ++i)
+                    words[size_t((fine + k) / STEP + i) * rows + row] = four[i];
+            }
+            int32_t total = 0;
+            for (int i = 0; i < LANES; ++i) total += sum[i];
+            sums[size_t(fine / FINE) * rows + row] = -8 * total;
         }
-        int32_t total = 0;
-        for (int i = 0; i < LANES; ++i) total += sum[i];
         scales[size_t(group) * rows + row] = peak / 127.0f;
-        sums[size_t(group) * rows + row] = total;
     }
 };
 
+// What a row's sums over a group of weights begin with.
+template <int BITS>
+INLINE int32_t beginning(const int32_t *sums, int rows) {
+    if (BITS == 4) return *sums;
+    int32_t all = 0;
+    for (int i = 0; i < GROUP / FINE; ++i) all += sums[size_t(i) * rows];
+    return 16 * all;
+}
+
+// The scales of a group for 16 channels.
+template <int BITS>
+INLINE Floats scales_at(const uint8_t *from) {
+    Floats scales;
+    if (BITS == 8) {
+        __builtin_memcpy(&scales, from, sizeof scales);
+        return scales;
+    }
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    return widened(halves);
+}
+
 // The sums of M rows with a block of channels.
 template <int M, int BITS>
-INLINE void tile(const uint8_t *from, const float *scales, const Inputs &inputs, int row,
+INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &inputs, int row,
                  const float *bias, float *out, int width, bool onto) {
-    constexpr int ZERO = 1 << (BITS - 1);
+    constexpr int ZERO = 1 << (BITS - 1), TOGETHER = grouped(BITS);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
-    const int rows = inputs.rows, groups = inputs.count / GROUP;
-    for (int g = 0; g < groups; ++g) {
+    const int rows = inputs.rows;
+    const int32_t *words = inputs.words + row, *less = inputs.sums + row;
+    for (int first = 0; first < inputs.count; first += TOGETHER) {
         Sums sums[M];
-        const int32_t *words = inputs.words + size_t(g) * STEPS * rows + row;
-        const float *each = inputs.scales + size_t(g) * rows + row;
         for (int m = 0; m < M; ++m)
-            sums[m].template start<ZERO>(inputs.sums[size_t(g) * rows + row + m]);
-        for (int k = 0; k < STEPS; k += BITS == 4 ? 2 : 1, from += 64) {
+            sums[m].template start<ZERO>(beginning<BITS>(less + m, rows));
+        less += size_t(TOGETHER / FINE) * rows;
+        for (int k = 0; k < TOGETHER; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
             const Weights both = weights(from);
-            const Weights first = BITS == 4 ? low(both) : both;
-            for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(first, words[m]);
+            const Weights one = BITS == 4 ? low(both) : both;
+            for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(one, words[m]);
             words += rows;
             if (BITS == 4) {
-                const Weights second = high(both);
-                for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(second, words[m]);
+                const Weights two = high(both);
+                for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(two, words[m]);
                 words += rows;
             }
         }
-        const Floats scale = load(scales + size_t(g) * CHANNELS);
+        const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
+        const Floats scale = scales_at<BITS>(scales);
+        scales += CHANNELS * (BITS == 4 ? 2 : 4);
         for (int m = 0; m < M; ++m) total[m] += sums[m].floats() * (scale * each[m]);
     }
     for (int m = 0; m < M; ++m) {
@@ -279,7 +341,7 @@ INLINE void tile(const uint8_t *from, const float *scales, const Inputs &inputs,
 template <int BITS>
 INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out, bool onto) {
     const uint8_t *from = matrix.numbers + at * matrix.block_bytes();
-    const float *scales = matrix.scales + size_t(at) * matrix.groups() * CHANNELS;
+    const uint8_t *scales = matrix.scales + at * matrix.scale_bytes();
     const float *bias = matrix.bias ? matrix.bias + at * CHANNELS : nullptr;
     const int width = matrix.width(), rows = inputs.rows;
     out += at * CHANNELS;
@@ -345,12 +407,12 @@ struct Multiplication {
 void multiply(const float *values, int rows, const Matrix &matrix, float *out, int threads) {
     char *bytes = room.of(Inputs::bytes(rows, matrix.inputs));
     Multiplication all{values, matrix, Inputs::at(bytes, rows, matrix.inputs),
-                       {&matrix, out, false}, {}};
+                       {&matrix, out, false}, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);
         const Team team(all.meeting);
         team.each(all.inputs.rows, [&](int row) {
-            for (int g = 0; g < all.matrix.groups(); ++g)
+            for (int g = 0; g < all.matrix.inputs / GROUP; ++g)
                 all.inputs.take(row, g, all.values + size_t(row) * all.matrix.inputs + g * GROUP);
         });
         multiplied(team, all.inputs, &all.product, 1);
@@ -361,10 +423,10 @@ void multiply(const float *values, int rows, const Matrix &matrix, float *out, i
 
 // Round a group of weights by a scale, to numbers from `least` to `most`; returns how well they can
 // stand for the weights with the best scale, which is put into `best`.
-INLINE float fitted(const float *weights, float by, float least, float most, int8_t *found,
-                    float *best) {
+INLINE float fitted(const float *weights, int count, float by, float least, float most,
+                    int8_t *found, float *best) {
     Floats along = {}, square = {};
-    for (int k = 0; k < GROUP; k += LANES) {
+    for (int k = 0; k < count; k += LANES) {
         const Floats here = load(weights + k);
         Floats whole = __builtin_convertvector(rounded(here * by), Floats);
         whole = whole < least ? Floats{} + least : whole;
@@ -380,22 +442,23 @@ INLINE float fitted(const float *weights, float by, float least, float most, int
 }
 
 // The numbers of a group and their scale. In 8 bits the largest weight is 127. In 4 bits there are
-// few numbers, so some scales are tried, with the 16th number, -8, on either side.
+// few numbers, so some scales are tried, with the 16th number, -8, on either side. Scales that would
+// cut off the largest weights have the smaller squared error, and the worse text (docs/log.md).
 INLINE float chosen(const float *weights, int bits, int8_t *found) {
-    const float peak = peak_of(weights), by = factor(peak);
+    const float peak = peak_of(weights, grouped(bits)), by = factor(peak);
     float scale = 0.0f;
     if (!(by > 0)) return peak / 127.0f;  // the numbers are 0
     if (bits == 8) {
-        fitted(weights, by, -127.0f, 127.0f, found, &scale);
+        fitted(weights, GROUP, by, -127.0f, 127.0f, found, &scale);
         return peak / 127.0f;
     }
     float highest = -1.0f;
-    for (int step = 0; step < 24; ++step) {
-        int8_t tried[GROUP];
+    for (int step = 0; step < 6; ++step) {
+        int8_t tried[FINE];
         float best;
-        const float levels = 5.5f + 0.25f * float(step / 2);
-        const float fit = fitted(weights, (step % 2 ? -levels : levels) / peak, -8.0f, 7.0f, tried,
-                                 &best);
+        const float levels = 7.75f + 0.25f * float(step / 2);
+        const float fit = fitted(weights, FINE, (step % 2 ? -levels : levels) / peak, -8.0f, 7.0f,
+                                 tried, &best);
         if (fit > highest) {
             highest = fit, scale = best;
             __builtin_memcpy(found, tried, sizeof tried);
@@ -413,18 +476,17 @@ struct Packing {
 
 void pack_group(const Packing &all, int at, int group) {
     const Matrix &matrix = all.matrix;
-    const int block = all.first + at;
-    const size_t index = size_t(block) * matrix.groups() + group;
-    uint8_t *to = matrix.numbers + index * (GROUP * CHANNELS * matrix.bits / 8);
+    const int together = grouped(matrix.bits), block = all.first + at;
+    uint8_t *to = matrix.numbers + block * matrix.block_bytes() +
+                  size_t(group) * (together * CHANNELS * matrix.bits / 8);
+    float scales[CHANNELS] = {};
     for (int n = 0; n < CHANNELS; ++n) {
         int8_t found[GROUP] = {};
-        float scale = 0.0f;
         const int output = at * CHANNELS + n;
         if (output < all.outputs)
-            scale = chosen(all.weights + size_t(output) * matrix.inputs + group * GROUP,
-                           matrix.bits, found);
-        matrix.scales[index * CHANNELS + n] = scale;
-        for (int k = 0; k < GROUP; ++k) {
+            scales[n] = chosen(all.weights + size_t(output) * matrix.inputs + group * together,
+                               matrix.bits, found);
+        for (int k = 0; k < together; ++k) {
             if (matrix.bits == 8) {
                 to[(k / STEP * CHANNELS + n) * STEP + k % STEP] = uint8_t(found[k] + 128);
             } else {
@@ -434,10 +496,18 @@ void pack_group(const Packing &all, int at, int group) {
             }
         }
     }
+    uint8_t *place = matrix.scales + block * matrix.scale_bytes();
+    if (matrix.bits == 8) {
+        __builtin_memcpy(place + group * sizeof scales, scales, sizeof scales);
+    } else {
+        Halves halves;
+        for (int n = 0; n < CHANNELS; ++n) halves[n] = narrowed(scales[n]);
+        __builtin_memcpy(place + group * sizeof halves, &halves, sizeof halves);
+    }
 }
 
 void pack(const float *weights, const Matrix &matrix, int first, int outputs, int threads) {
-    Packing all{weights, matrix, first, outputs, {}};
+    Packing all{weights, matrix, first, outputs, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Packing &all = *static_cast<Packing *>(work);
         const Team team(all.meeting);

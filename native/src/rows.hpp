@@ -2,8 +2,8 @@
 //
 // A forward over a few rows takes the time in which the weights come from memory, if the sums keep
 // up. So weights stay small until they meet the sums: whole numbers of 4 or 8 bits, with a scale for
-// each channel and group of GROUP inputs. The inputs of a product are rounded to 8 bits as well, with
-// a scale for each row and group, and multiplied as whole numbers.
+// each channel and group of inputs. The inputs of a product are rounded to 8 bits as well, with a
+// scale for each row and GROUP of them, and multiplied as whole numbers.
 //
 // Invariant: a row has the same bits whatever stands beside it, and whatever instructions the
 // processor has. Sums of whole numbers have no order, everything else is added in one order, and no
@@ -21,22 +21,24 @@
 namespace rows {
 
 constexpr int GROUP = 128, CHANNELS = 16;
+// Inputs that share a scale of the weights. In 4 bits the rounding of large groups is felt.
+constexpr int grouped(int bits) { return bits == 4 ? 32 : GROUP; }
 // Tokens of a part of a cache, and of a block of its keys.
 constexpr int PART = 256, BLOCK = 16;
 
 // A matrix of `outputs` x `inputs` numbers. They lie in blocks of CHANNELS outputs, which have 4
 // inputs of every channel behind each other; in 4 bits, a byte has those 4 and the next 4. They are
-// 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS). Outputs
-// are padded to a whole number of blocks.
+// 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS), and are
+// float16 in 4 bits, float32 in 8. Outputs are padded to a whole number of blocks.
 struct Matrix {
     int outputs, inputs, bits;
-    uint8_t *numbers;
-    float *scales;
+    uint8_t *numbers, *scales;
     const float *bias;
 
     int blocks() const { return (outputs + CHANNELS - 1) / CHANNELS; }
-    int groups() const { return inputs / GROUP; }
+    int groups() const { return inputs / grouped(bits); }
     size_t block_bytes() const { return size_t(inputs) * CHANNELS * bits / 8; }
+    size_t scale_bytes() const { return size_t(groups()) * CHANNELS * (bits == 4 ? 2 : 4); }
     int width() const { return blocks() * CHANNELS; }
 };
 

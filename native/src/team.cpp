@@ -1,6 +1,7 @@
 // See team.hpp.
 #include "team.hpp"
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
@@ -41,21 +42,23 @@ void in_parallel(int threads, Part part, void *work) {
     }
 }
 
-int Meeting::take(uint32_t phase, int count) {
+int Meeting::take(uint32_t phase, int count, int &first) {
     for (int looked = 0;; ++looked) {
         uint64_t now = ticket.load(std::memory_order_acquire);
-        if (uint32_t(now >> 32) != phase) return -1;
-        if (int(uint32_t(now)) < count) {
-            if (ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel))
-                return int(uint32_t(now));
+        if (uint32_t(now >> 32) != phase) return 0;
+        first = int(uint32_t(now));
+        if (first < count) {
+            const int taken = std::max(1, (count - first) / (2 * threads));
+            if (ticket.compare_exchange_weak(now, now + taken, std::memory_order_acq_rel))
+                return taken;
         } else {
             looked < PATIENCE ? pause() : std::this_thread::yield();
         }
     }
 }
 
-void Meeting::finish(uint32_t phase, int count) {
-    if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < count) return;
+void Meeting::finish(uint32_t phase, int count, int taken) {
+    if (done.fetch_add(taken, std::memory_order_acq_rel) + taken < count) return;
     done.store(0, std::memory_order_relaxed);
     ticket.store(uint64_t(phase + 1) << 32, std::memory_order_release);
 }

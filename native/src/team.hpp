@@ -21,13 +21,18 @@ void use_openmp(uint64_t parallel);
 // Where the threads of one piece of work share it out, phase after phase. A phase is over when all of
 // its items are done: a thread whose core is busy with something else, and which has taken none, keeps
 // nobody waiting. It finds the phase over and goes on to the next.
+//
+// A thread takes many neighbouring items at first and few at the end: it reads far ahead in one
+// place of the memory, and the last ones are shared out evenly.
 struct Meeting {
-    std::atomic<uint64_t> ticket{0};  // the phase, and its next item
-    std::atomic<int> done{0};
+    const int threads;
+    alignas(64) std::atomic<uint64_t> ticket{0};  // the phase, and its next item
+    alignas(64) std::atomic<int> done{0};
 
-    // Take an item of a phase; -1 once the phase is over.
-    int take(uint32_t phase, int count);
-    void finish(uint32_t phase, int count);
+    explicit Meeting(int threads) : threads(threads) {}
+    // Take items of a phase, the first of which is put into `first`; 0 once the phase is over.
+    int take(uint32_t phase, int count, int &first);
+    void finish(uint32_t phase, int count, int taken);
 };
 
 // One thread's view of a Meeting.
@@ -41,7 +46,9 @@ struct Team {
     template <class Work>
     inline __attribute__((always_inline)) void each(int count, Work work) const {
         if (count <= 0) return;  // no item would end the phase
-        for (int i; (i = meeting.take(phase, count)) >= 0; meeting.finish(phase, count)) work(i);
+        for (int first, taken; (taken = meeting.take(phase, count, first)) > 0;
+             meeting.finish(phase, count, taken))
+            for (int i = first; i < first + taken; ++i) work(i);
         ++phase;
     }
 };

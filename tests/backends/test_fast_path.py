@@ -251,7 +251,7 @@ def test_the_peers_of_a_benchmark_take_the_same_path(
 
     for name, fast in (("small-Q8_0", False), ("small-F32", True)):
         source = str(gguf_files[name])
-        peer = LlamaPeer("llama-cpp-python", load(source, RUNTIME), source, RUNTIME)
+        peer = LlamaPeer(load(source, RUNTIME), source, RUNTIME)
         with closing(peer):
             assert peer.llama.model_params.use_extra_bufts is fast
 

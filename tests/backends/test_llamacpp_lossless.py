@@ -450,8 +450,8 @@ def test_texts_part_at_near_ties_only(
         for drafters in (METHODS["hd"].drafters(filled), [known, wide]):
             fast = events_of(subject.backend, prompt, wanted, drafters, Drafting(nodes=64))
             kept += accepted(fast)
-            answers = {"plain": [plain], "fast": [ids(fast)]}
-            for found in divergences(subject.backend, [prompt], answers, wanted.sampling)["fast"]:
+            answers = [plain], [ids(fast)]
+            for found in divergences(subject.backend, [prompt], *answers, wanted.sampling):
                 assert found.gap is not None and abs(found.gap) < NEAR[kind], found
                 parted.append(f"T={temperature}, token {found.position}, gap {found.gap:.3g}")
     assert kept > 100
@@ -464,8 +464,8 @@ def test_the_comparison_above_can_fail(gguf_files: dict[str, Path], table: Any) 
     wanted = generation(0.7, 1, STEPS)
     plain = ids(subject.plain(wanted, 0))
     wrong = [*plain[:20], (plain[20] + 7) % 6144, *plain[21:]]
-    answers = {"plain": [plain], "fast": [wrong]}
-    (found,) = divergences(subject.backend, [subject.prompts[0]], answers, wanted.sampling)["fast"]
+    given = [subject.prompts[0]], [plain], [wrong]
+    (found,) = divergences(subject.backend, *given, wanted.sampling)
     assert found.position == 20 and found.gap is not None and found.gap > 10 * NEAR["Q8_0"]
 
 

@@ -183,9 +183,32 @@ def test_the_product_is_near_that_of_the_weights(bits: int, most: float) -> None
     assert float((linear(states) - rounded).norm() / rounded.norm()) < 0.01
 
 
+@pytest.mark.parametrize("size", [2e-7, 1e-5, 1e-3, 1e4, 4e5])
+@pytest.mark.parametrize("level", LEVELS)
+def test_scales_of_half_precision_are_read_as_they_are_stored(level: str, size: float) -> None:
+    """Also where they are so small that they lose digits."""
+    core.use_level(level)
+    weight = numbers(32, 256, seed=1)
+    linear = PackedLinear(size * weight / weight.abs().max(), None, 4)
+    assert linear.scales.dtype == torch.float16 and linear.scales.isfinite().all()
+    states = numbers(5, 256)
+    expected = states @ linear.weight.T
+    assert float((linear(states) - expected).norm()) <= 0.01 * float(expected.norm())
+
+
+def test_matrices_of_a_model_lie_one_behind_the_other() -> None:
+    room = quantised.Room()
+    first, second = room.take(1000), room.take(4096)
+    assert [len(first), len(second)] == [1000, 4096]
+    assert second.data_ptr() == first.data_ptr() + 1024
+    large = room.take(2 * quantised.ROOM)
+    assert len(large) == 2 * quantised.ROOM
+    assert not any(each.data_ptr() % quantised.LINE for each in (first, second, large))
+
+
 def test_four_bits_round_better_than_the_largest_weight_alone_would() -> None:
     linear, weight = packed(64, 512, 4)
-    groups = weight.view(64, -1, core.GROUP)
+    groups = weight.view(64, -1, core.grouped(4))
     scale = groups.abs().amax(2, keepdim=True) / 7
     usual = ((groups / scale).round() * scale).view_as(weight)
     assert (linear.weight - weight).norm() < 0.95 * (usual - weight).norm()

@@ -173,7 +173,7 @@ def test_a_race_at_the_pace_of_a_real_model_makes_it_and_gives_the_usual_model_b
     assert isinstance(race, Race) and race.model == "tiny-chat, padded to 0.5 B"
     assert any(isinstance(item, Making) for item in before) and at_home.padded.exists
     # So that both texts are the same: in bfloat16 rounding often decides.
-    assert [how.dtype for _, how in at_home.races.known] == ["float32"]
+    assert [how.bits for _, how in at_home.races.known] == ["4"]
     at_home.model_swap.slot.wait()
     assert at_home.models.source == FILE, "the usual model is back"
     names = {each.name: each for each in at_home.models.candidates()}
@@ -186,6 +186,16 @@ def test_a_race_at_the_pace_of_a_real_model_makes_it_and_gives_the_usual_model_b
     assert asked.deletes and "made again" in asked.question
     at_home.models.remove(at_home.padded.source)
     assert not at_home.padded.exists
+
+
+@pytest.mark.parametrize(("device", "bits"), [("cuda", "4"), ("cpu", "auto")])
+def test_it_races_in_float32_on_a_gpu_and_without_the_core(
+    at_home: Session, monkeypatch: pytest.MonkeyPatch, device: str, bits: str
+) -> None:
+    monkeypatch.setattr(race, "BITS", bits)
+    info = replace(at_home.current.info, device=device)
+    monkeypatch.setattr(type(at_home.current), "info", info)
+    assert at_home.races.runtime == Runtime(dtype="float32")
 
 
 def test_stopped_while_it_is_made_nothing_is_left(

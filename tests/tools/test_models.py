@@ -150,7 +150,7 @@ def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
     large = built(config, state)
     prompts = [[3, 1, 4, 1, 5], list(range(40))]
     result = compare(backend_of(model, embedded), backend_of(large, embedded), prompts, 10)
-    assert not result.holds and not result.figures()["verified"]
+    assert not result.holds
     assert not result.logit_difference <= 1e-3
 
 
@@ -166,8 +166,6 @@ def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     assert not found(0.125, torch.float16) and not found(0.01, torch.float32, 0.0)
     assert not found(0.125, torch.bfloat16, 0.6) and not found(0.0, torch.bfloat16, float("nan"))
     assert not Comparison(torch.float32).holds  # nothing compared is nothing shown
-    figures = Comparison(torch.bfloat16, 9, 0.1, [0.0, 0.125]).figures()
-    assert (figures["divergences"], figures["largest_gap"]) == (2, 0.125)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness import read_prompts
+from bench.prompts import read_prompts
 from engine.models.loaders import load
 from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts

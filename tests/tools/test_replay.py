@@ -114,13 +114,13 @@ ENTRIES = [
 
 def test_every_contestant_replays_every_answer_of_the_split() -> None:
     texts = recordings("the fox ran", "the dog slept", "the cow")
-    found = measure(Material(texts, VOCABULARY, Table({})), "test", 0, ENTRIES)
+    found = measure(Material(texts, VOCABULARY, Table({})), texts, ENTRIES)
     assert list(found) == [title for title, *_ in ENTRIES]
     for count in found.values():
         assert count.tokens == sum(len(r.answer) for r in texts)
         assert 0 < count.forwards <= count.tokens
         assert count.figures()["nodes"] == round(count.drafted / count.forwards, 2)
-    limited = measure(Material(texts, VOCABULARY), "test", 2, ENTRIES[:1])
+    limited = measure(Material(texts, VOCABULARY), texts[:2], ENTRIES[:1])
     assert limited["Prompt lookup"].tokens == sum(len(r.answer) for r in texts[:2])
     assert set(Count().figures().values()) == {0.0}
 
@@ -132,7 +132,8 @@ def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> Non
     text = "a long and winding answer that nobody would guess at once"
 
     def forwards(*texts: Recording) -> int:
-        return measure(Material(texts, VOCABULARY), "test", 0, entries)[title].forwards
+        test = [text for text in texts if text.split == "test"]
+        return measure(Material(texts, VOCABULARY), test, entries)[title].forwards
 
     alone = forwards(*recordings(text))
     # One answer is little evidence to a method that weighs it, so there are several.
@@ -227,12 +228,10 @@ def test_a_replay_ends_in_one_json_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--split", "nowhere"], "'nowhere'"),
         (["--traces", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--statistics", "/nowhere.jsonl"], "'/nowhere.jsonl'"),
         (["--vocabulary", "/nowhere"], "'/nowhere'"),
         (["--nodes", "999"], "Max drafted tokens"),
-        (["--tiers", "context,best"], "'best'"),
     ],
 )
 def test_mistakes_end_with_status_2_and_a_message(

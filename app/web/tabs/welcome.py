@@ -71,8 +71,9 @@ def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
 RACE = template("race.html")
 ABOUT_PACE = (
     "The pace of a real model: the demonstration model, padded to the cost of 0.5\u00a0B "
-    "parameters. It says the same, at a pace that you can read. It is made here from the same "
-    f"weights, once, and takes {amount(BYTES)} on the disk until you remove it in the Models tab."
+    "parameters. It says nearly the same, and takes as long for each word. It is made here from "
+    f"the same weights, once, and takes {amount(BYTES)} on the disk until you remove it in the "
+    "Models tab."
 )
 
 
