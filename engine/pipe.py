@@ -20,7 +20,7 @@ value that cannot be read fails only one call.
     from the process
     result   value                 the value that the method returned
     error    Failure               the exception of the method or of the stream
-    items    list of items         a batch: at most one every PACE seconds per stream
+    items    list of items         a batch (Stream.batches)
     end                            the stream has ended
     state    value                 the object called publish(value)
 
