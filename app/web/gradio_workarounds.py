@@ -35,7 +35,7 @@ from typing import Any
 
 import httpx
 from gradio import blocks, queueing, utils
-from gradio.routes import BUILD_PATH_LIB, App
+from gradio.routes import App
 
 from assets import read
 
@@ -147,10 +147,13 @@ def ask_directly() -> None:
     setattr(blocks, "httpx", Direct())  # noqa: B010
 
 
-def finding_components(folder: Path = Path(BUILD_PATH_LIB)) -> str:
+SCRIPTS = Path(blocks.__file__).parent / "templates" / "frontend" / "assets"
+
+
+def finding_components(folder: Path = SCRIPTS) -> str:
     """The element of the page's head that makes it look components up: a module that runs before
-    Gradio makes its tree of components. It is empty if the `folder` with the scripts of Gradio has
-    no such tree."""
+    Gradio makes its tree of components. It is empty if the `folder` with Gradio's scripts has no
+    such tree."""
     for file in folder.glob("core-*.js"):
         if "AppTree" in file.read_text("utf-8"):
             tree = f'import {{ AppTree }} from "./assets/{file.name}";\n'

@@ -15,10 +15,15 @@ import gradio as gr
 import httpx
 import pytest
 from gradio import utils
-from gradio.routes import BUILD_PATH_LIB
 
 from app.web.gradio_import import without_environment
-from app.web.gradio_workarounds import EventQueue, WaitForWork, finding_components, keep_keys
+from app.web.gradio_workarounds import (
+    SCRIPTS,
+    EventQueue,
+    WaitForWork,
+    finding_components,
+    keep_keys,
+)
 from tests.support.blocks import SmallPage, serving
 from tests.support.clocked import simulated
 
@@ -183,6 +188,6 @@ def test_an_update_that_waits_to_be_shown_loses_nothing_to_the_next() -> None:
 def test_components_are_looked_up_where_gradio_has_a_tree_of_them(tmp_path: Path) -> None:
     script = finding_components()
     (name,) = re.findall(r'import { AppTree } from "./assets/(core-[\w-]+\.js)";', script)
-    assert "AppTree" in (Path(BUILD_PATH_LIB) / name).read_text("utf-8")
+    assert "AppTree" in (SCRIPTS / name).read_text("utf-8")
     (tmp_path / "core-1.js").write_text("export { Other };")
     assert finding_components(tmp_path) == ""
