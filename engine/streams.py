@@ -26,6 +26,9 @@ from typing import Generic, Self, TypeVar
 T = TypeVar("T")
 PACE = 0.03
 """Seconds between two batches: short enough to look like a steady flow."""
+AT_ONCE = 4
+"""The number of first batches without a pause. The first step of an answer is one of them, as only
+its start and its prompt come before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,16 @@ class Stream(Generic[T]):
         raise StopIteration
 
     def batches(self) -> Iterator[list[T]]:
-        """All items in lists: the first one at once, then all new ones every `pace` seconds, and
-        the end as soon as it comes.
+        """All items in lists: the first AT_ONCE lists as soon as there is an item, then all new
+        items every `pace` seconds, and the end as soon as it comes.
 
         If there are none, this waits for one item. A generator that is abandoned closes the stream.
         """
         try:
-            for first in self:
+            for number, first in enumerate(self, 1):
                 due = time.monotonic() + self._pace
                 yield [first, *self._rest()]
-                if not self._over:
+                if number >= AT_ONCE and not self._over:
                     self._ended.wait(max(0.0, due - time.monotonic()))
         finally:
             self.close()

@@ -12,6 +12,9 @@
 - For each component, the page records the status of its last event, never forgets one, and looks
   all of them up at each change: ten million function calls for one answer. These records serve
   progress indicators, which no event of Strata shows (app/web/kit.py), so none is kept.
+- For each input of an event, and for each component that it updates, the page walks through all
+  components to find the one. A click on Send waited 20 ms for that before it sent its request, and
+  repeated it for the reply. `FIND_COMPONENTS` looks them up instead.
 - Gradio times each wait with a clock that requests a new frame in every frame. If a component is
   removed while it waits, its clock never stops. Every page has one such clock: 60 frames a second,
   2 to 5 % of a core. `STOP_CLOCKS` counts the requested frames, and how many of them belong to
@@ -27,6 +30,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -143,6 +147,21 @@ def ask_directly() -> None:
     setattr(blocks, "httpx", Direct())  # noqa: B010
 
 
+SCRIPTS = Path(blocks.__file__).parent / "templates" / "frontend" / "assets"
+
+
+def finding_components(folder: Path = SCRIPTS) -> str:
+    """The element of the page's head that makes it look components up: a module that runs before
+    Gradio makes its tree of components. It is empty if the `folder` with Gradio's scripts has no
+    such tree."""
+    for file in folder.glob("core-*.js"):
+        if "AppTree" in file.read_text("utf-8"):
+            tree = f'import {{ AppTree }} from "./assets/{file.name}";\n'
+            return f'<script type="module">\n{tree}{read("find_components.js")}</script>'
+    return ""
+
+
+FIND_COMPONENTS = finding_components()
 # Each of these scripts runs once in each page.
 KEEP_NO_STATUS = read("no_status.js")
 STOP_CLOCKS = read("stop_clocks.js")

@@ -22,7 +22,7 @@ from app.http.access import (
 )
 from app.http.login import Gate, LogIns
 from app.web import layout, shared
-from app.web.gradio_workarounds import EventQueue, ask_directly, keep_keys
+from app.web.gradio_workarounds import FIND_COMPONENTS, EventQueue, ask_directly, keep_keys
 from assets import ASSETS
 from engine.queue import MOST_WAITING
 
@@ -48,14 +48,15 @@ class Server(App):
         super().__init__(default_response_class=ORJSONResponse, routes=[*routes])
 
     def build_middleware_stack(self) -> ASGIApp:
-        return self.access(with_small_page(with_shared_streams(super().build_middleware_stack())))
+        return self.access(with_small_page(with_early_scripts(super().build_middleware_stack())))
 
 
-def with_shared_streams(app: ASGIApp) -> ASGIApp:
-    """The app, with the script for shared streams at the beginning of its page. Gradio opens its
-    first stream before it runs any script that it was given."""
+def with_early_scripts(app: ASGIApp) -> ASGIApp:
+    """The app, with scripts at the beginning of its page: those for shared streams and for finding
+    components. Gradio opens its first stream, and makes its tree of components, before it runs any
+    script that it was given."""
     head = b"<head>"
-    script = head + f'<script src="{shared.address()}"></script>'.encode()
+    script = head + f'<script src="{shared.address()}"></script>{FIND_COMPONENTS}'.encode()
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         start: Message = {}

@@ -34,6 +34,7 @@ CHAT = (
     "actions",
     "editing",
     "choices",
+    "tokens",
     "stream",
     "pages",
     "undo",

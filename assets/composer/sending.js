@@ -42,11 +42,12 @@ function say(message, waited) {
   sending = { number, message, waited };
   held = false;
   born = here.conversation === null;
-  document.dispatchEvent(new CustomEvent("strata:say"));
+  const token = newToken();
+  document.dispatchEvent(new CustomEvent("strata:say", { detail: token }));
   setTimeout(() => answered({ number: mine, ok: false }), LATE_MS);
   trigger("say", {
     number, text: message.text, files: message.files.map((file) => file.key),
-    conversation: here.conversation,
+    conversation: here.conversation, token,
   });
   drawWaits();
 }

@@ -78,3 +78,29 @@ def test_an_answer_takes_few_calls_and_two_events_and_an_idle_page_no_frames(
     page.evaluate("() => { const draw = () => requestAnimationFrame(draw); draw() }")
     page.locator("#tokens").click()
     assert all(frames(page, 1) > 5 for _ in range(5)), "what draws goes on"
+
+
+SEARCH_ON_CLICK = """async () => {
+  const names = performance.getEntriesByType("resource").map(({ name }) => name);
+  const { AppTree } = await import(names.find((name) => /\\/core-[^/]+\\.js$/.test(name)));
+  const root = Object.getOwnPropertyDescriptor(AppTree.prototype, "root");
+  const size = (node) => (node.children || []).reduce((sum, child) => sum + size(child), 1);
+  const sizes = [];
+  Object.defineProperty(AppTree.prototype, "root", { ...root, get() {
+    const searched = root.get.call(this);
+    sizes.push(size(searched));
+    return searched;
+  } });
+  document.querySelector("#send").click();
+  Object.defineProperty(AppTree.prototype, "root", root);
+  return sizes;
+}"""
+"""Clicks on Send; returns among how many components each one is searched that the event needs."""
+
+
+def test_a_click_finds_the_components_that_it_needs_without_a_search(page: Page) -> None:
+    page.fill("#box textarea", "Hello")
+    sizes = page.evaluate(SEARCH_ON_CLICK)
+    assert len(sizes) > 10 and max(sizes) == 1
+    finished(page)
+    expect(page.locator("#tokens .turn")).to_have_count(2)

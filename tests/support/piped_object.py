@@ -64,6 +64,9 @@ class Worker:
 
     # Calls.
 
+    def switch_seconds(self) -> float:
+        return sys.getswitchinterval()
+
     def echo(self, value: Any) -> Any:
         return value
 

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from engine.errors import ModelError
-from engine.streams import PACE, Stream
+from engine.streams import AT_ONCE, PACE, Stream
 
 LONG = 30.0
 """Seconds that nothing here comes near: a time-out that is met is a failure."""
@@ -68,24 +69,26 @@ def test_an_error_comes_after_the_items_and_once() -> None:
     assert list(stream) == []
 
 
-def test_the_first_item_comes_at_once() -> None:
+def test_the_first_items_come_at_once() -> None:
     """The pause is a day long, and the producer puts nothing more before the item was seen."""
-    stream: Stream[str] = Stream(pace=86_400.0)
+    stream: Stream[int] = Stream(pace=86_400.0)
     batches = stream.batches()
-    with thread(lambda: stream.put("first")):
-        assert next(batches) == ["first"]
+    for number in range(AT_ONCE):
+        with thread(partial(stream.put, number)):
+            assert next(batches) == [number]
 
 
 def test_between_batches_is_a_pause_and_all_that_came_meanwhile_is_one(
     slept: list[float],
 ) -> None:
     stream: Stream[int] = Stream()
-    stream.put(1)
     batches = stream.batches()
-    assert next(batches) == [1] and slept == []
-    for number in (2, 3, 4):
+    for number in range(AT_ONCE):
         stream.put(number)
-    assert next(batches) == [2, 3, 4]
+        assert next(batches) == [number] and slept == []
+    for number in (7, 8, 9):
+        stream.put(number)
+    assert next(batches) == [7, 8, 9]
     assert len(slept) == 1 and 0 <= slept[0] <= PACE
 
 
@@ -93,8 +96,9 @@ def test_an_end_does_not_wait_for_the_pause() -> None:
     """Which is a day long."""
     stream: Stream[int] = Stream(pace=86_400.0)
     batches = stream.batches()
-    stream.put(1)
-    assert next(batches) == [1]
+    for number in range(AT_ONCE):
+        stream.put(number)
+        assert next(batches) == [number]
     with thread(lambda: stream.end()):
         assert list(batches) == []
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,13 @@ import pytest
 from gradio import utils
 
 from app.web.gradio_import import without_environment
-from app.web.gradio_workarounds import EventQueue, WaitForWork, keep_keys
+from app.web.gradio_workarounds import (
+    SCRIPTS,
+    EventQueue,
+    WaitForWork,
+    finding_components,
+    keep_keys,
+)
 from tests.support.blocks import SmallPage, serving
 from tests.support.clocked import simulated
 
@@ -175,3 +183,11 @@ def test_an_update_that_waits_to_be_shown_loses_nothing_to_the_next() -> None:
     assert waiting == shown
     # A text that grows is still sent once.
     assert utils.diff("one", "one two") == [["append", [], " two"]]
+
+
+def test_components_are_looked_up_where_gradio_has_a_tree_of_them(tmp_path: Path) -> None:
+    script = finding_components()
+    (name,) = re.findall(r'import { AppTree } from "./assets/(core-[\w-]+\.js)";', script)
+    assert "AppTree" in (SCRIPTS / name).read_text("utf-8")
+    (tmp_path / "core-1.js").write_text("export { Other };")
+    assert finding_components(tmp_path) == ""

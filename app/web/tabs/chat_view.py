@@ -278,8 +278,11 @@ class ChatView(Tab):
                 return self.shown(owner, page, conversation)
         return {}
 
-    def begin(self, owner: str, page: str, conversation: str, preferences: Preferences) -> Updates:
-        """Begin an answer, and show it on the page that requested it."""
+    def begin(
+        self, owner: str, page: str, conversation: str, preferences: Preferences, token: str
+    ) -> Updates:
+        """Begin an answer, and show it on the page that requested it, which has drawn its
+        `token`."""
         self.session.viewing[page] = conversation
-        self.session.generations.start(owner, conversation, preferences)
+        self.session.generations.start(owner, conversation, preferences, token)
         return {**self.shown(owner, page, conversation), self.proof: ""}
