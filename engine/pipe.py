@@ -79,10 +79,6 @@ keyword `publish`, a function that sends a value to `Process.state`."""
 PROTOCOL = 5
 CALLS = 16
 """Calls that run at once; further ones wait until one of them ends."""
-SWITCH_SECONDS = 0.0005
-"""How long the threads of the process wait for each other at most, a tenth of Python's usual time.
-The model's thread computes in Python between its products, and the thread that sends its steps
-waits meanwhile."""
 GRACE = 2.0
 """Seconds that a process has to end by itself before it is killed."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -514,7 +510,6 @@ def interrupts_held_back() -> Iterator[None]:
 def serve(pipe: Connection, make: Make) -> None:
     """Set up the other process and serve until the app is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.setswitchinterval(SWITCH_SECONDS)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         # A child process of a native library must not keep the pipe open after this one ends.

@@ -149,10 +149,6 @@ def subclasses(kind: type[Exception]) -> list[type[Exception]]:
     return [kind, *(deeper for below in kind.__subclasses__() for deeper in subclasses(below))]
 
 
-def test_the_thread_that_sends_waits_little_for_the_one_that_computes(worker: Kept) -> None:
-    assert worker.call("switch_seconds") == pipe.SWITCH_SECONDS < sys.getswitchinterval()
-
-
 def test_every_error_of_ours_arrives_as_it_is(worker: Kept) -> None:
     assert errors.Busy in subclasses(StrataError)
     tree = ast.parse(Path(errors.__file__).read_text(encoding="utf-8"))

@@ -64,9 +64,6 @@ class Worker:
 
     # Calls.
 
-    def switch_seconds(self) -> float:
-        return sys.getswitchinterval()
-
     def echo(self, value: Any) -> Any:
         return value
 
