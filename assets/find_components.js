@@ -31,6 +31,10 @@ for (const name of ["get_state", "update_state"]) {
   const method = tree[name];
   tree[name] = function ofComponent(id, ...more) {
     wanted = id;
-    return method.call(this, id, ...more);
+    try {
+      return method.call(this, id, ...more);
+    } finally {
+      wanted = null;
+    }
   };
 }
