@@ -15,6 +15,7 @@ from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need, Outlook
+from engine.native import core as native
 from engine.servers.client import is_address
 
 FLOAT32, GGUF = "float32", "llama.cpp"
@@ -32,6 +33,8 @@ IMITABLE = (
     "Its chat template separates turns with ordinary text, so a message or a file that you paste "
     "can imitate a turn of the conversation."
 )
+ROUNDABLE, LARGE = ("float32", "bfloat16", "float16"), 100_000_000
+"""The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster."""
 THINNEST = 0.6
@@ -68,7 +71,8 @@ def loaded(
         listed.append(("speed", plain))
     padded = PADDED if is_padded(source) else ""
     turns = IMITABLE if info.imitable else ""
-    return loaded_card(info, listed, drafts, padded, info.note, turns, costs, precision(info))
+    reduced = precision(info), fewer_bits(info)
+    return loaded_card(info, listed, drafts, padded, info.note, turns, costs, *reduced)
 
 
 def served(info: BackendInfo, source: str) -> str:
@@ -134,6 +138,18 @@ def precision(info: BackendInfo) -> str:
         f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "
         "are almost equally likely, this rounding may decide between them, so a text may differ "
         "from plain decoding. In float32 the two are the same."
+    )
+
+
+def fewer_bits(info: BackendInfo) -> str:
+    """What rounded weights would bring, for a model that has others on a processor."""
+    rounds = info.kind == "transformers" and info.device == "cpu" and hasattr(native, "Matrix")
+    if not rounds or info.dtype not in ROUNDABLE or info.parameters < LARGE:
+        return ""
+    return (
+        "For each step the processor reads all weights. If you load the model with 8 or 4 Bits, "
+        "there is half or a quarter as much to read as in bfloat16, and it usually answers several "
+        "times as fast. Rounded weights make it a slightly different model."
     )
 
 

@@ -65,6 +65,19 @@ CHEAP = {0: 1.0, 1: 1.1, 3: 1.3, 7: 2.0, 15: 3.4}
 DEAR = {0: 1.0, 1: 2.0, 3: 3.6, 7: 6.6, 15: 8.1}
 
 
+def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = replace(ToyBackend().info, kind="transformers", device="cpu", dtype="bfloat16")
+    large = replace(large, parameters=600_000_000)
+    assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
+    for change in (
+        {"kind": "llama.cpp"}, {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"},
+        {"parameters": 10_000_000},
+    ):  # fmt: skip
+        assert "Bits" not in models_html.loaded(replace(large, **change), "/m/a"), change
+    monkeypatch.setattr(models_html, "native", None)
+    assert "Bits" not in models_html.loaded(large, "/m/a")
+
+
 def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
     info = replace(ToyBackend().info, kind="llama.cpp", dtype="Q4_K_M", device="cpu")
     cheap = models_html.verifying(info, CHEAP)
