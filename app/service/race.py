@@ -39,6 +39,7 @@ from engine.compare import Speedup
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.engine import Measured, Request
 from engine.errors import Cancelled, ModelError, first_line
+from engine.machine import physical_cores
 from engine.metrics import summarise
 from engine.models.memory import free_memory
 from engine.models.shape import SHAPES
@@ -217,7 +218,8 @@ class Races:
     def runtime(self) -> Runtime:
         """The settings with which the padded model races where the loaded one runs."""
         usual = self.core.current.info.device != "cpu" or BITS == "auto"
-        return Runtime(dtype="float32") if usual else Runtime(bits=BITS)
+        # The page is idle meanwhile, and leaves all cores to the model.
+        return Runtime(dtype="float32") if usual else Runtime(bits=BITS, threads=physical_cores())
 
     def no_gain(self) -> str:
         """Why the loaded model is not expected to gain anything on this machine: according to its

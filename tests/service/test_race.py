@@ -22,6 +22,7 @@ from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.errors import ModelError
 from engine.local import Local
+from engine.machine import physical_cores
 from engine.models.loaders import MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
 from engine.settings import Runtime
@@ -173,7 +174,7 @@ def test_a_race_at_the_pace_of_a_real_model_makes_it_and_gives_the_usual_model_b
     assert isinstance(race, Race) and race.model == "tiny-chat, padded to 0.5 B"
     assert any(isinstance(item, Making) for item in before) and at_home.padded.exists
     # So that both texts are the same: in bfloat16 rounding often decides.
-    assert [how.bits for _, how in at_home.races.known] == ["4"]
+    assert [how for _, how in at_home.races.known] == [Runtime(bits="4", threads=physical_cores())]
     at_home.model_swap.slot.wait()
     assert at_home.models.source == FILE, "the usual model is back"
     names = {each.name: each for each in at_home.models.candidates()}
