@@ -12,14 +12,12 @@ depends on the length of the event, not of the answer. The same holds for storin
 text itself.
 
 An answer needs no page. It runs to its end on its own thread, and several pages may watch it. A
-page that knows the answer's token may watch, as tokens cannot be guessed. The page that requests an
-answer draws its token, so that it can begin to watch with the request. Watching holds no thread: an
-answer rings a bell in the event loops that wait for updates.
+page that knows the answer's token may watch, as tokens cannot be guessed. Watching holds no thread:
+an answer rings a bell in the event loops that wait for updates.
 """
 
 import asyncio
 import logging
-import re
 import secrets
 import sys
 import threading
@@ -450,12 +448,6 @@ class Answering:
             self.prove(owner, conversation_id, growing.answered)
 
 
-TOKEN_BYTES, TOKEN = 18, re.compile(r"[A-Za-z0-9_-]{24}")
-"""A token is made of so many random bytes, and has this form."""
-BEGIN_SECONDS = 5.0
-"""How long a page that has requested an answer may wait for it to begin."""
-MOST_EXPECTED = 64
-"""The most pages that may wait for this at the same time."""
 KEPT = 16
 """How many finished answers to remember, for pages that have yet to see the end."""
 
@@ -497,15 +489,9 @@ class Answer:
     `over` nothing changes any more, and `error` says what went wrong, "" if nothing did.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        conversation: str,
-        target: AnswerTarget | None = None,
-        token: str | None = None,
-    ) -> None:
+    def __init__(self, owner: str, conversation: str, target: AnswerTarget | None = None) -> None:
         self.owner, self.conversation, self.target = owner, conversation, target
-        self.token = token or secrets.token_urlsafe(TOKEN_BYTES)
+        self.token = secrets.token_urlsafe(18)
         self.bell = Bell()
         self.ahead, self.loading = 0, False
         self.update: Update | None = None
@@ -554,23 +540,15 @@ class Generations:
         self.answer, self.target = answer, target
         self.known: dict[str, Answer] = {}
         self.lock = threading.Lock()
-        self.begun = Bell()
 
-    def start(
-        self, owner: str, conversation: str, preferences: Preferences, token: str = ""
-    ) -> Answer:
-        """Start answering the last message of a conversation. `token` is the one that a page has
-        drawn for the answer. If it has not the form of a token, or belongs to another answer, the
-        answer gets another one."""
-        target = self.target(owner, conversation)
+    def start(self, owner: str, conversation: str, preferences: Preferences) -> Answer:
+        """Start answering the last message of a conversation."""
+        begun = Answer(owner, conversation, self.target(owner, conversation))
         with self.lock:
-            free = TOKEN.fullmatch(token) and token not in self.known
-            begun = Answer(owner, conversation, target, token if free else None)
             over = [answer for answer in self.known.values() if answer.over]
             for answer in over[: max(0, len(over) - KEPT + 1)]:
                 del self.known[answer.token]
             self.known[begun.token] = begun
-        self.begun.ring()
         items = self.answer(owner, conversation, preferences)
         threading.Thread(target=begun.run, args=(items,), name="answer", daemon=True).start()
         return begun
@@ -586,16 +564,3 @@ class Generations:
     def get(self, token: str) -> Answer | None:
         with self.lock:
             return self.known.get(token)
-
-    async def expect(self, token: str) -> Answer | None:
-        """The answer of that token, which may begin within BEGIN_SECONDS. None if it does not, or
-        if too many wait already."""
-        if not TOKEN.fullmatch(token) or len(self.begun.listening) >= MOST_EXPECTED:
-            return self.get(token)
-        with self.begun.heard() as begun, suppress(TimeoutError):
-            async with asyncio.timeout(BEGIN_SECONDS):
-                while (answer := self.get(token)) is None:
-                    await begun.wait()
-                    begun.clear()
-                return answer
-        return None

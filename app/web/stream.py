@@ -2,9 +2,8 @@
 
 `GET /stream/<token>?from=N` continues after the first N tokens. After a lost connection the browser
 sends `Last-Event-ID` instead: each event's `id` is the number of tokens sent so far. So a lost
-connection, a reload or a second page costs only the tokens that the page has not seen. With
-`&begins=1` the answer may begin a little later than the request: the page that requests an answer
-draws its token, and asks for the stream at the same time. A waiting connection holds no thread.
+connection, a reload or a second page costs only the tokens that the page has not seen. A waiting
+connection holds no thread.
 
 The events carry JSON:
 
@@ -177,8 +176,7 @@ def routes(generations: Generations) -> list[Route]:
     async def stream(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):
             return PlainTextResponse("Log in first.", 401)
-        token, begins = request.path_params["token"], "begins" in request.query_params
-        answer = await generations.expect(token) if begins else generations.get(token)
+        answer = generations.get(request.path_params["token"])
         if answer is None:
             return PlainTextResponse("There is no such answer. It may have ended.", 404)
 

@@ -34,7 +34,6 @@ CHAT = (
     "actions",
     "editing",
     "choices",
-    "tokens",
     "stream",
     "pages",
     "undo",

@@ -29,7 +29,6 @@ const MEANINGS = {
   replay: "Replay: what was guessed, step by step",
 };
 const PICTURES = new Set(["show", "copy-code"]); // buttons without room for their names
-const ANSWERING = new Set(["again", "on"]); // buttons that request an answer
 const COPIED_MS = 1500;
 
 function button(act, label, icon = act) {
@@ -157,11 +156,7 @@ list.addEventListener("click", (event) => {
   else if (act === "prove") trigger("prove", {});
   else if (act === "replay") trigger("replay", { run: turn.about.run, step: 0 });
   else if (act === "edit") edit(turn);
-  else {
-    const token = ANSWERING.has(act) ? newToken() : null;
-    if (token) expect(token);
-    trigger("act", { act, message: node.dataset.message || turn.key, token });
-  }
+  else trigger("act", { act, message: node.dataset.message || turn.key });
 });
 
 foot = drawFoot;

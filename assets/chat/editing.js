@@ -141,10 +141,9 @@ function revise(turn) {
   const number = edits;
   editor.sent = number;
   editor.send.disabled = true;
-  const token = newToken();
-  document.dispatchEvent(new CustomEvent("strata:say", { detail: token }));
+  document.dispatchEvent(new CustomEvent("strata:say"));
   setTimeout(() => revised({ number, ok: false }), LATE_EDIT_MS);
-  trigger("revise", { number, message: turn.key, token, ...editedBy(editor) });
+  trigger("revise", { number, message: turn.key, ...editedBy(editor) });
 }
 
 // The edit was accepted, and the conversation shows it; or it was refused, and the editor stays

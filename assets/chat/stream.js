@@ -2,9 +2,6 @@
 // positions. If drawing takes long, it is done less often, so that it takes at most a tenth of the
 // time.
 //
-// The page draws the token of an answer that it requests, and opens its stream with the request. What
-// the stream sends before the page shows the conversation waits for that.
-//
 // `trigger("over")` asks the server for the final state of an answer. The server replies with the
 // conversation as it is, so a page that the stream does not reach shows the answer once it is over.
 const SHOWN_MS = 120;
@@ -18,29 +15,16 @@ let drawnAt = -HIDDEN_MS;
 let tookMs = 0;
 let legendAt = -LEGEND_MS;
 let sentAt = null;
-let expected = null; // the answer that was requested and is not shown yet
-
-function streamOf(token) {
-  return {
-    token, run: newRun(), turn: null, reading: null, sources: [], over: false, seen: false,
-    early: [], // events that came before the conversation was shown
-  };
-}
-
-function expect(token) {
-  if (expected) letGo(expected);
-  expected = streamOf(token);
-  connect(expected);
-}
 
 function follow(stream) {
   if (live && (!stream || live.token !== stream.token)) leave();
   if (!stream) return;
   if (!live) {
-    live = expected && expected.token === stream.token ? expected : streamOf(stream.token);
-    if (live === expected) expected = null;
-    if (!live.reading) connect(live);
-    for (const news of live.early.splice(0)) hear(live, ...news);
+    live = {
+      token: stream.token, run: newRun(), turn: null, reading: null, sources: [],
+      over: false, seen: false,
+    };
+    connect(live);
   }
   live.turn = null;
   schedule();
@@ -76,8 +60,7 @@ async function connect(mine) {
   const { signal } = reading;
   const asking = setInterval(() => askForEnd(mine), LATER_MS);
   let arrives = false;
-  const begins = mine === expected ? "&begins=1" : "";
-  const address = "/stream/" + mine.token + "?from=" + mine.run.texts.length + begins;
+  const address = "/stream/" + mine.token + "?from=" + mine.run.texts.length;
   const answer = await fetch(address, { signal }).catch(() => null);
   if (answer && answer.ok) {
     await read(answer.body, (kind, data, at) => {
@@ -89,11 +72,6 @@ async function connect(mine) {
   }
   clearInterval(asking);
   if (mine.reading !== reading) return;
-  if (mine === expected) { // `follow` tries again.
-    mine.reading = null;
-    mine.early = [];
-    return;
-  }
   if (!arrives) askForEnd(mine);
   const again = () => mine.reading === reading && connect(mine);
   setTimeout(again, arrives ? AGAIN_MS : LATER_MS);
@@ -123,13 +101,11 @@ async function read(body, hearEvent) {
 }
 
 function askForEnd(mine) {
-  if (mine !== live) return;
   trigger("over", { token: mine.token, drawn: mine.run.texts.length });
 }
 
 // Handle an event of the stream. `at` is the number of tokens sent, this event included.
 function hear(mine, kind, data, at) {
-  if (mine === expected) mine.early.push([kind, data, at]);
   if (mine !== live || mine.over) return;
   if (kind === "") {
     const count = data.reduce((sum, group) => sum + group[3].length, 0);
@@ -200,10 +176,7 @@ function tellFirst() {
 const page = { line: "" };
 window.strata = page;
 const sends = "[data-act=again], [data-act=on]";
-document.addEventListener("strata:say", ({ detail: token }) => {
-  sentAt = performance.now();
-  expect(token);
-});
+document.addEventListener("strata:say", () => { sentAt = performance.now(); });
 document.addEventListener("pointerdown", (event) => {
   if (event.target.closest(sends)) sentAt = performance.now();
 }, true);

@@ -42,12 +42,11 @@ function say(message, waited) {
   sending = { number, message, waited };
   held = false;
   born = here.conversation === null;
-  const token = newToken();
-  document.dispatchEvent(new CustomEvent("strata:say", { detail: token }));
+  document.dispatchEvent(new CustomEvent("strata:say"));
   setTimeout(() => answered({ number: mine, ok: false }), LATE_MS);
   trigger("say", {
     number, text: message.text, files: message.files.map((file) => file.key),
-    conversation: here.conversation, token,
+    conversation: here.conversation,
   });
   drawWaits();
 }

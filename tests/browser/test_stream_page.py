@@ -1,6 +1,5 @@
 """An answer in a real browser: it goes on without its page, and is there when the page returns."""
 
-import json
 import re
 import socket
 import threading
@@ -15,7 +14,6 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, Route, e
 from tests.support.pages import (
     LONG,
     Stored,
-    act,
     answer,
     answer_at_length,
     finished,
@@ -248,72 +246,6 @@ def test_a_connection_that_is_cut_is_taken_up_again(
         assert places == sorted(places), "each goes on where the one before ended"
         assert places[-1] > 0, "what was brought is not asked for again"
         complete(page)
-
-
-def test_the_stream_is_opened_with_the_request_for_the_answer(
-    alone: Page, complete: Callable[[Page], Stored]
-) -> None:
-    """Before the server has received the message; also where a button requests an answer, and for
-    an edited message."""
-    page, held, opened = alone, list[Route](), list[str]()
-
-    def note(request: Request) -> None:
-        if "/stream/" in request.url:
-            opened.append(request.url)
-
-    def hold(route: Route) -> None:
-        data = json.loads(route.request.post_data or "{}").get("event_data") or {}
-        if "token" in data and "drawn" not in data:
-            held.append(route)
-        else:
-            route.continue_()
-
-    def passes(answers: int) -> None:
-        until(page, lambda: bool(held) and bool(opened))
-        token = json.loads(held[0].request.post_data or "")["event_data"]["token"]
-        assert re.fullmatch(r"[\w-]{24}", token)
-        assert opened[0].endswith(f"/stream/{token}?from=0&begins=1")
-        held.pop().continue_()
-        page.wait_for_function(f"firsts === {answers}")
-        finished(page)
-        assert len(opened) == 1, "and no other one is opened"
-        opened.clear()
-
-    page.on("request", note)
-    page.route("**/queue/join*", hold)
-    page.evaluate(
-        "() => { window.firsts = 0;"
-        "document.addEventListener('strata:first', () => { firsts += 1; }); }"
-    )
-    set_number(page, "Max tokens", 10)
-    page.fill("#box textarea", "Hello")
-    page.click("#send")
-    passes(1)
-    complete(page)
-    act(page, "Regenerate")
-    passes(2)
-    act(page, "Edit", of="said")
-    page.locator("#tokens form textarea").fill("Good morning")
-    page.keyboard.press("Enter")
-    passes(3)
-    complete(page)
-
-
-def test_a_stream_that_was_opened_in_vain_is_opened_again(
-    alone: Page, complete: Callable[[Page], Stored]
-) -> None:
-    page, refused = alone, list[Route]()
-
-    def refuse(route: Route) -> None:
-        refused.append(route)
-        route.fulfill(status=404)
-
-    page.route("**/stream/*begins=1", refuse)
-    set_number(page, "Max tokens", 10)
-    send(page, "Hello")
-    finished(page)
-    assert len(refused) == 1
-    complete(page)
 
 
 @pytest.mark.soak

@@ -12,17 +12,7 @@ from typing import Any
 import pytest
 
 from app.service import answering as module
-from app.service.answering import (
-    BEGIN_SECONDS,
-    KEPT,
-    MOST_EXPECTED,
-    TOKEN,
-    Answer,
-    Bell,
-    Generations,
-    Recorder,
-    Update,
-)
+from app.service.answering import KEPT, Answer, Bell, Generations, Recorder, Update
 from app.service.session import Session
 from engine.engine import Request
 from engine.errors import Busy, Cancelled
@@ -30,7 +20,6 @@ from engine.queue import Waiting
 from engine.types import TARGET, Finish, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
-from tests.support.clocked import simulated
 from tests.support.inside import OWNER, Held, preferences, soon, texts
 
 
@@ -244,82 +233,6 @@ def test_those_that_are_over_are_forgotten_and_those_under_way_never() -> None:
 def test_no_two_tokens_are_alike_and_none_is_short() -> None:
     tokens = {Answer(OWNER, "c").token for _ in range(1000)}
     assert len(tokens) == 1000 and min(map(len, tokens)) >= 24
-
-
-DRAWN = "drawn-by-the-page-123456"
-
-
-def waiting_once(*asked: Any) -> Items:
-    yield Waiting(1)
-
-
-def test_an_answer_has_the_token_that_its_page_drew() -> None:
-    assert Generations(waiting_once).start(OWNER, "c", preferences(), DRAWN).token == DRAWN
-
-
-@pytest.mark.parametrize(
-    "token",
-    ["", "short", DRAWN[:-1], DRAWN + "x", DRAWN[:-1] + "/", DRAWN[:-1] + "ß", DRAWN + "\n"],
-)
-def test_what_has_not_the_form_of_a_token_is_none(token: str) -> None:
-    known = Generations(waiting_once)
-    answer = known.start(OWNER, "c", preferences(), token)
-    assert answer.token != token and TOKEN.fullmatch(answer.token)
-    assert known.get(token) is None
-
-
-def test_nobody_claims_the_token_of_another_answer() -> None:
-    known = Generations(waiting_once)
-    first = known.start(OWNER, "c", preferences(), DRAWN)
-    others = [known.start(owner, "c", preferences(), DRAWN) for owner in (OWNER, "somebody else")]
-    assert known.get(DRAWN) is first and len({first.token, *(a.token for a in others)}) == 3
-    assert all(known.get(answer.token) is answer for answer in others)
-
-
-def test_who_expects_an_answer_gets_no_other() -> None:
-    known = Generations(waiting_once)
-
-    async def expect() -> tuple[Answer, Answer, Answer | None]:
-        waiting = asyncio.ensure_future(known.expect(DRAWN))
-        while not known.begun.listening:
-            await asyncio.sleep(0)
-        other = known.start("somebody else", "c", preferences())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        begun = known.start(OWNER, "c", preferences(), DRAWN)
-        found = await waiting
-        assert await known.expect(DRAWN) is begun, "and at once if it has begun"
-        return begun, other, found
-
-    begun, other, found = asyncio.run(expect())
-    assert found is begun is not other and known.begun.listening == {}
-
-
-def test_an_answer_that_does_not_begin_is_expected_for_some_seconds() -> None:
-    known = Generations(waiting_once)
-
-    async def expect() -> float:
-        assert await known.expect(DRAWN) is None
-        return asyncio.get_running_loop().time()
-
-    assert simulated(expect()) == BEGIN_SECONDS and known.begun.listening == {}
-
-
-def test_only_so_many_wait_and_nobody_for_what_is_no_token() -> None:
-    known = Generations(waiting_once)
-
-    async def expect() -> float:
-        waiting = [asyncio.ensure_future(known.expect(DRAWN)) for _ in range(MOST_EXPECTED)]
-        await asyncio.sleep(0)
-        assert len(known.begun.listening) == MOST_EXPECTED
-        assert await known.expect("drawn-by-another-1234567") is None
-        moment = asyncio.get_running_loop().time()
-        await asyncio.gather(*waiting)
-        assert await known.expect("x") is None
-        return moment
-
-    assert simulated(expect()) == 0.0
 
 
 def test_a_bell_wakes_all_who_listen_in_any_loop() -> None:

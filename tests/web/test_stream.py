@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count, pairwise
@@ -341,43 +340,6 @@ def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..
         assert asked(port, f"/stream/{answer.token}", headers=foreign).status_code == 403
     away = asked(port, f"/stream/{answer.token}", headers={"Host": "evil.example"})
     assert away.status_code == 421
-
-
-DRAWN = "drawn-by-the-page-123456"
-
-
-def test_a_page_opens_the_stream_of_its_answer_before_the_answer_begins(
-    session: Session, served: Callable[..., int]
-) -> None:
-    generations = session.generations
-    port, page = served(generations), Page()
-    with ThreadPoolExecutor(1) as beside:
-        coming = beside.submit(asked, port, f"/stream/{DRAWN}?from=0&begins=1")
-        assert soon(lambda: len(generations.begun.listening) == 1)
-        conversation = session.chat.say(OWNER, None, "hello there")
-        answer = generations.start(OWNER, conversation, preferences(), DRAWN)
-        page.read(coming.result().content)
-    assert answer.update is not None and page.tokens == columns(answer.update.pieces)
-    assert page.told[-1] == "end" and generations.begun.listening == {}
-
-
-def test_a_stream_whose_answer_does_not_begin_is_refused_as_any_other(
-    session: Session, served: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a log-in and with a malformed token at once, and else after some seconds."""
-    monkeypatch.setattr("app.service.answering.BEGIN_SECONDS", 0.01)
-    port = served(session.generations)
-    expected = asked(port, f"/stream/{DRAWN}?begins=1")
-    unknown = asked(port, f"/stream/{DRAWN}")
-    assert (expected.status_code, expected.text) == (unknown.status_code, unknown.text)
-    assert expected.status_code == 404
-    monkeypatch.setattr("app.service.answering.BEGIN_SECONDS", 3600.0)
-    assert asked(port, "/stream/x?begins=1").status_code == 404
-    guarded = served(session.generations, "--auth", "ann:secret")
-    assert asked(guarded, f"/stream/{DRAWN}?begins=1").status_code == 401
-    foreign = {"Origin": "http://evil.example"}
-    refused = asked(port, f"/stream/{DRAWN}?begins=1", headers=foreign)
-    assert refused.status_code == 403
 
 
 def test_who_has_not_logged_in_watches_nothing(

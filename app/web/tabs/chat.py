@@ -87,7 +87,7 @@ class Chat(ChatView):
             if fresh:
                 store.set_system_prompt(conversation, system)
                 store.set_settings(conversation, preferences.mapping())
-            begun = self.begin(owner, page, conversation, preferences, request.text("token"))
+            begun = self.begin(owner, page, conversation, preferences)
         except Exception as error:
             warn(explained(error))
             return {**self.refused(owner, page, conversation), **refused}
@@ -158,7 +158,7 @@ class Chat(ChatView):
             text = edited_text(self.session, owner, conversation, request)
             self.session.chat.edit(owner, conversation or "", request.text("message"), text)
             self.session.attachments.drop(owner, request.files)
-            begun = self.begin(owner, page, conversation or "", preferences, request.text("token"))
+            begun = self.begin(owner, page, conversation or "", preferences)
         except Exception as error:
             warn(explained(error))
             refused = self.refused(owner, page, conversation)
@@ -175,12 +175,11 @@ class Chat(ChatView):
         *values: object,
     ) -> Updates:
         """Carry out the action of a message's button."""
-        request = ComposerRequest(data)
-        act, message = request.text("act"), request.text("message")
+        act, message = action_of(data)
         try:
             self.alone(owner, conversation)
             if act in ("again", "on"):
-                return self.answer(owner, page, conversation or "", request, values)
+                return self.answer(owner, page, conversation or "", act, message, values)
             return self.change(owner, page, memory, conversation or "", act, message)
         except Exception as error:
             warn(explained(error))
@@ -191,15 +190,16 @@ class Chat(ChatView):
         owner: str,
         page: str,
         conversation: str,
-        request: ComposerRequest,
+        act: str,
+        message: str,
         values: Sequence[object],
     ) -> Updates:
         _, preferences = self.ready(values)
-        if request.text("act") == "again":
-            self.session.chat.again(owner, conversation, request.text("message"))
+        if act == "again":
+            self.session.chat.again(owner, conversation, message)
         else:
             self.session.chat.go_on(owner, conversation)
-        return self.begin(owner, page, conversation, preferences, request.text("token"))
+        return self.begin(owner, page, conversation, preferences)
 
     def change(
         self, owner: str, page: str, memory: Memory, conversation: str, act: str, message: str
@@ -245,3 +245,8 @@ class Chat(ChatView):
             return {}
         values = panel_values(summarise(run), run.steps, proof.speedup)
         return {self.figures: with_pace(values, self.session.current.plain)}
+
+
+def action_of(data: gr.EventData) -> tuple[str, str]:
+    values = payload(data)
+    return str(values.get("act")), str(values.get("message"))

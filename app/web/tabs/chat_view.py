@@ -278,11 +278,8 @@ class ChatView(Tab):
                 return self.shown(owner, page, conversation)
         return {}
 
-    def begin(
-        self, owner: str, page: str, conversation: str, preferences: Preferences, token: str
-    ) -> Updates:
-        """Begin an answer, and show it on the page that requested it, which has drawn its
-        `token`."""
+    def begin(self, owner: str, page: str, conversation: str, preferences: Preferences) -> Updates:
+        """Begin an answer, and show it on the page that requested it."""
         self.session.viewing[page] = conversation
-        self.session.generations.start(owner, conversation, preferences, token)
+        self.session.generations.start(owner, conversation, preferences)
         return {**self.shown(owner, page, conversation), self.proof: ""}

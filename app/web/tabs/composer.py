@@ -23,12 +23,9 @@ from app.web.render import Data
 from assets import read
 from engine.errors import PromptError, StrataError
 
-SCRIPT = (
-    "chat/tokens.js",
-    *(
-        f"composer/{name}.js"
-        for name in ("state", "drafts", "sending", "files", "gauge", "keys", "begin")
-    ),
+SCRIPT = tuple(
+    f"composer/{name}.js"
+    for name in ("state", "drafts", "sending", "files", "gauge", "keys", "begin")
 )
 CHANNELS = ("sent", "revised", "place", "attached", "filled")
 """The channels: whether a message was accepted, or a new version of one; the open conversation; a
