@@ -76,14 +76,15 @@ class Room:
     are placed one behind the other in arrays of numpy, which live as long as one of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = ROOM) -> None:
+        self.least = least
         self.free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> torch.Tensor:
         """So many bytes, from the beginning of a line of the cache on."""
         padding = -self.free.data_ptr() % LINE
         if len(self.free) < padding + size:
-            self.free = torch.from_numpy(np.empty(max(ROOM, size + LINE), np.uint8))
+            self.free = torch.from_numpy(np.empty(max(self.least, size + LINE), np.uint8))
             padding = -self.free.data_ptr() % LINE
         found, self.free = self.free[padding:].tensor_split((size,))
         return found
@@ -106,7 +107,7 @@ class PackedLinear(nn.Module):
         blocks = -(-self.out_features // core.CHANNELS)
         self.width = blocks * core.CHANNELS
         count = self.width * self.in_features
-        room = room or Room()
+        room = room or Room(0)
         self.register_buffer("numbers", room.take(count * bits // 8))
         kind = SCALES[bits]
         scales = room.take(count // core.grouped(bits) * kind.itemsize)
