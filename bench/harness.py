@@ -195,7 +195,7 @@ class Setup:
         """Load the model that the options name, once they are known to be right."""
         generation = generation_of(options)
         if options.prompts != RANDOM:
-            texts_of(options)
+            texts_of(options)  # complains before the model is loaded
         backend = load_model(options.model, options)
         return cls(options, backend, prepared(backend, options), generation, stack)
 

@@ -27,3 +27,9 @@ def find() -> tuple[Any, str]:
 
 core, missing = find()
 """The core, None without one, and the reason why there is none."""
+
+
+def multiplies_few_bits() -> bool:
+    """Whether the core multiplies weights of few bits with instructions of this processor, instead
+    of plain C++, which is slow."""
+    return hasattr(core, "Matrix") and core.levels()[-1] != "plain"

@@ -9,11 +9,10 @@ model, which is loaded for it (app/service/model_swap.py).
 
 That is the demonstration model at the cost of a real one: the same weights, padded to 0.5 B
 parameters (engine/models/inflate.py). A model of 10 M parameters fits into the processor's cache,
-which real models do not, and it writes faster than anyone reads. On a processor the padded one
-races in 4 bits, as a model of its size is best used there, and both lanes are equal to the last
-bit. Elsewhere it races in float32: in bfloat16 near-ties are so frequent that the texts part within
-a few words. It is made on demand, and stays in the data directory until it is removed in the Models
-tab.
+and real models do not. On a processor the padded one races in 4 bits, as a model of its size is
+best used there, and both texts are the same to the last bit. Elsewhere it races in float32: in
+bfloat16 near-ties are so frequent that the texts part within a few words. It is made on demand, and
+stays in the data directory until it is removed in the Models tab.
 """
 
 import shutil
@@ -43,7 +42,7 @@ from engine.machine import physical_cores
 from engine.metrics import summarise
 from engine.models.memory import free_memory
 from engine.models.shape import SHAPES
-from engine.native import core as native
+from engine.native import multiplies_few_bits
 from engine.process import command, death, environment
 from engine.queue import Waiting
 from engine.runs import Verdict, verdict, worth
@@ -55,11 +54,10 @@ SIZE = "0.5b"
 PARAMETERS = SHAPES[SIZE].parameters(vocabulary=6144, head_size=64)
 BYTES = 2 * PARAMETERS
 """Its size on the disk, in bfloat16."""
-BITS = "4" if hasattr(native, "Matrix") else "auto"
-"""Those of its weights on a processor."""
-MEMORY = (BYTES // 2 if BITS == "4" else 2 * BYTES) + 500_000_000
-"""Bytes needed to race with it there. The constant covers the cache and the libraries. Making the
-model takes less."""
+WEIGHTS = {"4": BYTES // 2, "auto": 2 * BYTES}
+"""No less than the bytes of its weights in memory, by the bits with which it races."""
+OTHERS = 500_000_000
+"""Bytes of memory for the cache and the libraries. Making the model takes less than a race."""
 SPARE = 500_000_000
 """Bytes of the disk that must stay free."""
 LOOK_SECONDS = 0.2
@@ -87,7 +85,7 @@ class Padded:
     def offered(self) -> bool:
         return self.path is not None and not self.models.guests
 
-    def check(self) -> None:
+    def check(self, runtime: Runtime) -> None:
         """Raise ModelError if it cannot be made or run here; the message says what is missing."""
         if self.path is None or not self.offered:
             raise ModelError(
@@ -96,24 +94,25 @@ class Padded:
             )
         place = next(each for each in (self.path, *self.path.parents) if each.is_dir())
         disk, memory = shutil.disk_usage(place).free, free_memory("cpu")
+        needed = WEIGHTS[runtime.bits] + OTHERS
         if not self.exists and disk < BYTES + SPARE:
             raise ModelError(
                 f"{title_of(PADDED)} takes {amount(BYTES)} on the disk, and {amount(disk)} are "
                 f"free in {str(place)!r}. Free some, or choose another data directory."
             )
-        if memory < MEMORY:
+        if memory < needed:
             raise ModelError(
-                f"{title_of(PADDED)} takes {amount(MEMORY)} of memory, and {amount(memory)} are "
+                f"{title_of(PADDED)} takes {amount(needed)} of memory, and {amount(memory)} are "
                 "free. Close other programs, then try again."
             )
 
-    def make(self, stop: Stop) -> Iterator[Making]:
-        """Make the model unless it exists; yields the progress.
+    def make(self, runtime: Runtime, stop: Stop) -> Iterator[Making]:
+        """Make the model unless it exists, if it can run so; yields the progress.
 
         Closing the iterator does not end the work. Raises ModelError, and Cancelled once `stop` is
         set, in which case no files are left.
         """
-        self.check()
+        self.check(runtime)
         if not self.exists:
             begin, title = Making(None, f"Making {title_of(PADDED)} …"), title_of(PADDED)
             job = Job(self.work, begin, partial(not_loaded, title), stop)
@@ -216,10 +215,11 @@ class Races:
 
     @property
     def runtime(self) -> Runtime:
-        """The settings with which the padded model races where the loaded one runs."""
-        usual = self.core.current.info.device != "cpu" or BITS == "auto"
+        """The settings with which the padded model races: on the device of the loaded one."""
+        if self.core.current.info.device != "cpu" or not multiplies_few_bits():
+            return Runtime(dtype="float32")
         # The page is idle meanwhile, and leaves all cores to the model.
-        return Runtime(dtype="float32") if usual else Runtime(bits=BITS, threads=physical_cores())
+        return Runtime(bits="4", threads=physical_cores())
 
     def no_gain(self) -> str:
         """Why the loaded model is not expected to gain anything on this machine: according to its
@@ -256,10 +256,11 @@ class Races:
         self.stop(owner)
         with self.core.tasks.begin(owner, ABOUT) as task, suppress(Cancelled):
             if padded and self.core.models.source != self.padded.source:
-                yield from self.padded.make(task.stop)
+                runtime = self.runtime
+                yield from self.padded.make(runtime, task.stop)
                 yield from self.core.revival.loaded(task)
                 with self.core.model_swap.start(task) as swap:
-                    yield from swap.use(self.padded.source, self.runtime)
+                    yield from swap.use(self.padded.source, runtime)
                     yield from self.recorded(owner, task)
                 return
             yield from self.core.revival.loaded(task)

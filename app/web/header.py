@@ -66,7 +66,7 @@ TOUR = (
         "#race .keys",
         "Watch a race",
         "One prompt, decoded plainly and with guesses, played back side by side. The demonstration "
-        "model writes faster than you can read, so race at the pace of a real model: the same "
+        "model is far smaller than real ones, so race at the pace of a real model: the same "
         "weights, padded to the cost of 0.5\u00a0B parameters, which say nearly the same.",
     ),
     (

@@ -15,7 +15,7 @@ from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.memory import Need, Outlook
-from engine.native import core as native
+from engine.native import multiplies_few_bits
 from engine.servers.client import is_address
 
 FLOAT32, GGUF = "float32", "llama.cpp"
@@ -143,13 +143,13 @@ def precision(info: BackendInfo) -> str:
 
 def fewer_bits(info: BackendInfo) -> str:
     """What rounded weights would bring, for a model that has others on a processor."""
-    rounds = info.kind == "transformers" and info.device == "cpu" and hasattr(native, "Matrix")
+    rounds = info.kind == "transformers" and info.device == "cpu" and multiplies_few_bits()
     if not rounds or info.dtype not in ROUNDABLE or info.parameters < LARGE:
         return ""
     return (
-        "For each step the processor reads all weights. If you load the model with 8 or 4 Bits, "
-        "there is half or a quarter as much to read as in bfloat16, and it usually answers several "
-        "times as fast. Rounded weights make it a slightly different model."
+        "In each step the processor reads all weights. If you load the model with 8 or 4 Bits, "
+        "there is half or a quarter as much to read as in bfloat16, so it answers sooner. Rounded "
+        "weights make it a slightly different model."
     )
 
 

@@ -124,7 +124,7 @@ INLINE Whole rounded(Floats lanes) {
 
 // Sums of whole numbers for 16 channels. `add` takes 64 bytes of weights, 4 inputs of each channel,
 // and the same 4 inputs of a row as one word. Where weights count from 0, `start` subtracts what the
-// sums will have too much: `less` is ZERO times the sum of the row's inputs, negative.
+// sums will have too much: `less` is -ZERO times the sum of the row's inputs.
 #if defined(__AVX512VNNI__)
 
 struct Sums {
@@ -305,17 +305,17 @@ INLINE Floats scales_at(const uint8_t *from) {
 template <int M, int BITS>
 INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &inputs, int row,
                  const float *bias, float *out, int width, bool onto) {
-    constexpr int ZERO = 1 << (BITS - 1), TOGETHER = grouped(BITS);
+    constexpr int ZERO = 1 << (BITS - 1), SPAN = grouped(BITS);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     const int rows = inputs.rows;
     const int32_t *words = inputs.words + row, *less = inputs.sums + row;
-    for (int first = 0; first < inputs.count; first += TOGETHER) {
+    for (int first = 0; first < inputs.count; first += SPAN) {
         Sums sums[M];
         for (int m = 0; m < M; ++m)
             sums[m].template start<ZERO>(beginning<BITS>(less + m, rows));
-        less += size_t(TOGETHER / FINE) * rows;
-        for (int k = 0; k < TOGETHER; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
+        less += size_t(SPAN / FINE) * rows;
+        for (int k = 0; k < SPAN; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
             const Weights both = weights(from);
             const Weights one = BITS == 4 ? low(both) : both;
             for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(one, words[m]);
@@ -328,7 +328,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
         }
         const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
         const Floats scale = scales_at<BITS>(scales);
-        scales += CHANNELS * (BITS == 4 ? 2 : 4);
+        scales += CHANNELS * scale_size(BITS);
         for (int m = 0; m < M; ++m) total[m] += sums[m].floats() * (scale * each[m]);
     }
     for (int m = 0; m < M; ++m) {

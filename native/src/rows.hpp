@@ -23,6 +23,8 @@ namespace rows {
 constexpr int GROUP = 128, CHANNELS = 16;
 // Inputs that share a scale of the weights. In 4 bits the rounding of large groups is felt.
 constexpr int grouped(int bits) { return bits == 4 ? 32 : GROUP; }
+// The bytes of a scale of the weights.
+constexpr int scale_size(int bits) { return bits == 4 ? 2 : 4; }
 // Tokens of a part of a cache, and of a block of its keys.
 constexpr int PART = 256, BLOCK = 16;
 
@@ -38,7 +40,7 @@ struct Matrix {
     int blocks() const { return (outputs + CHANNELS - 1) / CHANNELS; }
     int groups() const { return inputs / grouped(bits); }
     size_t block_bytes() const { return size_t(inputs) * CHANNELS * bits / 8; }
-    size_t scale_bytes() const { return size_t(groups()) * CHANNELS * (bits == 4 ? 2 : 4); }
+    size_t scale_bytes() const { return size_t(groups()) * CHANNELS * scale_size(bits); }
     int width() const { return blocks() * CHANNELS; }
 };
 

@@ -152,6 +152,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     """A program with a data directory, toys for models, and a process that writes a small one."""
     monkeypatch.setattr(race, "free_memory", lambda device: 10**12)
     monkeypatch.setattr(race, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(race, "multiplies_few_bits", lambda: True)
     writing(monkeypatch, "pass")
     with Database(tmp_path / "strata.db") as database:
         session = opened(database)
@@ -189,14 +190,17 @@ def test_a_race_at_the_pace_of_a_real_model_makes_it_and_gives_the_usual_model_b
     assert not at_home.padded.exists
 
 
-@pytest.mark.parametrize(("device", "bits"), [("cuda", "4"), ("cpu", "auto")])
-def test_it_races_in_float32_on_a_gpu_and_without_the_core(
-    at_home: Session, monkeypatch: pytest.MonkeyPatch, device: str, bits: str
+@pytest.mark.parametrize(("device", "fast"), [("cuda", True), ("cpu", False)])
+def test_it_races_in_float32_on_a_gpu_and_where_few_bits_are_slow(
+    at_home: Session, monkeypatch: pytest.MonkeyPatch, device: str, fast: bool
 ) -> None:
-    monkeypatch.setattr(race, "BITS", bits)
+    monkeypatch.setattr(race, "multiplies_few_bits", lambda: fast)
     info = replace(at_home.current.info, device=device)
     monkeypatch.setattr(type(at_home.current), "info", info)
     assert at_home.races.runtime == Runtime(dtype="float32")
+    monkeypatch.setattr(race, "free_memory", lambda device: 2 * 10**9)
+    with pytest.raises(ModelError, match="takes 2.3 GiB of memory"):
+        [*at_home.races.run(OWNER, padded=True)]
 
 
 def test_stopped_while_it_is_made_nothing_is_left(

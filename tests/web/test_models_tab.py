@@ -66,6 +66,7 @@ DEAR = {0: 1.0, 1: 2.0, 3: 3.6, 7: 6.6, 15: 8.1}
 
 
 def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: True)
     large = replace(ToyBackend().info, kind="transformers", device="cpu", dtype="bfloat16")
     large = replace(large, parameters=600_000_000)
     assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
@@ -74,7 +75,7 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
         {"parameters": 10_000_000},
     ):  # fmt: skip
         assert "Bits" not in models_html.loaded(replace(large, **change), "/m/a"), change
-    monkeypatch.setattr(models_html, "native", None)
+    monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: False)
     assert "Bits" not in models_html.loaded(large, "/m/a")
 
 
