@@ -43,8 +43,10 @@ tell it."""
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--mute-audio"),
     f"--host-resolver-rules={', '.join(f'MAP {name} 127.0.0.1' for name in FOREIGN)}",
-    # Guards of newer browsers, which others do not have: the program must not rest on them.
-    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
+    # Guards of newer browsers, which others do not have: the program must not rest on them. And the
+    # pages of an address bar that is not there: each window would draw two.
+    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,"
+    "WebUIOmniboxPopup,WebUIOmniboxAimPopup",
 ]
 PATIENCE = 60_000
 """Milliseconds that an expectation waits for. The usual answer takes two of its seconds."""
