@@ -6,6 +6,7 @@ the text is the same.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -110,12 +111,12 @@ def keyed(sampling: Sampling, start: int) -> LogitsProcessorList | None:
 
 
 class OtherFile:
-    """Plain decoding of a GGUF file by llama.cpp, next to a transformers model of the same weights:
-    what people use on a processor. Our own loop calls the library, which takes less time than its
-    Python class does."""
+    """Plain decoding of a GGUF file by llama.cpp, next to a model of the same weights that runs
+    otherwise: what people use on a processor. Our own loop calls the library, which takes less time
+    than its Python class does."""
 
     def __init__(self, source: str, runtime: Runtime) -> None:
-        self.backend = load(source, runtime)
+        self.backend = load(source, replace(runtime, bits="auto"))
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
         return answered(self.backend, PLAIN, Databases(), prompt, generation)

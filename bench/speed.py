@@ -40,7 +40,8 @@ DEFAULTS = {
 def checked_methods(options: argparse.Namespace) -> list[str]:
     """The names of the methods of a run, by default those that can run here. Raises SettingError
     for unknown methods, and for peers that were named and cannot run."""
-    kind, lacking = kind_of(options.model), {}
+    # A GGUF file with chosen bits runs as a transformers model does.
+    kind, lacking = TRANSFORMERS if options.bits != "auto" else kind_of(options.model), {}
     if options.model != "embedded":
         lacking[ASSISTED] = "the embedded model, which brings a draft model"
     if not options.gguf:

@@ -207,8 +207,8 @@ def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
 class Runtime(Checked):
     """Where and how a model runs. Settings of one kind of model are ignored by the others.
 
-    `device`, `dtype` and `bits` are for transformers models (engine/models/load_transformers.py);
-    what follows them is for GGUF files, but for `head`.
+    `device` and `dtype` are for transformers models (engine/models/load_transformers.py); what
+    follows `bits` is for GGUF files that llama.cpp runs, but for `head`.
     """
 
     removed = ("tensor_parallel",)
@@ -237,8 +237,8 @@ class Runtime(Checked):
     )
     bits: str = choice(
         "Bits",
-        "Bits of a weight on a processor: auto, 8 or 4. Fewer take less memory, and on x86 less "
-        "time; auto rounds nothing.",
+        "The most bits of a weight on a processor: auto, 8 or 4. Fewer take less memory, and on "
+        "x86 less time; auto rounds nothing, and leaves GGUF files to llama.cpp.",
         ("auto", "8", "4"),
     )
     gpu_layers: int = setting(

@@ -142,9 +142,17 @@ def precision(info: BackendInfo) -> str:
 
 
 def fewer_bits(info: BackendInfo) -> str:
-    """What rounded weights would bring, for a model that has others on a processor."""
-    rounds = info.kind == "transformers" and info.device == "cpu" and multiplies_few_bits()
-    if not rounds or info.dtype not in ROUNDABLE or info.parameters < LARGE:
+    """What weights of few bits in the compiled core would bring, for a model that computes
+    otherwise on a processor."""
+    if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
+        return ""
+    if info.kind == GGUF:
+        return (
+            "In llama.cpp verifying a draft takes long on a processor. If this is a Llama, "
+            "Mistral, Qwen 2 or Qwen 3 model, load it with 8 Bits: Strata then computes it itself, "
+            "with the 4 or 8 bits of the file where it has these, and drafts gain more."
+        )
+    if info.kind != "transformers" or info.dtype not in ROUNDABLE:
         return ""
     return (
         "In each step the processor reads all weights. If you load the model with 8 or 4 Bits, "

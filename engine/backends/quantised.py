@@ -15,7 +15,7 @@ Invariant: a row has the same bits whatever other rows a forward has.
 import ctypes
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -61,7 +61,6 @@ def can_pack(outputs: int, inputs: int) -> bool:
     return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
 
 
-SCALES = {8: torch.float32, 4: torch.float16}
 LINE = 64
 """Bytes of a line of a processor's cache."""
 ROOM = 1 << 25
@@ -90,41 +89,101 @@ class Room:
         return found
 
 
+class Weights(Protocol):
+    """Weights in floating point, shape (outputs, inputs), of which a few rows are read at a
+    time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
+
+
+class Numbers(NamedTuple):
+    """Weights that were rounded elsewhere, in groups of core.FINE inputs.
+
+    `numbers` are from 0 on, shape (outputs, inputs), and `scales` have the shape (outputs, groups).
+    A weight is its number times the scale of its group, less `lows` of the group, or less half of
+    all numbers times the scale if `lows` is None. Numbers with lows have 4 bits.
+    """
+
+    bits: int
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    lows: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
+
+
 class PackedLinear(nn.Module):
-    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32."""
+    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32.
+
+    Of `weights` in floating point, `bits` is the number that they are rounded to.
+    """
 
     numbers: torch.Tensor
     scales: torch.Tensor
 
     def __init__(
-        self, weight: torch.Tensor, bias: nn.Parameter | None, bits: int, room: Room | None = None
+        self,
+        weights: Weights | Numbers,
+        bias: nn.Parameter | None,
+        bits: int,
+        room: Room | None = None,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.bits = bits
+        self.out_features, self.in_features = weights.shape
+        self.bits, self.fine, self.lows = bits, bits == 4, False
+        if isinstance(weights, Numbers):
+            self.bits, self.fine, self.lows = weights.bits, True, weights.lows is not None
         self.counted = True
         """Whether its weights are no copy of others."""
-        blocks = -(-self.out_features // core.CHANNELS)
-        self.width = blocks * core.CHANNELS
-        count = self.width * self.in_features
+        self.width = -(-self.out_features // core.CHANNELS) * core.CHANNELS
+        self.group = core.FINE if self.fine else core.GROUP
+        count, kind = self.width * self.in_features, torch.float16 if self.fine else torch.float32
         room = room or Room(0)
-        self.register_buffer("numbers", room.take(count * bits // 8))
-        kind = SCALES[bits]
-        scales = room.take(count // core.grouped(bits) * kind.itemsize)
+        self.register_buffer("numbers", room.take(count * self.bits // 8))
+        scales = room.take(count // self.group * kind.itemsize * (1 + self.lows))
         self.register_buffer("scales", scales.view(kind))
         self.bias = bias
         self.finish(None)
-        rows = max(1, SLICE // self.in_features // core.CHANNELS) * core.CHANNELS
-        for start in range(0, self.out_features, rows):
-            part = weight[start : start + rows].float().contiguous()
-            self.matrix.pack(part, start, torch.get_num_threads())
+        if isinstance(weights, Numbers):
+            self.place(weights)
+        else:
+            self.round(weights)
 
     def finish(self, bias: torch.Tensor | None) -> None:
         """Make the core's matrix of these weights and a bias."""
         scales = self.scales.view(torch.uint8)
         self.matrix = core.Matrix(
-            self.out_features, self.in_features, self.bits, self.numbers, scales, bias
+            *(self.out_features, self.in_features, self.bits, self.fine, self.lows),
+            *(self.numbers, scales, bias),
         )
+
+    def round(self, weights: Weights) -> None:
+        rows = max(1, SLICE // self.in_features // core.CHANNELS) * core.CHANNELS
+        for start in range(0, self.out_features, rows):
+            part = weights[start : start + rows].float().contiguous()
+            self.matrix.pack(part, start, torch.get_num_threads())
+
+    def place(self, given: Numbers) -> None:
+        """Put numbers and scales where the core reads them."""
+        numbers = self.blocks(given.numbers)
+        if self.bits == 4:
+            low, high = numbers.view(*numbers.shape[:2], -1, 2, 4).unbind(3)
+            numbers = low | high << 4
+        placed = numbers.view(*numbers.shape[:2], -1, 4).transpose(1, 2)
+        self.numbers.view(placed.shape).copy_(placed)
+        kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
+        scales = torch.stack([self.blocks(each).transpose(1, 2) for each in kinds], 2)
+        self.scales.view(scales.shape).copy_(scales)
+
+    def blocks(self, values: torch.Tensor) -> torch.Tensor:
+        """Rows for all outputs as blocks, shape (blocks, CHANNELS, ...), the last one padded."""
+        padded = nn.functional.pad(values, (0, 0, 0, self.width - len(values)))
+        return padded.view(-1, core.CHANNELS, values.shape[1])
 
     def settle(self) -> None:
         """Take the bias as it is now, after loading."""
@@ -143,15 +202,17 @@ class PackedLinear(nn.Module):
     def weight(self) -> torch.Tensor:
         """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
         blocks, channels = self.width // core.CHANNELS, core.CHANNELS
-        group = core.grouped(self.bits)
         whole = self.numbers
         if self.bits == 4:
             whole = whole.view(blocks, -1, 1, channels, 4)
             whole = torch.cat([whole & 15, whole >> 4], dim=2)
-        whole = whole.view(blocks, -1, channels, 4).transpose(1, 2).reshape(blocks, channels, -1)
-        scales = self.scales.float().view(blocks, -1, channels).transpose(1, 2)
-        values = (whole.float() - 2 ** (self.bits - 1)).view(blocks, channels, -1, group)
-        values *= scales[..., None]
+        whole = whole.view(blocks, -1, channels, 4).transpose(1, 2)
+        values = whole.reshape(blocks, channels, -1, self.group).float()
+        scales = self.scales.float().view(blocks, -1, 1 + self.lows, channels).permute(2, 0, 3, 1)
+        if self.lows:
+            values = values * scales[0][..., None] - 8 * scales[1][..., None]
+        else:
+            values = (values - 2 ** (self.bits - 1)) * scales[0][..., None]
         found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
         return found
 

@@ -190,6 +190,9 @@ class TransformersBackend(TransformersTokenizer):
 
     def __init__(self, model: Any, tokenizer: Any, info: BackendInfo) -> None:
         super().__init__(tokenizer, info)
+        self.prepare(model)
+
+    def prepare(self, model: Any) -> None:
         self.model = model
         self.head: Eagle3Head | None = None
         self.captured: OtherForwards | None = None

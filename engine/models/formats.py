@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,13 @@ from engine.models.format import HEAD, FileFormat, ModelFormat, head_folder, loo
 from engine.models.gguf_files import (
     ENDING,
     NO_MODELS,
-    SPLIT,
     heads_for,
     hub_file,
     is_head,
     is_model,
     listed,
     outlook_of,
+    parts_of,
 )
 from engine.models.memory import Need, weight_files
 from engine.models.probe import probed
@@ -49,6 +48,7 @@ VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json",
 )  # fmt: skip
 """A model has at least one of these files, which contain its tokens."""
+AUTO = "auto"
 WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Parts of the names of architectures that write text."""
 
@@ -58,7 +58,7 @@ class Transformers(FileFormat):
     hub. Every source that no other format recognises counts as one."""
 
     kind = "transformers"
-    settings = ("device", "dtype", "bits")
+    settings = ("device", "dtype")
     estimated = True
     float32_on_cpu = True
 
@@ -172,8 +172,8 @@ def refusal(source: str, problem: str) -> ModelError:
 
 
 class Gguf(FileFormat):
-    """GGUF files, which llama.cpp runs: a path that ends in .gguf, or "owner/name:file.gguf" on the
-    hub."""
+    """GGUF files, which llama.cpp runs, or the compiled core if the bits of a weight are chosen: a
+    path that ends in .gguf, or "owner/name:file.gguf" on the hub."""
 
     kind = "llama.cpp"
     ending = ENDING
@@ -199,9 +199,7 @@ class Gguf(FileFormat):
         return paths[0] if all(paths) else None
 
     def weight_files(self, path: Path) -> Sequence[Path]:
-        split = SPLIT.fullmatch(path.name)
-        same = f"{escape(split[1])}-?????-of-{split[3]}{ENDING}" if split else escape(path.name)
-        return [*path.parent.glob(same)] if path.is_file() else []
+        return parts_of(path)
 
     def find(self, folder: str, names: Sequence[str]) -> Iterator[str]:
         paths = (os.path.join(folder, name) for name in names)
@@ -248,6 +246,11 @@ class Gguf(FileFormat):
 
     def load(self, source: str, runtime: Runtime) -> Backend:
         path = self.download(source, lambda done, total: None, lambda: False)
+        if runtime.bits != AUTO:
+            probed(path, Runtime(head="off"))
+            from engine.models.load_packed import load_packed
+
+            return load_packed(path, runtime)
         found = probed(path, runtime)
         from engine.models.load_llamacpp import load_gguf
 
@@ -267,12 +270,19 @@ class Gguf(FileFormat):
                 f"What {source!r} will need is known once it is here. Download it in the Models "
                 "tab, or start with it as --model."
             )
+        if runtime.bits != AUTO:
+            probed(path, Runtime(head="off"))
+            from engine.models.load_packed import packed_need
+
+            return packed_need(path, runtime)
         found, file = probed(path, runtime), Path(os.path.expanduser(path))
         names = [each.name for each in file.parent.iterdir()]
         outlook = outlook_of(file, heads_for(file.name, names))
         return Need(found.parameters, found.weights, found.cache, outlook)
 
     def device(self, runtime: Runtime) -> str:
+        if runtime.bits != AUTO:
+            return "cpu"
         import torch  # it knows the free memory of a GPU
 
         if not torch.cuda.is_available() or not llama_cpp_python.installed():

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from glob import escape
 from pathlib import Path
 
 from engine.backends.base import digest
@@ -55,6 +56,13 @@ class HubFile:
             return (self.file,)
         stem, _, count = split.groups()
         return tuple(f"{stem}-{part:05}-of-{count}.gguf" for part in range(1, int(count) + 1))
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that may be split, in order; none if it is not there."""
+    split = SPLIT.fullmatch(path.name)
+    same = f"{escape(split[1])}-?????-of-{split[3]}{ENDING}" if split else escape(path.name)
+    return sorted(path.parent.glob(same)) if path.is_file() else []
 
 
 def hub_file(source: str) -> HubFile | None:

@@ -17,7 +17,7 @@ from typing import Any
 import llama_cpp
 
 from engine.backends import fast_path
-from engine.backends.base import BackendInfo, TokenizerInfo, fingerprint
+from engine.backends.base import BackendInfo, fingerprint
 from engine.backends.chat_template import FILLER, Fill, TemplateError, TemplateStopped, can_think
 from engine.backends.check import check
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
@@ -48,6 +48,7 @@ KINDS = {1: "BPE", 2: "BPE", 3: "WordPiece", 4: "Unigram"}
 with scores instead of merges; converted tokenizers of that kind are BPE in transformers."""
 SAMPLER = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 """Our settings, with their names in the header of a file that recommends values."""
+HEADLESS = Runtime(head="off")
 TOLERANCE, EXACT = 0.5, 1e-3
 """The largest logit difference that the check allows: in general, and if everything is float32. A
 wrong mask or position differs by whole units."""
@@ -65,11 +66,7 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
-    template, note, thinks = chat_template(model, vocabulary)
-    written = llama_cpp.llama_model_chat_template(model, None) or b""
-    marks = marks_of(written.decode("utf-8", "replace"), vocabulary.texts)
-    info = describe(path, model, context, vocabulary, runtime)
-    info = replace(info, can_think=thinks, marks=marks)
+    info, template, note = describe(path, model, context, vocabulary, runtime)
     kind = StatesBackend if keeps_state(model) else LlamaCppBackend
     backend = kind(model, context, vocabulary, template, info, runtime.batch_size)
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
@@ -91,23 +88,19 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
     return backend
 
 
-def load_tokenizer(source: str) -> LlamaCppTokenizer:
-    """The tokenizer of a probed GGUF file, of which only the header is read. Raises ModelError."""
+def load_tokenizer(source: str, runtime: Runtime = HEADLESS) -> LlamaCppTokenizer:
+    """The tokenizer of a probed GGUF file, of which only the header is read. Its `info` describes
+    the whole model. Raises ModelError."""
     FILLER.prepare("llama_cpp")
-    runtime = Runtime(head="off")
     path = Path(os.path.expanduser(source))
+    runtime = replace(runtime, head="off")
     try:
         model, context = opened(path, runtime, fast=False, weights=False)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
-    info = TokenizerInfo(
-        path.stem,
-        fingerprint(tokenizer_type(vocabulary), vocabulary.texts),
-        vocabulary.size,
-        vocabulary.ends,
-    )
-    made = LlamaCppTokenizer(vocabulary, chat_template(model, vocabulary)[0], info)
+    info, template, _ = describe(path, model, context, vocabulary, runtime)
+    made = LlamaCppTokenizer(vocabulary, template, info)
     weakref.finalize(made, free, context, model)
     return made
 
@@ -118,11 +111,14 @@ def tokenizer_type(vocabulary: Vocabulary) -> str:
 
 def describe(
     path: Path, model: Any, context: Any, vocabulary: Vocabulary, runtime: Runtime
-) -> BackendInfo:
-    """The description of an opened model; its ability to verify trees is a guess."""
+) -> tuple[BackendInfo, Fill | None, str]:
+    """The description of an opened model, the function that fills its chat template, None without
+    one, and the problem with the template, if any. That it can verify trees is a guess."""
     name = path.name.removesuffix(path.suffix)
     kind = tokenizer_type(vocabulary)
-    return BackendInfo(
+    template, note, thinks = chat_template(model, vocabulary)
+    written = llama_cpp.llama_model_chat_template(model, None) or b""
+    info = BackendInfo(
         name=name,
         kind="llama.cpp",
         fingerprint=file_fingerprint(path),
@@ -141,7 +137,10 @@ def describe(
         memory_bytes=llama_cpp.llama_model_size(model),
         sampling=recommended(own_sampler(model)),
         begin=vocabulary.begin,
+        can_think=thinks,
+        marks=marks_of(written.decode("utf-8", "replace"), vocabulary.texts),
     )
+    return info, template, note
 
 
 def chat_template(model: Any, vocabulary: Vocabulary) -> tuple[Fill | None, str, bool]:

@@ -72,12 +72,14 @@ struct Held {
     Array<uint8_t, 1> numbers, scales;
     std::optional<Vector> bias;
 
-    Held(int outputs, int inputs, int bits, Array<uint8_t, 1> numbers, Array<uint8_t, 1> scales,
-         std::optional<Vector> bias)
-        : matrix{outputs, inputs, bits, numbers.data(), scales.data(),
+    Held(int outputs, int inputs, int bits, bool fine, bool lows, Array<uint8_t, 1> numbers,
+         Array<uint8_t, 1> scales, std::optional<Vector> bias)
+        : matrix{outputs, inputs, bits, fine, lows, numbers.data(), scales.data(),
                  bias ? bias->data() : nullptr},
           numbers(numbers), scales(scales), bias(bias) {
         check(bits == 4 || bits == 8, "a number has 4 or 8 bits");
+        check(bits == 8 || fine, "in 4 bits groups are fine");
+        check(bits == 4 || !lows, "in 8 bits there are no lows");
         check(outputs > 0 && inputs > 0 && inputs % GROUP == 0, "the inputs are no whole groups");
         check(numbers.size() == matrix.blocks() * matrix.block_bytes(), "the numbers do not fit");
         check(scales.size() == matrix.blocks() * matrix.scale_bytes(), "the scales do not fit");
@@ -86,6 +88,7 @@ struct Held {
 
     // Round the outputs from `first` on.
     void pack(Array<const float, 2> weights, int first, int threads) {
+        check(matrix.fine == (matrix.bits == 4) && !matrix.lows, "this is rounded elsewhere");
         check(int(weights.shape(1)) == matrix.inputs && first >= 0 && first % CHANNELS == 0 &&
                   first + int64_t(weights.shape(0)) <= matrix.outputs,
               "the weights do not fit");
@@ -208,16 +211,18 @@ void Decoder::compute(Rows states, int length, Indices positions, Indices parent
 void bind_quantised(nb::module_ &module) {
     using nb::arg;
     module.attr("GROUP") = GROUP;
+    module.attr("FINE") = FINE;
     module.attr("CHANNELS") = CHANNELS;
     module.attr("PART") = PART;
-    module.def("grouped", &grouped, arg("bits"));
     module.def("levels", &levels);
     module.def("use_level", &use_level, arg("name"));
     module.def("use_openmp", &use_openmp, arg("parallel"));
     nb::class_<Held>(module, "Matrix")
-        .def(nb::init<int, int, int, Array<uint8_t, 1>, Array<uint8_t, 1>, std::optional<Vector>>(),
-             arg("outputs"), arg("inputs"), arg("bits"), arg("numbers").noconvert(),
-             arg("scales").noconvert(), arg("bias").noconvert().none())
+        .def(nb::init<int, int, int, bool, bool, Array<uint8_t, 1>, Array<uint8_t, 1>,
+                      std::optional<Vector>>(),
+             arg("outputs"), arg("inputs"), arg("bits"), arg("fine"), arg("lows"),
+             arg("numbers").noconvert(), arg("scales").noconvert(),
+             arg("bias").noconvert().none())
         .def("pack", &Held::pack, arg("weights").noconvert(), arg("first"), arg("threads"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("multiply", &Held::multiply, arg("values").noconvert(), arg("out").noconvert(),

@@ -19,7 +19,7 @@ typedef int32_t Whole __attribute__((vector_size(4 * CHANNELS)));
 typedef uint32_t Words __attribute__((vector_size(4 * CHANNELS)));
 typedef int8_t Bytes __attribute__((vector_size(CHANNELS)));
 typedef uint16_t Halves __attribute__((vector_size(2 * CHANNELS)));
-constexpr int LANES = CHANNELS, STEP = 4, FINE = grouped(4);
+constexpr int LANES = CHANNELS, STEP = 4;
 #define INLINE inline __attribute__((always_inline))
 
 INLINE Floats load(const float *from) {
@@ -280,32 +280,33 @@ struct Inputs {
 };
 
 // What a row's sums over a group of weights begin with.
-template <int BITS>
+template <int BITS, int SPAN>
 INLINE int32_t beginning(const int32_t *sums, int rows) {
-    if (BITS == 4) return *sums;
     int32_t all = 0;
-    for (int i = 0; i < GROUP / FINE; ++i) all += sums[size_t(i) * rows];
-    return 16 * all;
+    for (int i = 0; i < SPAN / FINE; ++i) all += sums[size_t(i) * rows];
+    return BITS == 4 ? all : 16 * all;
 }
 
-// The scales of a group for 16 channels.
-template <int BITS>
-INLINE Floats scales_at(const uint8_t *from) {
-    Floats scales;
-    if (BITS == 8) {
-        __builtin_memcpy(&scales, from, sizeof scales);
-        return scales;
-    }
+// The scales of a group for 16 channels, or their lows.
+INLINE Floats fine_scales(const uint8_t *from) {
     Halves halves;
     __builtin_memcpy(&halves, from, sizeof halves);
     return widened(halves);
 }
 
+template <int SPAN>
+INLINE Floats scales_at(const uint8_t *from) {
+    if (SPAN == FINE) return fine_scales(from);
+    Floats scales;
+    __builtin_memcpy(&scales, from, sizeof scales);
+    return scales;
+}
+
 // The sums of M rows with a block of channels.
-template <int M, int BITS>
+template <int M, int BITS, int SPAN, bool LOWS>
 INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &inputs, int row,
                  const float *bias, float *out, int width, bool onto) {
-    constexpr int ZERO = 1 << (BITS - 1), SPAN = grouped(BITS);
+    constexpr int ZERO = LOWS ? 0 : 1 << (BITS - 1);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     const int rows = inputs.rows;
@@ -313,8 +314,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     for (int first = 0; first < inputs.count; first += SPAN) {
         Sums sums[M];
         for (int m = 0; m < M; ++m)
-            sums[m].template start<ZERO>(beginning<BITS>(less + m, rows));
-        less += size_t(SPAN / FINE) * rows;
+            sums[m].template start<ZERO>(LOWS ? 0 : beginning<BITS, SPAN>(less + m, rows));
         for (int k = 0; k < SPAN; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
             const Weights both = weights(from);
             const Weights one = BITS == 4 ? low(both) : both;
@@ -327,9 +327,15 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
             }
         }
         const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
-        const Floats scale = scales_at<BITS>(scales);
-        scales += CHANNELS * scale_size(BITS);
+        const Floats scale = scales_at<SPAN>(scales);
+        scales += CHANNELS * (SPAN == FINE ? 2 : 4);
         for (int m = 0; m < M; ++m) total[m] += sums[m].floats() * (scale * each[m]);
+        if (LOWS) {
+            const Floats lows = fine_scales(scales);
+            scales += CHANNELS * 2;
+            for (int m = 0; m < M; ++m) total[m] += lows * (float(less[m]) * each[m]);
+        }
+        less += size_t(SPAN / FINE) * rows;
     }
     for (int m = 0; m < M; ++m) {
         float *to = out + size_t(row + m) * width;
@@ -338,7 +344,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     }
 }
 
-template <int BITS>
+template <int BITS, int SPAN, bool LOWS>
 INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out, bool onto) {
     const uint8_t *from = matrix.numbers + at * matrix.block_bytes();
     const uint8_t *scales = matrix.scales + at * matrix.scale_bytes();
@@ -349,7 +355,8 @@ INLINE void block(const Matrix &matrix, const Inputs &inputs, int at, float *out
 #define TILES(M)                                                                                  \
     if (M <= MOST)                                                                                \
         for (; row + M <= rows; row += M)                                                         \
-            tile<(M <= MOST ? M : 1), BITS>(from, scales, inputs, row, bias, out, width, onto);
+            tile<(M <= MOST ? M : 1), BITS, SPAN, LOWS>(from, scales, inputs, row, bias, out,     \
+                                                        width, onto);
     TILES(16)
     TILES(8)
     TILES(4)
@@ -371,10 +378,15 @@ INLINE void multiplied(const Team &team, const Inputs &inputs, const Product *pr
     team.each(blocks, [&](int at) {
         const Product *product = products;
         for (; at >= product->matrix->blocks(); ++product) at -= product->matrix->blocks();
-        if (product->matrix->bits == 4)
-            block<4>(*product->matrix, inputs, at, product->out, product->onto);
+        const Matrix &matrix = *product->matrix;
+        if (matrix.lows)
+            block<4, FINE, true>(matrix, inputs, at, product->out, product->onto);
+        else if (matrix.bits == 4)
+            block<4, FINE, false>(matrix, inputs, at, product->out, product->onto);
+        else if (matrix.fine)
+            block<8, FINE, false>(matrix, inputs, at, product->out, product->onto);
         else
-            block<8>(*product->matrix, inputs, at, product->out, product->onto);
+            block<8, GROUP, false>(matrix, inputs, at, product->out, product->onto);
     });
 }
 
@@ -445,7 +457,7 @@ INLINE float fitted(const float *weights, int count, float by, float least, floa
 // few numbers, so some scales are tried, with the 16th number, -8, on either side. Scales that would
 // cut off the largest weights have the smaller squared error, and the worse text (docs/log.md).
 INLINE float chosen(const float *weights, int bits, int8_t *found) {
-    const float peak = peak_of(weights, grouped(bits)), by = factor(peak);
+    const float peak = peak_of(weights, bits == 4 ? FINE : GROUP), by = factor(peak);
     float scale = 0.0f;
     if (!(by > 0)) return peak / 127.0f;  // the numbers are 0
     if (bits == 8) {
@@ -476,7 +488,7 @@ struct Packing {
 
 void pack_group(const Packing &all, int at, int group) {
     const Matrix &matrix = all.matrix;
-    const int together = grouped(matrix.bits), block = all.first + at;
+    const int together = matrix.group(), block = all.first + at;
     uint8_t *to = matrix.numbers + block * matrix.block_bytes() +
                   size_t(group) * (together * CHANNELS * matrix.bits / 8);
     float scales[CHANNELS] = {};

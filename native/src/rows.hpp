@@ -5,6 +5,10 @@
 // each channel and group of inputs. The inputs of a product are rounded to 8 bits as well, with a
 // scale for each row and GROUP of them, and multiplied as whole numbers.
 //
+// Weights are rounded here with groups of 128 in 8 bits, and of 32 in 4, where the rounding of large
+// groups is felt. Weights that were rounded elsewhere keep their numbers: what llama.cpp calls Q8_0,
+// Q4_0, Q4_1 and Q4_K has groups of 32.
+//
 // Invariant: a row has the same bits whatever stands beside it, and whatever instructions the
 // processor has. Sums of whole numbers have no order, everything else is added in one order, and no
 // product and sum are rounded together.
@@ -20,27 +24,32 @@
 
 namespace rows {
 
-constexpr int GROUP = 128, CHANNELS = 16;
-// Inputs that share a scale of the weights. In 4 bits the rounding of large groups is felt.
-constexpr int grouped(int bits) { return bits == 4 ? 32 : GROUP; }
-// The bytes of a scale of the weights.
-constexpr int scale_size(int bits) { return bits == 4 ? 2 : 4; }
+constexpr int GROUP = 128, FINE = 32, CHANNELS = 16;
 // Tokens of a part of a cache, and of a block of its keys.
 constexpr int PART = 256, BLOCK = 16;
 
 // A matrix of `outputs` x `inputs` numbers. They lie in blocks of CHANNELS outputs, which have 4
 // inputs of every channel behind each other; in 4 bits, a byte has those 4 and the next 4. They are
-// 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS), and are
-// float16 in 4 bits, float32 in 8. Outputs are padded to a whole number of blocks.
+// 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS): float16
+// for groups of FINE inputs, float32 for groups of GROUP. Outputs are padded to a whole number of
+// blocks.
+//
+// With `lows`, which only 4 bits and fine groups have, numbers count from 0, and a weight is its
+// number times the scale, less 8 times its low. Lows have the shape of the scales, and those of a
+// group stand behind its scales.
 struct Matrix {
     int outputs, inputs, bits;
+    bool fine, lows;
     uint8_t *numbers, *scales;
     const float *bias;
 
     int blocks() const { return (outputs + CHANNELS - 1) / CHANNELS; }
-    int groups() const { return inputs / grouped(bits); }
+    int group() const { return fine ? FINE : GROUP; }
+    int groups() const { return inputs / group(); }
     size_t block_bytes() const { return size_t(inputs) * CHANNELS * bits / 8; }
-    size_t scale_bytes() const { return size_t(groups()) * CHANNELS * scale_size(bits); }
+    size_t scale_bytes() const {
+        return size_t(groups()) * CHANNELS * (fine ? 2 : 4) * (lows ? 2 : 1);
+    }
     int width() const { return blocks() * CHANNELS; }
 };
 

@@ -19,7 +19,7 @@ from engine.decode import never
 from engine.errors import ModelError
 from engine.models.memory import memory_need
 from engine.native import core
-from engine.settings import Generation, Runtime, Sampling
+from engine.settings import Generation, Sampling
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import (
     BROAD,
@@ -208,7 +208,7 @@ def test_matrices_of_a_model_lie_one_behind_the_other() -> None:
 
 def test_four_bits_round_better_than_the_largest_weight_alone_would() -> None:
     linear, weight = packed(64, 512, 4)
-    groups = weight.view(64, -1, core.grouped(4))
+    groups = weight.view(64, -1, core.FINE)
     scale = groups.abs().amax(2, keepdim=True) / 7
     usual = ((groups / scale).round() * scale).view_as(weight)
     assert (linear.weight - weight).norm() < 0.95 * (usual - weight).norm()
@@ -345,13 +345,6 @@ def test_another_family_keeps_its_forwards_in_torch(tmp_path: Path) -> None:
     assert model.captured is None and "the core does not know GPTNeoX" in model.info.note
     assert model.info.can_tree and model.info.dtype == "4 bits"
     assert any(isinstance(each, PackedLinear) for each in model.model.modules())
-
-
-def test_the_setting_is_that_of_a_runtime() -> None:
-    assert Runtime().bits == "auto" and Runtime(bits="4").bits == "4"
-    from engine.models.formats import FORMATS
-
-    assert "bits" in next(each for each in FORMATS if each.kind == "transformers").settings
 
 
 # what the core refuses

@@ -70,13 +70,15 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
     large = replace(ToyBackend().info, kind="transformers", device="cpu", dtype="bfloat16")
     large = replace(large, parameters=600_000_000)
     assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
+    file = replace(large, kind="llama.cpp", dtype="Q4_K_M")
+    assert "load it with 8 Bits" in models_html.loaded(file, "/m/a.gguf")
     for change in (
-        {"kind": "llama.cpp"}, {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"},
-        {"parameters": 10_000_000},
+        {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"}, {"parameters": 10_000_000},
     ):  # fmt: skip
         assert "Bits" not in models_html.loaded(replace(large, **change), "/m/a"), change
     monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: False)
     assert "Bits" not in models_html.loaded(large, "/m/a")
+    assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
 
 
 def test_what_verifying_takes_is_told_with_what_it_allows() -> None:

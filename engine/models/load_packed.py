@@ -1,0 +1,421 @@
+"""From a GGUF file to a model whose forwards the compiled core computes, with the file's weights.
+
+In llama.cpp a forward over two rows takes almost twice the time of one, so drafts gain little. The
+core computes a few rows in the time of one (engine/backends/quantised.py). Numbers of 4 bits (Q4_0,
+Q4_1, Q4_K) and of 8 (Q8_0) stay as they are in the file; only the scales of Q4_K, which are
+products there, become float16. Other types are rounded to 8 bits, or to 4 if those are asked for.
+
+The tokenizer and the chat template remain those of llama.cpp, so a text has the same tokens in
+both.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from numpy.typing import NDArray
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine.backends.base import BackendInfo, digest
+from engine.backends.llamacpp import LlamaCppTokenizer
+from engine.backends.quantised import (
+    HEAD_BITS,
+    Numbers,
+    PackedLinear,
+    Room,
+    can_pack,
+    sizes,
+)
+from engine.backends.special_tokens import imitable
+from engine.backends.transformers import TransformersBackend
+from engine.errors import ModelError, first_line
+from engine.models.gguf_files import file_fingerprint, parts_of
+from engine.models.load_llamacpp import load_tokenizer
+from engine.models.load_transformers import (
+    PACKED_TOLERANCE,
+    USUAL_THREADS,
+    examine,
+    pick_bits,
+    with_native,
+)
+from engine.models.memory import (
+    FLOAT32,
+    PACKED_OUTPUTS,
+    PACKED_SCALES,
+    Need,
+    Outlook,
+    cache_numbers,
+)
+from engine.models.torch_heads import with_head
+from engine.settings import Runtime
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""Architectures whose names and places of weights are known here. Mistral's files say llama."""
+TURNED = {"llama": {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}}
+"""Matrices of which llama.cpp puts the two rows of a rotary pair next to each other, with the
+number of their heads."""
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+INSIDE = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""The names of tensors in the file and in the library, outside of layers and in them."""
+FACTORS = "rope_freqs"
+"""A tensor by which the rotary frequencies are divided."""
+OTHER = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
+"""Values of a header that change what a layer computes, and that are not known here."""
+
+
+class Foreign(Exception):
+    """A file that the core cannot compute; the text is the reason."""
+
+
+class Header:
+    """The description of a model in a GGUF file, or in several, and its tensors."""
+
+    def __init__(self, path: Path) -> None:
+        readers = [gguf.GGUFReader(part) for part in parts_of(path)]
+        self.reader = readers[0]
+        self.tensors = [tensor for reader in readers for tensor in reader.tensors]
+        self.family = str(self.value("general.architecture"))
+
+    def value(self, name: str, other: Any = None) -> Any:
+        field = self.reader.get_field(name)
+        return other if field is None else field.contents()
+
+    def own(self, name: str, other: Any = None) -> Any:
+        return self.value(f"{self.family}.{name}", other)
+
+    def config(self, length: int) -> Any:
+        """The library's description of the model, for contexts of so many tokens. Raises
+        Foreign."""
+        if self.family not in FAMILIES:
+            raise Foreign(f"it is a {self.family} model, and only {', '.join(FAMILIES)} are known")
+        if strange := next((name for name in OTHER if self.own(name)), ""):
+            raise Foreign(f"it has {self.family}.{strange}, which is not known")
+        if (scaling := self.own("rope.scaling.type", "none")) != "none":
+            raise Foreign(f"its positions are scaled ({scaling}), which is not known")
+        width, heads = self.own("embedding_length"), self.own("attention.head_count")
+        size = self.own("attention.key_length", width // heads)
+        turned = self.own("rope.dimension_count", size)
+        if self.own("attention.value_length", size) != size or turned != size:
+            raise Foreign("its heads turn in part, or have keys and values of different sizes")
+        names = {tensor.name for tensor in self.tensors}
+        return AutoConfig.for_model(
+            self.family,
+            hidden_size=width,
+            intermediate_size=self.own("feed_forward_length"),
+            num_hidden_layers=self.own("block_count"),
+            num_attention_heads=heads,
+            num_key_value_heads=self.own("attention.head_count_kv", heads),
+            head_dim=size,
+            rms_norm_eps=self.own("attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_type": "default", "rope_theta": self.own("rope.freq_base", 1e4)},
+            max_position_embeddings=min(length, self.own("context_length", length)),
+            vocab_size=shape_of(self.tensor("token_embd.weight"))[0],
+            tie_word_embeddings="output.weight" not in names,
+            attention_bias="blk.0.attn_output.bias" in names,
+            mlp_bias="blk.0.ffn_down.bias" in names,
+        )
+
+    def tensor(self, name: str) -> Any:
+        found = next((each for each in self.tensors if each.name == name), None)
+        if found is None:
+            raise Foreign(f"it has no tensor {name}")
+        return found
+
+
+def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
+    """The backend of a probed GGUF file, with at most `runtime.bits` bits for a weight. Raises
+    ModelError."""
+    bits = pick_bits(runtime.bits, torch.device("cpu"))
+    torch.set_num_threads(runtime.threads or USUAL_THREADS)
+    path = Path(os.path.expanduser(source))
+    tokenizer = load_tokenizer(source, runtime)
+    with readable(source):
+        model = built(Header(path), tokenizer.info.context_length, bits)
+    counted, weights = sizes(model)
+    embedding = model.get_input_embeddings().shape
+    info = replace(
+        tokenizer.info,
+        kind="transformers",
+        fingerprint=digest([file_fingerprint(path), f"{bits} bits"]),
+        leaves=None,
+        depth=None,
+        device="cpu",
+        dtype=tokenizer.info.dtype + (" in 4 bits" if bits == 4 else ""),
+        threads=torch.get_num_threads(),
+        parameters=counted + math.prod(embedding),
+        memory_bytes=weights,
+    )
+    backend = PackedBackend(model, tokenizer, info)
+    examine(backend, PACKED_TOLERANCE)
+    if runtime.head not in ("auto", "off"):
+        with_head(backend, source, runtime.head)
+    with_native(backend)
+    backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
+    return backend
+
+
+def packed_need(source: str, runtime: Runtime) -> Need:
+    """The memory that a probed GGUF file will take for the core. Raises ModelError."""
+    bits = pick_bits(runtime.bits, torch.device("cpu"))
+    with readable(source):
+        header = Header(Path(os.path.expanduser(source)))
+        config = header.config(runtime.context_length)
+        tensors = [each for each in header.tensors if not each.name.startswith(FACTORS)]
+        parameters = sum(math.prod(shape_of(each)) for each in tensors)
+        weights = sum(room_of(each, each.name, bits) for each in tensors)
+        if config.tie_word_embeddings:
+            weights += room_of(header.tensor("token_embd.weight"), "output.weight", bits)
+    cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
+    return Need(parameters, weights, cache, Outlook())
+
+
+@contextmanager
+def readable(source: str) -> Iterator[None]:
+    """Turn what the libraries raise for a file that they do not expect into a ModelError."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as problem:
+        raise ModelError(
+            f"The weights of {source!r} cannot be computed by the core: {first_line(problem)}. "
+            "Leave the bits at auto, and llama.cpp computes them."
+        ) from problem
+
+
+class PackedBackend(LlamaCppTokenizer, TransformersBackend):
+    """A model in torch with the tokenizer of a GGUF file."""
+
+    info: BackendInfo
+
+    def __init__(self, model: Any, tokenizer: LlamaCppTokenizer, info: BackendInfo) -> None:
+        LlamaCppTokenizer.__init__(self, tokenizer.tokens, tokenizer.template, info)
+        self.tokenizer = tokenizer
+        self.prepare(model)
+
+
+def built(header: Header, length: int, bits: int) -> Any:
+    """The library's model with the weights of a file. Raises Foreign."""
+    config = header.config(length)
+    with torch.device("meta"):
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(config, dtype=torch.float32)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    room = Room()
+    for tensor in header.tensors:
+        stem, _, ending = tensor.name.rpartition(".")
+        if stem == FACTORS:
+            model.model.rotary_emb.inv_freq /= weights_of(tensor.data, tensor.tensor_type)
+            continue
+        place(model, path_of(stem), ending, tensor, bits, room, turned(header, stem))
+    if config.tie_word_embeddings:
+        place(model, "lm_head", "weight", header.tensor("token_embd.weight"), bits, room, 0)
+        model.get_output_embeddings().counted = False
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise Foreign(f"it has no tensor for {name}")
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            module.settle()
+    return model.eval().requires_grad_(False)
+
+
+def path_of(stem: str) -> str:
+    """The place in the library's model of a tensor's module. Raises Foreign."""
+    if stem in OUTSIDE:
+        return OUTSIDE[stem]
+    block, number, name = [*stem.split(".", 2), "", ""][:3]
+    if block != "blk" or name not in INSIDE:
+        raise Foreign(f"the tensor {stem} is not known")
+    return f"model.layers.{number}.{INSIDE[name]}"
+
+
+def turned(header: Header, stem: str) -> int:
+    """The heads of a matrix whose rotary pairs are neighbours; 0 for any other."""
+    own = TURNED.get(header.family, {}).get(stem.rpartition(".")[2])
+    return int(header.own(own, header.own("attention.head_count"))) if own else 0
+
+
+def place(
+    model: Any, path: str, ending: str, tensor: Any, bits: int, room: Room, heads: int
+) -> None:
+    """Put a tensor where it belongs in a model, its rows in the library's order."""
+    above, _, name = path.rpartition(".")
+    try:
+        owner, module = model.get_submodule(above), model.get_submodule(path)
+    except AttributeError as error:
+        raise Foreign(f"the tensor {tensor.name} has no place") from error
+    shape = shape_of(tensor)
+    own = getattr(module, ending, None)
+    if own is None:
+        raise Foreign(f"the tensor {tensor.name} has no place")
+    if tuple(own.shape) != shape:
+        raise Foreign(f"the tensor {tensor.name} has the shape {shape}, which does not fit")
+    order = rows_of(shape[0], heads)
+    if isinstance(module, nn.Embedding):
+        setattr(owner, name, FileEmbedding(tensor))
+    elif ending == "weight" and isinstance(module, nn.Linear) and can_pack(shape[0], shape[1]):
+        most = max(bits, HEAD_BITS) if name == "lm_head" else bits
+        packed = packed_of(tensor, order, module.bias, most, room)
+        setattr(owner, name, packed)
+    else:
+        values = weights_of(np.asarray(tensor.data)[order], tensor.tensor_type)
+        setattr(module, ending, nn.Parameter(values, requires_grad=False))
+
+
+def rows_of(count: int, heads: int) -> NDArray[np.int64]:
+    """Where the library's rows are in the file."""
+    rows = np.arange(count)
+    return rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1) if heads else rows
+
+
+def packed_of(
+    tensor: Any, order: NDArray[np.int64], bias: Any, bits: int, room: Room
+) -> PackedLinear:
+    """A matrix of the core with the numbers of a tensor, or with its weights rounded."""
+    kept = KEPT.get(tensor.tensor_type)
+    if kept and kept.bits <= bits:
+        return PackedLinear(kept.read(np.asarray(tensor.data)[order]), bias, bits, room)
+    return PackedLinear(Rows(tensor, order), bias, bits, room)
+
+
+def room_of(tensor: Any, name: str, bits: int) -> int:
+    """The bytes that a tensor will take where one of this name belongs; an embedding stays in the
+    file."""
+    shape = shape_of(tensor)
+    count = math.prod(shape)
+    if name == "token_embd.weight":
+        return 0
+    if len(shape) != 2 or not can_pack(*shape):
+        return count * FLOAT32
+    bits = max(bits, HEAD_BITS) if name == "output.weight" else bits
+    padded = -(-shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * shape[-1]
+    kept = KEPT.get(tensor.tensor_type)
+    if kept and kept.bits <= bits:
+        return padded * kept.bits // 8 + padded // 32 * kept.scales
+    together, scale = PACKED_SCALES[bits]
+    return padded * bits // 8 + padded // together * scale
+
+
+class FileEmbedding(nn.Module):
+    """An embedding that stays in its file, as a step reads a few rows of it."""
+
+    def __init__(self, tensor: Any) -> None:
+        super().__init__()
+        self.data, self.kind = np.asarray(tensor.data), tensor.tensor_type
+        self.shape = shape_of(tensor)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows = weights_of(self.data[tokens.reshape(-1).numpy()], self.kind)
+        return rows.view(*tokens.shape, -1)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """All of it, shape (vocabulary, width), in float32."""
+        return weights_of(self.data, self.kind)
+
+
+class Rows:
+    """The weights of a tensor, of which a part is computed when it is asked for."""
+
+    def __init__(self, tensor: Any, order: NDArray[np.int64]) -> None:
+        self.tensor, self.shape, self.order = tensor, shape_of(tensor), order
+
+    def __getitem__(self, part: slice) -> torch.Tensor:
+        rows = np.asarray(self.tensor.data)[self.order[part]]
+        return weights_of(rows, self.tensor.tensor_type)
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """As the library has it: outputs before inputs."""
+    return tuple(int(size) for size in reversed(tensor.shape))
+
+
+def weights_of(rows: NDArray[Any], kind: Kind) -> torch.Tensor:
+    """What rows of a type stand for. They are copied, as a file cannot be written to."""
+    return torch.from_numpy(np.array(gguf.dequantize(rows, kind), np.float32))
+
+
+# What llama.cpp writes, row by row: blocks of 32 weights, in Q4_K of 8 times 32.
+
+
+def fields_of(rows: NDArray[np.uint8], *widths: int) -> list[NDArray[np.uint8]]:
+    """The parts of the blocks of some rows, of so many bytes each: shape (rows, blocks, width)."""
+    blocks = rows.reshape(len(rows), -1, sum(widths))
+    return [np.ascontiguousarray(each) for each in np.split(blocks, np.cumsum(widths)[:-1], 2)]
+
+
+def scales_of(part: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return part.view(np.float16)[..., 0].astype(np.float32)
+
+
+def nibbles(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Numbers of 4 bits: of each 32 bytes or less, first the lower halves, then the upper ones."""
+    groups = part.reshape(len(part), -1, min(32, part.shape[2]))
+    return np.stack([groups & 15, groups >> 4], 2).reshape(len(part), -1)
+
+
+def of_4_0(rows: NDArray[np.uint8]) -> Numbers:
+    scales, numbers = fields_of(rows, 2, 16)
+    return Numbers(4, torch.from_numpy(nibbles(numbers)), torch.from_numpy(scales_of(scales)))
+
+
+def of_4_1(rows: NDArray[np.uint8]) -> Numbers:
+    scales, least, numbers = fields_of(rows, 2, 2, 16)
+    found = (nibbles(numbers), scales_of(scales), -scales_of(least))
+    return Numbers(4, *map(torch.from_numpy, found))
+
+
+def of_4_k(rows: NDArray[np.uint8]) -> Numbers:
+    scale, low, packed, numbers = fields_of(rows, 2, 2, 12, 128)
+    scales, lows = gguf.quants.Q4_K.get_scale_min(packed.reshape(-1, 12))
+    found = (
+        nibbles(numbers),
+        (scales.reshape(*packed.shape[:2], 8) * scales_of(scale)[..., None]).reshape(len(rows), -1),
+        (lows.reshape(*packed.shape[:2], 8) * scales_of(low)[..., None]).reshape(len(rows), -1),
+    )
+    return Numbers(4, *map(torch.from_numpy, found))
+
+
+def of_8_0(rows: NDArray[np.uint8]) -> Numbers:
+    scales, numbers = fields_of(rows, 2, 32)
+    whole = numbers.reshape(len(rows), -1) ^ np.uint8(128)
+    return Numbers(8, torch.from_numpy(whole), torch.from_numpy(scales_of(scales)))
+
+
+class Kept(NamedTuple):
+    """A type whose numbers the core takes as they are: the bits of one, the bytes of the scales of
+    32, and what reads rows of them."""
+
+    bits: int
+    scales: int
+    read: Callable[[NDArray[np.uint8]], Numbers]
+
+
+KEPT = {
+    Kind.Q4_0: Kept(4, 2, of_4_0),
+    Kind.Q4_1: Kept(4, 4, of_4_1),
+    Kind.Q4_K: Kept(4, 4, of_4_k),
+    Kind.Q8_0: Kept(8, 2, of_8_0),
+}

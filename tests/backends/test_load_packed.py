@@ -1,0 +1,265 @@
+"""GGUF files whose weights the compiled core multiplies: the numbers are those of the file, the
+forwards those of llama.cpp, and drafts change no token."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from engine.backends.native_forward import NativeForwards
+from engine.backends.quantised import Numbers, PackedLinear
+from engine.decode import never
+from engine.errors import ModelError
+from engine.models.load_packed import KEPT, Foreign, Header, built
+from engine.models.loaders import device, load, need
+from engine.native import core
+from engine.settings import Generation, Runtime, Sampling
+from tests.conftest import EMBEDDED
+from tests.support.backends import after, wrong_at
+from tests.support.gguf_files import BYTES, BYTES_TYPES, WORDS, rewritten, weights, write_gguf
+from tests.support.lossless import assert_lossless, events_of, tokens_of
+from training.gguf import quantize, write_model
+
+pytestmark = [pytest.mark.model, pytest.mark.gguf]
+LAYERS, WIDTH, INNER, HEADS, SHARED, SIZE = 2, 128, 256, 4, 2, 32
+EIGHT = Runtime(bits="8")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest demonstration model in float16."""
+    file = tmp_path_factory.mktemp("packed") / "exact.gguf"
+    write_model(EMBEDDED.parent / "small", file)
+    return file
+
+
+def file_of(folder: Path, family: str, kinds: str = "", **values: Any) -> Path:
+    """A model of two layers over single bytes. `kinds` are what it has besides: "b" for biases of
+    queries, keys and values, "n" for norms of queries and keys, "o" for an output matrix, "f" for
+    factors of its frequencies."""
+    draw = np.random.default_rng(3)
+    arrays = {
+        "token_embd.weight": weights(draw, len(WORDS), WIDTH),
+        "output_norm.weight": 1 + weights(draw, WIDTH),
+    }
+    if "o" in kinds:
+        arrays["output.weight"] = weights(draw, len(WORDS), WIDTH)
+    if "f" in kinds:
+        arrays["rope_freqs.weight"] = np.linspace(1, 8, SIZE // 2, dtype=np.float32)
+    for layer in range(LAYERS):
+        made = {
+            "attn_norm": 1 + weights(draw, WIDTH),
+            "ffn_norm": 1 + weights(draw, WIDTH),
+            "attn_q": weights(draw, HEADS * SIZE, WIDTH),
+            "attn_k": weights(draw, SHARED * SIZE, WIDTH),
+            "attn_v": weights(draw, SHARED * SIZE, WIDTH),
+            "attn_output": weights(draw, WIDTH, HEADS * SIZE),
+            "ffn_gate": weights(draw, INNER, WIDTH),
+            "ffn_up": weights(draw, INNER, WIDTH),
+            "ffn_down": weights(draw, WIDTH, INNER),
+        }
+        if "n" in kinds:
+            made |= {f"attn_{name}_norm": 1 + weights(draw, SIZE) for name in "qk"}
+        arrays |= {f"blk.{layer}.{name}.weight": array for name, array in made.items()}
+        if "b" in kinds:
+            for name in "qkv":
+                size = len(made[f"attn_{name}"])
+                arrays[f"blk.{layer}.attn_{name}.bias"] = weights(draw, size)
+    own = {
+        "context_length": 256,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": SHARED,
+        "attention.key_length": SIZE,
+        "attention.value_length": SIZE,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": SIZE,
+        "rope.freq_base": 10000.0,
+        **values,
+    }
+    header = BYTES | {f"{family}.{name}": value for name, value in own.items()}
+    return write_gguf(folder / f"{family}-{kinds}.gguf", family, header, arrays, BYTES_TYPES)
+
+
+def rows_of(kind: Kind, seed: int = 0) -> tuple[Any, Any]:
+    """Rows of a type as the file has them, and the weights that they stand for."""
+    draw = np.random.default_rng(seed)
+    if kind == Kind.Q4_K:  # which the library of the format does not write
+        blocks = draw.integers(0, 256, (40, 2, 144), dtype=np.uint8)
+        blocks[..., :4] = draw.uniform(1e-5, 1e-2, (40, 2, 2)).astype(np.float16).view(np.uint8)
+        rows = blocks.reshape(40, -1)
+    else:
+        rows = gguf.quantize(draw.standard_normal((40, 512)).astype(np.float32), kind)
+    return rows, torch.from_numpy(gguf.dequantize(rows, kind))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_the_numbers_of_a_file_are_kept(kind: Kind) -> None:
+    rows, expected = rows_of(kind)
+    found = PackedLinear(KEPT[kind].read(rows), None, 8)
+    assert found.bits == KEPT[kind].bits
+    if kind == Kind.Q4_K:  # a scale is a product of two numbers there
+        spread = 15 * found.scales.float().abs().max()
+        assert float((found.weight - expected).abs().max()) < float(spread) / 1000
+    else:
+        assert torch.equal(found.weight, expected)
+    kept = found.numbers.nbytes + found.scales.nbytes
+    assert kept == 48 * 512 * found.bits // 8 + 48 * 16 * KEPT[kind].scales
+
+
+@pytest.mark.parametrize("level", core.levels())
+@pytest.mark.parametrize("kind", KEPT)
+def test_every_set_of_instructions_multiplies_them_alike(kind: Kind, level: str) -> None:
+    linear = PackedLinear(KEPT[kind].read(rows_of(kind)[0]), None, 8)
+    states = torch.randn((21, 512), generator=torch.Generator().manual_seed(2))
+    core.use_level("plain")
+    expected = linear(states)
+    try:
+        core.use_level(level)
+        found = linear(states)
+        assert torch.equal(found, expected)
+        assert torch.equal(torch.cat([linear(row[None]) for row in states]), found)
+    finally:
+        core.use_level(core.levels()[-1])
+    rounded = states @ linear.weight.T
+    assert float((found - rounded).norm() / rounded.norm()) < 0.01
+
+
+def test_extreme_numbers_with_lows_do_not_overflow() -> None:
+    most = Numbers(
+        4, torch.full((16, 256), 15, dtype=torch.uint8), torch.ones(16, 8), torch.ones(16, 8)
+    )
+    linear = PackedLinear(most, None, 8)
+    for sign in (1.0, -1.0):
+        states = torch.full((5, 256), sign)
+        assert torch.allclose(linear(states), states @ linear.weight.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("llama", ""),
+        ("llama", "of"),
+        ("qwen2", "b"),
+        ("qwen2", "bo"),
+        ("qwen3", "n"),
+        ("qwen3", "no"),
+    ],
+)
+def test_a_model_computes_what_llama_cpp_computes(family: str, kinds: str, tmp_path: Path) -> None:
+    file = file_of(tmp_path, family, kinds)
+    mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off"))
+    assert isinstance(mine.captured, NativeForwards) and mine.info.note == ""  # type: ignore[attr-defined]
+    assert mine.info.can_tree and mine.info.leaves is None
+    assert mine.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
+    factors = SIZE // 2 if "f" in kinds else 0
+    assert mine.info.parameters == other.info.parameters - factors
+    assert mine.info.memory_bytes == need(str(file), EIGHT).weights
+    text = mine.tokenize("the cat sat on the mat, and the dog saw it. " * 3)
+    assert text == other.tokenize("the cat sat on the mat, and the dog saw it. " * 3)
+    left, right = after(mine, text), after(other, text)
+    assert np.linalg.norm(left - right) < 0.15 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
+def test_a_file_of_few_bits_writes_the_same_with_drafts(
+    kind: str, exact: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / f"{kind}.gguf"
+    quantize(exact, file, kind, 1)
+    mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off"))
+    assert mine.info.dtype == kind and mine.info.weights == f"transformers, {kind}"
+    assert mine.info.fingerprint != other.info.fingerprint
+    assert need(str(file), EIGHT).weights == mine.info.memory_bytes
+    assert mine.info.sampling == other.info.sampling
+    text = mine.tokenize("The sun rises in the east and sets in the")
+    left, right = after(mine, text), after(other, text)
+    assert np.linalg.norm(left - right) < 0.05 * np.linalg.norm(right)
+    wanted = Generation(Sampling(0.7, seed=5), max_tokens=40)
+    plain = events_of(mine.open(), text, wanted)
+    truth = [*text, *(token.id for token in tokens_of(plain))]
+    drafter = wrong_at(truth, mine.info.vocabulary_size, branches=True)
+    fast = events_of(mine.open(), text, wanted, [drafter])
+    assert len(fast) < len(plain)
+    assert_lossless(plain, fast)
+
+
+def test_fewer_bits_than_those_of_the_file_round_again(exact: Path) -> None:
+    eight, four = load(str(exact), EIGHT), load(str(exact), Runtime(bits="4"))
+    assert (eight.info.dtype, four.info.dtype) == ("F16", "F16 in 4 bits")
+    assert four.info.memory_bytes < eight.info.memory_bytes
+    assert need(str(exact), Runtime(bits="4")).weights == four.info.memory_bytes
+    assert device(str(exact), Runtime(bits="4")) == "cpu"
+
+
+def test_the_parts_of_a_split_file_are_one_model(exact: Path, tmp_path: Path) -> None:
+    """By their tensors: the last one holds the last layer."""
+    whole = Header(exact)
+    for number in (1, 2):
+        gone = [each.name for each in whole.tensors if ("blk.1." in each.name) == (number == 1)]
+        part = tmp_path / f"it-{number:05}-of-00002.gguf"
+        rewritten(exact, part, arrays=dict.fromkeys(gone))
+    found = Header(tmp_path / "it-00001-of-00002.gguf")
+    assert {each.name for each in found.tensors} == {each.name for each in whole.tensors}
+    left, right = (built(each, 64, 8).state_dict() for each in (found, whole))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_a_conversation_has_the_words_of_the_file(exact: Path) -> None:
+    from engine.types import Message
+
+    mine, other = load(str(exact), EIGHT), load(str(exact), Runtime(head="off"))
+    messages = [Message("user", "Tell me about the sea.")]
+    assert mine.render(messages) == other.render(messages)
+    mine.prefill(mine.tokenize(mine.render(messages)), never)
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"rope.scaling.type": "yarn"}, r"positions are scaled \(yarn\)"),
+        ({"expert_count": 4, "expert_used_count": 2}, "llama.expert_count"),
+        ({"rope.dimension_count": 16}, "turn in part"),
+    ],
+)
+def test_what_the_core_would_compute_otherwise_is_refused(
+    values: dict[str, Any], part: str, tmp_path: Path
+) -> None:
+    file = file_of(tmp_path, "llama", "", **values)
+    with pytest.raises(Foreign, match=part):
+        Header(file).config(256)
+
+
+def test_a_refusal_says_what_to_do(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "llama", "", **{"rope.scaling.type": "yarn"})
+    for ask in (load, need):
+        with pytest.raises(ModelError, match=r"scaled \(yarn\).*Leave the bits at auto"):
+            ask(str(file), EIGHT)
+
+
+def test_tensors_that_are_not_known_or_missing_are_refused(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "llama", "")
+    more = rewritten(
+        file, tmp_path / "more.gguf", arrays={"blk.0.attn_q_norm.weight": np.ones(32, np.float32)}
+    )
+    with pytest.raises(Foreign, match=r"blk\.0\.attn_q_norm\.weight has no place"):
+        built(Header(more), 256, 8)
+    less = rewritten(file, tmp_path / "less.gguf", arrays={"blk.1.ffn_up.weight": None})
+    with pytest.raises(Foreign, match=r"no tensor for model\.layers\.1\.mlp\.up_proj\.weight"):
+        built(Header(less), 256, 8)
+    other = rewritten(
+        file,
+        tmp_path / "other.gguf",
+        arrays={"blk.1.ffn_up.weight": np.ones((128, 128), np.float32)},
+    )
+    with pytest.raises(Foreign, match=r"blk\.1\.ffn_up\.weight has the shape \(128, 128\)"):
+        built(Header(other), 256, 8)
+    gemma = rewritten(file, tmp_path / "gemma.gguf", architecture="gemma2")
+    with pytest.raises(Foreign, match="it is a gemma2 model"):
+        Header(gemma).config(256)
