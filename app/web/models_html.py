@@ -19,6 +19,7 @@ from engine.native import multiplies_few_bits
 from engine.servers.client import is_address
 
 FLOAT32, GGUF = "float32", "llama.cpp"
+HALVES = ("bfloat16", "float16")
 DRAFT_SIZES = 3, 7, 15
 """The numbers of drafted tokens whose verification cost is shown."""
 QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
@@ -33,7 +34,7 @@ IMITABLE = (
     "Its chat template separates turns with ordinary text, so a message or a file that you paste "
     "can imitate a turn of the conversation."
 )
-ROUNDABLE, LARGE = ("float32", "bfloat16", "float16"), 100_000_000
+ROUNDABLE, LARGE = (FLOAT32, *HALVES), 100_000_000
 """The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster."""
@@ -132,7 +133,7 @@ def listing(words: Iterable[str]) -> str:
 
 def precision(info: BackendInfo) -> str:
     """The effect of reduced precision, for a model that could also compute in float32."""
-    if info.kind != "transformers" or info.dtype == FLOAT32 or info.dtype.endswith(" bits"):
+    if info.kind != "transformers" or info.dtype not in HALVES:
         return ""
     return (
         f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "

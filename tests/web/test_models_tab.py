@@ -72,6 +72,9 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
     assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
     file = replace(large, kind="llama.cpp", dtype="Q4_K_M")
     assert "load it with 8 Bits" in models_html.loaded(file, "/m/a.gguf")
+    assert "It computes in bfloat16" in models_html.loaded(large, "/m/a")
+    packed = models_html.loaded(replace(large, dtype="Q4_K_M"), "/m/a.gguf")
+    assert "It computes in" not in packed and "Bits" not in packed
     for change in (
         {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"}, {"parameters": 10_000_000},
     ):  # fmt: skip

@@ -321,7 +321,7 @@ class ModelsTab(Tab):
 
     def loaded(self) -> str:
         info, curve = self.session.current.info, self.session.costs.curve
-        others = not self.models.demonstration
+        others = not self.models.demonstration and not models_html.fewer_bits(info)
         costs = models_html.verifying(info, curve.points, others) if curve else ""
         drafts = list(self.session.stacks.drafts)
         plain = pace(self.session.current.plain) if self.models.is_loaded else ""
