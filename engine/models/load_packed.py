@@ -6,7 +6,7 @@ Q4_1, Q4_K) and of 8 (Q8_0) stay as they are in the file; only the scales of Q4_
 products there, become float16. Other types are rounded to 8 bits, or to 4 if those are asked for.
 
 The tokenizer and the chat template remain those of llama.cpp, so a text has the same tokens in
-both.
+both. When a file is loaded, the logits after a text are compared with those of llama.cpp.
 """
 
 import math
@@ -26,7 +26,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.backends.base import BackendInfo, digest
-from engine.backends.llamacpp import LlamaCppTokenizer
+from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
+from engine.backends.native_forward import SHARE
 from engine.backends.quantised import (
     HEAD_BITS,
     Numbers,
@@ -38,6 +39,7 @@ from engine.backends.quantised import (
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
+from engine.models.gguf import opened
 from engine.models.gguf_files import file_fingerprint, parts_of
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
@@ -80,6 +82,13 @@ INSIDE = {
 """The names of tensors in the file and in the library, outside of layers and in them."""
 FACTORS = "rope_freqs"
 """A tensor by which the rotary frequencies are divided."""
+TRIED = (
+    "The sea was calm that morning, and nobody in the village saw the three boats that came back."
+)
+"""The text after which logits are compared."""
+ROUNDED = 0.5
+"""How far logits may be from those of llama.cpp, as a share of their norm, where weights are
+rounded to 4 bits; otherwise SHARE."""
 OTHER = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
 """Values of a header that change what a layer computes, and that are not known here."""
 
@@ -171,8 +180,23 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     if runtime.head not in ("auto", "off"):
         with_head(backend, source, runtime.head)
     with_native(backend)
+    with readable(source):
+        compare(backend, path, runtime.threads, SHARE if bits == 8 else ROUNDED)
     backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
+
+
+def compare(backend: TransformersBackend, path: Path, threads: int, allowed: float) -> None:
+    """Raise Foreign if the logits after a text are further from those of llama.cpp than `allowed`,
+    as a share of their norm."""
+    runtime = Runtime(64, threads, gpu_layers=0, head="off")
+    model, context = opened(path, runtime, fast=False)
+    library = LlamaCppBackend(model, context, Vocabulary(model), None, backend.info, 64)
+    tokens = backend.tokenize(TRIED)[:60]
+    expected = alone(library, tokens)
+    gap = float(np.linalg.norm(backend.alone(tokens) - expected) / np.linalg.norm(expected))
+    if not gap <= allowed:
+        raise Foreign(f"its logits differ from those of llama.cpp by {gap:.2g} of their norm")
 
 
 def packed_need(source: str, runtime: Runtime) -> Need:

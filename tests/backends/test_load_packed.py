@@ -14,6 +14,7 @@ from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
+from engine.models import load_packed
 from engine.models.load_packed import KEPT, Foreign, Header, built
 from engine.models.loaders import device, load, need
 from engine.native import core
@@ -241,6 +242,16 @@ def test_a_refusal_says_what_to_do(tmp_path: Path) -> None:
     for ask in (load, need):
         with pytest.raises(ModelError, match=r"scaled \(yarn\).*Leave the bits at auto"):
             ask(str(file), EIGHT)
+
+
+def test_a_file_that_the_core_computes_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a family would be whose rows had another order than is known here."""
+    monkeypatch.setattr(load_packed, "rows_of", lambda count, heads: np.arange(count))
+    file = file_of(tmp_path, "llama", "")
+    with pytest.raises(ModelError, match=r"differ from those of llama\.cpp by .*at auto"):
+        load(str(file), EIGHT)
 
 
 def test_tensors_that_are_not_known_or_missing_are_refused(tmp_path: Path) -> None:
