@@ -66,7 +66,8 @@ class BackendInfo(TokenizerInfo):
     can imitate a turn, because nothing but ordinary text separates turns. `head` describes the
     model's own head for guessing tokens, if any.
 
-    `server` is the server that runs it, None for a model on this machine.
+    `exact` says that the logits of a token have the same bits whether it is decoded alone or among
+    drafts. `server` is the server that runs it, None for a model on this machine.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class BackendInfo(TokenizerInfo):
     marks: tuple[Marks, ...] = MARKS
     imitable: bool = False
     head: HeadInfo | None = None
+    exact: bool = False
     server: ServerInfo | None = None
 
     @property

@@ -58,6 +58,7 @@ from engine.models.memory import (
     cache_numbers,
 )
 from engine.models.torch_heads import with_head
+from engine.process import give_back_freed
 from engine.settings import Runtime
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -301,8 +302,8 @@ def place(
         setattr(owner, name, FileEmbedding(tensor))
     elif ending == "weight" and isinstance(module, nn.Linear) and can_pack(shape[0], shape[1]):
         most = max(bits, HEAD_BITS) if name == "lm_head" else bits
-        packed = packed_of(tensor, order, module.bias, most, room)
-        setattr(owner, name, packed)
+        setattr(owner, name, packed_of(tensor, order, module.bias, most, room))
+        give_back_freed()  # otherwise what each matrix took on the way adds up
     else:
         values = weights_of(np.asarray(tensor.data)[order], tensor.tensor_type)
         setattr(module, ending, nn.Parameter(values, requires_grad=False))

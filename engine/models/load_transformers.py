@@ -202,9 +202,8 @@ def with_native(backend: TransformersBackend) -> None:
     """Let the core compute the forwards of a model of few bits; its note gives the reason if it
     cannot."""
     info, reason = backend.info, attach(backend)
-    if reason:
-        note = f"Between its matrices {info.name} computes in torch, as {reason}."
-        backend.info = replace(info, note=f"{info.note} {note}".lstrip())
+    note = f"Between its matrices {info.name} computes in torch, as {reason}." if reason else ""
+    backend.info = replace(info, note=f"{info.note} {note}".strip(), exact=not reason)
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:

@@ -247,7 +247,7 @@ def test_odd_sizes_and_rows_of_zeros() -> None:
 def test_the_demonstration_model_in_few_bits(bits: int) -> None:
     model = load(EMBEDDED, bits=str(bits))
     info = model.info
-    assert info.dtype == f"{bits} bits" and info.can_tree and info.note == ""
+    assert info.dtype == f"{bits} bits" and info.can_tree and info.note == "" and info.exact
     assert isinstance(model.captured, native_forward.NativeForwards)
     usual = load(EMBEDDED)
     assert info.parameters == usual.info.parameters
@@ -318,6 +318,7 @@ def test_what_cannot_be_converted_stays(tmp_path: Path) -> None:
     mlp = model.model.model.layers[0].mlp
     assert isinstance(mlp.gate_proj, PackedLinear) and type(mlp.down_proj) is torch.nn.Linear
     assert model.captured is None and "could not be converted" in model.info.note
+    assert not model.info.exact
     assert model.info.can_tree
     need = memory_need(str(folder), "cpu", "auto", 1024, bits="8")
     assert need.weights == model.info.memory_bytes
