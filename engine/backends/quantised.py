@@ -57,8 +57,8 @@ if not problem():
 
 
 def can_pack(outputs: int, inputs: int) -> bool:
-    """Whether a matrix can be converted: its inputs must be whole groups."""
-    return outputs >= int(core.CHANNELS) and inputs % int(core.GROUP) == 0
+    """Whether a matrix can be converted: its inputs must be whole groups of the finer kind."""
+    return outputs >= int(core.CHANNELS) and inputs % int(core.FINE) == 0
 
 
 LINE = 64
@@ -141,8 +141,10 @@ class PackedLinear(nn.Module):
         self.counted = True
         """Whether its weights are no copy of others."""
         self.width = -(-self.out_features // core.CHANNELS) * core.CHANNELS
+        self.depth = -(-self.in_features // core.GROUP) * core.GROUP
+        """The padded numbers of outputs and inputs."""
         self.group = core.FINE if self.fine else core.GROUP
-        count, kind = self.width * self.in_features, torch.float16 if self.fine else torch.float32
+        count, kind = self.width * self.depth, torch.float16 if self.fine else torch.float32
         room = room or Room(0)
         self.register_buffer("numbers", room.take(count * self.bits // 8))
         scales = room.take(count // self.group * kind.itemsize * (1 + self.lows))
@@ -170,20 +172,22 @@ class PackedLinear(nn.Module):
 
     def place(self, given: Numbers) -> None:
         """Put numbers and scales where the core reads them."""
-        numbers = self.blocks(given.numbers)
+        numbers = self.blocks(given.numbers, self.depth)
         if self.bits == 4:
             low, high = numbers.view(*numbers.shape[:2], -1, 2, 4).unbind(3)
             numbers = low | high << 4
         placed = numbers.view(*numbers.shape[:2], -1, 4).transpose(1, 2)
         self.numbers.view(placed.shape).copy_(placed)
         kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
-        scales = torch.stack([self.blocks(each).transpose(1, 2) for each in kinds], 2)
+        groups = self.depth // self.group
+        scales = torch.stack([self.blocks(each, groups).transpose(1, 2) for each in kinds], 2)
         self.scales.view(scales.shape).copy_(scales)
 
-    def blocks(self, values: torch.Tensor) -> torch.Tensor:
-        """Rows for all outputs as blocks, shape (blocks, CHANNELS, ...), the last one padded."""
-        padded = nn.functional.pad(values, (0, 0, 0, self.width - len(values)))
-        return padded.view(-1, core.CHANNELS, values.shape[1])
+    def blocks(self, values: torch.Tensor, columns: int) -> torch.Tensor:
+        """Rows for all outputs as blocks, padded to the shape (blocks, CHANNELS, columns)."""
+        rows, given = values.shape
+        padded = nn.functional.pad(values, (0, columns - given, 0, self.width - rows))
+        return padded.view(-1, core.CHANNELS, columns)
 
     def settle(self) -> None:
         """Take the bias as it is now, after loading."""
@@ -213,8 +217,8 @@ class PackedLinear(nn.Module):
             values = values * scales[0][..., None] - 8 * scales[1][..., None]
         else:
             values = (values - 2 ** (self.bits - 1)) * scales[0][..., None]
-        found: torch.Tensor = values.view(self.width, self.in_features)[: self.out_features]
-        return found
+        whole = values.view(self.width, self.depth)
+        return whole[: self.out_features, : self.in_features]
 
 
 class StoredEmbedding(nn.Module):

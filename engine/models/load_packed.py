@@ -51,11 +51,11 @@ from engine.models.load_transformers import (
 )
 from engine.models.memory import (
     FLOAT32,
-    PACKED_OUTPUTS,
     PACKED_SCALES,
     Need,
     Outlook,
     cache_numbers,
+    packed_size,
 )
 from engine.models.torch_heads import with_head
 from engine.process import give_back_freed
@@ -335,12 +335,10 @@ def room_of(tensor: Any, name: str, bits: int) -> int:
     if len(shape) != 2 or not can_pack(*shape):
         return count * FLOAT32
     bits = max(bits, HEAD_BITS) if name == "output.weight" else bits
-    padded = -(-shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * shape[-1]
     kept = KEPT.get(tensor.tensor_type)
     if kept and kept.bits <= bits:
-        return padded * kept.bits // 8 + padded // 32 * kept.scales
-    together, scale = PACKED_SCALES[bits]
-    return padded * bits // 8 + padded // together * scale
+        return packed_size(shape, kept.bits, 32, kept.scales)
+    return packed_size(shape, bits, *PACKED_SCALES[bits])
 
 
 class FileEmbedding(nn.Module):

@@ -152,8 +152,9 @@ MARKS = 3
 KEPT = 1 + MARKS + CHAIN + 1
 """The most states of a layer: the current one, marks, and one for each row of a chain, including
 its root."""
-PACKED_GROUP = 128
-"""The inputs of a matrix of few bits are a multiple of this."""
+PACKED_INPUTS, PACKED_GROUP = 32, 128
+"""The inputs of a matrix of few bits are a multiple of the first, and padded to one of the
+second."""
 PACKED_SCALES = {8: (128, 4), 4: (32, 2)}
 """By bits, the weights that share a scale, and its bytes."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
@@ -262,18 +263,26 @@ def packed_bytes(name: str, weight: "TensorInfo", bits: int, tied: bool) -> int:
     """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): embeddings
     keep their type, and what is no matrix becomes float32. An embedding that is `tied` is the
     output matrix as well."""
-    count = weight.parameter_count
-    fits = len(weight.shape) == 2 and weight.shape[1] % PACKED_GROUP == 0
+    count, fits = weight.parameter_count, can_be_packed(weight.shape)
     head = HEAD.search(name) or EMBEDDING.search(name)
-    padded = count
-    if fits:
-        padded = -(-weight.shape[0] // PACKED_OUTPUTS) * PACKED_OUTPUTS * weight.shape[1]
     bits = 8 if head else bits
-    together, scale = PACKED_SCALES[bits]
-    packed = padded * bits // 8 + padded // together * scale
+    packed = packed_size(weight.shape, bits, *PACKED_SCALES[bits]) if fits else 0
     if EMBEDDING.search(name):
-        return count * SIZES.get(weight.dtype, 1) + (packed if tied and fits else 0)
+        return count * SIZES.get(weight.dtype, 1) + (packed if tied else 0)
     return packed if fits else count * FLOAT32
+
+
+def can_be_packed(shape: Sequence[int]) -> bool:
+    return len(shape) == 2 and shape[1] % PACKED_INPUTS == 0
+
+
+def packed_size(shape: Sequence[int], bits: int, together: int, scale: int) -> int:
+    """The bytes of a padded matrix, of which so many weights together have scales of so many
+    bytes."""
+    outputs, inputs = shape
+    padded = -(-outputs // PACKED_OUTPUTS) * PACKED_OUTPUTS
+    padded *= -(-inputs // PACKED_GROUP) * PACKED_GROUP
+    return padded * bits // 8 + padded // together * scale
 
 
 def kept(tensors: Mapping[str, "TensorInfo"]) -> int:

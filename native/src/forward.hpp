@@ -17,7 +17,7 @@ struct Work {
 
     int rows() const { return forward.rows; }
     const Shape &shape() const { return model.shape; }
-    Inputs of(int count) const { return Inputs::at(inputs, rows(), count); }
+    Inputs of(int count) const { return Inputs::at(inputs, rows(), padded(count)); }
     // The keys (0) or values (1) of a head, for the part of the cache with a slot.
     float *cached(int layer, int which, int head, int slot) const {
         const size_t number = (size_t(layer) * 2 + which) * shape().shared + head;
@@ -47,19 +47,20 @@ INLINE void take_norms(const Team &team, const Work &work, const float *weights)
     team.each(work.rows(), [&](int row) {
         float *out = work.normed + size_t(row) * width;
         normalise(work.forward.states + size_t(row) * width, weights, width, work.shape().eps, out);
-        for (int g = 0; g < width / GROUP; ++g) inputs.take(row, g, out + g * GROUP);
+        for (int g = 0; g * GROUP < width; ++g) inputs.take(row, g, out + g * GROUP, width);
     });
 }
 
-// Round rows of `count` numbers, which `fill(row, first, out)` computes a group at a time.
+// Round rows of `count` numbers, which `fill(row, first, many, out)` computes a group at a time.
 template <class Fill>
 INLINE void take_groups(const Team &team, const Work &work, int count, Fill fill) {
     const Inputs inputs = work.of(count);
-    const int groups = count / GROUP;
+    const int groups = padded(count) / GROUP;
     team.each(work.rows() * groups, [&](int at) {
         float values[GROUP];
-        fill(at / groups, at % groups * GROUP, values);
-        inputs.take(at / groups, at % groups, values);
+        const int first = at % groups * GROUP, left = count - first;
+        fill(at / groups, first, left < GROUP ? left : GROUP, values);
+        inputs.take(at / groups, at % groups, values, count);
     });
 }
 
@@ -230,18 +231,18 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
     team.each(shape.shared * parts, [&](int at) {
         attend(work, number, at % shape.shared, at / shape.shared * TOGETHER);
     });
-    take_groups(team, work, attended, [&](int row, int first, float *out) {
+    take_groups(team, work, attended, [&](int row, int first, int many, float *out) {
         const float *from = work.mixed + size_t(row) * attended + first;
-        __builtin_memcpy(out, from, GROUP * sizeof(float));
+        __builtin_memcpy(out, from, many * sizeof(float));
     });
     const Product back{layer.output, states, true};
     multiplied(team, work.of(attended), &back, 1);
     take_norms(team, work, layer.between);
     const Product two[] = {{layer.gate, work.gate, false}, {layer.up, work.up, false}};
     multiplied(team, work.of(shape.width), two, 2);
-    take_groups(team, work, shape.inner, [&](int row, int first, float *out) {
+    take_groups(team, work, shape.inner, [&](int row, int first, int many, float *out) {
         const size_t at = size_t(row) * shape.inner + first;
-        for (int i = 0; i < GROUP; i += LANES) {
+        for (int i = 0; i < many; i += LANES) {
             const Floats gate = load(work.gate + at + i), e = exponential(-positive(gate));
             const Floats share = (gate < 0.0f ? e : Floats{} + 1.0f) / (1.0f + e);
             store(out + i, gate * share * load(work.up + at + i));
@@ -283,7 +284,7 @@ void compute(const Model &model, Forward &forward, int threads) {
     widest = widest > shape.inner ? widest : shape.inner;
     size_t numbers = 0;
     for (int width : widths) numbers += size_t(width) * forward.rows;
-    char *bytes = room.of(sizeof(float) * numbers + Inputs::bytes(forward.rows, widest));
+    char *bytes = room.of(sizeof(float) * numbers + Inputs::bytes(forward.rows, padded(widest)));
     float *at[7] = {(float *)bytes};
     for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
     Work work{model, forward, at[0], at[1], at[2], at[3], at[4], at[5], at[6],

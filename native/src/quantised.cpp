@@ -80,7 +80,7 @@ struct Held {
         check(bits == 4 || bits == 8, "a number has 4 or 8 bits");
         check(bits == 8 || fine, "in 4 bits groups are fine");
         check(bits == 4 || !lows, "in 8 bits there are no lows");
-        check(outputs > 0 && inputs > 0 && inputs % GROUP == 0, "the inputs are no whole groups");
+        check(outputs > 0 && inputs > 0 && inputs % FINE == 0, "the inputs are no whole groups");
         check(numbers.size() == matrix.blocks() * matrix.block_bytes(), "the numbers do not fit");
         check(scales.size() == matrix.blocks() * matrix.scale_bytes(), "the scales do not fit");
         check(!bias || bias->size() == size_t(matrix.width()), "the bias does not fit");

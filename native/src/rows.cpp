@@ -240,7 +240,7 @@ INLINE Weights high(Weights both) {
 // Rows of inputs in 8 bits. Words of 4 inputs have the order (words, rows): so the rows of a step are
 // neighbours, however long they are, and do not fall into the same places of the cache.
 struct Inputs {
-    int rows, count;
+    int rows, count;  // whole groups of them
     int32_t *words;
     float *scales;  // (groups, rows)
     int32_t *sums;  // (groups of FINE, rows), times -8
@@ -255,9 +255,15 @@ struct Inputs {
         return found;
     }
 
-    // Round one group of one row.
-    INLINE void take(int row, int group, const float *values) const {
+    // Round one group of one row. Of a row of `all` numbers, what the last group lacks is 0.
+    INLINE void take(int row, int group, const float *values, int all) const {
         static const float zeros[GROUP] = {};
+        float last[GROUP];
+        const int left = all - group * GROUP;
+        if (left < GROUP) {
+            for (int k = 0; k < GROUP; ++k) last[k] = k < left ? values[k] : 0.0f;
+            values = last;
+        }
         const float peak = peak_of(values, GROUP), by = factor(peak);
         if (!(by > 0)) values = zeros;
         for (int fine = group * GROUP; fine < (group + 1) * GROUP; fine += FINE) {
@@ -417,15 +423,17 @@ struct Multiplication {
 };
 
 void multiply(const float *values, int rows, const Matrix &matrix, float *out, int threads) {
-    char *bytes = room.of(Inputs::bytes(rows, matrix.inputs));
-    Multiplication all{values, matrix, Inputs::at(bytes, rows, matrix.inputs),
+    const int count = padded(matrix.inputs);
+    char *bytes = room.of(Inputs::bytes(rows, count));
+    Multiplication all{values, matrix, Inputs::at(bytes, rows, count),
                        {&matrix, out, false}, Meeting(threads)};
     in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);
         const Team team(all.meeting);
         team.each(all.inputs.rows, [&](int row) {
-            for (int g = 0; g < all.matrix.inputs / GROUP; ++g)
-                all.inputs.take(row, g, all.values + size_t(row) * all.matrix.inputs + g * GROUP);
+            const int count = all.matrix.inputs;
+            for (int g = 0; g * GROUP < count; ++g)
+                all.inputs.take(row, g, all.values + size_t(row) * count + g * GROUP, count);
         });
         multiplied(team, all.inputs, &all.product, 1);
     }, &all);
@@ -494,10 +502,14 @@ void pack_group(const Packing &all, int at, int group) {
     float scales[CHANNELS] = {};
     for (int n = 0; n < CHANNELS; ++n) {
         int8_t found[GROUP] = {};
-        const int output = at * CHANNELS + n;
-        if (output < all.outputs)
-            scales[n] = chosen(all.weights + size_t(output) * matrix.inputs + group * together,
-                               matrix.bits, found);
+        const int output = at * CHANNELS + n, left = matrix.inputs - group * together;
+        if (output < all.outputs && left > 0) {
+            const float *weights = all.weights + size_t(output) * matrix.inputs + group * together;
+            float last[GROUP] = {};
+            if (left < together)
+                weights = (float *)__builtin_memcpy(last, weights, left * sizeof(float));
+            scales[n] = chosen(weights, matrix.bits, found);
+        }
         for (int k = 0; k < together; ++k) {
             if (matrix.bits == 8) {
                 to[(k / STEP * CHANNELS + n) * STEP + k % STEP] = uint8_t(found[k] + 128);

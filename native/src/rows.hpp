@@ -25,6 +25,7 @@
 namespace rows {
 
 constexpr int GROUP = 128, FINE = 32, CHANNELS = 16;
+constexpr int padded(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
 // Tokens of a part of a cache, and of a block of its keys.
 constexpr int PART = 256, BLOCK = 16;
 
@@ -32,7 +33,7 @@ constexpr int PART = 256, BLOCK = 16;
 // inputs of every channel behind each other; in 4 bits, a byte has those 4 and the next 4. They are
 // 8 or 128 more than what they stand for. Scales have the shape (blocks, groups, CHANNELS): float16
 // for groups of FINE inputs, float32 for groups of GROUP. Outputs are padded to a whole number of
-// blocks.
+// blocks, and inputs, which are whole groups of FINE, to whole groups of GROUP.
 //
 // With `lows`, which only 4 bits and fine groups have, numbers count from 0, and a weight is its
 // number times the scale, less 8 times its low. Lows have the shape of the scales, and those of a
@@ -45,8 +46,8 @@ struct Matrix {
 
     int blocks() const { return (outputs + CHANNELS - 1) / CHANNELS; }
     int group() const { return fine ? FINE : GROUP; }
-    int groups() const { return inputs / group(); }
-    size_t block_bytes() const { return size_t(inputs) * CHANNELS * bits / 8; }
+    int groups() const { return padded(inputs) / group(); }
+    size_t block_bytes() const { return size_t(padded(inputs)) * CHANNELS * bits / 8; }
     size_t scale_bytes() const {
         return size_t(groups()) * CHANNELS * (fine ? 2 : 4) * (lows ? 2 : 1);
     }

@@ -38,30 +38,30 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def file_of(folder: Path, family: str, kinds: str = "", **values: Any) -> Path:
+def file_of(folder: Path, family: str, kinds: str = "", width: int = WIDTH, **values: Any) -> Path:
     """A model of two layers over single bytes. `kinds` are what it has besides: "b" for biases of
     queries, keys and values, "n" for norms of queries and keys, "o" for an output matrix, "f" for
     factors of its frequencies."""
     draw = np.random.default_rng(3)
     arrays = {
-        "token_embd.weight": weights(draw, len(WORDS), WIDTH),
-        "output_norm.weight": 1 + weights(draw, WIDTH),
+        "token_embd.weight": weights(draw, len(WORDS), width),
+        "output_norm.weight": 1 + weights(draw, width),
     }
     if "o" in kinds:
-        arrays["output.weight"] = weights(draw, len(WORDS), WIDTH)
+        arrays["output.weight"] = weights(draw, len(WORDS), width)
     if "f" in kinds:
         arrays["rope_freqs.weight"] = np.linspace(1, 8, SIZE // 2, dtype=np.float32)
     for layer in range(LAYERS):
         made = {
-            "attn_norm": 1 + weights(draw, WIDTH),
-            "ffn_norm": 1 + weights(draw, WIDTH),
-            "attn_q": weights(draw, HEADS * SIZE, WIDTH),
-            "attn_k": weights(draw, SHARED * SIZE, WIDTH),
-            "attn_v": weights(draw, SHARED * SIZE, WIDTH),
-            "attn_output": weights(draw, WIDTH, HEADS * SIZE),
-            "ffn_gate": weights(draw, INNER, WIDTH),
-            "ffn_up": weights(draw, INNER, WIDTH),
-            "ffn_down": weights(draw, WIDTH, INNER),
+            "attn_norm": 1 + weights(draw, width),
+            "ffn_norm": 1 + weights(draw, width),
+            "attn_q": weights(draw, HEADS * SIZE, width),
+            "attn_k": weights(draw, SHARED * SIZE, width),
+            "attn_v": weights(draw, SHARED * SIZE, width),
+            "attn_output": weights(draw, width, HEADS * SIZE),
+            "ffn_gate": weights(draw, INNER, width),
+            "ffn_up": weights(draw, INNER, width),
+            "ffn_down": weights(draw, width, INNER),
         }
         if "n" in kinds:
             made |= {f"attn_{name}_norm": 1 + weights(draw, SIZE) for name in "qk"}
@@ -72,7 +72,7 @@ def file_of(folder: Path, family: str, kinds: str = "", **values: Any) -> Path:
                 arrays[f"blk.{layer}.attn_{name}.bias"] = weights(draw, size)
     own = {
         "context_length": 256,
-        "embedding_length": WIDTH,
+        "embedding_length": width,
         "block_count": LAYERS,
         "feed_forward_length": INNER,
         "attention.head_count": HEADS,
@@ -143,18 +143,21 @@ def test_extreme_numbers_with_lows_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kinds"),
+    ("family", "kinds", "width"),
     [
-        ("llama", ""),
-        ("llama", "of"),
-        ("qwen2", "b"),
-        ("qwen2", "bo"),
-        ("qwen3", "n"),
-        ("qwen3", "no"),
+        ("llama", "", 128),
+        ("llama", "of", 128),
+        ("qwen2", "b", 128),
+        ("qwen2", "bo", 128),
+        ("qwen3", "n", 128),
+        ("qwen3", "no", 128),
+        ("llama", "o", 160),
     ],
 )
-def test_a_model_computes_what_llama_cpp_computes(family: str, kinds: str, tmp_path: Path) -> None:
-    file = file_of(tmp_path, family, kinds)
+def test_a_model_computes_what_llama_cpp_computes(
+    family: str, kinds: str, width: int, tmp_path: Path
+) -> None:
+    file = file_of(tmp_path, family, kinds, width)
     mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off"))
     assert isinstance(mine.captured, NativeForwards) and mine.info.note == ""  # type: ignore[attr-defined]
     assert mine.info.can_tree and mine.info.leaves is None

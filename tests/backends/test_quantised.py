@@ -43,6 +43,8 @@ FAMILIES = {
     "llama without groups": ("llama-gqa", {"num_key_value_heads": 4}),
     "llama of wide heads": ("llama-gqa", {"head_dim": 128, "num_attention_heads": 2,
                                           "num_key_value_heads": 1}),
+    "llama of odd sizes": ("llama-gqa", {"hidden_size": 192, "intermediate_size": 352,
+                                         "num_attention_heads": 6, "num_key_value_heads": 2}),
     "llama with biases": ("llama-gqa", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral-window", {**LENGTH, "sliding_window": None}),
     "qwen2": ("qwen2", {}),
@@ -229,6 +231,22 @@ assert linear(torch.ones(1, 256)).any()
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("inputs", [32, 96, 160, 352])
+def test_inputs_that_are_no_whole_groups_are_padded(inputs: int, bits: int) -> None:
+    """With every set of instructions, as if zeros stood there."""
+    weight, states = numbers(40, inputs), numbers(9, inputs)
+    rest = -inputs % core.GROUP
+    linear = PackedLinear(weight, None, bits)
+    wide = PackedLinear(torch.nn.functional.pad(weight, (0, rest)), None, bits)
+    expected = wide(torch.nn.functional.pad(states, (0, rest)))
+    for level in LEVELS:
+        core.use_level(level)
+        assert torch.equal(linear(states), expected)
+    assert linear.weight.shape == (40, inputs)
+    assert torch.equal(linear.weight, wide.weight[:, :inputs])
+
+
 def test_odd_sizes_and_rows_of_zeros() -> None:
     linear, weight = packed(37, 128, 8)
     assert linear.width == 48
@@ -237,7 +255,7 @@ def test_odd_sizes_and_rows_of_zeros() -> None:
     found = linear(states)
     assert found.shape == (2, 3, 37) and not found[0].any()
     assert torch.allclose(found[1], states[1] @ weight.T, atol=0.5)
-    assert can_pack(16, 128) and not can_pack(16, 100) and not can_pack(8, 128)
+    assert can_pack(16, 96) and not can_pack(16, 100) and not can_pack(8, 128)
 
 
 # loading
