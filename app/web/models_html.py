@@ -309,17 +309,19 @@ def link(address: str, words: str) -> str:
     )
 
 
-def starter(entry: Entry, device: str = "cpu") -> str:
-    """The offer of a real model while the demonstration model is loaded."""
+def starter(entry: Entry, fewer_bits: bool = False) -> str:
+    """The offer of a real model while the demonstration model is loaded. `fewer_bits` says that a
+    processor computes it with weights of 8 bits."""
     target = entry.target
-    need = target.need(TABLE_CONTEXT, device)
+    need = target.need(TABLE_CONTEXT, "cpu")
+    rounded = "on a processor with weights of 8 bits, for speed · " if fewer_bits else ""
     licence = link(entry.licence_address, entry.licence)
     home = link(f"https://huggingface.co/{target.source.partition(':')[0]}", "on Hugging Face")
     return (
         f"<h3>A real model, one click away: {escape(entry.name)}</h3>"
         f"<p>{escape(entry.description)}</p>"
         f'<p class="fine">{amount(target.bytes)} to download · {licence} · '
-        f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · by "
+        f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · {rounded}by "
         f"{escape(entry.maker)}, {home}</p>"
     )
 

@@ -17,6 +17,7 @@ from app.service.jobs import Job, Progress
 from app.service.models import PADDED, Candidate, title_of
 from app.service.session import Session
 from app.web import models_html
+from app.web.tabs import catalogue as catalogue_cards
 from app.web.tabs import models
 from engine.backends.toy import ToyBackend
 from engine.engine import Room
@@ -489,6 +490,37 @@ def test_the_real_model_is_small_and_free_for_every_use(gguf: bool) -> None:
     assert entry.target.source.endswith(".gguf") is gguf
     words = models_html.starter(entry)
     assert "Apache-2.0" in words and "to download" in words and "of memory" in words
+    assert "8 bits" in models_html.starter(entry, fewer_bits=True) and "8 bits" not in words
+
+
+def test_a_first_real_model_has_8_bits_where_they_help(
+    on: models.ModelsTab, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is loaded as it is if the core cannot compute it."""
+    tried, refused = list[str](), set[str]()
+
+    def load(source: str, runtime: Runtime) -> Iterator[Progress]:
+        tried.append(runtime.bits)
+        if runtime.bits in refused:
+            raise ModelError("The core cannot compute it.")
+        yield Progress(1.0, "Loading")
+
+    monkeypatch.setattr(on.models, "load", load)
+    monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda: True)
+    source = shop.source("two")
+    for runtime, refuses, expected in (
+        (Runtime(), "", ["8"]),
+        (Runtime(), "8", ["8", "auto"]),
+        (Runtime(bits="4"), "", ["4"]),
+    ):
+        tried.clear()
+        refused.clear()
+        refused.add(refuses)
+        assert list(catalogue_cards.load_starter(on.models, source, runtime))
+        assert tried == expected
+    monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda: False)
+    tried.clear()
+    assert list(catalogue_cards.load_starter(on.models, source, Runtime())) and tried == ["auto"]
 
 
 def test_a_model_in_coarser_numbers_is_loaded_again_in_float32_by_one_click(

@@ -1,13 +1,14 @@
 """The catalogue in the Models tab: a card for every family, with the memory that it needs here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gradio as gr
 
 from app.service.catalogue import Entry, entries, starter
 from app.service.draft_models import amount
+from app.service.jobs import Progress
 from app.service.models import Models
 from app.service.session import Session
 from app.web import models_html
@@ -15,6 +16,7 @@ from app.web.kit import JobCard, Updates
 from engine.errors import ModelError, StrataError
 from engine.machine import computes_bfloat16
 from engine.models import llama_cpp_python
+from engine.native import multiplies_few_bits
 from engine.settings import Runtime
 
 FETCH = "Download and load"
@@ -61,7 +63,7 @@ def build_starter(name: str, session: Session) -> list[Card]:
         return []
     shown = session.models.demonstration
     with gr.Column(elem_classes=["card", "starter"], elem_id=name, visible=shown) as box:
-        facts = gr.HTML(models_html.starter(entry), apply_default_css=False)
+        facts = gr.HTML(models_html.starter(entry, multiplies_few_bits()), apply_default_css=False)
         return [Card(entry, facts, JobCard.build(name, FETCH), box)]
 
 
@@ -103,6 +105,20 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     needs = models_html.family_needs(entry, length, room.device, room.total, in_half(runtime))
     bar = models_html.bar((need.weights, need.cache), room.total)
     return models_html.family(entry, here, needs, bar)
+
+
+def load_starter(models: Models, source: str, runtime: Runtime) -> Iterator[Progress]:
+    """Load a first real model, on a processor with weights of 8 bits if nothing else was chosen.
+    What the compiled core cannot compute is loaded without them."""
+    here = models.engine.room(source, runtime).device
+    if runtime.bits == "auto" and here == "cpu" and multiplies_few_bits():
+        try:
+            yield from models.load(source, replace(runtime, bits="8"))
+            return
+        except ModelError:
+            if not models.loaders.present(source):
+                raise
+    yield from models.load(source, runtime)
 
 
 def check(models: Models, entry: Entry, runtime: Runtime) -> None:

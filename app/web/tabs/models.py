@@ -502,7 +502,10 @@ class ModelsTab(Tab):
             entry = catalogue.chosen(models, card.entry, runtime)
             target = entry.target
             catalogue.check(models, entry, runtime)
-            yield from models.load(target.source, runtime)
+            if card.box is None:
+                yield from models.load(target.source, runtime)
+            else:
+                yield from catalogue.load_starter(models, target.source, runtime)
             for draft in drafts:
                 if not models.loaders.present(draft.source):
                     yield from models.fetch_alone(draft.source, draft.name)
