@@ -99,8 +99,8 @@ def load_tokenizer(source: str, runtime: Runtime = HEADLESS) -> LlamaCppTokenize
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
-    info, template, _ = describe(path, model, context, vocabulary, runtime)
-    made = LlamaCppTokenizer(vocabulary, template, info)
+    info, template, note = describe(path, model, context, vocabulary, runtime)
+    made = LlamaCppTokenizer(vocabulary, template, replace(info, note=note))
     weakref.finalize(made, free, context, model)
     return made
 

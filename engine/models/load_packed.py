@@ -39,8 +39,9 @@ from engine.backends.quantised import (
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
+from engine.heads.base import HeadInfo
 from engine.models.gguf import opened
-from engine.models.gguf_files import file_fingerprint, parts_of
+from engine.models.gguf_files import file_fingerprint, heads_for, parts_of
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
     PACKED_TOLERANCE,
@@ -90,6 +91,7 @@ TRIED = (
 ROUNDED = 0.5
 """How far logits may be from those of llama.cpp, as a share of their norm, where weights are
 rounded to 4 bits; otherwise SHARE."""
+UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model"
 OTHER = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
 """Values of a header that change what a layer computes, and that are not known here."""
 
@@ -102,6 +104,7 @@ class Header:
     """The description of a model in a GGUF file, or in several, and its tensors."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         readers = [gguf.GGUFReader(part) for part in parts_of(path)]
         self.reader = readers[0]
         self.tensors = [tensor for reader in readers for tensor in reader.tensors]
@@ -180,6 +183,8 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     examine(backend, PACKED_TOLERANCE)
     if runtime.head not in ("auto", "off"):
         with_head(backend, source, runtime.head)
+    elif runtime.head == "auto" and heads_near(path):
+        backend.info = replace(backend.info, head=HeadInfo("MTP", 0, False, note=f"{UNUSED}."))
     with_native(backend)
     with readable(source):
         compare(backend, path, runtime.threads, SHARE if bits == 8 else ROUNDED)
@@ -212,7 +217,13 @@ def packed_need(source: str, runtime: Runtime) -> Need:
         if config.tie_word_embeddings:
             weights += room_of(header.tensor("token_embd.weight"), "output.weight", bits)
     cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
-    return Need(parameters, weights, cache, Outlook())
+    unused = runtime.head == "auto" and heads_near(header.path)
+    return Need(parameters, weights, cache, Outlook(problem=UNUSED if unused else ""))
+
+
+def heads_near(path: Path) -> list[str]:
+    """The files next to a model that may hold its head."""
+    return heads_for(str(path), map(str, path.parent.iterdir()))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """GGUF files whose weights the compiled core multiplies: the numbers are those of the file, the
 forwards those of llama.cpp, and drafts change no token."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine.errors import ModelError
 from engine.models import load_packed
 from engine.models.load_packed import KEPT, Foreign, Header, built
 from engine.models.loaders import device, load, need
+from engine.models.memory import Outlook
 from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
 from tests.conftest import EMBEDDED
@@ -213,6 +215,19 @@ def test_the_parts_of_a_split_file_are_one_model(exact: Path, tmp_path: Path) ->
     assert {each.name for each in found.tensors} == {each.name for each in whole.tensors}
     left, right = (built(each, 64, 8).state_dict() for each in (found, whole))
     assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_what_is_not_used_is_told(tmp_path: Path) -> None:
+    """A head in a GGUF file, and conversations without a template."""
+    file = file_of(tmp_path, "llama", "")
+    bare = rewritten(file, tmp_path / "bare.gguf", values={"tokenizer.chat_template": None})
+    assert load(str(bare), EIGHT).info.note.startswith("The file brings no chat template")
+    assert need(str(bare), EIGHT).outlook == Outlook()
+    file.rename(tmp_path / "mtp-bare.gguf")
+    for runtime, told in ((EIGHT, load_packed.UNUSED), (replace(EIGHT, head="off"), "")):
+        head, outlook = load(str(bare), runtime).info.head, need(str(bare), runtime).outlook
+        assert outlook == Outlook(problem=told)
+        assert head.note == f"{told}." if told else head is None
 
 
 def test_a_conversation_has_the_words_of_the_file(exact: Path) -> None:
