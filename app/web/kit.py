@@ -62,6 +62,13 @@ LATEST: dict[str, Any] = {**AT_ONCE, "trigger_mode": "always_last"}
 last one."""
 
 
+html = partial(gr.HTML, apply_default_css=False)
+small_button = partial(gr.Button, size="sm")
+upload_button = partial(gr.UploadButton, size="sm", type="filepath")
+text_table = partial(gr.Dataframe, datatype="str", interactive=False)
+"""Components of Gradio as most tabs build them."""
+
+
 class Event(NamedTuple):
     """A function for Gradio with its inputs and outputs, which several triggers can share."""
 
@@ -385,8 +392,8 @@ class Confirmation:
     def build(cls, button: gr.Button, yes: str, no: str) -> "Confirmation":
         """A question that consists of two buttons in a row."""
         with gr.Row(visible=False, elem_classes="asking") as row:
-            agree = gr.Button(yes, size="sm", variant="stop", min_width=60)
-            return cls(button, row, agree, gr.Button(no, size="sm", min_width=60))
+            agree = small_button(yes, variant="stop", min_width=60)
+            return cls(button, row, agree, small_button(no, min_width=60))
 
 
 def show() -> dict[str, Any]:
@@ -491,13 +498,11 @@ class JobCard:
         """A button for each title, the Stop button and the status. Their ids begin with `name`."""
         with gr.Row(elem_classes="presets"):
             buttons = [
-                gr.Button(title, size="sm", elem_id=f"{name}-load{number or ''}")
+                small_button(title, elem_id=f"{name}-load{number or ''}")
                 for number, title in enumerate(titles)
             ]
-            stop = gr.Button(
-                "Stop", size="sm", variant="stop", visible=False, elem_id=f"{name}-stop"
-            )
-        return cls(buttons, stop, gr.HTML(elem_id=f"{name}-status", apply_default_css=False))
+            stop = small_button("Stop", variant="stop", visible=False, elem_id=f"{name}-stop")
+        return cls(buttons, stop, html(elem_id=f"{name}-status"))
 
     def busy(self, *others: Block) -> Updates:
         """The updates when a job begins. None of the `others` can be used while it runs."""

@@ -32,6 +32,7 @@ import gradio as gr
 from app.service.why import sentence, worth_of
 from app.web import markup, render
 from app.web.colors import INKS, STAGES, Ink, ink, others
+from app.web.kit import html
 from app.web.markup import DASH, times
 from assets import read
 from engine.compare import Speedup, live
@@ -58,12 +59,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def panel(**more: Any) -> gr.HTML:
     """The component. Its template is fixed, and values reach it as data only. `more` are further
     arguments of Gradio's component."""
-    return gr.HTML(
-        value=panel_values(None),
-        html_template=template(),
-        js_on_load=read("panel.js"),
-        apply_default_css=False,
-        **more,
+    return html(
+        value=panel_values(None), html_template=template(), js_on_load=read("panel.js"), **more
     )
 
 

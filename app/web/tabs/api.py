@@ -12,7 +12,17 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.session import Session
-from app.web.kit import ACT, REFRESH, Confirmation, Tab, Updates, hide, notify_errors
+from app.web.kit import (
+    ACT,
+    REFRESH,
+    Confirmation,
+    Tab,
+    Updates,
+    hide,
+    html,
+    notify_errors,
+    small_button,
+)
 from app.web.markup import table
 from storage.api_keys import ApiKey
 
@@ -94,7 +104,7 @@ class Programs(Tab):
                     interactive=not session.programs.always,
                     elem_id="api-on",
                 )
-                self.state = gr.HTML(elem_id="api-state", apply_default_css=False)
+                self.state = html(elem_id="api-state")
                 self.curl, self.python = (
                     gr.Textbox(label=label, buttons=["copy"], interactive=False, elem_id=element)
                     for label, element in (
@@ -104,13 +114,11 @@ class Programs(Tab):
                 )
             with gr.Column(elem_classes="card", min_width=320):
                 gr.HTML("<h3>Keys</h3>")
-                self.keys = gr.HTML(elem_id="api-keys", apply_default_css=False)
+                self.keys = html(elem_id="api-keys")
                 self.name = gr.Textbox(
                     label="Name of a new key, such as Open WebUI", elem_id="api-name"
                 )
-                self.make_button = gr.Button(
-                    "Make a key", size="sm", min_width=60, elem_id="api-make"
-                )
+                self.make_button = small_button("Make a key", min_width=60, elem_id="api-make")
                 self.secret = gr.Textbox(
                     label="The new key. It is shown only once: copy it now.",
                     buttons=["copy"],
@@ -119,7 +127,7 @@ class Programs(Tab):
                     elem_id="api-secret",
                 )
                 self.which = gr.Dropdown([], label="Revoke a key", value=None, elem_id="api-which")
-                button = gr.Button("Revoke", size="sm", elem_id="api-revoke")
+                button = small_button("Revoke", elem_id="api-revoke")
                 self.confirmation = Confirmation.build(button, "Revoke it", "Keep it")
 
     def wire(self) -> None:

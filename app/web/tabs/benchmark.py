@@ -26,10 +26,14 @@ from app.web.kit import (
     Tab,
     Updates,
     clicked_row,
+    html,
     newest,
     notify_errors,
     saved,
     show_notices,
+    small_button,
+    text_table,
+    upload_button,
     uploaded,
     watched,
 )
@@ -114,12 +118,12 @@ class BenchmarkTab(Tab):
                 self.build_questions()
             with gr.Column(elem_classes="card", scale=1):
                 self.build_answers()
-        self.status = gr.HTML(elem_id="benchmark-status", apply_default_css=False)
-        self.result = gr.HTML(NOTHING, elem_id="benchmark-result", apply_default_css=False)
+        self.status = html(elem_id="benchmark-status")
+        self.result = html(NOTHING, elem_id="benchmark-result")
         self.chart = gr.Plot(
             None, show_label=False, container=False, visible=False, elem_id="benchmark-chart"
         )
-        self.detail = gr.HTML(elem_id="benchmark-detail", apply_default_css=False)
+        self.detail = html(elem_id="benchmark-detail")
         with gr.Row(visible=False, elem_classes="ask tools-of-results") as self.tools:
             self.compared_with = gr.Dropdown(
                 [("None", "")],
@@ -129,16 +133,10 @@ class BenchmarkTab(Tab):
                 min_width=260,
                 elem_id="benchmark-beside",
             )
-            self.csv_button = gr.Button(
-                "Save as CSV", size="sm", min_width=110, elem_id="benchmark-csv"
-            )
-            self.json_button = gr.Button(
-                "Save as JSON", size="sm", min_width=110, elem_id="benchmark-json"
-            )
-        self.history = gr.Dataframe(
+            self.csv_button = small_button("Save as CSV", min_width=110, elem_id="benchmark-csv")
+            self.json_button = small_button("Save as JSON", min_width=110, elem_id="benchmark-json")
+        self.history = text_table(
             headers=HEADERS,
-            datatype="str",
-            interactive=False,
             elem_id="benchmarks",
             max_height=300,
             label="Earlier benchmarks, newest first. Click one to see it.",
@@ -161,8 +159,8 @@ class BenchmarkTab(Tab):
                 max_lines=1,
                 elem_id="benchmark-path",
             )
-            self.upload_button = gr.UploadButton(
-                "Choose a file instead", size="sm", file_types=[".jsonl", ".json"], type="filepath"
+            self.upload_button = upload_button(
+                "Choose a file instead", file_types=[".jsonl", ".json"]
             )
         self.text = gr.Textbox(
             label="Prompts",
@@ -172,9 +170,7 @@ class BenchmarkTab(Tab):
             visible=False,
             elem_id="benchmark-text",
         )
-        self.question_count = gr.HTML(
-            counted(bundled()), elem_id="benchmark-asked", apply_default_css=False
-        )
+        self.question_count = html(counted(bundled()), elem_id="benchmark-asked")
         self.most = gr.Number(
             MOST,
             label="How many questions",
@@ -218,15 +214,11 @@ class BenchmarkTab(Tab):
             info="Off: every run starts with empty databases, so that results can be compared.",
         )
         with gr.Row(elem_classes="presets"):
-            self.run_button = gr.Button(
-                "Run", variant="primary", size="sm", elem_id="benchmark-run"
+            self.run_button = small_button("Run", variant="primary", elem_id="benchmark-run")
+            self.stop_button = small_button(
+                "Stop", variant="stop", visible=False, elem_id="benchmark-stop"
             )
-            self.stop_button = gr.Button(
-                "Stop", variant="stop", size="sm", visible=False, elem_id="benchmark-stop"
-            )
-            self.resume_button = gr.Button(
-                "Resume", size="sm", visible=False, elem_id="benchmark-resume"
-            )
+            self.resume_button = small_button("Resume", visible=False, elem_id="benchmark-resume")
 
     def wire(self, controls: Settings) -> None:
         """Connect the tab."""

@@ -19,7 +19,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.service.why import server_words
 from app.web import header, render
-from app.web.kit import Memory, Tab, Updates, hide, notify_errors, numbered
+from app.web.kit import Memory, Tab, Updates, hide, html, notify_errors, numbered
 from app.web.metrics_panel import panel, panel_values
 from app.web.render import remarks
 from app.web.tabs import settings
@@ -178,7 +178,7 @@ class ChatView(Tab):
             with self.empty:
                 self.race = RaceView(session, memory)
             self.tokens: Any = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
-            self.proof = gr.HTML(elem_id="proof", apply_default_css=False)
+            self.proof = html(elem_id="proof")
             self.composer = Composer(session, memory)
             self.temperature = settings.temperature(session)
         with gr.Column(scale=3, min_width=300, elem_classes="live"):

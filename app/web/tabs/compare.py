@@ -15,7 +15,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
-from app.web.kit import Tab, Updates, explained, grid, notify_errors, show_notices, warn
+from app.web.kit import Tab, Updates, explained, grid, html, notify_errors, show_notices, warn
 from app.web.markup import DASH, milliseconds, times
 from app.web.metrics_panel import steps_known
 from app.web.run_html import (
@@ -365,13 +365,13 @@ class Compare(Tab):
         with gr.Row(elem_classes="sides ask"):
             left = build_side(session, LEFT, PLAIN.name)
             right = build_side(session, RIGHT, USUAL.name)
-        self.verdict = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
+        self.verdict = html(idle(session), elem_id="verdict")
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=320):
-                plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
+                plain_head = html(head("Plain decoding", None))
                 plain = token_view(elem_classes="transcript side", elem_id="compare-plain")
             with gr.Column(min_width=320):
-                fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
+                fast_head = html(head("With drafts", None))
                 fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(None))

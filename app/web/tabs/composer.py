@@ -17,7 +17,7 @@ from gradio.utils import get_upload_folder
 from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
-from app.web.kit import Tab, explained, notify_errors, payload
+from app.web.kit import Tab, explained, html, notify_errors, payload
 from app.web.markup import template
 from app.web.render import Data
 from assets import read
@@ -42,12 +42,11 @@ def invitation(name: str) -> str:
 
 
 def channel(name: str) -> gr.HTML:
-    return gr.HTML(
+    return html(
         visible="hidden",
         html_template="",
         js_on_load=f'watch("value", () => document.dispatchEvent('
         f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
-        apply_default_css=False,
     )
 
 
@@ -143,10 +142,9 @@ class Composer(Tab):
         self, session: Session, memory: gr.BrowserState, most: int = attachments.MAX_BYTES
     ) -> None:
         super().__init__(session, memory)
-        self.writer: Any = gr.HTML(
+        self.writer: Any = html(
             html_template=TEMPLATE,
             js_on_load=read(*SCRIPT),
-            apply_default_css=False,
             elem_id="writer",
             most=most,
             longest=attachments.MAX_CHARACTERS,

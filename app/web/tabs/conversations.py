@@ -36,6 +36,7 @@ from app.web.kit import (
     Tab,
     Updates,
     hide,
+    html,
     newest,
     notify_errors,
     numbered,
@@ -43,6 +44,8 @@ from app.web.kit import (
     provided_arguments,
     show,
     show_notices,
+    small_button,
+    upload_button,
     uploaded,
     warn,
 )
@@ -82,7 +85,7 @@ class ConversationList(Tab):
         super().__init__(session, memory)
         self.current = current
         with gr.Column(scale=2, min_width=210, elem_classes="list"):
-            self.new_button = gr.Button("New conversation", size="sm", elem_id="new")
+            self.new_button = small_button("New conversation", elem_id="new")
             self.start_from = settings.preset_picker()
             self.search = gr.Textbox(
                 show_label=False,
@@ -93,18 +96,12 @@ class ConversationList(Tab):
             )
             self.listed: Any = conversation_list("conversations")
             with gr.Row(elem_classes="tools"):
-                self.import_button = gr.UploadButton(
-                    "Import",
-                    size="sm",
-                    min_width=40,
-                    file_types=[".json", ".jsonl", ".zip"],
-                    type="filepath",
+                self.import_button = upload_button(
+                    "Import", min_width=40, file_types=[".json", ".jsonl", ".zip"]
                 )
-                self.export_button = gr.Button(
-                    "Export all", size="sm", min_width=40, elem_id="export-all"
-                )
+                self.export_button = small_button("Export all", min_width=40, elem_id="export-all")
             with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as self.formats:
-                self.every = {kind: gr.Button(name, size="sm", min_width=40) for name, kind in ALL}
+                self.every = {kind: small_button(name, min_width=40) for name, kind in ALL}
             self.outgoing = gr.Textbox(visible="hidden")
 
     def wire(self, chat: ChatView, controls: Settings) -> Event:
@@ -318,13 +315,12 @@ SCRIPT = ("chat/pages.js", "list.js")
 
 
 def conversation_list(elem_id: str) -> gr.HTML:
-    return gr.HTML(
+    return html(
         value={"groups": []},
         html_template=TEMPLATE,
         js_on_load=read(*SCRIPT),
         elem_id=elem_id,
         elem_classes="conversations",
-        apply_default_css=False,
     )
 
 

@@ -28,7 +28,11 @@ from app.web.kit import (
     Updates,
     grid,
     hide,
+    html,
     saved,
+    small_button,
+    text_table,
+    upload_button,
     uploaded,
 )
 from app.web.markup import finding, fine_print, milliseconds, source_tag, table
@@ -151,18 +155,18 @@ class Databases(Tab):
         gr.HTML("<h3>What they know about some words</h3>", elem_classes="side-head")
         with gr.Row(elem_classes="adding"):
             self.words = gr.Textbox(
-                label="Words",
                 show_label=False,
                 container=False,
-                placeholder="Type some words: each database shows what it would propose next",
                 max_lines=1,
+                label="Words",
+                placeholder="Type some words: each database shows what it would propose next",
                 scale=5,
                 elem_id="words",
             )
-            self.look = gr.Button("Look up", size="sm", scale=1, min_width=70, elem_id="look-up")
-        self.found = gr.HTML(elem_id="found", apply_default_css=False)
+            self.look = small_button("Look up", scale=1, min_width=70, elem_id="look-up")
+        self.found = html(elem_id="found")
         gr.HTML("<h3>What each contributed recently</h3>", elem_classes="side-head")
-        self.contributions = gr.HTML(elem_id="brought", apply_default_css=False)
+        self.contributions = html(elem_id="brought")
         (self.worth,) = grid([charts.worth_of_evidence(Calibration())])
         gr.HTML(
             "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
@@ -172,20 +176,18 @@ class Databases(Tab):
 
     def build_card(self, tier: str) -> None:
         """The card of one database."""
-        self.cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
+        self.cards[tier] = html(elem_id=f"tier-{tier}")
         if tier == MODEL:
             self.build_learned()
         if tier == STATISTICS:
             self.general = GeneralText(self.session, self.memory)
         else:
-            button = gr.Button(f"Empty {ink(tier).title}", size="sm")
+            button = small_button(f"Empty {ink(tier).title}")
             self.wipes[tier] = Confirmation.build(button, "Empty it", "Keep it")
         if tier != CONTEXT:
             third = "Seen" if tier == MODEL else "Share"
-            self.tables[tier] = gr.Dataframe(
+            self.tables[tier] = text_table(
                 headers=["After", "Next", third],
-                datatype="str",
-                interactive=False,
                 max_height=420,
                 label=f"Best entries of {ink(tier).title}",
                 column_widths=["42%", "38%", "20%"],
@@ -194,24 +196,20 @@ class Databases(Tab):
     def build_learned(self) -> None:
         """Saving and importing past answers, and the limits for pruning them."""
         with gr.Row(elem_classes="presets"):
-            self.save_button = gr.Button("Save as a file", size="sm", elem_id="learned-save")
-            self.import_button = gr.UploadButton(
-                "Import a file",
-                size="sm",
-                file_types=[".json"],
-                type="filepath",
-                elem_id="learned-bring",
+            self.save_button = small_button("Save as a file", elem_id="learned-save")
+            self.import_button = upload_button(
+                "Import a file", file_types=[".json"], elem_id="learned-bring"
             )
-            button = gr.Button("Prune", size="sm", elem_id="learned-prune")
+            button = small_button("Prune", elem_id="learned-prune")
         with gr.Column(visible=False, elem_classes="asking") as column:
             self.numbers = [
                 gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
                 for number, label in enumerate(PRUNING)
             ]
-            self.preview_line = gr.HTML(elem_id="prune-told", apply_default_css=False)
+            self.preview_line = html(elem_id="prune-told")
             with gr.Row():
-                yes = gr.Button("Forget the others", size="sm", variant="stop", min_width=60)
-                no = gr.Button("Keep all", size="sm", min_width=60)
+                yes = small_button("Forget the others", variant="stop", min_width=60)
+                no = small_button("Keep all", min_width=60)
         self.pruning = Confirmation(button, column, yes, no)
         self.outgoing = gr.Textbox(visible="hidden")
 
@@ -416,22 +414,16 @@ class GeneralText(Tab):
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
         self.files = session.statistics_files
-        gr.HTML(ABOUT, apply_default_css=False)
+        html(ABOUT)
         with gr.Row(elem_classes="presets"):
-            self.upload = gr.UploadButton(
+            self.upload = upload_button(
                 "Build from files",
-                size="sm",
                 file_count="multiple",
                 file_types=[*KINDS, *PACKED],
-                type="filepath",
                 elem_id="general-upload",
             )
-            self.import_button = gr.UploadButton(
-                "Import a file",
-                size="sm",
-                file_types=[".db"],
-                type="filepath",
-                elem_id="general-bring",
+            self.import_button = upload_button(
+                "Import a file", file_types=[".db"], elem_id="general-bring"
             )
         with gr.Accordion("Files on this machine", open=False, elem_id="general-local"):
             self.paths = gr.Textbox(
@@ -442,21 +434,15 @@ class GeneralText(Tab):
                 elem_id="general-paths",
             )
             with gr.Row(elem_classes="presets"):
-                self.build_button = gr.Button(
-                    "Build from these", size="sm", elem_id="general-build"
-                )
-                self.take_button = gr.Button("Import it", size="sm", elem_id="general-take")
-                self.copy_button = gr.Button(
-                    "Save a copy to this path", size="sm", elem_id="general-copy"
-                )
+                self.build_button = small_button("Build from these", elem_id="general-build")
+                self.take_button = small_button("Import it", elem_id="general-take")
+                self.copy_button = small_button("Save a copy to this path", elem_id="general-copy")
         with gr.Row(elem_classes="presets"):
-            stop = gr.Button(
-                "Stop", size="sm", variant="stop", visible=False, elem_id="general-stop"
+            stop = small_button("Stop", variant="stop", visible=False, elem_id="general-stop")
+            self.remove_button = small_button(
+                "Remove your file", visible=False, elem_id="general-remove"
             )
-            self.remove_button = gr.Button(
-                "Remove your file", size="sm", visible=False, elem_id="general-remove"
-            )
-        status = gr.HTML(elem_id="general-status", apply_default_css=False)
+        status = html(elem_id="general-status")
         self.job = JobCard([], stop, status)
 
     @property

@@ -18,7 +18,19 @@ from gradio.blocks import Block
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.kit import AT_ONCE, LATEST, Event, Tab, Updates, saved, uploaded, warn
+from app.web.kit import (
+    AT_ONCE,
+    LATEST,
+    Event,
+    Tab,
+    Updates,
+    html,
+    saved,
+    small_button,
+    upload_button,
+    uploaded,
+    warn,
+)
 from engine.errors import StorageError, StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
@@ -158,7 +170,7 @@ class Settings(Tab):
             with gr.Column(elem_classes="card"):
                 gr.HTML("<h3>Sampling</h3>")
                 with gr.Row(elem_classes="presets"):
-                    self.samplers = {name: gr.Button(name, size="sm") for name in SAMPLERS}
+                    self.samplers = {name: small_button(name) for name in SAMPLERS}
                 for item in fields(Sampling):
                     if item.name == "seed":
                         self.parts["fresh_seed"] = gr.Checkbox(
@@ -357,7 +369,7 @@ def preset_picker() -> gr.Dropdown:
 
 def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
     return {
-        name: gr.Button(words, size="sm", min_width=80, elem_id=f"preset-{name}")
+        name: small_button(words, min_width=80, elem_id=f"preset-{name}")
         for name, words in named.items()
     }
 
@@ -398,20 +410,15 @@ class Presets(Tab):
                 )
                 with gr.Row(elem_classes="presets"):
                     self.keeps = preset_buttons(KEEPS)
-                    self.import_button = gr.UploadButton(
-                        "Import",
-                        size="sm",
-                        min_width=80,
-                        file_types=[".json"],
-                        type="filepath",
-                        elem_id="preset-import",
+                    self.import_button = upload_button(
+                        "Import", min_width=80, file_types=[".json"], elem_id="preset-import"
                     )
             with gr.Column(elem_classes="card"):
                 gr.HTML(
                     "<h3>At the start</h3><p>Each model can start with a preset of its own. "
                     "Without one, it starts with the settings its makers recommend.</p>"
                 )
-                self.first = gr.HTML(elem_id="preset-first", apply_default_css=False)
+                self.first = html(elem_id="preset-first")
                 with gr.Row(elem_classes="presets"):
                     self.firsts = preset_buttons(FIRSTS)
             self.outgoing = gr.Textbox(visible="hidden")

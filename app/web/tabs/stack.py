@@ -14,7 +14,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import markup, stack_charts, stack_html
 from app.web.colors import DRAFT_SHADES, INK, PLAIN
-from app.web.kit import Event, JobCard, Tab, Updates, grid, notify_errors, warn
+from app.web.kit import Event, JobCard, Tab, Updates, grid, html, notify_errors, small_button, warn
 from app.web.tabs.models import source_box
 from app.web.tabs.settings import Settings, methods
 from engine.errors import SettingError, StrataError
@@ -80,17 +80,15 @@ class StackTab(Tab):
             with gr.Column(elem_classes="card"):
                 self.build_models()
             with gr.Column(elem_classes="card"):
-                self.profiled = gr.HTML(elem_id="stack-profiled", apply_default_css=False)
-                status = gr.HTML(elem_id="stack-status", apply_default_css=False)
+                self.profiled = html(elem_id="stack-profiled")
+                status = html(elem_id="stack-status")
                 with gr.Row(elem_classes="presets"):
-                    self.profile_button = gr.Button("Profile", size="sm", elem_id="stack-profile")
-                    self.measure_button = gr.Button("Measure", size="sm", elem_id="stack-measure")
-                    stop = gr.Button(
-                        "Stop", size="sm", variant="stop", visible=False, elem_id="stack-stop"
-                    )
-                self.outcome = gr.HTML(elem_id="stack-outcome", apply_default_css=False)
+                    self.profile_button = small_button("Profile", elem_id="stack-profile")
+                    self.measure_button = small_button("Measure", elem_id="stack-measure")
+                    stop = small_button("Stop", variant="stop", visible=False, elem_id="stack-stop")
+                self.outcome = html(elem_id="stack-outcome")
             with gr.Column(elem_classes="card"):
-                self.plan = gr.HTML(elem_id="stack-planned", apply_default_css=False)
+                self.plan = html(elem_id="stack-planned")
                 self.spec = gr.Textbox(
                     session.stacks.spec,
                     label="Another plan",
@@ -106,10 +104,10 @@ class StackTab(Tab):
                     "slower.",
                     elem_id="stack-first",
                 )
-                self.use_button = gr.Button(
-                    "Use for chat", variant="primary", size="sm", elem_id="stack-use"
+                self.use_button = small_button(
+                    "Use for chat", variant="primary", elem_id="stack-use"
                 )
-        self.findings = gr.HTML(elem_id="stack-findings", apply_default_css=False)
+        self.findings = html(elem_id="stack-findings")
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(session, None, Preferences(), None))
         self.job = JobCard([], stop, status)
@@ -129,10 +127,10 @@ class StackTab(Tab):
             elem_id="stack-models",
         )
         self.box, self.add_button = source_box("stack")
-        self.needs = gr.HTML(elem_id="stack-loaded", apply_default_css=False)
+        self.needs = html(elem_id="stack-loaded")
         with gr.Row(elem_classes="presets"):
-            self.load_button = gr.Button("Load", size="sm", elem_id="stack-load")
-            self.unload_button = gr.Button("Unload", size="sm", elem_id="stack-unload")
+            self.load_button = small_button("Load", elem_id="stack-load")
+            self.unload_button = small_button("Unload", elem_id="stack-unload")
 
     def wire(self, controls: Settings, compared: gr.Dropdown, keep: Event) -> Sequence[Dependency]:
         """Connect the tab. `keep` is the event that stores changed settings. Returns the events

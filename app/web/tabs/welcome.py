@@ -17,7 +17,7 @@ from app.service.models import Models, is_embedded
 from app.service.race import BYTES, PROMPT, NoGain, Race
 from app.service.session import Session
 from app.web import header, render
-from app.web.kit import Tab, Updates, notify_errors, numbered, payload
+from app.web.kit import Tab, Updates, html, notify_errors, numbered, payload, small_button
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
@@ -63,8 +63,8 @@ def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
             "and keeps only what it would have said anyway.</p>"
         )
         with gr.Row(elem_classes="examples"):
-            buttons = [gr.Button(text, size="sm") for text in examples(models)]
-        gr.HTML(header.OFFER, apply_default_css=False)
+            buttons = [small_button(text) for text in examples(models)]
+        html(header.OFFER)
     return empty, buttons
 
 
@@ -140,14 +140,13 @@ class RaceView(Tab):
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
-        self.view: Any = gr.HTML(
+        self.view: Any = html(
             value={},
             html_template=RACE,
             js_on_load=read("race.js"),
             names=render.names(),
             pace=ABOUT_PACE if session.padded.offered else "",
             elem_id="race",
-            apply_default_css=False,
             padding=False,
         )
 

@@ -14,7 +14,7 @@ import gradio as gr
 from app.service.session import Session
 from app.service.why import PAGE, Data
 from app.web import render
-from app.web.kit import Tab, Trigger, numbered, payload
+from app.web.kit import Tab, Trigger, html, numbered, payload
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
@@ -85,13 +85,12 @@ class Replay(Tab):
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
-        self.view: Any = gr.HTML(
+        self.view: Any = html(
             value={},
             html_template=REPLAY,
             js_on_load=read("replay.js"),
             names=render.names(),
             elem_id="replay",
-            apply_default_css=False,
             padding=False,
         )
 
