@@ -115,7 +115,7 @@ class Costs:
 
     def save(self, info: BackendInfo, costs: CostRecord) -> None:
         self.known = info, costs
-        self.store(info).save(*costs)
+        self.store(info).save(costs)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure the curve once nobody uses the model, which takes about two seconds. Raises

@@ -206,7 +206,7 @@ class Models:
                 f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
                 "that hold config.json and *.safetensors files."
             )
-        self.store.add_folder(folder)
+        self.store.add(folder, {}, "folder")
         return len(found)
 
     def add(self, name: str) -> str:
@@ -432,7 +432,7 @@ class Models:
         """Remove a listed model as `removal` says; `bytes` of the result is the freed space."""
         planned = self.removal(source)
         if planned.folder:
-            self.store.forget_folder(planned.folder)
+            self.store.forget(planned.folder, "folder")
             del self.found[planned.folder]
             return planned
         freed = self.loaders.remove(source, self.kept) if planned.deletes else 0
