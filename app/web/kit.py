@@ -31,7 +31,7 @@ from app.service.session import Session
 from app.web import markup
 from app.web.markup import fine_print
 from assets import read
-from engine.errors import Cancelled, StrataError, first_line
+from engine.errors import Cancelled, StorageError, StrataError, first_line
 from engine.text import well_formed
 
 Updates = dict[Block, object]
@@ -111,6 +111,17 @@ def uploaded(file: str | None) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+def upload_content(file: str | None, most: int = -2) -> bytes:
+    """The content of an uploaded file, which is then deleted; no more than one byte beyond `most`.
+    Raises StorageError."""
+    with uploaded(file) as path:
+        try:
+            with path.open("rb") as opened:
+                return opened.read(most + 1)
+        except OSError as error:
+            raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 
 
 def warn(message: str) -> None:

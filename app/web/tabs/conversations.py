@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -46,7 +45,7 @@ from app.web.kit import (
     show_notices,
     small_button,
     upload_button,
-    uploaded,
+    upload_content,
     warn,
 )
 from app.web.render import Data
@@ -54,7 +53,6 @@ from app.web.tabs import settings
 from app.web.tabs.chat_view import ChatView, undo, watched
 from app.web.tabs.settings import Settings
 from assets import read
-from engine.errors import StorageError
 from engine.text import folded
 from storage import imports
 from storage.conversations import Conversation
@@ -271,8 +269,8 @@ class ConversationList(Tab):
     def import_(self, owner: str, page: str, memory: Memory, file: str | None) -> Updates:
         """Import a file and open its first conversation."""
         made = None
-        with notify_errors(), uploaded(file) as path:
-            made = read_in(self.session, owner, path)
+        with notify_errors():
+            made = read_in(self.session, owner, upload_content(file))
         show_notices(self.session, owner)
         return self.show(owner, page, memory, made) if made else {}
 
@@ -281,12 +279,8 @@ def texts_of(data: gr.EventData) -> dict[str, str]:
     return {str(name): str(value) for name, value in payload(data).items()}
 
 
-def read_in(session: Session, owner: str, path: Path) -> str:
+def read_in(session: Session, owner: str, content: bytes) -> str:
     """Import the conversations of a file. Returns the id of the first one. Raises StorageError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
     store = session.chat.conversations(owner)
     found = imports.read_file(content, store.room())
     conversations, problems = [], []

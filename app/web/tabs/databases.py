@@ -33,6 +33,7 @@ from app.web.kit import (
     small_button,
     text_table,
     upload_button,
+    upload_content,
     uploaded,
 )
 from app.web.markup import finding, fine_print, milliseconds, source_tag, table
@@ -281,9 +282,9 @@ class Databases(Tab):
         return saved("past-answers.json", "application/json", text)
 
     def import_file(self, owner: str, sent: str | None) -> None:
-        with uploaded(sent) as path:
-            count = self.session.past_answers.take_in(owner, self.info, content_of(path))
-            gr.Info(f"{count:,} n-grams were imported.")
+        content = upload_content(sent, MOST_BYTES)
+        count = self.session.past_answers.take_in(owner, self.info, content)
+        gr.Info(f"{count:,} n-grams were imported.")
 
     def preview(self, owner: str, *numbers: float | None) -> object:
         store = self.session.past_answers.ngrams(owner, self.info.fingerprint)
@@ -293,16 +294,6 @@ class Databases(Tab):
     def prune(self, owner: str, *numbers: float | None) -> object:
         self.session.past_answers.drop(owner, self.info.fingerprint, pruning(*numbers))
         return hide()
-
-
-def content_of(path: Path) -> bytes:
-    """The content of an uploaded file, up to one byte more than the largest allowed. Raises
-    StorageError."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 
 
 UNKNOWN = {
@@ -515,26 +506,13 @@ class GeneralText(Tab):
 
     def import_file(self, sent: str | None) -> Updates:
         with uploaded(sent) as path:
-            return self.done(lambda: self.imported(path))
+            return self.done(lambda: self.files.take_in(path))
 
     def import_path(self, text: str) -> Updates:
-        return self.done(lambda: self.imported(single_path(text)))
-
-    def imported(self, path: Path) -> str:
-        self.files.take_in(path)
-        return "The file was imported, and is in use."
+        return self.done(lambda: self.files.take_in(single_path(text)))
 
     def copy(self, text: str) -> Updates:
         return self.done(lambda: f"A copy is at {self.files.copy_to(single_path(text))}.")
 
     def remove(self) -> Updates:
-        """Delete the user's own file."""
-
-        def act() -> str:
-            self.files.remove()
-            return (
-                "Your file was removed. The one that came with Strata is used again, if there is "
-                "one."
-            )
-
-        return self.done(act)
+        return self.done(self.files.remove)

@@ -28,10 +28,10 @@ from app.web.kit import (
     saved,
     small_button,
     upload_button,
-    uploaded,
+    upload_content,
     warn,
 )
-from engine.errors import StorageError, StrataError
+from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
@@ -573,11 +573,6 @@ class Presets(Tab):
 
     def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
         """Read a file of presets."""
-        with uploaded(file) as path:
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise StorageError(f"The file cannot be read ({error.strerror}).") from error
-        made = self.presets.import_(owner, content)
+        made = self.presets.import_(owner, upload_content(file))
         gr.Info(f"{len(made)} preset{'s' if len(made) > 1 else ''} imported.")
         return self.listed(owner, made[0].id, picked)
