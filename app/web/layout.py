@@ -38,6 +38,29 @@ Shown = tuple[str, Sampling]
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
+LOOK = {
+    "body_background_fill": ("#fcfcfd", "#101319"),
+    "background_fill_primary": ("#ffffff", "#161a22"),
+    "background_fill_secondary": ("#f5f6f8", "#1b202a"),
+    "border_color_primary": ("#dfe3ea", "#2b313d"),
+    "block_background_fill": ("transparent", "transparent"),
+    "block_border_width": ("0px",),
+    "block_label_background_fill": ("transparent",),
+    "block_info_text_color": ("#667189", "#94a0b8"),
+    "block_title_text_color": ("*body_text_color",),
+    "block_title_text_weight": ("550",),
+    "input_background_fill": ("#ffffff", "#181d26"),
+    "input_placeholder_color": ("#667189", "#94a0b8"),
+    "input_border_width": ("1px",),
+    "input_border_color": ("#d5dae3", "#323947"),
+    "input_border_color_focus": ("#64708a", "#8792a6"),
+    "button_primary_background_fill": ("#2f3a52", "#4a587a"),
+    "button_primary_background_fill_hover": ("#3d4a66", "#5a6a90"),
+    "button_secondary_background_fill": ("#eef0f4", "#232936"),
+    "slider_color": ("#64708a", "#8792a6"),
+}
+"""Values of the theme in light mode and, where they differ, in dark mode."""
+
 STYLES = (
     "base",
     "chat",
@@ -81,39 +104,11 @@ def theme() -> gr.themes.Base:
         font=[gr.themes.Font(name) for name in SANS],
         font_mono=[gr.themes.Font(name) for name in MONO],
     ).set(
-        body_background_fill="#fcfcfd",
-        body_background_fill_dark="#101319",
-        background_fill_primary="#ffffff",
-        background_fill_primary_dark="#161a22",
-        background_fill_secondary="#f5f6f8",
-        background_fill_secondary_dark="#1b202a",
-        border_color_primary="#dfe3ea",
-        border_color_primary_dark="#2b313d",
-        block_background_fill="transparent",
-        block_background_fill_dark="transparent",
-        block_border_width="0px",
-        block_label_background_fill="transparent",
-        block_info_text_color="#667189",
-        block_info_text_color_dark="#94a0b8",
-        block_title_text_color="*body_text_color",
-        block_title_text_weight="550",
-        input_background_fill="#ffffff",
-        input_background_fill_dark="#181d26",
-        input_placeholder_color="#667189",
-        input_placeholder_color_dark="#94a0b8",
-        input_border_width="1px",
-        input_border_color="#d5dae3",
-        input_border_color_dark="#323947",
-        input_border_color_focus="#64708a",
-        input_border_color_focus_dark="#8792a6",
-        button_primary_background_fill="#2f3a52",
-        button_primary_background_fill_hover="#3d4a66",
-        button_primary_background_fill_dark="#4a587a",
-        button_primary_background_fill_hover_dark="#5a6a90",
-        button_secondary_background_fill="#eef0f4",
-        button_secondary_background_fill_dark="#232936",
-        slider_color="#64708a",
-        slider_color_dark="#8792a6",
+        **{
+            f"{name}{mode}": value
+            for name, values in LOOK.items()
+            for mode, value in zip(("", "_dark"), values, strict=False)
+        }
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -225,7 +226,8 @@ class Diagnostics(Tab):
                 guard=newest([each, *filtered]),
                 changes=True,
             )
-        for button, turn in ((self.newer_button, self.newer), (self.older_button, self.older)):
+        for button, pages in ((self.newer_button, -1), (self.older_button, 1)):
+            turn = partial(self.turn, pages)
             self.on(button.click, turn, [self.start, *chosen], list_, guard=newest(list_))
         picks: Any = self.picks
         for trigger, pick, inputs, shown, guard in (
@@ -348,12 +350,6 @@ class Diagnostics(Tab):
         """Turn `pages` pages of the list, forwards or backwards."""
         store, filters = self.store(owner), filter_of(*chosen)
         return self.listed(store, filters, start + pages * ROWS)
-
-    def older(self, owner: str, start: int, *chosen: str) -> Updates:
-        return self.turn(1, owner, start, *chosen)
-
-    def newer(self, owner: str, start: int, *chosen: str) -> Updates:
-        return self.turn(-1, owner, start, *chosen)
 
     def choose(self, owner: str, data: gr.SelectData, ids: list[str]) -> Updates:
         at = clicked_row(data)
