@@ -144,7 +144,7 @@ def read_open_webui(entry: dict[str, Any]) -> Export:
         last = inside(items[-1], "id") if isinstance(items, list) and items else None
         known = (id for id in (node, last) if isinstance(id, str) and id in tree)
         node = next(known, next(reversed(tree)))
-        found, left = _tree(tree, node, "parentId", lambda item: _open_webui_turn(item))
+        found, left = _tree(tree, node, "parentId", _open_webui_turn)
     else:
         rows = _rows(typed(items, list, "messages"), _open_webui_turn)
         found, left = _tree(*rows)
@@ -253,17 +253,15 @@ def _in_seconds(milliseconds: object) -> object:
 def read_plain(data: dict[str, Any] | list[Any]) -> Export:
     entry = {"messages": data} if isinstance(data, list) else data
     name = next(name for name in LISTS if name in entry)
-    found, left = _tree(*_rows(typed(entry[name], list, name), _plain_turn))
+    found, left = _tree(
+        *_rows(typed(entry[name], list, name), lambda *item: (plain_turn(*item), time.time()))
+    )
     system = words_of(entry.get("system"))
     if found and found[0].role == "system":
         system = "\n\n".join(filter(None, [system, found[0].content]))
         rest = found[1:]
         found = [each._replace(parent=each.parent - 1 if each.parent else None) for each in rest]
     return _foreign(entry.get("title") or entry.get("name"), None, found, left, system)
-
-
-def _plain_turn(item: object, name: str) -> Timed:
-    return plain_turn(item, name), time.time()
 
 
 def _rows(

@@ -113,10 +113,6 @@ def sampled(value: Any, info: ValidationInfo) -> Any:
         raise refusal(str(error)) from error
 
 
-def as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def in_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -228,7 +224,9 @@ class Body(Given):
     max_completion_tokens: Limit = None
     max_tokens: Limit = None
     stop: Annotated[
-        list[Annotated[str, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
+        list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+        FailFast(),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     ] = Field(
         default=[],
         max_length=MOST_STOPS,

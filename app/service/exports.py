@@ -69,17 +69,15 @@ class Format:
     lists: bool = False
 
 
-def as_json(store: Conversations, id: str) -> str:
-    """A conversation with all its versions and tokens, to be imported again."""
-    return json.dumps(store.export(id), indent=1)
-
-
-def as_markdown(store: Conversations, id: str) -> str:
-    return markdown(store.get(id), store.messages(id, pieces=False))
-
-
-JSON = Format("json", "application/json", as_json, lists=True)
-MARKDOWN = Format("md", "text/markdown", as_markdown)
+JSON = Format(
+    "json", "application/json", lambda store, id: json.dumps(store.export(id), indent=1), lists=True
+)
+"""A conversation with all its versions and tokens, to be imported again."""
+MARKDOWN = Format(
+    "md",
+    "text/markdown",
+    lambda store, id: markdown(store.get(id), store.messages(id, pieces=False)),
+)
 
 
 def one(store: Conversations, id: str, format: Format) -> Download:

@@ -459,14 +459,14 @@ def is_padded(source: str) -> bool:
     return Path(source).name == PADDED
 
 
-def title_of(source: str, name: str = "") -> str:
-    """The display name of a model, `name` if it is given. The embedded target, for which "" stands
-    as well, has the name of its family."""
+def title_of(source: str) -> str:
+    """The display name of a model. The embedded target, for which "" stands as well, has the name
+    of its family."""
     if source in ("", str(EMBEDDED), str(EMBEDDED_FILE)):
         return EMBEDDED.parent.name
     if is_padded(source):
         return PADDED_TITLE
-    return name or name_of(source)
+    return name_of(source)
 
 
 def embedded_drafts(source: str) -> list[str]:

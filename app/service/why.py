@@ -41,14 +41,14 @@ SLIGHT = 0.02
 """The share of an answer's time below which a gain or a loss is not noticeable."""
 
 
-def worth_of(figures: Metrics, proof: dict[str, object] | None = None) -> Worth:
+def worth_of(figures: Metrics) -> Worth:
     """What drafting gained in a run, from its figures."""
     plain = figures.plain_seconds
     if plain is not None:
         prompt = figures.plain_prefill_seconds
         plain += figures.prefill_seconds if prompt is None else prompt
     known = UNKNOWN not in figures.share
-    return Worth(figures.tokens, figures.kept, figures.seconds, plain, proof or {}, known=known)
+    return Worth(figures.tokens, figures.kept, figures.seconds, plain, {}, known=known)
 
 
 def sentence(worth: Worth) -> str:

@@ -31,7 +31,7 @@ import gradio as gr
 
 from app.service.why import sentence, worth_of
 from app.web import markup, render
-from app.web.colors import INKS, STAGES, Ink, ink, others
+from app.web.colors import INKS, STAGES, ink, others
 from app.web.kit import html
 from app.web.markup import DASH, times
 from assets import read
@@ -99,7 +99,11 @@ def panel_values(
             values["g"] = stages(figures)
         values["r"] = ribbon(steps, sources)
     if drafts:
-        values["d"] = [draft_look(ink(source)) for source in drafts]
+        # A source without an underline, which is unknown, also has its class.
+        values["d"] = [
+            [look.title, look.colour, *([] if look.underline else ["k-target"])]
+            for look in map(ink, drafts)
+        ]
     if found := levels(figures, drafts):
         values["l"] = found
     if over and (words := sentence(worth_of(figures))):
@@ -109,11 +113,6 @@ def panel_values(
     if ended:
         values["e"] = ended
     return values
-
-
-def draft_look(look: Ink) -> list[str]:
-    """Title and colour of a source outside the palette, and its class if it has no underline."""
-    return [look.title, look.colour, *([] if look.underline else ["k-target"])]
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:

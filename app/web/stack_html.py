@@ -185,11 +185,6 @@ def planned(
     return f"{PLAN}<p>{words}</p>{facts(listed)}{fine_print(why, remark(learned, rule))}"
 
 
-def no_plan(problem: str) -> str:
-    """Why the plan that was typed cannot be used."""
-    return PLAN + finding("differs", "No such plan", problem)
-
-
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
     """What is wrong with the plan, with draft models in general, and with the measurements."""
     if family is None or family.profile is None or plan is None:

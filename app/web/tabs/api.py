@@ -144,7 +144,7 @@ class Programs(Tab):
         self.on(self.name.submit, make)
         self.on(
             self.confirmation.button.click,
-            self.ask_which,
+            lambda which: gr.update(visible=bool(which)),
             self.which,
             self.confirmation.shown,
             guard=ACT,
@@ -179,9 +179,6 @@ class Programs(Tab):
     def make(self, request: gr.Request, name: str) -> Updates:
         _, secret = self.programs.keys.make(name)
         return {**self.shown(address_of(request), secret), self.name: ""}
-
-    def ask_which(self, which: str | None) -> object:
-        return gr.update(visible=bool(which))
 
     def revoke(self, request: gr.Request, which: str | None) -> Updates:
         with notify_errors():

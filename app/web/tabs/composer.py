@@ -138,15 +138,13 @@ class Composer(Tab):
     `channels`. `most` is the largest size of a file in bytes,
     `longest` the most characters of a message."""
 
-    def __init__(
-        self, session: Session, memory: gr.BrowserState, most: int = attachments.MAX_BYTES
-    ) -> None:
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
         self.writer: Any = html(
             html_template=TEMPLATE,
             js_on_load=read(*SCRIPT),
             elem_id="writer",
-            most=most,
+            most=attachments.MAX_BYTES,
             longest=attachments.MAX_CHARACTERS,
         )
         with gr.Row(elem_classes="composer"):

@@ -15,6 +15,7 @@ from app.service.session import Session
 from app.web import markup, stack_charts, stack_html
 from app.web.colors import DRAFT_SHADES, INK, PLAIN
 from app.web.kit import Event, JobCard, Tab, Updates, grid, html, notify_errors, small_button, warn
+from app.web.stack_html import PLAN
 from app.web.tabs.models import source_box
 from app.web.tabs.settings import Settings, methods
 from engine.errors import SettingError, StrataError
@@ -189,7 +190,7 @@ class StackTab(Tab):
             try:
                 plan = family.plan(spec, rule)
             except SettingError as error:
-                card, spec = stack_html.no_plan(str(error)), ""
+                card, spec = PLAN + markup.finding("differs", "No such plan", str(error)), ""
                 plan = family.plan("", rule)
         figures = drawn(self.session, family, preferences, plan, spec)
         return {
