@@ -163,7 +163,6 @@ class Benchmarks:
             )
 
     def list(self, limit: int = KEPT) -> Sequence[Benchmark]:
-        """The newest benchmarks, newest first."""
         found = []
         for row in self._db.execute_read(
             f"SELECT {COLUMNS} WHERE owner = ? ORDER BY created DESC, benchmarks.rowid DESC "
@@ -187,7 +186,6 @@ class Benchmarks:
         return _benchmark(rows[0])
 
     def questions(self, benchmark: str) -> tuple[Question, ...]:
-        """The questions of a benchmark, in order."""
         rows = self._db.execute_read(
             "SELECT name, category, text FROM questions WHERE benchmark = ? ORDER BY position",
             [self.get(benchmark).id],
@@ -195,7 +193,6 @@ class Benchmarks:
         return tuple(Question(*map(str, row)) for row in rows)
 
     def results(self, benchmark: str) -> tuple[Result, ...]:
-        """The results stored so far, question by question."""
         rows = self._db.execute_read(
             f"SELECT {RESULT_COLUMNS} FROM results WHERE benchmark = ? "
             "ORDER BY position, repeat, method",

@@ -49,7 +49,6 @@ class ContextStore:
         self._conversations = Conversations(db, owner)
 
     def has(self, conversation_id: str) -> bool:
-        """Whether this owner has the conversation."""
         return self._conversations.exists(conversation_id)
 
     def load(self, conversation_id: str, fingerprint: str) -> list[int]:

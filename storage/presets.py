@@ -57,7 +57,6 @@ class PresetStore:
         return found
 
     def get(self, id: str) -> StoredPreset:
-        """One preset."""
         for preset in self.list():
             if preset.id == id:
                 return preset

@@ -139,7 +139,6 @@ def switch(name: str) -> str:
 
 
 def whole(low: int, high: int, default: int | None = None) -> Any:
-    """A field that holds a whole number within a range."""
     words = f"a whole number from {low} to {high:,}"
     return Field(default=default, ge=low, le=high, description=words)
 
@@ -261,7 +260,6 @@ class Chat(Body):
 
     @property
     def likeliest(self) -> int | None:
-        """As in `Completion`."""
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
         return self.top_logprobs if self.logprobs else None
@@ -277,7 +275,6 @@ class Continuation(Body):
 
     @property
     def likeliest(self) -> int | None:
-        """As in `Completion`."""
         return self.logprobs
 
 
@@ -409,7 +406,6 @@ def sampling_of(body: Body, info: BackendInfo) -> Sampling:
 
 
 def reseeded(request: Request, number: int) -> Request:
-    """The request for choice `number`: its seed is `number` higher."""
     generation = request.generation
     seed = (generation.sampling.seed + number) % 2**63
     sampling = replace(generation.sampling, seed=seed)

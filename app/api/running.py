@@ -142,7 +142,6 @@ class Choice:
         return tuple(found), tuple(max(0, token.start - first) for token in found)
 
     def parted(self, step: Step) -> Parted:
-        """The text of a step, with its thinking separated if that is requested."""
         if self.splitter is None:
             return Parted("", "".join(token.text for token in step.tokens))
         parts = []

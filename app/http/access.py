@@ -151,13 +151,11 @@ class Hosts:
 
 
 def spelled(name: str, port: int) -> list[str]:
-    """How browsers write a name in Host and Origin."""
     written = bracketed(name)
     return [f"{written}:{port}"] + ([written] if port == 80 else [])
 
 
 def bracketed(name: str) -> str:
-    """A name or an IP address as it is written in a web address."""
     return f"[{name}]" if ":" in name else name
 
 

@@ -197,7 +197,6 @@ class BenchmarkRuns:
         return Job(work, Standing(benchmark, plan.runs - len(left), plan.runs), broke_off)
 
     def stop(self, owner: str) -> None:
-        """Stop the running benchmark; finished runs stay."""
         if owner == self.owner:
             self.slot.cancel(partial(end_hung, self.core.engine))
 

@@ -202,7 +202,6 @@ def figures_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[F
 
 
 def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Method) -> Figures:
-    """The figures of one method for the questions at these positions."""
     own = [measured[at][method.name] for at in places]
     plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
     tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)

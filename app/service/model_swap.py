@@ -109,7 +109,6 @@ class ModelSwap:
             job.start("model-swap")
 
     def awaited(self) -> Iterator[Waiting]:
-        """Wait until the usual model is loaded again."""
         if (job := self.slot.running) is not None:
             for _ in job.watch():
                 yield Waiting(1, loading=True)
@@ -152,7 +151,6 @@ class Swap:
             yield Waiting(1, loading=True)
 
     def go_home(self) -> Iterator[Waiting]:
-        """Load the usual model again, and open the gate."""
         home, swaps = self.home, self.swaps
         for _ in swaps.models.start(home.source, home.runtime, home.drafts):
             yield Waiting(1, loading=True)

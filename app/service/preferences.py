@@ -258,7 +258,6 @@ class Presets:
         return self.store(owner).update(replace(self.own(owner, id), name=name))
 
     def duplicate(self, owner: str, id: str) -> StoredPreset:
-        """Copy a preset under another name."""
         known = self.get(owner, id)
         return self.store(owner).add(replace(known, id="", name=self.free(owner, known.name)))
 
@@ -316,7 +315,6 @@ class Presets:
     # files
 
     def export(self, owner: str) -> dict[str, Any]:
-        """The owner's presets, as JSON values."""
         listed = [
             {"name": p.name, "system_prompt": p.system_prompt, "settings": dict(p.settings)}
             for p in self.store(owner).list()

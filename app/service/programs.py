@@ -166,11 +166,9 @@ class Programs:
                     del self.asking[owner]
 
     def task_for(self, owner: str) -> AbstractContextManager[Task]:
-        """A task for a request that has a place."""
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def outlook(self) -> str:
-        """Why no model is loaded, and what can be done."""
         return self.core.revival.outlook
 
     def check_loaded(self) -> None:

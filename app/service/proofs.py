@@ -109,7 +109,6 @@ class Proofs:
         return self.pairs(plain_and(request), measured, task, answered.info)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
-        """The proof of the shown answer from its finished pairs."""
         found = reruns_of(answered, progress.pairs)
         shown, (plain, fast) = answered.run, progress.pairs[found.middle]
         speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
@@ -400,7 +399,6 @@ def skipped(why: str) -> dict[str, Any]:
 
 
 def stored_outcome(proof: Proof) -> dict[str, Any]:
-    """The outcome of a proof as it is stored."""
     found, plain, shown = proof.verdict, proof.plain, proof.shown
     assert found is not None and plain is not None and shown is not None
     if found.identical:

@@ -148,7 +148,6 @@ class StatisticsFiles:
         return job.start("statistics")
 
     def stop(self) -> None:
-        """Stop the build; the earlier file stays."""
         self.slot.cancel()
 
     def build(self, files: Sequence[Path], spec: Spec, job: Building) -> str:

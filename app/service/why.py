@@ -42,7 +42,6 @@ SLIGHT = 0.02
 
 
 def worth_of(figures: Metrics) -> Worth:
-    """What drafting gained in a run, from its figures."""
     plain = figures.plain_seconds
     if plain is not None:
         prompt = figures.plain_prefill_seconds

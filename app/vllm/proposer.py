@@ -157,7 +157,6 @@ class Proposer:
             sequence.drafter.finish(sequence.tokens, new)
 
     def keep(self, grams: Iterable[tuple[int, ...]]) -> None:
-        """Store the n-grams that the past answers learned."""
         self.learned.keep(grams, self.databases.calibration)
 
     def show(self, runner: Any) -> dict[str, Any]:

@@ -29,7 +29,6 @@ EXPLAINED = {
 
 
 def when(seconds: float) -> str:
-    """A readable date and time."""
     return f"{datetime.fromtimestamp(seconds):%d %b %H:%M}"
 
 
@@ -137,7 +136,6 @@ def dropped(drop: Drop, before: Report | None) -> str:
 
 
 def figures(report: Report) -> str:
-    """The table of all methods."""
     if not report.figures:
         return ""
     return table(
@@ -146,7 +144,6 @@ def figures(report: Report) -> str:
 
 
 def method_cells(each: Figures) -> list[str]:
-    """The cells of one method."""
     spread = DASH
     if each.quartiles is not None and each.speedup.whole is not None:
         spread = f"{each.quartiles[0]:.2f}–{each.quartiles[2]:.2f}×"
@@ -243,7 +240,6 @@ def gain(each: Figures) -> float | None:
 
 
 def title(stored: Benchmark) -> str:
-    """A benchmark in one line."""
     return f"{when(stored.created)} · {stored.label} · {stored.title} · version {stored.version}"
 
 

@@ -90,7 +90,6 @@ def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
 
 
 def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
-    """The same charts, from the digest of a run."""
     return [
         tokens_over_time(run, plain),
         accepted_lengths(run),
@@ -181,7 +180,6 @@ def rate_by_depth(run: Digest) -> go.Figure:
 
 
 def tier_rates(run: Digest) -> go.Figure:
-    """Drafted and accepted tokens of each tier."""
     proposed, accepted = dict(run.proposed), dict(run.accepted)
     drafted, kept = sum(proposed.values()), sum(accepted.values())
     title = f"{kept:,} of {drafted:,} guessed tokens were right"

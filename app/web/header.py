@@ -26,7 +26,6 @@ PICK = read("pick.js")
 
 
 def picker(name: str) -> gr.HTML:
-    """The component of the header."""
     return html(name, js_on_load=PICK, elem_id="header")
 
 

@@ -89,7 +89,6 @@ def payload(data: gr.EventData) -> dict[str, Any]:
 
 
 def clicked_row(event: gr.SelectData) -> int:
-    """The number of the clicked row of a table."""
     at = event.index
     return int(at[0] if isinstance(at, list | tuple) else at)
 
@@ -343,7 +342,6 @@ class Tab:
         changes: bool = False,
         concurrency_limit: int | None = None,
     ) -> Dependency:
-        """Connect triggers, such as `button.click`, to a handler or an event."""
         event = (
             handler
             if isinstance(handler, Event)
@@ -408,12 +406,10 @@ class Confirmation:
 
 
 def show() -> dict[str, Any]:
-    """An update that shows a component."""
     return gr.update(visible=True)
 
 
 def hide() -> dict[str, Any]:
-    """An update that hides a component."""
     return gr.update(visible=False)
 
 

@@ -113,7 +113,6 @@ def theme() -> gr.themes.Base:
 
 
 def css() -> str:
-    """The rules of the palette, then the style sheets."""
     return colors.variables() + read(*(f"styles/{name}.css" for name in STYLES))
 
 

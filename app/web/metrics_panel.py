@@ -65,7 +65,6 @@ def panel(**more: Any) -> gr.HTML:
 
 
 def template() -> str:
-    """The markup of the empty panel, whose slots hold a dash."""
     return markup.template("panel.html", inks=INKS, stages=STAGES, explained=EXPLAINED)
 
 
@@ -116,7 +115,6 @@ def panel_values(
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:
-    """The most important figures."""
     speed = figures.tokens_per_second
     found = [
         f"{speed:,.0f}" if speed else DASH,
@@ -163,7 +161,6 @@ def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
 
 
 def range_of(speedup: Speedup) -> str:
-    """The range in which a speedup lies, in words."""
     return f"{times(speedup.low)} to {times(speedup.high)}"
 
 
@@ -177,7 +174,6 @@ def row(figures: Metrics, source: str) -> list[int]:
 
 
 def levels(figures: Metrics, drafts: Sequence[str]) -> list[list[int]]:
-    """The figures of each draft model of a stack."""
     found = ((source, figures.levels[source]) for source in others(figures.levels))
     return [
         [drafts.index(source), forwards, accepted, drafted]

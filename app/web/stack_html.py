@@ -42,7 +42,6 @@ def per_token(seconds: float | None) -> str:
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    """The label and value of a candidate."""
     need = candidate.need
     if need is None:
         return f"{candidate.name} · cannot be used", candidate.source
@@ -120,7 +119,6 @@ def profiled(stacks: Stacks, sampling: Sampling) -> str:
 
 
 def sentence(plan: Plan, target: str) -> str:
-    """A plan in words."""
     drafter = DRAFTING[plan.source]
     if not plan.levels:
         return f"{drafter or 'Nothing drafts'} for {target}."
@@ -268,7 +266,6 @@ def drifts(trials: Sequence[Trial]) -> list[str]:
 
 
 def outcome(trials: Sequence[Trial]) -> str:
-    """The measurements in a few sentences."""
     if not trials:
         return fine_print(
             "Measure answers the same prompts with plain decoding, each draft model and the best "

@@ -72,7 +72,6 @@ def loader(chat: bool = False) -> str:
 
 
 def route() -> Route:
-    """The route that serves the scripts."""
     return script_route("/chat", module)
 
 

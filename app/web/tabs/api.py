@@ -47,7 +47,6 @@ def state_line(session: Session, address: str) -> str:
 
 
 def keys_table(keys: list[ApiKey]) -> str:
-    """The keys, without their secrets."""
     if not keys:
         return "<p>There are no keys yet.</p>"
     rows = (
@@ -73,7 +72,6 @@ def curl_example(address: str, model: str, key: str) -> str:
 
 
 def python_example(address: str, model: str, key: str) -> str:
-    """The same request with OpenAI's Python package."""
     return (
         "from openai import OpenAI\n\n"
         f"client = OpenAI(base_url={address!r}, api_key={key!r})\n"
@@ -131,7 +129,6 @@ class Programs(Tab):
                 self.confirmation = Confirmation.build(button, "Revoke it", "Keep it")
 
     def wire(self) -> None:
-        """Connect the tab."""
         outputs: list[Block] = [self.switch_box, self.state, self.keys, self.secret, self.which]
         outputs += [self.confirmation.shown, self.curl, self.python, self.name]
         # A key is shown once, so a late refresh must not remove it.

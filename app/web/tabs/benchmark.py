@@ -144,7 +144,6 @@ class BenchmarkTab(Tab):
         self.outgoing = gr.Textbox(visible="hidden")
 
     def build_questions(self) -> None:
-        """The source and the number of the questions."""
         gr.HTML("<h3>Questions</h3>")
         self.source = gr.Radio(
             [("Bundled sample", SAMPLE), ("Spec-Bench file", FILE), ("Own prompts", OWN)],
@@ -183,7 +182,6 @@ class BenchmarkTab(Tab):
         )
 
     def build_answers(self) -> None:
-        """The methods, repeats and settings with which the questions are answered."""
         gr.HTML("<h3>Answers</h3>")
         self.methods = gr.Dropdown(
             methods(self.session),
@@ -221,7 +219,6 @@ class BenchmarkTab(Tab):
             self.resume_button = small_button("Resume", visible=False, elem_id="benchmark-resume")
 
     def wire(self, controls: Settings) -> None:
-        """Connect the tab."""
         self.controls = controls
         question_inputs = [self.source, self.path, self.text, self.given]
         plan = [
@@ -331,12 +328,10 @@ class BenchmarkTab(Tab):
         )
 
     async def run(self, owner: str, *values: object) -> AsyncIterator[Updates]:
-        """Start a benchmark, and show its progress."""
         async for shown in self.begin(owner, lambda: self.runs.start(owner, self.plan(values))):
             yield shown
 
     async def resume(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
-        """Continue the benchmark on the page, and show its progress."""
         known = chosen or ""
         async for shown in self.begin(owner, lambda: self.runs.resume(owner, known), known):
             yield shown
@@ -355,7 +350,6 @@ class BenchmarkTab(Tab):
         yield self.buttons(self.stored(owner, chosen))
 
     async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
-        """Show the progress of the running benchmark, until it is over."""
         looks, drawn, chosen = 0, -1, job.progress.benchmark
         async for standing in watched(job):
             shown = {**self.buttons(None), self.status: benchmark_html.status(standing)}
@@ -413,7 +407,6 @@ class BenchmarkTab(Tab):
         return {self.result: gr.skip()}
 
     def all(self, owner: str, chosen: str | None) -> Updates:
-        """Show the chosen benchmark, or the newest one, and the history."""
         with notify_errors():
             found = self.runs.store(owner).list()
             names = [stored.id for stored in found]
@@ -456,7 +449,6 @@ class BenchmarkTab(Tab):
                 yield later
 
     def pick(self, owner: str, data: gr.SelectData, ids: list[str]) -> Updates:
-        """Show a benchmark of the history."""
         at = clicked_row(data)
         if not 0 <= at < len(ids):
             return {}

@@ -33,7 +33,6 @@ class Card:
 
 
 def build() -> list[Card]:
-    """Build a card for each family, or show why there is no catalogue."""
     with gr.Column(elem_classes="card", elem_id="catalogue"):
         html(models_html.CATALOGUE)
     try:
@@ -91,7 +90,6 @@ def in_half(runtime: Runtime) -> bool:
 
 
 def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
-    """The card of one family."""
     entry, length = chosen(models, entry, runtime), runtime.context_length
     target = entry.target
     here = {each.source for each in (target, *entry.drafts) if models.loaders.present(each.source)}

@@ -127,7 +127,6 @@ class Chat(ChatView):
         return {**self.working(False), self.proof: ""}
 
     def look(self, owner: str, page: str, conversation: str | None) -> Updates:
-        """Show a page what another page changed."""
         return self.shown(owner, page, conversation)
 
     def resend(self, owner: str, page: str, conversation: str | None) -> Updates:
@@ -174,7 +173,6 @@ class Chat(ChatView):
         conversation: str | None,
         *values: object,
     ) -> Updates:
-        """Carry out the action of a message's button."""
         act, message = action_of(data)
         try:
             self.alone(owner, conversation)
@@ -226,7 +224,6 @@ class Chat(ChatView):
         }
 
     def prove(self, owner: str, conversation: str | None) -> Iterator[Updates]:
-        """Decode the last answer again, both plainly and with drafts."""
         try:
             yield {**self.working(True), self.proof: proof_line(Proof(0))}
             for proof in self.session.proofs.prove(owner, conversation or ""):

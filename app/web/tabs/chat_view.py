@@ -187,13 +187,11 @@ class ChatView(Tab):
 
     @property
     def stored(self) -> list[Block]:
-        """The components that `shown` updates."""
         composer = self.composer
         return [self.tokens, self.empty, self.figures, composer.send, composer.stop]
 
     @property
     def opened(self) -> list[Block]:
-        """The components that `open` updates."""
         return [self.current, self.composer.channels["place"], self.memory]
 
     def open(self, page: str, memory: Memory, conversation: str | None) -> Updates:

@@ -66,7 +66,6 @@ class Choices:
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """The inputs whose values `side_of` takes."""
         model = [self.model] if self.model is not None else []
         return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
 
@@ -196,7 +195,6 @@ def between(server: ServerInfo) -> str:
 
 
 def head(title: str, run: Run | None) -> str:
-    """The figures above one side."""
     if run is None or not run.steps:
         return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
     figures = summarise(run)
@@ -380,7 +378,6 @@ class Compare(Tab):
 
     @property
     def method(self) -> gr.Dropdown:
-        """The method of the right side."""
         return self.sides[RIGHT].method
 
     def wire(self, controls: Settings, tab: gr.Tab) -> Dependency:

@@ -37,7 +37,6 @@ TEMPLATE = template("composer.html")
 
 
 def invitation(name: str) -> str:
-    """The placeholder of an empty composer."""
     return f"Message {name}"
 
 
@@ -84,7 +83,6 @@ class ComposerRequest:
 
 
 def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
-    """Files that wait to be sent, as data for the page."""
     counts = session.gauge.counts([each.file.block for each in pending])
     return [
         {
@@ -168,7 +166,6 @@ class Composer(Tab):
         self.channels = {name: channel(name) for name in CHANNELS}
 
     def wire(self, current: gr.State, system: gr.Textbox) -> None:
-        """Connect the requests that the page sends while a message is written."""
         writer, channels = self.writer, self.channels
         self.on(
             writer.attach,
@@ -196,7 +193,6 @@ class Composer(Tab):
     def measure(
         self, owner: str, data: gr.EventData, conversation: str | None, system: str
     ) -> Data:
-        """How full the context is."""
         request, size = ComposerRequest(data), None
         if request.about(conversation):
             with notify_errors(), suppress(StrataError):

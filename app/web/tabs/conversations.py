@@ -199,7 +199,6 @@ class ConversationList(Tab):
         return dict(zip(self.controls.inputs, values, strict=True))
 
     def show(self, owner: str, page: str, memory: Memory, conversation: str | None) -> Updates:
-        """Open a conversation, or none."""
         updates: Updates = {**self.chat.open(page, memory, conversation), self.chat.proof: ""}
         # The conversation is open even if it cannot be shown, so that it can be deleted.
         updates |= self.chat.blank(page)
@@ -267,7 +266,6 @@ class ConversationList(Tab):
         return json.dumps({"token": token, "name": download.name})
 
     def import_(self, owner: str, page: str, memory: Memory, file: str | None) -> Updates:
-        """Import a file and open its first conversation."""
         made = None
         with notify_errors():
             made = read_in(self.session, owner, upload_content(file))
@@ -348,7 +346,6 @@ def nothing(search: str) -> str:
 
 
 def item(conversation: Conversation) -> Data:
-    """One entry of the list."""
     shown: Data = {
         "id": conversation.id,
         "title": conversation.title,
@@ -370,7 +367,6 @@ def rank(conversation: Conversation) -> tuple[int, str]:
 
 
 def group_of(conversation: Conversation, today: date) -> str:
-    """The name of a conversation's group."""
     if conversation.pinned:
         return PINNED
     if conversation.folder:

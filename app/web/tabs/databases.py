@@ -77,7 +77,6 @@ def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
-    """The card of the open conversation."""
     fingerprint = session.current.info.tokenizer_fingerprint
     store = ContextStore(session.database, owner)
     tokens = store.size(conversation, fingerprint) if conversation else 0
@@ -176,7 +175,6 @@ class Databases(Tab):
         )
 
     def build_card(self, tier: str) -> None:
-        """The card of one database."""
         self.cards[tier] = html(elem_id=f"tier-{tier}")
         if tier == MODEL:
             self.build_learned()
@@ -195,7 +193,6 @@ class Databases(Tab):
             )
 
     def build_learned(self) -> None:
-        """Saving and importing past answers, and the limits for pruning them."""
         with gr.Row(elem_classes="presets"):
             self.save_button = small_button("Save as a file", elem_id="learned-save")
             self.import_button = upload_button(
@@ -235,11 +232,9 @@ class Databases(Tab):
 
     @property
     def info(self) -> BackendInfo:
-        """The loaded model."""
         return self.session.current.info
 
     def refresh(self, owner: str, conversation: str | None) -> Updates:
-        """Read the databases and show them."""
         session = self.session
         store = session.past_answers.calibrations(owner, self.info.fingerprint)
         sums = session.entries.contributions(owner)
@@ -482,7 +477,6 @@ class GeneralText(Tab):
         yield from self.begin(paths_of(text), False)
 
     def begin(self, files: list[Path], uploaded: bool) -> Iterator[Updates]:
-        """Build the file, until the build is done or stopped."""
         try:
             job = self.files.start(files, uploaded)
         except (StrataError, OSError) as error:

@@ -169,7 +169,6 @@ class Diagnostics(Tab):
         self.outgoing = gr.Textbox(visible="hidden")
 
     def build_filters(self) -> list[gr.Dropdown]:
-        """The filters for the runs: model, method, conversation, kind and time."""
         with gr.Row(elem_classes="filters", elem_id="run-filters"):
             filters = [
                 gr.Dropdown([("All", ALL)], value=ALL, label=label, min_width=150, filterable=True)
@@ -264,7 +263,6 @@ class Diagnostics(Tab):
         return updates, [*kept, *chosen[len(kept) :]]
 
     def listed(self, store: Traces, chosen: Filter, start: int) -> Updates:
-        """Show a page of the list."""
         count = store.count(chosen)
         start = max(0, min(start, count - 1)) // ROWS * ROWS
         runs = store.page(chosen, start, ROWS)

@@ -187,7 +187,6 @@ class Settings(Tab):
             self.build_speed()
 
     def build_speed(self) -> None:
-        """Where drafts come from and, under "Advanced", their number and when one is kept."""
         with gr.Column(elem_classes="card"):
             gr.HTML(
                 "<h3>Speed</h3><p>Drafts make answers faster. The text stays the same unless you "
@@ -214,7 +213,6 @@ class Settings(Tab):
                 self.build_advanced()
 
     def build_advanced(self) -> None:
-        """Settings of drafting that rarely need a change."""
         self.parts["tiers"] = gr.Dropdown(
             [(ink(name).title, name) for name in TIERS],
             value=list(TIERS),
@@ -244,7 +242,6 @@ class Settings(Tab):
 
     @property
     def inputs(self) -> list[gr.components.Component]:
-        """The inputs of an event that needs the settings."""
         return [self.system, *self.parts.values()]
 
     def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
@@ -289,7 +286,6 @@ class Settings(Tab):
 
     @property
     def followers(self) -> list[gr.components.Component]:
-        """The components that `follow` changes."""
         return [self.parts[name] for name in FOLLOWING]
 
     def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
@@ -356,7 +352,6 @@ FIRSTS = {
 
 
 def preset_picker() -> gr.Dropdown:
-    """The choice of the preset with which the next conversation starts."""
     return gr.Dropdown(
         [AS_SET],
         value=AS_SET[1],
@@ -572,7 +567,6 @@ class Presets(Tab):
         return saved("presets.json", "application/json", json.dumps(mine, indent=1))
 
     def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
-        """Read a file of presets."""
         made = self.presets.import_(owner, upload_content(file))
         gr.Info(f"{len(made)} preset{'s' if len(made) > 1 else ''} imported.")
         return self.listed(owner, made[0].id, picked)

@@ -114,7 +114,6 @@ class StackTab(Tab):
         self.job = JobCard([], stop, status)
 
     def build_models(self) -> None:
-        """The available models, the memory that they need, and the loaded ones."""
         gr.HTML(
             "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the "
             "main model checks. They cost memory, but never change a word.</p>",
@@ -161,12 +160,10 @@ class StackTab(Tab):
 
     @property
     def method(self) -> gr.components.Component:
-        """The component of the method in Settings."""
         return self.controls.parts["method"]
 
     @property
     def followers(self) -> list[Block]:
-        """The components that `follow` changes."""
         return [self.ticked, self.spec]
 
     def follow(self) -> Updates:
@@ -180,7 +177,6 @@ class StackTab(Tab):
         }
 
     def screen(self, preferences: Preferences, ticked: Sequence[str], spec: str) -> Updates:
-        """Update everything that the tab shows."""
         stacks, spec = self.stacks, spec.strip()
         sampling, rule = preferences.generation.sampling, preferences.drafting.rule
         family = stacks.family_for(sampling)

@@ -47,7 +47,6 @@ def examples(models: Models) -> tuple[str, ...]:
 
 
 def suggest(models: Models, buttons: Sequence[gr.Button]) -> Updates:
-    """Updates that show the examples for the model on the buttons."""
     return {
         button: gr.update(value=text)
         for button, text in zip(buttons, examples(models), strict=True)
@@ -55,7 +54,6 @@ def suggest(models: Models, buttons: Sequence[gr.Button]) -> Updates:
 
 
 def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
-    """Build the first screen. Returns it, and the buttons of its examples."""
     with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
         gr.HTML(
             "<h2>Ask something, and watch where each word comes from.</h2>"
@@ -78,7 +76,6 @@ ABOUT_PACE = (
 
 
 def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data:
-    """The state of a race, as data for the page."""
     if isinstance(item, Making):
         share = "" if item.share is None else f" {100 * item.share:.0f} %"
         return {"state": "making", "words": item.words.removesuffix(" …") + f" …{share}"}
@@ -116,7 +113,6 @@ def lane(run: Run) -> render.Data:
 
 
 def outcome(race: Race) -> str:
-    """The outcome of a race in two sentences."""
     plain, fast = race.seconds
     by = f" with {race.model}" if race.model else ""
     words = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "

@@ -50,7 +50,6 @@ class Why(Tab):
         )
 
     def wire(self, trigger: Trigger) -> None:
-        """Connect the event of the token view."""
         self.on(trigger, self.explain, (), self.answer, mode="multiple")
 
     def explain(self, owner: str, data: gr.EventData) -> Data:
@@ -112,6 +111,5 @@ class Replay(Tab):
         return opened(self.session, owner, run_id, step, fresh=True)
 
     def turn(self, owner: str, data: gr.EventData) -> Data:
-        """Send further steps to the replay."""
         run_id, step, _ = requested_place(data)
         return opened(self.session, owner, run_id, step, fresh=False)
