@@ -50,7 +50,6 @@ two threads on two busy cores write one token in the time in which a single thre
 
 
 DATABASE = "strata.db"
-"""The database in the data directory."""
 SERVER_KEY = "STRATA_SERVER_KEY"
 """The environment variable with the API key of the server that --model names."""
 

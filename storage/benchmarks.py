@@ -87,8 +87,6 @@ RESULT_COLUMNS = ", ".join(each.name for each in fields(Result))
 
 
 class Benchmarks:
-    """One owner's benchmarks."""
-
     KEPT = 100
     """The number of benchmarks kept. Older ones are deleted with their results."""
 

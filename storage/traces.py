@@ -146,8 +146,6 @@ class Worth(NamedTuple):
 
 
 class Traces:
-    """One owner's runs."""
-
     KEPT = 2_000
     """The number of runs kept per owner, in addition to those of messages. Older ones are deleted
     with their steps."""

@@ -81,8 +81,6 @@ def with_reasoning(reasoning: str) -> Data:
 
 @dataclass(slots=True)
 class Grown:
-    """A choice so far."""
-
     text: str = ""
     reasoning: str = ""
     tokens: list[Token] = field(default_factory=list)

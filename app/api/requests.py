@@ -184,8 +184,6 @@ class SentMessage(Given):
 
 
 class StreamOptions(Given):
-    """What a stream sends besides its text."""
-
     include_usage: bool = False
 
 
@@ -209,8 +207,6 @@ class Speculative(Outside):
 
 
 class Body(Given):
-    """The parameters of both kinds of requests."""
-
     model: str = ""
     n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False

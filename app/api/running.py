@@ -99,8 +99,6 @@ class Texts:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as it grows."""
-
     number: int
     request: Request
     info: BackendInfo
@@ -164,8 +162,6 @@ class Choice:
 
 @dataclass(slots=True)
 class Service:
-    """What all requests share."""
-
     engine: Engine
     programs: Programs
     counters: Counters = field(default_factory=Counters)

@@ -108,7 +108,6 @@ class BenchmarkRuns:
         self.core = core
         self.slot = Slot[Standing, str]()
         self.owner = ""
-        """The owner of the running benchmark."""
 
     @property
     def standing(self) -> Standing | None:

@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 
 EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
-"""The embedded target as a GGUF file."""
 FOLDER = "models"
 """The folder of models in the data directory."""
 PADDED = "tiny-chat-padded-0.5b"
@@ -126,7 +125,6 @@ class Models:
         self.loaders, self.guests = loaders, guests
         self.store = SourceStore(database)
         self.requested = ModelSetup(title_of(""), "", DEFAULT_RUNTIME, (), "")
-        """What was requested last."""
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """The models in each folder that was scanned."""
@@ -139,7 +137,6 @@ class Models:
         self.downloads: list[Loading] = []
         """Downloads of draft models that are not part of a load."""
         self.slot = Slot[Progress, None]()
-        """The current load."""
         self.problem = ""
         """Why the last load failed, if it did."""
 

@@ -175,7 +175,6 @@ PRESETS = (
         thinking=True,
     ),
 )
-"""The built-in presets."""
 
 
 class SharedPreset(Outside):
@@ -187,8 +186,6 @@ class SharedPreset(Outside):
 
 
 class PresetFile(Outside):
-    """A file with presets, of any version."""
-
     format: Literal["strata-presets"]
     presets: Annotated[list[SharedPreset], FailFast()] = Field(
         min_length=1, description="a list of presets with names, system prompts and settings"

@@ -214,7 +214,6 @@ def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -
 
 
 Data = dict[str, Any]
-"""A JSON object."""
 PAGE = 64
 """Steps of a replay that are sent at once."""
 LEAD = 4_000

@@ -450,7 +450,6 @@ CATEGORIES = {
     "stem": "science",
     "summarization": "summaries",
 }
-"""Readable names of some categories of Spec-Bench."""
 
 
 def category_name(category: str) -> str:

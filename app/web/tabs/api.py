@@ -85,8 +85,6 @@ def python_example(address: str, model: str, key: str) -> str:
 
 
 class Programs(Tab):
-    """A switch, the keys, and two examples."""
-
     def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
         super().__init__(session, memory)
         self.tab, self.programs = tab, session.programs

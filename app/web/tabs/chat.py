@@ -36,8 +36,6 @@ DELETED = "The message and what followed it are deleted."
 
 
 class Chat(ChatView):
-    """The tab."""
-
     def wire(self, controls: Settings, listing: ConversationList) -> None:
         """Connect the composer, the actions and the views. `listing` adds the list of conversations
         to the updates of an event."""

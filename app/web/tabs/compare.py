@@ -338,8 +338,6 @@ def side(name: str, run: Run) -> render.Data:
 
 
 class Compare(Tab):
-    """The prompt, the two sides, the verdict, both answers side by side, and the charts."""
-
     controls: Settings
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:

@@ -68,8 +68,6 @@ def colour(entry: Entry) -> str:
 
 
 class StackTab(Tab):
-    """Models, profile and plan side by side; the findings; the charts."""
-
     controls: Settings
     compared: gr.Dropdown
     """The method of the right side in the Compare tab."""

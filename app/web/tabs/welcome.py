@@ -132,8 +132,6 @@ def ratio(race: Race) -> str:
 
 
 class RaceView(Tab):
-    """The buttons of the race, and the race once it is recorded."""
-
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
         self.view: Any = html(
