@@ -66,12 +66,8 @@ class ModelNgrams:
         self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
 
     def load(self) -> list[Gram]:
-        return _grams(
-            self._db.execute_read(
-                "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ?",
-                self._key,
-            )
-        )
+        query = "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ?"
+        return _grams(self._db.execute_read(query, self._key))
 
     def top(self, limit: int) -> list[Gram]:
         """The `limit` best n-grams: most answers first, then the most recent."""

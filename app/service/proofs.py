@@ -281,8 +281,6 @@ logger = logging.getLogger(__name__)
 class Check:
     """An answer to be proved. Its task is not among the owner's tasks, as nobody waits for it."""
 
-    owner: str
-    conversation: str
     answered: Answered
     run_id: str
     task: Task
@@ -303,8 +301,7 @@ class Background:
         """Schedule the proof of an answer, if it is stored."""
         if not answered.run_id:
             return
-        task = Task(owner, conversation)
-        check = Check(owner, conversation, answered, answered.run_id, task)
+        check = Check(answered, answered.run_id, Task(owner, conversation))
         if not answered.same_text:
             why = "Same distribution does not keep the text of a seed."
             self.store(check, skipped(why if answered.info.server is None else ELSEWHERE))
@@ -325,7 +322,7 @@ class Background:
         with self.changed:
             known = [*self.checks, *([self.running] if self.running else [])]
             for check in known:
-                if (check.owner, check.conversation) == (owner, conversation):
+                if (check.task.owner, check.task.about) == (owner, conversation):
                     check.task.stop.set()
 
     def idle(self, seconds: float) -> bool:
@@ -368,7 +365,7 @@ class Background:
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""
-        Traces(self.core.database, check.owner).get(check.run_id)
+        Traces(self.core.database, check.task.owner).get(check.run_id)
         if check.task.stop.is_set():
             return None
         for _ in self.core.revival.loaded(check.task):
@@ -376,22 +373,22 @@ class Background:
         if self.core.current.info != check.answered.info:
             raise ModelError("another model")
         progress: Progress | None = None
-        pairs = self.proofs.reruns(check.owner, check.answered, check.task, patient=True)
+        pairs = self.proofs.reruns(check.task.owner, check.answered, check.task, patient=True)
         for item in pairs.compare(PROOFS, agreed(check.answered)):
             progress = item if isinstance(item, Progress) else progress
         if progress is None or not progress.over:
             return None
-        return stored_outcome(self.proofs.proof_of(check.owner, check.answered, progress))
+        return stored_outcome(self.proofs.proof_of(check.task.owner, check.answered, progress))
 
     def store(self, check: Check, found: dict[str, Any]) -> None:
         database = self.core.database
 
         def write() -> None:
             with database.write():
-                Traces(database, check.owner).prove(check.run_id, found)
-                Conversations(database, check.owner).mark_changed(check.conversation)
+                Traces(database, check.task.owner).prove(check.run_id, found)
+                Conversations(database, check.task.owner).mark_changed(check.task.about)
 
-        self.core.notices.keep(check.owner, write)
+        self.core.notices.keep(check.task.owner, write)
 
 
 def skipped(why: str) -> dict[str, Any]:

@@ -218,9 +218,9 @@ def comparison(one: Report, other: Report) -> str:
     for name in dict.fromkeys([*left, *right]):
         sides = left.get(name), right.get(name)
         cells = [title_of(name)]
-        for figure in (speed, gain):
-            now, past = (each and figure(each) for each in sides)
-            show = (lambda value: f"{value:,.1f}") if figure is speed else times
+        speeds = [each and each.tokens_per_second for each in sides]
+        gains = [each and each.speedup.whole for each in sides]
+        for (now, past), show in ((speeds, "{:,.1f}".format), (gains, times)):
             cells += [show(value) if value else DASH for value in (now, past)]
             cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
         rows.append(cells)
@@ -229,14 +229,6 @@ def comparison(one: Report, other: Report) -> str:
 
 def percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}.0f} %".replace("-", "−")
-
-
-def speed(each: Figures) -> float | None:
-    return each.tokens_per_second
-
-
-def gain(each: Figures) -> float | None:
-    return each.speedup.whole
 
 
 def title(stored: Benchmark) -> str:

@@ -1,7 +1,7 @@
 """The Compare tab: one prompt answered in two ways that differ in method, settings or model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -52,77 +52,68 @@ AS_CHOSEN = "as in Settings"
 NAMES = ("Left", "Right")
 
 
-@dataclass(slots=True)
 class Choices:
     """The choices of one side: its method, its model (None for guests, who cannot change it), and
-    the settings in which it differs from the Settings tab."""
+    the settings in which it differs from the Settings tab. Those that rarely differ are folded
+    away."""
 
-    method: gr.Dropdown
-    model: gr.Dropdown | None
-    temperature: gr.Textbox
-    tiers: gr.Dropdown
-    budget: gr.Dropdown
-    nodes: gr.Textbox
+    def __init__(self, session: Session, side: int, method: str) -> None:
+        name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
+        with gr.Column(min_width=320, elem_classes="card"):
+            with gr.Row(elem_classes="pair"):
+                self.method = gr.Dropdown(
+                    methods(session),
+                    value=method,
+                    label=f"{name}: method",
+                    allow_custom_value=True,
+                    min_width=200,
+                    elem_id=f"{key}-method",
+                )
+                self.model: gr.Dropdown | None = None
+                if not session.guests:
+                    self.model = gr.Dropdown(
+                        [LOADED],
+                        value="",
+                        label=f"{name}: model",
+                        min_width=200,
+                        elem_id=f"{key}-model",
+                    )
+            with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
+                gr.HTML("<p class='fine'>An empty field uses the value in Settings.</p>")
+                with gr.Row(elem_classes="pair"):
+                    self.temperature = gr.Textbox(
+                        label=f"{name}: temperature",
+                        placeholder=AS_CHOSEN,
+                        max_lines=1,
+                        min_width=140,
+                        elem_id=f"{key}-temperature",
+                    )
+                    self.tiers = gr.Dropdown(
+                        [(ink(tier).title, tier) for tier in TIERS],
+                        value=[],
+                        multiselect=True,
+                        label=f"{name}: databases",
+                        min_width=180,
+                    )
+                with gr.Row(elem_classes="pair"):
+                    self.budget = gr.Dropdown(
+                        [("As in Settings", ""), *((one.capitalize(), one) for one in BUDGETS)],
+                        value="",
+                        label=f"{name}: draft size",
+                        min_width=140,
+                    )
+                    self.nodes = gr.Textbox(
+                        label=f"{name}: max drafted tokens",
+                        placeholder=AS_CHOSEN,
+                        max_lines=1,
+                        min_width=180,
+                    )
 
     @property
     def inputs(self) -> list[gr.components.Component]:
+        """The inputs whose values `side_of` takes."""
         model = [self.model] if self.model is not None else []
         return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
-
-
-def build_side(session: Session, side: int, method: str) -> Choices:
-    """Build the choices of one side. Settings that rarely differ are folded away."""
-    name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
-    with gr.Column(min_width=320, elem_classes="card"):
-        with gr.Row(elem_classes="pair"):
-            chosen = gr.Dropdown(
-                methods(session),
-                value=method,
-                label=f"{name}: method",
-                allow_custom_value=True,
-                min_width=200,
-                elem_id=f"{key}-method",
-            )
-            model = None
-            if not session.guests:
-                model = gr.Dropdown(
-                    [LOADED],
-                    value="",
-                    label=f"{name}: model",
-                    min_width=200,
-                    elem_id=f"{key}-model",
-                )
-        with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
-            gr.HTML("<p class='fine'>An empty field uses the value in Settings.</p>")
-            with gr.Row(elem_classes="pair"):
-                temperature = gr.Textbox(
-                    label=f"{name}: temperature",
-                    placeholder=AS_CHOSEN,
-                    max_lines=1,
-                    min_width=140,
-                    elem_id=f"{key}-temperature",
-                )
-                tiers = gr.Dropdown(
-                    [(ink(tier).title, tier) for tier in TIERS],
-                    value=[],
-                    multiselect=True,
-                    label=f"{name}: databases",
-                    min_width=180,
-                )
-            with gr.Row(elem_classes="pair"):
-                budget = gr.Dropdown(
-                    [("As in Settings", ""), *((one.capitalize(), one) for one in BUDGETS)],
-                    value="",
-                    label=f"{name}: draft size",
-                    min_width=140,
-                )
-                nodes = gr.Textbox(
-                    label=f"{name}: max drafted tokens",
-                    placeholder=AS_CHOSEN,
-                    max_lines=1,
-                    min_width=180,
-                )
-    return Choices(chosen, model, temperature, tiers, budget, nodes)
 
 
 def models_of(session: Session) -> list[tuple[str, str]]:
@@ -359,8 +350,8 @@ class Compare(Tab):
                     "Stop", variant="stop", visible=False, elem_id="compare-stop"
                 )
         with gr.Row(elem_classes="sides ask"):
-            left = build_side(session, LEFT, PLAIN.name)
-            right = build_side(session, RIGHT, USUAL.name)
+            left = Choices(session, LEFT, PLAIN.name)
+            right = Choices(session, RIGHT, USUAL.name)
         self.verdict = html(idle(session), elem_id="verdict")
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=320):

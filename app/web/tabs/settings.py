@@ -267,20 +267,16 @@ class Settings(Tab):
 
     def show(self, system: str, preferences: Preferences) -> list[object]:
         """The values of the inputs for stored preferences, in order."""
-        sampling, drafting = preferences.generation.sampling, preferences.drafting
+        stored = preferences.mapping()
+        generation, drafting = stored["generation"], stored["drafting"]
         values: dict[str, object] = {
-            **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
-            "fresh_seed": preferences.fresh_seed,
-            "check": preferences.check,
-            "max_tokens": preferences.generation.max_tokens,
-            "stop": "\n".join(preferences.generation.stop),
-            "thinking": thinking_choice(preferences.generation.thinking),
-            "method": preferences.method,
-            "tiers": list(drafting.tiers),
-            "nodes": drafting.nodes,
-            "threshold": drafting.threshold,
-            "budget": drafting.budget,
-            "rule": drafting.rule,
+            **stored,
+            **generation,
+            **generation["sampling"],
+            **drafting,
+            "stop": "\n".join(generation["stop"]),
+            "thinking": thinking_choice(generation["thinking"]),
+            "tiers": list(drafting["tiers"]),
         }
         return [system, *(values[name] for name in self.parts)]
 
