@@ -19,7 +19,7 @@ from app.service.benchmark_report import (
     Drop,
     Plan,
     Report,
-    comparable,
+    differences,
     drops,
     report,
     stored_plan,
@@ -239,7 +239,7 @@ class BenchmarkRuns:
     def before(self, owner: str, now: Benchmark) -> Report | None:
         """The last earlier benchmark that measured the same, if there is one."""
         for stored in self.store(owner).list():
-            if stored.created < now.created and stored.done and comparable(stored, now):
+            if stored.created < now.created and stored.done and not differences(stored, now):
                 return self.report(owner, stored.id)
         return None
 

@@ -274,11 +274,6 @@ def differences(one: Benchmark, other: Benchmark) -> list[str]:
     return [name for name, same in shared.items() if not same]
 
 
-def comparable(one: Benchmark, other: Benchmark) -> bool:
-    """Whether two benchmarks have the same model, machine, questions and settings."""
-    return not differences(one, other)
-
-
 Sides = tuple[dict[Method, Figures], dict[Method, Figures]]
 
 

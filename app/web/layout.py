@@ -147,7 +147,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.ConversationList(session, memory, current)
                 talk = chat.Chat(session, memory, current)
-                explained = why.Why(session, memory)
+                why.Why(session, memory, talk.tokens.explain)
             with gr.Tab("Compare") as comparing:
                 pair = compare.Compare(session, memory)
             with gr.Tab("Diagnostics") as tab:
@@ -173,11 +173,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         talk.wire(controls, shelf)
         compared = pair.wire(controls, comparing)
         compared.then(lambda: header(session, notices), None, head, **AFTER)
-        replayed = why.Replay(session, memory)
+        why.Replay(session, memory, talk.tokens.replay, runs.replay, runs.shown)
         runs.wire()
         talk.race.wire()
-        explained.wire(talk.tokens.explain)
-        replayed.wire(talk.tokens.replay, runs.replay, runs.shown)
         keep = controls.wire(current)
         boxes = [card.box for card in starters if card.box is not None]
         shown = talk, pair, runs, controls, drafts

@@ -132,11 +132,10 @@ class Programs(Tab):
         # A key is shown once, so a late refresh must not remove it.
         self.on(self.tab.select, self.refresh, (), outputs, guard=REFRESH)
         turned = [self.switch_box, self.state]
-        turn = self.event(self.switch, self.switch_box, turned, guard=ACT)
-        self.on(self.switch_box.input, turn, mode="always_last")
-        make = self.event(self.make, self.name, outputs, guard=ACT)
-        self.on(self.make_button.click, make)
-        self.on(self.name.submit, make)
+        turn = self.switch_box.input
+        self.on(turn, self.switch, self.switch_box, turned, mode="always_last", guard=ACT)
+        making = [self.make_button.click, self.name.submit]
+        self.on(making, self.make, self.name, outputs, guard=ACT)
         self.on(
             self.confirmation.button.click,
             lambda which: gr.update(visible=bool(which)),

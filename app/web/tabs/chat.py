@@ -171,7 +171,7 @@ class Chat(ChatView):
         conversation: str | None,
         *values: object,
     ) -> Updates:
-        act, message = action_of(data)
+        act, message = (str(payload(data).get(name)) for name in ("act", "message"))
         try:
             self.alone(owner, conversation)
             if act in ("again", "on"):
@@ -240,8 +240,3 @@ class Chat(ChatView):
             return {}
         values = panel_values(summarise(run), run.steps, proof.speedup)
         return {self.figures: with_pace(values, self.session.current.plain)}
-
-
-def action_of(data: gr.EventData) -> tuple[str, str]:
-    values = payload(data)
-    return str(values.get("act")), str(values.get("message"))

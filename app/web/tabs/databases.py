@@ -336,7 +336,10 @@ def contributions_html(sums: Contributions, model: str) -> str:
             source_tag(source),
             f"{100 * sums.tokens[source] / whole:.0f} %" if whole else "–",
             "–" if source == TARGET else f"{sums.accepted[source]:,}",
-            f"{sums.drafted[source]:,}" if drafted_known(sums, source) else "–",
+            # A server reports only accepted tokens.
+            f"{sums.drafted[source]:,}"
+            if source != TARGET and sums.drafted[source] >= sums.accepted[source]
+            else "–",
             milliseconds(sums.look_ups[source]) if source in sums.look_ups else "–",
         ]
         for source in sources
@@ -347,11 +350,6 @@ def contributions_html(sums: Contributions, model: str) -> str:
         f"<p class='fine'>The {answers} of {escape(model)}: {whole:,} tokens.</p>"
         f"{table(titles, rows)}{saved_time(sums, whole)}"
     )
-
-
-def drafted_known(sums: Contributions, source: str) -> bool:
-    """Whether the drafted tokens of a source are known. A server reports only accepted ones."""
-    return source != TARGET and sums.drafted[source] >= sums.accepted[source]
 
 
 def saved_time(sums: Contributions, whole: int) -> str:
