@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    InstanceOf,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, ValidationError
 
 from engine.errors import StorageError
 from engine.text import read_json

@@ -483,14 +483,7 @@ def _copy(handle: sqlite_utils.Database, run_id: str) -> str:
     return copy
 
 
-MISSHAPEN = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading stored values raises if they are damaged."""
 
 

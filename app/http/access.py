@@ -22,17 +22,7 @@ from urllib.parse import urlsplit
 
 from app.arguments import FIRST_PORT, PORTS_TRIED, is_local
 from app.http.login import LogIns
-from app.http.problems import (
-    App,
-    Headers,
-    Message,
-    Pairs,
-    Receive,
-    Send,
-    answer,
-    encoded,
-    problem,
-)
+from app.http.problems import App, Headers, Message, Pairs, Receive, Send, answer, encoded, problem
 from engine.errors import SettingError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

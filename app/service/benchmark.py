@@ -30,19 +30,8 @@ from app.service.jobs import Job, Slot, Task
 from app.service.revival import end_hung
 from assets import ASSETS
 from engine.compare import rotated
-from engine.engine import (
-    Measured,
-    Request,
-    Started,
-)
-from engine.errors import (
-    Busy,
-    EngineDied,
-    ModelError,
-    PromptError,
-    SettingError,
-    StrataError,
-)
+from engine.engine import Measured, Request, Started
+from engine.errors import Busy, EngineDied, ModelError, PromptError, SettingError, StrataError
 from engine.machine import machine
 from engine.methods import Method
 from engine.metrics import summarise

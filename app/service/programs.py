@@ -16,10 +16,7 @@ from dataclasses import replace
 
 from app.service.core import Core
 from app.service.jobs import Task
-from engine.engine import (
-    Request,
-    Started,
-)
+from engine.engine import Request, Started
 from engine.errors import Busy, ModelError, PromptError, StrataError
 from engine.queue import Waiting
 from engine.types import Learned, Prefill, Step

@@ -27,11 +27,7 @@ from app.service.model_swap import Swap
 from app.service.preferences import Preferences
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Reruns, reruns
-from engine.engine import (
-    Measured,
-    Request,
-    Started,
-)
+from engine.engine import Measured, Request, Started
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, StrataError
 from engine.methods import PLAIN
 from engine.metrics import summarise

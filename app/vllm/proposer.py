@@ -97,10 +97,7 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
 
     def drafts(
-        self,
-        sampled: Sequence[Sequence[int]],
-        lengths: NDArray[np.int32],
-        rows: Tokens,
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], rows: Tokens
     ) -> list[list[int]]:
         self.sequences.begin()
         made: list[list[int]] = [[] for _ in sampled]

@@ -312,9 +312,7 @@ def with_room(figure: go.Figure, models: int) -> go.Figure:
     if models > 1:
         lines = models * LEGEND_LINE
         figure.update_layout(
-            height=HEIGHT + lines,
-            margin={"t": 44 + lines},
-            legend={"orientation": "v"},
+            height=HEIGHT + lines, margin={"t": 44 + lines}, legend={"orientation": "v"}
         )
     return figure
 

@@ -374,11 +374,7 @@ class Tab:
         return self.on(question.yes.click, act, inputs, question.shown, refused=hide())
 
     def on_save(
-        self,
-        trigger: Trigger,
-        handler: Callable[..., str],
-        inputs: Blocks,
-        outgoing: gr.Textbox,
+        self, trigger: Trigger, handler: Callable[..., str], inputs: Blocks, outgoing: gr.Textbox
     ) -> None:
         """Have the page save the file that a handler makes with `saved`. `outgoing` is a hidden
         component that brings the file to the page."""

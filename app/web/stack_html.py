@@ -156,11 +156,7 @@ def remark(profile: Profile | None, rule: Rule) -> str:
 
 
 def planned(
-    family: Family | None,
-    rule: Rule,
-    plan: Plan | None,
-    spec: str,
-    learned: Profile | None = None,
+    family: Family | None, rule: Rule, plan: Plan | None, spec: str, learned: Profile | None = None
 ) -> str:
     """The best plan, or the one that `spec` requests, and its predicted time. `learned` is the
     profile with the times that answers took."""

@@ -138,12 +138,7 @@ class Chat(ChatView):
             self.session.tasks.stop(owner, conversation)
 
     def revise(
-        self,
-        owner: str,
-        page: str,
-        data: gr.EventData,
-        conversation: str | None,
-        *values: object,
+        self, owner: str, page: str, data: gr.EventData, conversation: str | None, *values: object
     ) -> Updates:
         """Store another version of a message and begin to answer it. The page learns whether the
         version was accepted; if not, the text stays in the message's editor."""
@@ -214,12 +209,7 @@ class Chat(ChatView):
         seen = self.shown(owner, page, conversation)
         value = seen[self.tokens]
         assert isinstance(value, dict)
-        return {
-            **seen,
-            self.tokens: {**value, **offer},
-            self.proof: "",
-            **opened,
-        }
+        return {**seen, self.tokens: {**value, **offer}, self.proof: "", **opened}
 
     def prove(self, owner: str, conversation: str | None) -> Iterator[Updates]:
         try:

@@ -154,10 +154,7 @@ class ConversationList(Tab):
         return numbered(value), digest != before
 
     def with_list(
-        self,
-        handler: Callable[..., Updates],
-        inputs: Sequence[Block],
-        outputs: Sequence[Block],
+        self, handler: Callable[..., Updates], inputs: Sequence[Block], outputs: Sequence[Block]
     ) -> Event:
         """An event whose handler takes the open conversation, then the values of `inputs`. It also
         updates the list if that changed, which saves an event of its own."""
@@ -239,12 +236,7 @@ class ConversationList(Tab):
         self.session.titles.suggest(owner, texts_of(data).get("id", ""))
 
     def remove(
-        self,
-        owner: str,
-        page: str,
-        memory: Memory,
-        data: gr.EventData,
-        conversation: str | None,
+        self, owner: str, page: str, memory: Memory, data: gr.EventData, conversation: str | None
     ) -> Updates:
         id = texts_of(data).get("id", "")
         offer = undo(self.session.chat.delete(owner, id), DELETED)

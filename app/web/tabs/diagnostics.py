@@ -371,11 +371,7 @@ class Diagnostics(Tab):
         return updates
 
     def choose_step(
-        self,
-        owner: str,
-        data: gr.SelectData,
-        shown: str | None,
-        number: float | None,
+        self, owner: str, data: gr.SelectData, shown: str | None, number: float | None
     ) -> Updates:
         if not shown:
             return {}

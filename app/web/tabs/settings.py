@@ -521,13 +521,7 @@ class Presets(Tab):
 
     # changing
 
-    def save(
-        self,
-        owner: str,
-        name: str,
-        picked: str | None,
-        *values: object,
-    ) -> Updates:
+    def save(self, owner: str, name: str, picked: str | None, *values: object) -> Updates:
         made = self.presets.save(owner, name, *self.controls.read(values))
         gr.Info(f"The preset {escape(made.name)} is saved.")
         return {self.name: "", **self.listed(owner, made.id, picked)}

@@ -114,7 +114,7 @@ class StackTab(Tab):
     def build_models(self) -> None:
         gr.HTML(
             "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the "
-            "main model checks. They cost memory, but never change a word.</p>",
+            "main model checks. They cost memory, but never change a word.</p>"
         )
         candidates = self.stacks.candidates()
         self.ticked = gr.CheckboxGroup(
@@ -214,10 +214,7 @@ class StackTab(Tab):
         kept = [each.source for each in offered if each.source in ticked]
         if set(kept) != set(ticked if shown is None else shown):
             update["value"] = kept
-        return {
-            self.needs: stack_html.models(self.stacks, offered, kept),
-            self.ticked: update,
-        }
+        return {self.needs: stack_html.models(self.stacks, offered, kept), self.ticked: update}
 
     def offers(self) -> Updates:
         return {
@@ -241,11 +238,7 @@ class StackTab(Tab):
         yield {self.job.status: markup.fine_print("Loading …")}
         with notify_errors():
             self.stacks.load(ticked)
-        yield {
-            **self.refresh(ticked, spec, *values),
-            **self.offers(),
-            self.job.status: "",
-        }
+        yield {**self.refresh(ticked, spec, *values), **self.offers(), self.job.status: ""}
 
     def unload(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
         with notify_errors():
