@@ -119,16 +119,11 @@ class PresetStore:
 
     def choose(self, source: str, id: str | None) -> None:
         """Set the preset with which conversations with a model begin; None for no preset."""
-        with self._db.write() as handle:
-            handle.execute(
-                "DELETE FROM model_presets WHERE owner = ? AND source = ?",
-                (self._owner, path_bytes(source)),
-            )
-            if id is not None:
-                handle.execute(
-                    "INSERT INTO model_presets (owner, source, preset) VALUES (?, ?, ?)",
-                    (self._owner, path_bytes(source), id),
-                )
+        query = "DELETE FROM model_presets WHERE owner = ? AND source = ?"
+        key = self._owner, path_bytes(source)
+        if id is not None:
+            query = "INSERT OR REPLACE INTO model_presets (owner, source, preset) VALUES (?, ?, ?)"
+        self._db.execute_write(query, key if id is None else (*key, id))
 
     def _checked(self, preset: StoredPreset, id: str) -> StoredPreset:
         """The preset as it will be stored. Raises `StorageError` for a name that is empty, too long

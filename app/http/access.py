@@ -270,15 +270,13 @@ def for_programs(path: str) -> bool:
 
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
-    if path == JOIN:  # The page's script reads JSON.
-        body = encoded({"error": refusal.words, "detail": refusal.words}).decode()
-        await answer(send, refusal.status, body, kind=b"application/json")
-        return
-    if not for_programs(path):
+    if path != JOIN and not for_programs(path):
         await answer(send, refusal.status, refusal.words)
         return
-    body = encoded(problem(refusal.status, refusal.words)).decode()
-    await answer(send, refusal.status, body, kind=b"application/json")
+    body = problem(refusal.status, refusal.words)
+    if path == JOIN:  # The page's script reads JSON.
+        body = {"error": refusal.words, "detail": refusal.words}
+    await answer(send, refusal.status, encoded(body).decode(), kind=b"application/json")
 
 
 def opened(origin: str) -> list[tuple[bytes, bytes]]:

@@ -114,18 +114,17 @@ class BenchmarkRuns:
         info = self.core.current.info
 
         def make() -> Measuring:
-            made = self.store(owner).create(
-                plan.title,
-                info.name,
-                info.fingerprint,
-                machine(info),
-                __version__,
-                digest(plan.questions),
-                {**plan.mapping(), "weights": info.weights},
-                plan.questions,
-                plan.runs,
+            new = Benchmark(
+                title=plan.title,
+                model=info.name,
+                fingerprint=info.fingerprint,
+                machine=machine(info),
+                version=__version__,
+                asked=digest(plan.questions),
+                plan={**plan.mapping(), "weights": info.weights},
+                runs=plan.runs,
             )
-            return self.job(owner, made, plan, ())
+            return self.job(owner, self.store(owner).create(new, plan.questions), plan, ())
 
         return self.slot.take(make, under_way()).start("benchmark")
 
