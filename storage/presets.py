@@ -107,8 +107,6 @@ class PresetStore:
             handle.execute("DELETE FROM presets WHERE owner = ? AND id = ?", (self._owner, id))
         return gone, [path_text(source) for (source,) in rows]
 
-    # the ones that models begin with
-
     def chosen(self, source: str) -> str | None:
         """The id of the preset with which conversations with a model begin, or None."""
         rows = self._db.execute_read(

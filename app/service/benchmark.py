@@ -105,8 +105,6 @@ class BenchmarkRuns:
     def store(self, owner: str) -> Benchmarks:
         return Benchmarks(self.core.database, owner)
 
-    # beginning and ending
-
     def start(self, owner: str, plan: Plan) -> Measuring:
         """Start a benchmark. Raises SettingError and ModelError, with nothing stored, if the plan
         cannot be measured."""
@@ -187,8 +185,6 @@ class BenchmarkRuns:
         if owner == self.owner:
             self.slot.cancel(partial(end_hung, self.core.engine))
 
-    # the work
-
     def measure(self, owner: str, plan: Plan, left: Sequence[Cell], job: Measuring) -> None:
         """Make the remaining runs, and store each at once. Raises Cancelled if it is stopped."""
         store, benchmark = self.store(owner), job.progress.benchmark
@@ -214,8 +210,6 @@ class BenchmarkRuns:
         """Report whether the benchmark waits for other tasks."""
         if (job := self.slot.running) is not None:
             job.report(replace(job.progress, waiting=waiting))
-
-    # results
 
     def report(self, owner: str, benchmark: str) -> Report:
         """The report of a benchmark. Raises StorageError."""

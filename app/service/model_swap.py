@@ -44,8 +44,6 @@ class ModelSwap:
         """Whether the gate is closed."""
         self.waiting: set[Task] = set()
 
-    # for all other tasks
-
     def gate(self, task: Task) -> Iterator[Waiting]:
         """Wait until the usual model is loaded. Raises Cancelled if the task is stopped."""
         if self.closed:
@@ -54,8 +52,6 @@ class ModelSwap:
                 yield from task.wait(lambda: not self.closed, loading=True)
             finally:
                 self.waiting.discard(task)
-
-    # for comparisons
 
     def check(self, sides: tuple[Side, Side]) -> None:
         """Raise ModelError for sides that need another model while another comparison swaps."""

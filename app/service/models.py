@@ -140,8 +140,6 @@ class Models:
         self.problem = ""
         """Why the last load failed, if it did."""
 
-    # the loaded model, and candidates
-
     @property
     def source(self) -> str:
         return self.engine.state.source
@@ -234,8 +232,6 @@ class Models:
     def read_folder(self, folder: str) -> list[str]:
         self.found[folder] = [settled(source) for source in self.loaders.scan(folder)]
         return self.found[folder]
-
-    # loading
 
     def stop(self) -> None:
         """Stop the current load while it downloads, or waits for the model."""
@@ -396,8 +392,6 @@ class Models:
         except StorageError as error:
             self.notices.append(str(error))
             return None
-
-    # removing
 
     def removal(self, source: str) -> Removal:
         """What removing a listed model would do. Raises ModelError if it cannot be removed."""

@@ -210,8 +210,6 @@ class Presets:
         known = next((preset for preset in PRESETS if preset.id == id), None)
         return known or self.store(owner).get(id)
 
-    # the settings of a preset
-
     @property
     def makers(self) -> Preferences:
         """The recommendations of the loaded model's makers, and defaults for the rest."""
@@ -235,8 +233,6 @@ class Presets:
         if problem:
             problem = f"The preset {preset.name!r} is used in part. {problem}"
         return found, problem
-
-    # an owner's own
 
     def save(
         self, owner: str, name: str, system_prompt: str, preferences: Preferences
@@ -295,8 +291,6 @@ class Presets:
         numbered = (f"{name[: MAX_NAME - 5]} {number}" for number in range(2, 10_000))
         return next(each for each in numbered if folded(each) not in taken)
 
-    # the first preset of a model
-
     def first(self, owner: str, source: str) -> StoredPreset | None:
         """The preset with which conversations with a model begin; None for its makers' settings."""
         id = self.store(owner).chosen(source) if source else None
@@ -308,8 +302,6 @@ class Presets:
         if not source:
             raise StorageError("No model is loaded. Load the one that the preset is meant for.")
         self.store(owner).choose(source, self.get(owner, id).id if id is not None else None)
-
-    # files
 
     def export(self, owner: str) -> dict[str, Any]:
         listed = [

@@ -71,8 +71,6 @@ class StatisticsFiles:
         self.answering = answering
         self.slot = Slot[Progress, str]()
 
-    # the current file
-
     @property
     def info(self) -> BackendInfo:
         """The model whose tokenizer is used. Raises SettingError with guests, and StorageError if
@@ -102,8 +100,6 @@ class StatisticsFiles:
     def use(self) -> None:
         self.current.table = None
         self.engine.read_statistics()
-
-    # building
 
     def start(self, files: Sequence[Path], uploaded: bool = False) -> Building:
         """Start building a file from texts. Files that were `uploaded` are deleted afterwards.
@@ -230,8 +226,6 @@ class StatisticsFiles:
             f"Counting ended with {process.ending(running.wait())}, likely for want of memory: "
             f"{count:,} tokens take about {count * TOKEN_BYTES >> 20:,} MiB. Choose fewer files."
         )
-
-    # importing, copying and removing
 
     def take_in(self, source: Path) -> str:
         """Import a file in place of the current one; returns a text that says so. Raises

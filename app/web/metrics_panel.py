@@ -97,21 +97,16 @@ def panel_values(
         if server is None:
             values["g"] = stages(figures)
         values["r"] = ribbon(steps, sources)
-    if drafts:
-        # A source without an underline, which is unknown, also has its class.
-        values["d"] = [
-            [look.title, look.colour, *([] if look.underline else ["k-target"])]
-            for look in map(ink, drafts)
-        ]
-    if found := levels(figures, drafts):
-        values["l"] = found
-    if over and (words := sentence(worth_of(figures))):
-        values["w"] = words
+    # A source without an underline, which is unknown, also has its class.
+    looks = [
+        [look.title, look.colour, *([] if look.underline else ["k-target"])]
+        for look in map(ink, drafts)
+    ]
+    gain = sentence(worth_of(figures)) if over else ""
+    more = {"d": looks, "l": levels(figures, drafts), "w": gain, "e": ended}
     if server is not None:
         values["v"] = server
-    if ended:
-        values["e"] = ended
-    return values
+    return {**values, **{key: value for key, value in more.items() if value}}
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:

@@ -271,8 +271,6 @@ class BenchmarkTab(Tab):
         self.on_save(self.csv_button.click, self.as_csv, self.shown, self.outgoing)
         self.on_save(self.json_button.click, self.as_json, self.shown, self.outgoing)
 
-    # the questions
-
     def choose(self, source: str, path: str | None, text: str | None, given: Set | None) -> Updates:
         return {
             self.files: gr.update(visible=source == FILE),
@@ -305,8 +303,6 @@ class BenchmarkTab(Tab):
         with uploaded(file) as path:
             found = read(path)
         return {self.given: (path.name, found), self.path: "", self.question_count: counted(found)}
-
-    # start, resume, stop
 
     def plan(self, values: Sequence[object]) -> Plan:
         """The plan from the values on the page. Raises PromptError and SettingError."""
@@ -365,8 +361,6 @@ class BenchmarkTab(Tab):
     def stop(self, owner: str) -> None:
         """Stop the benchmark. Finished runs are kept."""
         self.runs.stop(owner)
-
-    # showing
 
     def stored(self, owner: str, chosen: str) -> Benchmark | None:
         """A benchmark; None for an unknown id."""
@@ -462,8 +456,6 @@ class BenchmarkTab(Tab):
 
     def compare_with(self, owner: str, chosen: str | None, other: str | None) -> Updates:
         return self.screen(owner, chosen, other or "")
-
-    # files
 
     def as_csv(self, owner: str, chosen: str | None) -> str:
         return saved("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))

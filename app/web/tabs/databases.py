@@ -270,8 +270,6 @@ class Databases(Tab):
     def find(self, owner: str, words: str, conversation: str | None) -> object:
         return found_html(self.session.entries.find(owner, conversation, words))
 
-    # past answers
-
     def save(self, owner: str) -> str:
         text = self.session.past_answers.saved(owner, self.info)
         return saved("past-answers.json", "application/json", text)

@@ -318,8 +318,6 @@ class Diagnostics(Tab):
             self.card: run_html.step_card(steps[place], count) if place < len(steps) else "",
         }
 
-    # events
-
     def show(self, owner: str, shown: str | None, start: int, *chosen: str) -> Updates:
         """Show the tab. The open run stays open; without one, the newest run with drafts opens."""
         store = self.store(owner)
@@ -378,8 +376,6 @@ class Diagnostics(Tab):
         start = (int(number or 1) - 1) // ROWS * ROWS
         return self.at_step(self.store(owner), shown, start + clicked_row(data) + 1)
 
-    # files
-
     def save_runs(self, owner: str, *chosen: str) -> str:
         runs = self.store(owner).page(filter_of(*chosen))
         return saved("runs.csv", "text/csv", exports.runs_csv(runs))
@@ -392,8 +388,6 @@ class Diagnostics(Tab):
         store, run_id = self.store(owner), open_run(shown)
         text = exports.run_json(store.get(run_id), store.load(run_id))
         return saved("run.json", "application/json", text)
-
-    # costs
 
     def again(self) -> Iterator[str]:
         yield measured(self.session, busy=True)

@@ -454,8 +454,6 @@ class Presets(Tab):
         known = [self.model, self.choice, self.start_from, current]
         return self.event(self.follow, known, [self.model, *lists, *page])
 
-    # showing
-
     def listed(self, owner: str, chosen: str | None, picked: str | None) -> Updates:
         """Both lists of presets, and the one that the loaded model begins with. Raises
         StorageError."""
@@ -505,8 +503,6 @@ class Presets(Tab):
         begun = self.applied(first) if first and conversation is None else {}
         return {self.model: source, **shown, **begun}
 
-    # choosing
-
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
         if conversation is None:
             return self.use(owner, id)
@@ -518,8 +514,6 @@ class Presets(Tab):
 
     def reset(self) -> Updates:
         return self.applied(StoredPreset("", "", "", {}))
-
-    # changing
 
     def save(self, owner: str, name: str, picked: str | None, *values: object) -> Updates:
         made = self.presets.save(owner, name, *self.controls.read(values))
