@@ -11,7 +11,6 @@ from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 
 from app.service.answering import Answer
 from app.service.history import settings_of
@@ -166,7 +165,8 @@ def ending(finish: str | None, figures: Metrics, seed: int | None, dropped: int 
 
 
 class ChatView(Tab):
-    """The components of the chat. `current` holds the id of the open conversation."""
+    """The components of the chat. `current` holds the id of the open conversation. `shown` updates
+    the components in `stored`, and `open` those in `opened`."""
 
     controls: Settings
 
@@ -184,15 +184,9 @@ class ChatView(Tab):
         with gr.Column(scale=3, min_width=300, elem_classes="live"):
             header.bar()
             self.figures = panel(elem_id="figures")
-
-    @property
-    def stored(self) -> list[Block]:
         composer = self.composer
-        return [self.tokens, self.empty, self.figures, composer.send, composer.stop]
-
-    @property
-    def opened(self) -> list[Block]:
-        return [self.current, self.composer.channels["place"], self.memory]
+        self.stored = [self.tokens, self.empty, self.figures, composer.send, composer.stop]
+        self.opened = [self.current, composer.channels["place"], self.memory]
 
     def open(self, page: str, memory: Memory, conversation: str | None) -> Updates:
         """Open a conversation on a page, or none. The composer learns this in the same update,

@@ -55,7 +55,7 @@ NAMES = ("Left", "Right")
 class Choices:
     """The choices of one side: its method, its model (None for guests, who cannot change it), and
     the settings in which it differs from the Settings tab. Those that rarely differ are folded
-    away."""
+    away. `side_of` takes the values of the `inputs`."""
 
     def __init__(self, session: Session, side: int, method: str) -> None:
         name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
@@ -108,12 +108,8 @@ class Choices:
                         max_lines=1,
                         min_width=180,
                     )
-
-    @property
-    def inputs(self) -> list[gr.components.Component]:
-        """The inputs whose values `side_of` takes."""
         model = [self.model] if self.model is not None else []
-        return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
+        self.inputs = [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
 
 
 def models_of(session: Session) -> list[tuple[str, str]]:
@@ -362,12 +358,8 @@ class Compare(Tab):
                 fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(None))
-        self.sides = left, right
+        self.sides, self.method = (left, right), right.method
         self.heads, self.views = (plain_head, fast_head), (plain, fast)
-
-    @property
-    def method(self) -> gr.Dropdown:
-        return self.sides[RIGHT].method
 
     def wire(self, controls: Settings, tab: gr.Tab) -> Dependency:
         """Connect the tab. Returns the event of the comparison."""

@@ -426,17 +426,8 @@ class GeneralText(Tab):
             )
         status = html(elem_id="general-status")
         self.job = JobCard([], stop, status)
-
-    @property
-    def actions(self) -> list[gr.Button | gr.UploadButton]:
-        """The buttons that begin an action."""
-        return [
-            self.upload,
-            self.import_button,
-            self.build_button,
-            self.take_button,
-            self.copy_button,
-        ]
+        self.actions = [self.upload, self.import_button, self.build_button]
+        self.actions += [self.take_button, self.copy_button]
 
     def wire(self, tab: gr.Tab, after: Event) -> None:
         """Connect the section. `after` is the event that refreshes the rest of the tab."""

@@ -129,7 +129,8 @@ class Settings(Tab):
 
     `chat_parts` are the components of settings that already stand in the chat. Each of them holds
     the value of its setting, and has a mirror in this tab; a change of either changes the other.
-    (Gradio reports no change of a component in a tab that was never opened.)
+    (Gradio reports no change of a component in a tab that was never opened.) An event that needs
+    the settings takes the `inputs`, and `follow` changes the `followers`.
     """
 
     def __init__(
@@ -185,6 +186,8 @@ class Settings(Tab):
                     if item.name in chat_parts:
                         self.mirrors[item.name] = made
             self.build_speed()
+        self.inputs = [self.system, *self.parts.values()]
+        self.followers = [self.parts[name] for name in FOLLOWING]
 
     def build_speed(self) -> None:
         with gr.Column(elem_classes="card"):
@@ -240,10 +243,6 @@ class Settings(Tab):
             "another text. It keeps more drafts at temperatures above 0 (rejection sampling).",
         )
 
-    @property
-    def inputs(self) -> list[gr.components.Component]:
-        return [self.system, *self.parts.values()]
-
     def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
         """The system prompt and preferences from the values of the inputs. Raises SettingError."""
         system, *rest = values
@@ -279,10 +278,6 @@ class Settings(Tab):
             "tiers": list(drafting["tiers"]),
         }
         return [system, *(values[name] for name in self.parts)]
-
-    @property
-    def followers(self) -> list[gr.components.Component]:
-        return [self.parts[name] for name in FOLLOWING]
 
     def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
         """Show what depends on the loaded model: its recommended sampler (if `sampler`), how long

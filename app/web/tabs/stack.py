@@ -110,6 +110,8 @@ class StackTab(Tab):
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(session, None, Preferences(), None))
         self.job = JobCard([], stop, status)
+        self.followers = [self.ticked, self.spec]
+        """The components that `follow` changes."""
 
     def build_models(self) -> None:
         gr.HTML(
@@ -159,10 +161,6 @@ class StackTab(Tab):
     @property
     def method(self) -> gr.components.Component:
         return self.controls.parts["method"]
-
-    @property
-    def followers(self) -> list[Block]:
-        return [self.ticked, self.spec]
 
     def follow(self) -> Updates:
         """List the draft models for the loaded model, all ticked. The memory that they need is
