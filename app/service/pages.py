@@ -93,10 +93,6 @@ class ChangeTokens:
         self.tokens[place], self.places[token] = token, place
         return token
 
-    def place(self, token: str) -> Place | None:
-        """The owner and the conversation of a token; None for an unknown token."""
-        return self.places.get(token)
-
 
 class ListRevisions:
     """A number per owner that grows with every change of what their list shows."""

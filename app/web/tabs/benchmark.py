@@ -249,7 +249,7 @@ class BenchmarkTab(Tab):
         self.on(self.upload_button.upload, self.upload, self.upload_button, read)
         self.on(self.run_button.click, self.run, plan, whole, guard=guard)
         self.on(self.resume_button.click, self.resume, self.shown, whole, guard=guard)
-        self.on(self.stop_button.click, self.stop)
+        self.on(self.stop_button.click, self.runs.stop)
         seen = [self.methods, *whole]
         self.on(self.tab.select, self.refresh, self.shown, seen, guard=REFRESH)
         self.on(
@@ -357,10 +357,6 @@ class BenchmarkTab(Tab):
         ended: Updates = {self.status: benchmark_html.status(None, job.problem)}
         show_notices(self.session, owner)
         yield {**ended, **await asyncio.to_thread(self.all, owner, chosen)}
-
-    def stop(self, owner: str) -> None:
-        """Stop the benchmark. Finished runs are kept."""
-        self.runs.stop(owner)
 
     def stored(self, owner: str, chosen: str) -> Benchmark | None:
         """A benchmark; None for an unknown id."""

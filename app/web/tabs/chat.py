@@ -54,7 +54,7 @@ class Chat(ChatView):
         over = listing.with_list(self.over, (), [*self.stored, self.proof])
         self.on(tokens.over, over, mode="multiple")
         self.on(tokens.resend, self.resend, here, tokens)
-        listing.on(tokens.look, self.look, here, self.stored, guard=REFRESH)
+        listing.on(tokens.look, self.shown, here, self.stored, guard=REFRESH)
         tokens.waiting(None, None, self.proof, js="() => window.strata.line", **AT_ONCE)
 
     def say(
@@ -123,9 +123,6 @@ class Chat(ChatView):
                 left[self.figures] = with_pace(values, seen_in(figures))
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}
-
-    def look(self, owner: str, page: str, conversation: str | None) -> Updates:
-        return self.shown(owner, page, conversation)
 
     def resend(self, owner: str, page: str, conversation: str | None) -> Updates:
         """Send the whole conversation to a page that has drawn other messages."""
@@ -200,7 +197,7 @@ class Chat(ChatView):
         if act == "show":
             chat.conversations(owner).show(conversation, message)
         elif act == "branch":
-            conversation = chat.branch(owner, conversation, message)
+            conversation = chat.conversations(owner).copy(conversation, message)
         elif act == "remove":
             offer = undo(chat.delete_message(owner, conversation, message), DELETED)
         elif act == "undo":

@@ -147,7 +147,7 @@ class RaceView(Tab):
     def wire(self) -> None:
         """Record a race when the user wants to watch one, and end it when they leave."""
         self.on(self.view.watch, self.watch, (), self.view, mode="multiple")
-        self.on(self.view.end, self.stop)
+        self.on(self.view.end, self.session.races.stop)
 
     def watch(self, owner: str, data: gr.EventData) -> Iterator[render.Data]:
         last: Making | Progress | Waiting | NoGain | Race | None = None
@@ -158,6 +158,3 @@ class RaceView(Tab):
                 yield numbered(race_value(last))
         if not isinstance(last, Race | NoGain):
             yield numbered({"state": "idle"})
-
-    def stop(self, owner: str) -> None:
-        self.session.races.stop(owner)
