@@ -22,12 +22,6 @@ from app.web.metrics_panel import pace
 from assets import read
 from engine.errors import StrataError
 
-PICK = read("pick.js")
-
-
-def picker(name: str) -> gr.HTML:
-    return html(name, js_on_load=PICK, elem_id="header")
-
 
 def model_choices(models: Models) -> str:
     """A select element with the models on this machine and those that servers run. While a model is

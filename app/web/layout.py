@@ -9,8 +9,8 @@ from gradio.blocks import Block
 from app.service.session import Session
 from app.web import colors
 from app.web.gradio_workarounds import KEEP_NO_STATUS, STOP_CLOCKS, without_apps
-from app.web.header import brand, guide, header, picker, switches
-from app.web.kit import AFTER, AT_ONCE, Event, Memory, Updates, watched
+from app.web.header import brand, guide, header, switches
+from app.web.kit import AFTER, AT_ONCE, Event, Memory, Updates, html, watched
 from app.web.tabs import (
     api,
     benchmark,
@@ -140,7 +140,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         # Pages that open later begin with this text too, so it holds nothing that changes.
         name = brand(session.current.info.name)
         with gr.Row(elem_id="top"):
-            head = picker(name)
+            head = html(name, js_on_load=read("pick.js"), elem_id="header")
             theme_switch, leave = switches(password)
         drafts, choice, access, starters = None, None, None, list[catalogue.Card]()
         with gr.Tabs(elem_id="tabs"):

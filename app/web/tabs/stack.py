@@ -22,6 +22,7 @@ from engine.errors import SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
 from engine.models.loaders import name_of
+from engine.settings import Sampling
 
 
 def drawn(
@@ -253,25 +254,21 @@ class StackTab(Tab):
         return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
 
     def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-
-        def start() -> Iterator[float]:
-            return self.stacks.profile(self.controls.read(values)[1].generation.sampling)
-
-        yield from self.run_job("Profiling", start, (ticked, spec, *values))
+        yield from self.run_job("Profiling", self.stacks.profile, ticked, spec, *values)
 
     def measure(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
+        def measure(sampling: Sampling) -> Iterator[float]:
+            return self.stacks.measure(sampling, self.controls.read(values)[1].drafting, spec)
 
-        def start() -> Iterator[float]:
-            _, chosen = self.controls.read(values)
-            return self.stacks.measure(chosen.generation.sampling, chosen.drafting, spec)
-
-        yield from self.run_job("Measuring", start, (ticked, spec, *values))
+        yield from self.run_job("Measuring", measure, ticked, spec, *values)
 
     def run_job(
         self,
         title: str,
-        start: Callable[[], Iterator[float]],
-        inputs: tuple[Sequence[str], str, *tuple[object, ...]],
+        start: Callable[[Sampling], Iterator[float]],
+        ticked: Sequence[str],
+        spec: str,
+        *values: object,
     ) -> Iterator[Updates]:
         """Run long work and show its progress, until it is done or stopped."""
         job = self.job
@@ -279,7 +276,7 @@ class StackTab(Tab):
 
         def reports() -> Iterator[Progress]:
             pace = Pace(LOOK_SECONDS)
-            for share in start():
+            for share in start(self.controls.read(values)[1].generation.sampling):
                 if pace.due():
                     yield Progress(share, title)
 
@@ -289,4 +286,4 @@ class StackTab(Tab):
 
         yield {**job.busy(*buttons), job.status: markup.progress(Progress(0.0, title))}
         words = yield from job.follow(reports(), lambda last: "", failed)
-        yield {**job.idle(*buttons), **self.refresh(*inputs), job.status: words}
+        yield {**job.idle(*buttons), **self.refresh(ticked, spec, *values), job.status: words}
