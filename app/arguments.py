@@ -103,7 +103,6 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def parser_of(page: bool) -> argparse.ArgumentParser:
-    """What reads the command line of a server, with its page or without."""
     what = "a chat app that shows, token by token, why its model answers faster"
     parser = argparse.ArgumentParser(
         prog="strata" if page else f"strata {SERVE}",
@@ -163,7 +162,6 @@ class KeysOptions:
 
 
 def parse_keys(arguments: Sequence[str]) -> KeysOptions:
-    """Read what follows `strata keys`."""
     parser = argparse.ArgumentParser(
         prog=f"strata {KEYS}", description="The keys with which other programs use the API."
     )

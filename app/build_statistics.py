@@ -167,7 +167,6 @@ def part(text: str) -> tuple[int, int]:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="strata-statistics", description=__doc__.splitlines()[0])
     parser.add_argument(
         "files",

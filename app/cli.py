@@ -50,7 +50,6 @@ two threads on two busy cores write one token in the time in which a single thre
 
 
 DATABASE = "strata.db"
-"""The database in the data directory."""
 SERVER_KEY = "STRATA_SERVER_KEY"
 """The environment variable with the API key of the server that --model names."""
 
@@ -124,7 +123,6 @@ def serve(options: Options) -> None:
 
 
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
-    """Run the page together with the API."""
     from app.api.routes import api_of
     from app.web.gradio_import import import_gradio
     from storage import leftovers
@@ -167,7 +165,6 @@ def without_collection() -> Iterator[None]:
 
 
 def serve_api(options: Options, session: "Session") -> None:
-    """The API alone."""
     from app.api.routes import api_of, serve
     from app.http.access import address_of, pick_port
 

@@ -82,7 +82,6 @@ def length(document: Document) -> int:
 
 
 def size_of(files: Sequence[Path]) -> int:
-    """The bytes of files, at least one."""
     return sum(path.stat().st_size for path in files) or 1
 
 

@@ -49,8 +49,6 @@ class ApiKey:
 
 
 class ApiKeys:
-    """See the module's docstring."""
-
     def __init__(self, db: Database) -> None:
         self._db = db
 

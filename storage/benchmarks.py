@@ -21,7 +21,7 @@ from engine.types import Question
 from storage.database import Database, from_json, pack_tokens, to_json, unpack_tokens
 from storage.traces import MISSHAPEN
 
-COLUMNS = """benchmarks.id, title, model, fingerprints.name, machine, version, asked, plan, runs,
+COLUMNS = """title, model, fingerprints.name, machine, version, asked, plan, runs, benchmarks.id,
     created, (SELECT count(*) FROM results WHERE benchmark = benchmarks.id)
     FROM benchmarks JOIN fingerprints ON fingerprints.id = fingerprint"""
 
@@ -35,7 +35,6 @@ class Benchmark:
     1970, UTC.
     """
 
-    id: str
     title: str
     model: str
     fingerprint: str
@@ -44,8 +43,9 @@ class Benchmark:
     asked: str
     plan: Mapping[str, Any]
     runs: int
-    created: float
-    done: int
+    id: str = ""
+    created: float = 0.0
+    done: int = 0
 
     @property
     def label(self) -> str:
@@ -87,8 +87,6 @@ RESULT_COLUMNS = ", ".join(each.name for each in fields(Result))
 
 
 class Benchmarks:
-    """One owner's benchmarks."""
-
     KEPT = 100
     """The number of benchmarks kept. Older ones are deleted with their results."""
 
@@ -96,47 +94,21 @@ class Benchmarks:
         self._db = db
         self._owner = db.key("owners", owner)
 
-    def create(
-        self,
-        title: str,
-        model: str,
-        fingerprint: str,
-        machine: str,
-        version: str,
-        asked: str,
-        plan: Mapping[str, Any],
-        questions: Sequence[Question],
-        runs: int,
-    ) -> str:
-        """Store a new benchmark without results; returns its id."""
-        made = secrets.token_urlsafe(12)
+    def create(self, new: Benchmark, questions: Sequence[Question]) -> str:
+        """Store a benchmark without results, under an id and a time of its own; returns the id."""
+        made, row = secrets.token_urlsafe(12), asdict(new)
+        del row["done"]
+        row |= {"id": made, "owner": self._owner, "created": time.time()}
+        row |= {"title": well_formed(new.title), "model": well_formed(new.model)}
         with self._db.write() as handle:
-            handle.table("benchmarks").insert(
-                {
-                    "id": made,
-                    "owner": self._owner,
-                    "title": well_formed(title),
-                    "model": well_formed(model),
-                    "fingerprint": self._db.key("fingerprints", fingerprint),
-                    "machine": machine,
-                    "version": version,
-                    "asked": asked,
-                    "plan": to_json(plan),
-                    "runs": runs,
-                    "created": time.time(),
-                }
-            )
+            key = self._db.key("fingerprints", new.fingerprint)
+            row |= {"fingerprint": key, "plan": to_json(new.plan)}
+            handle.table("benchmarks").insert(row)
             handle.conn.executemany(
                 "INSERT INTO questions (benchmark, position, name, category, text) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (
-                    (
-                        made,
-                        at,
-                        well_formed(each.id),
-                        well_formed(each.category),
-                        well_formed(each.text),
-                    )
+                    (made, at, *map(well_formed, (each.id, each.category, each.text)))
                     for at, each in enumerate(questions)
                 ),
             )
@@ -163,7 +135,6 @@ class Benchmarks:
             )
 
     def list(self, limit: int = KEPT) -> Sequence[Benchmark]:
-        """The newest benchmarks, newest first."""
         found = []
         for row in self._db.execute_read(
             f"SELECT {COLUMNS} WHERE owner = ? ORDER BY created DESC, benchmarks.rowid DESC "
@@ -187,7 +158,6 @@ class Benchmarks:
         return _benchmark(rows[0])
 
     def questions(self, benchmark: str) -> tuple[Question, ...]:
-        """The questions of a benchmark, in order."""
         rows = self._db.execute_read(
             "SELECT name, category, text FROM questions WHERE benchmark = ? ORDER BY position",
             [self.get(benchmark).id],
@@ -195,7 +165,6 @@ class Benchmarks:
         return tuple(Question(*map(str, row)) for row in rows)
 
     def results(self, benchmark: str) -> tuple[Result, ...]:
-        """The results stored so far, question by question."""
         rows = self._db.execute_read(
             f"SELECT {RESULT_COLUMNS} FROM results WHERE benchmark = ? "
             "ORDER BY position, repeat, method",
@@ -205,15 +174,13 @@ class Benchmarks:
 
 
 def _benchmark(row: tuple[Any, ...]) -> Benchmark:
-    id, title, model, fingerprint, machine, version, asked, plan, runs, created, done = row
+    *texts, plan, runs, id, created, done = row
     found = from_json(plan)
     try:
         if not isinstance(found, Mapping):
             raise TypeError(f"a plan that is {found!r}")
-        values: list[Any] = [
-            *map(str, (id, title, model, fingerprint, machine, version, asked)),
-            *(found, int(runs), float(created), int(done)),
-        ]
+        numbers = int(runs), str(id), float(created), int(done)
+        values: list[Any] = [*map(str, texts), found, *numbers]
         return Benchmark(*values)
     except MISSHAPEN as error:
         raise StorageError(

@@ -192,16 +192,13 @@ class Conversations:
         return self.MOST - self.count()
 
     def count(self) -> int:
-        """The number of conversations."""
         query = "SELECT count(*) FROM conversations WHERE owner = ?"
         return int(self._db.execute_read(query, [self._owner])[0][0])
 
     def get(self, id: str) -> Conversation:
-        """One conversation."""
         return _conversation(self._row(COLUMNS, id))
 
     def exists(self, id: str) -> bool:
-        """Whether this owner has the conversation."""
         query = "SELECT 1 FROM conversations WHERE id = ? AND owner = ?"
         return bool(self._db.execute_read(query, [id, self._owner]))
 
@@ -262,7 +259,6 @@ class Conversations:
         return sorted((as_text(row[0]) for row in rows), key=folded)
 
     def pin(self, id: str, pinned: bool) -> None:
-        """Pin a conversation, or unpin it."""
         self._arrange(id, "pinned", int(pinned))
 
     def file(self, id: str, folder: str) -> None:
@@ -280,7 +276,6 @@ class Conversations:
             raise _missing(id)
 
     def rename(self, id: str, title: str) -> None:
-        """Give a conversation another title."""
         self._update(id, "title", _title(title))
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
@@ -416,7 +411,6 @@ class Conversations:
             return self._insert_message(handle, id, revision, parent, role, content)
 
     def extend(self, message_id: str, text: str) -> None:
-        """Add text to the end of a message."""
         with self._db.write() as handle:
             self._touch(handle, self._conversation_of(message_id))
             query = "UPDATE messages SET content = content || ? WHERE id = ?"

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 import sqlite_utils
 
@@ -65,6 +65,7 @@ PAUSE = 0.5
 DROPPED = "Too much waits to be stored, so what the last answer taught is forgotten."
 STORED = "The database is not locked any more. Everything that waited is stored."
 Write = Callable[[], object]
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -501,6 +502,18 @@ class Writes:
                 self.queue(owner, write, first=True)
             except StorageError as error:
                 self.report(owner, str(error))
+
+    def tried(self, owner: str, work: Callable[[], T]) -> T | None:
+        """The result of `work`, without waiting for a lock; None if it fails. A failure becomes a
+        notice, except for a lock, where the caller decides what to do later."""
+        try:
+            with self.database.at_once():
+                return work()
+        except LockedError:
+            return None
+        except StorageError as error:
+            self.report(owner, str(error))
+            return None
 
     def queue(self, owner: str, write: Write, first: bool) -> bool:
         """Add a write to the queue. Returns False for an empty queue, unless the write may be its

@@ -97,8 +97,6 @@ class Counted(io.FileIO):
 
 
 class Limited(io.RawIOBase):
-    """The unpacked content of a file, up to a limit."""
-
     def __init__(self, packed: IO[bytes], most: int | None) -> None:
         super().__init__()
         self.packed, self.most, self.taken = packed, most, 0

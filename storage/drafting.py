@@ -10,16 +10,14 @@ was read, and neither is the log of a conversation that was deleted in the meant
 
 from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
-from engine.errors import StorageError
 from engine.types import CalibrationRow, Costs, Past, Taught
 from storage.conversations import Conversations
-from storage.database import Database, LockedError, Writes, pack_tokens, unpack_tokens
+from storage.database import Database, Writes, pack_tokens, unpack_tokens
 from storage.machine import CostStore
 from storage.ngrams import ModelNgrams
 
-T = TypeVar("T")
 MODEL_GRAMS = 100_000
 SLACK = 1.1
 """The n-grams are pruned to MODEL_GRAMS when they exceed it by this factor, rather than after
@@ -49,7 +47,6 @@ class ContextStore:
         self._conversations = Conversations(db, owner)
 
     def has(self, conversation_id: str) -> bool:
-        """Whether this owner has the conversation."""
         return self._conversations.exists(conversation_id)
 
     def load(self, conversation_id: str, fingerprint: str) -> list[int]:
@@ -186,11 +183,12 @@ class DraftingStore:
                     self.database.find("fingerprints", fingerprint),
                 ):
                     return Past((), (), wipes)
-                grams = self.tried(owner, ModelNgrams(self.database, owner, fingerprint).load)
-                rows = self.tried(owner, CalibrationStore(self.database, owner, fingerprint).load)
+                grams = tried(owner, ModelNgrams(self.database, owner, fingerprint).load)
+                rows = tried(owner, CalibrationStore(self.database, owner, fingerprint).load)
                 return Past(grams or (), rows, wipes)
 
-        return self.tried(owner, read) or Past((), None, UNREAD)
+        tried = self.writes.tried
+        return tried(owner, read) or Past((), None, UNREAD)
 
     def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
         """The newest tokens of a conversation, oldest first."""
@@ -199,7 +197,7 @@ class DraftingStore:
             store = ContextStore(self.database, owner)
             return store.load(conversation, tokenizer) if store.has(conversation) else ()
 
-        return self.tried(owner, read) or ()
+        return self.writes.tried(owner, read) or ()
 
     def costs(self, key: tuple[str, str, str, str, int]) -> Costs | None:
         """The costs of a model's forwards on this machine; `key` is `BackendInfo.costs_key`."""
@@ -234,17 +232,6 @@ class DraftingStore:
             if taught.tokens and log.has(taught.conversation):
                 log.append(taught.conversation, taught.tokenizer, taught.tokens)
         return wiped or over
-
-    def tried(self, owner: str, read: Callable[[], T]) -> T | None:
-        """The result of `read`; None if the database cannot be read at once."""
-        try:
-            with self.database.at_once():
-                return read()
-        except LockedError:
-            return None
-        except StorageError as error:
-            self.report(owner, str(error))
-            return None
 
 
 def wipe(database: Database, owner: str, fingerprint: str | None = None) -> None:

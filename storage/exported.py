@@ -43,14 +43,12 @@ class Export(NamedTuple):
 
     @property
     def chars(self) -> int:
-        """The characters of all texts."""
         pieces = (piece for message in self.messages for piece in message.pieces or ())
         texts = (len(message.content) for message in self.messages)
         return len(self.system_prompt) + sum(texts) + sum(len(p[0]) + len(p[1]) for p in pieces)
 
     @property
     def pieces(self) -> int:
-        """The number of pieces of all messages."""
         return sum(len(message.pieces or ()) for message in self.messages)
 
 

@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    InstanceOf,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, ValidationError
 
 from engine.errors import StorageError
 from engine.text import read_json
@@ -336,10 +329,11 @@ def _read_ours(entry: dict[str, Any]) -> Export:
         )
     if version == 1:
         found: OwnFile[Any] = _checked(OwnFile[OwnMessage], entry)
-        messages = _in_a_row([ExportedMessage(**dict(each)) for each in found.messages])
     else:
         found = _checked(OwnFile[PlacedMessage], entry)
-        messages = [ExportedMessage(**dict(each)) for each in found.messages]
+    messages = [ExportedMessage(**dict(each)) for each in found.messages]
+    if version == 1:
+        messages = [each._replace(parent=n - 1 if n else None) for n, each in enumerate(messages)]
     for number, each in enumerate(messages):
         if each.parent is not None and each.parent >= number:
             name = f"message {number + 1}"
@@ -347,13 +341,9 @@ def _read_ours(entry: dict[str, Any]) -> Export:
     return Export(**dict(found) | {"messages": messages})
 
 
-def _in_a_row(messages: list[ExportedMessage]) -> list[ExportedMessage]:
-    return [each._replace(parent=n - 1 if n else None) for n, each in enumerate(messages)]
-
-
-def _checked(model: type[M], value: object, where: str = "") -> M:
+def _checked(model: type[M], value: object) -> M:
     try:
         return model.model_validate(value)
     except ValidationError as error:
         problem = problem_of(error, model).text.removesuffix(".")
-        raise not_imported(f"{where}{problem}") from error
+        raise not_imported(problem) from error

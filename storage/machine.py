@@ -6,7 +6,7 @@ Rows are checked when they are read. A damaged row is ignored, and measured or c
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from engine.errors import StorageError
 from engine.types import Costs
@@ -58,21 +58,13 @@ class CostStore:
         )
         return stored if believable else None
 
-    def save(
-        self,
-        points: Mapping[int, float],
-        node: float,
-        other: float,
-        measured: float,
-        token: float = 0.0,
-        row: float = 0.0,
-    ) -> None:
+    def save(self, costs: Costs) -> None:
         """Store the curve, replacing the previous one."""
         self._db.execute_write(
             "INSERT OR REPLACE INTO costs (fingerprint, kind, device, dtype, threads, "
             "points, node, other, measured, token, row) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*self._key, json.dumps(dict(points)), node, other, measured, token, row),
+            (*self._key, json.dumps(dict(costs.points)), *costs[1:]),
         )
 
 
@@ -138,13 +130,6 @@ class ProfileStore:
                 (values[0], self.MOST_PROFILES),
             )
 
-    def forget(self, key: ProfileKey) -> None:
-        self._db.execute_write(
-            "DELETE FROM profiles "
-            "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
-            self._values(key),
-        )
-
     def chosen(self, target: str) -> Choice | None:
         """The stack chosen for the target with this fingerprint; None if none is stored."""
         rows = self._db.execute_read(
@@ -192,6 +177,9 @@ class Known(NamedTuple):
     runtime: Mapping[str, Any]
 
 
+Kind = Literal["model", "folder"]
+
+
 class SourceStore:
     """The models that were loaded and the folders that were scanned, the latest first."""
 
@@ -201,26 +189,14 @@ class SourceStore:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def add(self, source: str, runtime: Mapping[str, Any]) -> None:
-        """Store that a model was loaded with these settings."""
-        self._put("model", source, runtime)
-
     def models(self) -> list[Known]:
         return self._rows("model")
-
-    def forget(self, source: str) -> None:
-        self._drop("model", source)
-
-    def add_folder(self, folder: str) -> None:
-        self._put("folder", folder, {})
 
     def folders(self) -> list[str]:
         return [known.source for known in self._rows("folder")]
 
-    def forget_folder(self, folder: str) -> None:
-        self._drop("folder", folder)
-
-    def _put(self, kind: str, name: str, runtime: Mapping[str, Any]) -> None:
+    def add(self, name: str, runtime: Mapping[str, Any], kind: Kind = "model") -> None:
+        """Store that a model was loaded with these settings, or that a folder was scanned."""
         with self._db.write() as handle:
             handle.execute(
                 "INSERT OR REPLACE INTO sources (kind, name, runtime) VALUES (?, ?, ?)",
@@ -232,13 +208,13 @@ class SourceStore:
                 (kind, self.MOST),
             )
 
-    def _drop(self, kind: str, name: str) -> None:
+    def forget(self, name: str, kind: Kind = "model") -> None:
         self._db.execute_write(
             "DELETE FROM sources WHERE kind = ? AND CAST(name AS BLOB) = ?",
             (kind, path_bytes(name)),
         )
 
-    def _rows(self, kind: str) -> list[Known]:
+    def _rows(self, kind: Kind) -> list[Known]:
         rows = self._db.execute_read(
             "SELECT CAST(name AS BLOB), CAST(runtime AS BLOB) FROM sources WHERE kind = ? "
             "ORDER BY id DESC LIMIT ?",

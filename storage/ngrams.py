@@ -66,13 +66,8 @@ class ModelNgrams:
         self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
 
     def load(self) -> list[Gram]:
-        """All n-grams, in no useful order."""
-        return _grams(
-            self._db.execute_read(
-                "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ?",
-                self._key,
-            )
-        )
+        query = "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ?"
+        return _grams(self._db.execute_read(query, self._key))
 
     def top(self, limit: int) -> list[Gram]:
         """The `limit` best n-grams: most answers first, then the most recent."""
@@ -140,7 +135,6 @@ class ModelNgrams:
         return {**asdict(pruning), "owner": self._key[0], "fingerprint": self._key[1]}
 
     def learned(self) -> int:
-        """The number of answers that were counted."""
         query = "SELECT learned FROM answers WHERE owner = ? AND fingerprint = ?"
         rows = self._db.execute_read(query, self._key)
         return int(rows[0][0]) if rows else 0
@@ -180,7 +174,6 @@ class ModelNgrams:
         return [Next(unpack_tokens(next)[0], int(met)) for next, met in rows]
 
     def rows(self) -> int:
-        """The number of n-grams."""
         return self._sizes()[0]
 
     def size_bytes(self) -> int:

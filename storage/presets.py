@@ -57,7 +57,6 @@ class PresetStore:
         return found
 
     def get(self, id: str) -> StoredPreset:
-        """One preset."""
         for preset in self.list():
             if preset.id == id:
                 return preset
@@ -108,8 +107,6 @@ class PresetStore:
             handle.execute("DELETE FROM presets WHERE owner = ? AND id = ?", (self._owner, id))
         return gone, [path_text(source) for (source,) in rows]
 
-    # the ones that models begin with
-
     def chosen(self, source: str) -> str | None:
         """The id of the preset with which conversations with a model begin, or None."""
         rows = self._db.execute_read(
@@ -120,16 +117,11 @@ class PresetStore:
 
     def choose(self, source: str, id: str | None) -> None:
         """Set the preset with which conversations with a model begin; None for no preset."""
-        with self._db.write() as handle:
-            handle.execute(
-                "DELETE FROM model_presets WHERE owner = ? AND source = ?",
-                (self._owner, path_bytes(source)),
-            )
-            if id is not None:
-                handle.execute(
-                    "INSERT INTO model_presets (owner, source, preset) VALUES (?, ?, ?)",
-                    (self._owner, path_bytes(source), id),
-                )
+        query = "DELETE FROM model_presets WHERE owner = ? AND source = ?"
+        key = self._owner, path_bytes(source)
+        if id is not None:
+            query = "INSERT OR REPLACE INTO model_presets (owner, source, preset) VALUES (?, ?, ?)"
+        self._db.execute_write(query, key if id is None else (*key, id))
 
     def _checked(self, preset: StoredPreset, id: str) -> StoredPreset:
         """The preset as it will be stored. Raises `StorageError` for a name that is empty, too long

@@ -363,9 +363,7 @@ def connected(path: Path, longest: int) -> sqlite3.Connection:
 
 
 def find_table(
-    tokenizer_fingerprint: str,
-    *folders: Path,
-    report: Callable[[str], None] = lambda problem: None,
+    tokenizer_fingerprint: str, *folders: Path, report: Callable[[str], None] = lambda problem: None
 ) -> StatisticsTable | None:
     """The statistics for a tokenizer, from the first folder that has a usable file of that name.
 

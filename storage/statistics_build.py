@@ -463,16 +463,7 @@ def main() -> None:
     documents = split(np.fromfile(sys.stdin.buffer, dtype=np.uint32))
     report = partial(print, flush=True)
     try:
-        meta = build(
-            documents,
-            Path(spec.path),
-            spec.tokenizer,
-            spec.vocabulary,
-            spec.title,
-            spec.budget,
-            report,
-            spec.fewest,
-        )
+        meta = build(documents, progress=report, **{**asdict(spec), "path": Path(spec.path)})
     except (StrataError, MemoryError) as error:
         report(FAILED, str(error) or "There is not enough memory. Choose fewer files.")
     else:

@@ -32,7 +32,6 @@ class RunToken(NamedTuple):
 
 
 def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) -> None:
-    """Store further steps of a run."""
     handle.conn.executemany(
         f"INSERT INTO steps (run, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         ((run_id, *_row(step)) for step in steps),

@@ -146,8 +146,6 @@ class Worth(NamedTuple):
 
 
 class Traces:
-    """One owner's runs."""
-
     KEPT = 2_000
     """The number of runs kept per owner, in addition to those of messages. Older ones are deleted
     with their steps."""
@@ -300,7 +298,6 @@ class Traces:
         return "" if others else trace.fingerprint
 
     def tokens(self, run_id: str) -> list[RunToken]:
-        """The tokens of a run, in order."""
         with self._db.read():
             self._row("runs.id FROM runs", run_id)
             with _checked(run_id):
@@ -344,7 +341,6 @@ class Traces:
         return found
 
     def count(self, chosen: Filter = ALL) -> int:
-        """The number of runs that match a filter."""
         query = f"SELECT count(*) FROM runs WHERE {MATCHING}"
         return int(self._db.execute_read(query, self._values(chosen))[0][0])
 
@@ -392,7 +388,6 @@ class Traces:
         return StoredPrompt(place.title, place.system_prompt, messages)
 
     def digest(self, run_id: str) -> Digest:
-        """The digest of a run, for charts."""
         return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
@@ -403,7 +398,6 @@ class Traces:
                 return step_rows.read(self._db, run_id, max(0, start), limit)
 
     def step_count(self, run_id: str) -> int:
-        """The number of stored steps of a run."""
         self.get(run_id)
         query = "SELECT count(*) FROM steps WHERE run = ?"
         return int(self._db.execute_read(query, [run_id])[0][0])
@@ -489,14 +483,7 @@ def _copy(handle: sqlite_utils.Database, run_id: str) -> str:
     return copy
 
 
-MISSHAPEN = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading stored values raises if they are damaged."""
 
 

@@ -40,7 +40,6 @@ def written(piece: bytes, prefix: str = "") -> str:
 
 
 def token_logprob(piece: bytes, probability: float) -> Data:
-    """A token with its logarithm and its bytes."""
     return {"token": written(piece), "logprob": logarithm(probability), "bytes": list(piece)}
 
 
@@ -82,8 +81,6 @@ def with_reasoning(reasoning: str) -> Data:
 
 @dataclass(slots=True)
 class Grown:
-    """A choice so far."""
-
     text: str = ""
     reasoning: str = ""
     tokens: list[Token] = field(default_factory=list)
@@ -130,7 +127,6 @@ class Reply:
 
     @property
     def answered(self) -> list[Answered]:
-        """The choices that are over."""
         return [grown.over.answered for grown in self.choices if grown.over is not None]
 
     def whole(self) -> Data:
@@ -182,7 +178,6 @@ class Reply:
         logprobs: Data | None = None,
         **more: Any,
     ) -> Data:
-        """A part of one choice."""
         content: Data = {"text": text}
         if self.kind == "chat":
             shown = {"content": text} if text else {}

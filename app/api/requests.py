@@ -113,10 +113,6 @@ def sampled(value: Any, info: ValidationInfo) -> Any:
         raise refusal(str(error)) from error
 
 
-def as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 def in_parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -143,7 +139,6 @@ def switch(name: str) -> str:
 
 
 def whole(low: int, high: int, default: int | None = None) -> Any:
-    """A field that holds a whole number within a range."""
     words = f"a whole number from {low} to {high:,}"
     return Field(default=default, ge=low, le=high, description=words)
 
@@ -189,8 +184,6 @@ class SentMessage(Given):
 
 
 class StreamOptions(Given):
-    """What a stream sends besides its text."""
-
     include_usage: bool = False
 
 
@@ -214,8 +207,6 @@ class Speculative(Outside):
 
 
 class Body(Given):
-    """The parameters of both kinds of requests."""
-
     model: str = ""
     n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False
@@ -228,7 +219,9 @@ class Body(Given):
     max_completion_tokens: Limit = None
     max_tokens: Limit = None
     stop: Annotated[
-        list[Annotated[str, Field(max_length=LONGEST_STOP)]], FailFast(), BeforeValidator(as_list)
+        list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+        FailFast(),
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     ] = Field(
         default=[],
         max_length=MOST_STOPS,
@@ -263,7 +256,6 @@ class Chat(Body):
 
     @property
     def likeliest(self) -> int | None:
-        """As in `Completion`."""
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
         return self.top_logprobs if self.logprobs else None
@@ -279,7 +271,6 @@ class Continuation(Body):
 
     @property
     def likeliest(self) -> int | None:
-        """As in `Completion`."""
         return self.logprobs
 
 
@@ -411,7 +402,6 @@ def sampling_of(body: Body, info: BackendInfo) -> Sampling:
 
 
 def reseeded(request: Request, number: int) -> Request:
-    """The request for choice `number`: its seed is `number` higher."""
     generation = request.generation
     seed = (generation.sampling.seed + number) % 2**63
     sampling = replace(generation.sampling, seed=seed)

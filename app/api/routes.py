@@ -172,8 +172,6 @@ class Api:
         ]
 
     def guarded(self, handler: Handler) -> Handler:
-        """A handler that turns errors into answers."""
-
         async def handled(request: Request) -> Response:
             try:
                 return await handler(request)
@@ -371,7 +369,6 @@ GOODBYE = 3
 
 
 def api_of(session: Session, options: Options) -> Api:
-    """The API of a session, by the options of the command line."""
     programs = session.programs
     programs.always = options.api
     private = not options.public and options.password is None

@@ -99,8 +99,6 @@ class Texts:
 
 @dataclass(slots=True)
 class Choice:
-    """One choice as it grows."""
-
     number: int
     request: Request
     info: BackendInfo
@@ -142,7 +140,6 @@ class Choice:
         return tuple(found), tuple(max(0, token.start - first) for token in found)
 
     def parted(self, step: Step) -> Parted:
-        """The text of a step, with its thinking separated if that is requested."""
         if self.splitter is None:
             return Parted("", "".join(token.text for token in step.tokens))
         parts = []
@@ -165,8 +162,6 @@ class Choice:
 
 @dataclass(slots=True)
 class Service:
-    """What all requests share."""
-
     engine: Engine
     programs: Programs
     counters: Counters = field(default_factory=Counters)

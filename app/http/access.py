@@ -22,17 +22,7 @@ from urllib.parse import urlsplit
 
 from app.arguments import FIRST_PORT, PORTS_TRIED, is_local
 from app.http.login import LogIns
-from app.http.problems import (
-    App,
-    Headers,
-    Message,
-    Pairs,
-    Receive,
-    Send,
-    answer,
-    encoded,
-    problem,
-)
+from app.http.problems import App, Headers, Message, Pairs, Receive, Send, answer, encoded, problem
 from engine.errors import SettingError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -151,13 +141,11 @@ class Hosts:
 
 
 def spelled(name: str, port: int) -> list[str]:
-    """How browsers write a name in Host and Origin."""
     written = bracketed(name)
     return [f"{written}:{port}"] + ([written] if port == 80 else [])
 
 
 def bracketed(name: str) -> str:
-    """A name or an IP address as it is written in a web address."""
     return f"[{name}]" if ":" in name else name
 
 
@@ -282,15 +270,13 @@ def for_programs(path: str) -> bool:
 
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
-    if path == JOIN:  # The page's script reads JSON.
-        body = encoded({"error": refusal.words, "detail": refusal.words}).decode()
-        await answer(send, refusal.status, body, kind=b"application/json")
-        return
-    if not for_programs(path):
+    if path != JOIN and not for_programs(path):
         await answer(send, refusal.status, refusal.words)
         return
-    body = encoded(problem(refusal.status, refusal.words)).decode()
-    await answer(send, refusal.status, body, kind=b"application/json")
+    body = problem(refusal.status, refusal.words)
+    if path == JOIN:  # The page's script reads JSON.
+        body = {"error": refusal.words, "detail": refusal.words}
+    await answer(send, refusal.status, encoded(body).decode(), kind=b"application/json")
 
 
 def opened(origin: str) -> list[tuple[bytes, bytes]]:

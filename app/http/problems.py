@@ -23,8 +23,6 @@ Pairs = Iterable[tuple[bytes, bytes]]
 
 
 class Headers:
-    """The headers of a request."""
-
     def __init__(self, raw: Pairs) -> None:
         self.raw = [(name.lower(), value.decode("latin-1").strip()) for name, value in raw]
 

@@ -115,7 +115,6 @@ class Recorder:
 
     @property
     def run(self) -> Run:
-        """The answer so far as a run."""
         return self.collector.run
 
     @property
@@ -185,7 +184,6 @@ class Recorder:
             self.flush()
 
     def update(self, dropped: int) -> "Update":
-        """The answer so far."""
         counts, metrics = (len(self.pieces), len(self.steps)), self.tally.metrics()
         return Update(self, *counts, metrics, self.finish, dropped, self.seed, self.counted)
 
@@ -246,7 +244,6 @@ class Recorder:
         return run_id
 
     def close(self) -> None:
-        """Store the rest, once the answer is over."""
         self.closed.set()
         if self.thread is not None:
             self.thread.join()
@@ -508,7 +505,6 @@ class Answer:
         return self.update.recorder.message_id if self.update else ""
 
     def run(self, items: Iterator[Update | Waiting]) -> None:
-        """Process the updates of the answer until it is over."""
         try:
             for item in items:
                 if isinstance(item, Waiting):
@@ -542,7 +538,6 @@ class Generations:
         self.lock = threading.Lock()
 
     def start(self, owner: str, conversation: str, preferences: Preferences) -> Answer:
-        """Start answering the last message of a conversation."""
         begun = Answer(owner, conversation, self.target(owner, conversation))
         with self.lock:
             over = [answer for answer in self.known.values() if answer.over]

@@ -215,7 +215,6 @@ class Attachments:
         return join(files, text)
 
     def drop(self, owner: str, keys: Sequence[str]) -> None:
-        """Forget files that were sent or removed."""
         with self.lock:
             kept = self.waiting.get(owner, {})
             for key in keys:

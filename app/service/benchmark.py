@@ -19,7 +19,7 @@ from app.service.benchmark_report import (
     Drop,
     Plan,
     Report,
-    comparable,
+    differences,
     drops,
     report,
     stored_plan,
@@ -30,19 +30,8 @@ from app.service.jobs import Job, Slot, Task
 from app.service.revival import end_hung
 from assets import ASSETS
 from engine.compare import rotated
-from engine.engine import (
-    Measured,
-    Request,
-    Started,
-)
-from engine.errors import (
-    Busy,
-    EngineDied,
-    ModelError,
-    PromptError,
-    SettingError,
-    StrataError,
-)
+from engine.engine import Measured, Request, Started
+from engine.errors import Busy, EngineDied, ModelError, PromptError, SettingError, StrataError
 from engine.machine import machine
 from engine.methods import Method
 from engine.metrics import summarise
@@ -108,7 +97,6 @@ class BenchmarkRuns:
         self.core = core
         self.slot = Slot[Standing, str]()
         self.owner = ""
-        """The owner of the running benchmark."""
 
     @property
     def standing(self) -> Standing | None:
@@ -117,8 +105,6 @@ class BenchmarkRuns:
     def store(self, owner: str) -> Benchmarks:
         return Benchmarks(self.core.database, owner)
 
-    # beginning and ending
-
     def start(self, owner: str, plan: Plan) -> Measuring:
         """Start a benchmark. Raises SettingError and ModelError, with nothing stored, if the plan
         cannot be measured."""
@@ -126,18 +112,17 @@ class BenchmarkRuns:
         info = self.core.current.info
 
         def make() -> Measuring:
-            made = self.store(owner).create(
-                plan.title,
-                info.name,
-                info.fingerprint,
-                machine(info),
-                __version__,
-                digest(plan.questions),
-                {**plan.mapping(), "weights": info.weights},
-                plan.questions,
-                plan.runs,
+            new = Benchmark(
+                title=plan.title,
+                model=info.name,
+                fingerprint=info.fingerprint,
+                machine=machine(info),
+                version=__version__,
+                asked=digest(plan.questions),
+                plan={**plan.mapping(), "weights": info.weights},
+                runs=plan.runs,
             )
-            return self.job(owner, made, plan, ())
+            return self.job(owner, self.store(owner).create(new, plan.questions), plan, ())
 
         return self.slot.take(make, under_way()).start("benchmark")
 
@@ -197,11 +182,8 @@ class BenchmarkRuns:
         return Job(work, Standing(benchmark, plan.runs - len(left), plan.runs), broke_off)
 
     def stop(self, owner: str) -> None:
-        """Stop the running benchmark; finished runs stay."""
         if owner == self.owner:
             self.slot.cancel(partial(end_hung, self.core.engine))
-
-    # the work
 
     def measure(self, owner: str, plan: Plan, left: Sequence[Cell], job: Measuring) -> None:
         """Make the remaining runs, and store each at once. Raises Cancelled if it is stopped."""
@@ -229,8 +211,6 @@ class BenchmarkRuns:
         if (job := self.slot.running) is not None:
             job.report(replace(job.progress, waiting=waiting))
 
-    # results
-
     def report(self, owner: str, benchmark: str) -> Report:
         """The report of a benchmark. Raises StorageError."""
         store = self.store(owner)
@@ -241,7 +221,7 @@ class BenchmarkRuns:
     def before(self, owner: str, now: Benchmark) -> Report | None:
         """The last earlier benchmark that measured the same, if there is one."""
         for stored in self.store(owner).list():
-            if stored.created < now.created and stored.done and comparable(stored, now):
+            if stored.created < now.created and stored.done and not differences(stored, now):
                 return self.report(owner, stored.id)
         return None
 

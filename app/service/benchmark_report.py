@@ -202,7 +202,6 @@ def figures_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[F
 
 
 def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Method) -> Figures:
-    """The figures of one method for the questions at these positions."""
     own = [measured[at][method.name] for at in places]
     plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
     tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)
@@ -275,11 +274,6 @@ def differences(one: Benchmark, other: Benchmark) -> list[str]:
     return [name for name, same in shared.items() if not same]
 
 
-def comparable(one: Benchmark, other: Benchmark) -> bool:
-    """Whether two benchmarks have the same model, machine, questions and settings."""
-    return not differences(one, other)
-
-
 Sides = tuple[dict[Method, Figures], dict[Method, Figures]]
 
 
@@ -315,68 +309,48 @@ def drops(now: Report, before: Report) -> list[Drop]:
     return found
 
 
-COLUMNS = (
-    "question_id",
-    "category",
-    "method",
-    "repeat",
-    "tokens",
-    "steps",
-    "drafted",
-    "accepted",
-    "seconds",
-    "decode_seconds",
-    "first_token_seconds",
-    "tokens_per_second",
-    "tokens_per_step",
-    "same_text",
-    "disturbed",
-    "problem",
-)
-
-
 def as_csv(report: Report, results: Sequence[Result]) -> str:
     """One row per answer. Names may come from a foreign file, so formulas in them are disarmed."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    columns = row_of(Question("", "", ""), Result(0, "", 0), None)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows(report, results):
-        writer.writerow({name: plain_text(value) for name, value in row.items()})
+        writer.writerow(
+            {name: harmless(each) if isinstance(each, str) else each for name, each in row.items()}
+        )
     return text.getvalue()
-
-
-def plain_text(value: Any) -> Any:
-    if isinstance(value, str):
-        return harmless(value)
-    return "" if value is None else value
 
 
 def rows(report: Report, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
     base = {r.position: r.answer for r in reversed(results) if r.method == PLAIN.name}
     for result in results:
-        if result.position >= len(report.plan.questions):
-            continue
-        question = report.plan.questions[result.position]
-        plain = base.get(result.position)
-        answers = result.tokens and not result.problem
-        yield {
-            "question_id": question.id,
-            "category": question.category,
-            "method": result.method,
-            "repeat": result.repeat + 1,
-            "tokens": result.tokens,
-            "steps": result.forwards,
-            "drafted": result.drafted,
-            "accepted": result.kept,
-            "seconds": result.seconds,
-            "decode_seconds": result.decode_seconds,
-            "first_token_seconds": result.first_seconds,
-            "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
-            "tokens_per_step": result.tokens / result.forwards if result.forwards else None,
-            "same_text": result.answer == plain if plain is not None and answers else None,
-            "disturbed": result.disturbed,
-            "problem": result.problem,
-        }
+        if result.position < len(report.plan.questions):
+            question = report.plan.questions[result.position]
+            yield row_of(question, result, base.get(result.position))
+
+
+def row_of(question: Question, result: Result, plain: tuple[int, ...] | None) -> dict[str, Any]:
+    """A row for an answer; `plain` is the first plain answer to the question, if there is one."""
+    answers = result.tokens and not result.problem
+    return {
+        "question_id": question.id,
+        "category": question.category,
+        "method": result.method,
+        "repeat": result.repeat + 1,
+        "tokens": result.tokens,
+        "steps": result.forwards,
+        "drafted": result.drafted,
+        "accepted": result.kept,
+        "seconds": result.seconds,
+        "decode_seconds": result.decode_seconds,
+        "first_token_seconds": result.first_seconds,
+        "tokens_per_second": result.tokens / result.seconds if result.seconds else None,
+        "tokens_per_step": result.tokens / result.forwards if result.forwards else None,
+        "same_text": result.answer == plain if plain is not None and answers else None,
+        "disturbed": result.disturbed,
+        "problem": result.problem,
+    }
 
 
 def as_json(report: Report, results: Sequence[Result]) -> dict[str, Any]:

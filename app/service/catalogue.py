@@ -245,7 +245,6 @@ def entry(value: object) -> Entry:
 
 
 def unusable(problem: str) -> ModelError:
-    """The error for a file that does not hold together."""
     return ModelError(
         f"The catalogue {str(FILE)!r} cannot be used: {problem}. Restore the file; models can be "
         "loaded by path or by their name on the hub without it."

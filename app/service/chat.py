@@ -139,10 +139,6 @@ class Chat:
             return self.lists.number(owner, store.outline)
         return store.revision(conversation_id)
 
-    def branch(self, owner: str, conversation_id: str, message_id: str) -> str:
-        """Copy the messages up to this one into a new conversation; returns its id."""
-        return self.conversations(owner).copy(conversation_id, message_id)
-
     def say(self, owner: str, conversation_id: str | None, text: str) -> str:
         """Store a user's message, in a new conversation if there is none. Returns the
         conversation's id.

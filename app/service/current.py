@@ -115,7 +115,7 @@ class Costs:
 
     def save(self, info: BackendInfo, costs: CostRecord) -> None:
         self.known = info, costs
-        self.store(info).save(*costs)
+        self.store(info).save(costs)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure the curve once nobody uses the model, which takes about two seconds. Raises
@@ -149,7 +149,8 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
     """The three kinds of drafters of a loaded model, or the server's own one. `models` are the
     names of the loaded draft models."""
     if info.server is not None:
-        return (on_server(info.server),)
+        how, why = on_server(info.server)
+        return (Drafter("the server", how, why),)
     plain = "" if info.can_tree else "not possible: this model decodes plainly"
     head, named = info.head, ", ".join(models)
     if plain:
@@ -187,17 +188,12 @@ def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
     return f"Guesses come from: {', '.join(found) or 'nothing, as it decodes plainly'}."
 
 
-def on_server(server: ServerInfo) -> Drafter:
-    name = "the server"
-    if server.drafting:
-        return Drafter(name, drafting_words(server))
-    if server.sources:
-        return Drafter(name, "", "does not draft now")
-    return Drafter(name, "", "does not report whether it drafts")
-
-
-def drafting_words(server: ServerInfo) -> str:
-    if not server.databases:
-        return "in a way that it does not report"
+def on_server(server: ServerInfo) -> tuple[str, str]:
+    """How a server drafts, or why it does not."""
+    if not server.drafting:
+        return "", "does not draft now" if server.sources else "does not report whether it drafts"
     deep = f", up to {tokens(server.draft_tokens)} ahead" if server.draft_tokens else ""
-    return f"with its databases{deep}"
+    return (
+        f"with its databases{deep}" if server.databases else "in a way that it does not report",
+        "",
+    )

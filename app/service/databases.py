@@ -158,7 +158,6 @@ class Entries:
         return Hit(len(key), texts[0], tuple(entries))
 
     def contributions(self, owner: str) -> Contributions:
-        """What each source contributed to the model's latest answers."""
         return contributions(self.database, owner, self.current.info.fingerprint)
 
 

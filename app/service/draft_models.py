@@ -249,8 +249,6 @@ class Stacks:
         drafts = tuple(draft.source for draft in state.drafts)
         return ModelSetup(state.info.name, state.source, state.runtime, drafts, self.spec)
 
-    # candidates
-
     def offer(self, source: str) -> str:
         """Add a model to the candidates; returns its source in normal form.
 
@@ -288,8 +286,6 @@ class Stacks:
     @property
     def free(self) -> int:
         return self.engine.room(self.state.source, self.state.runtime).free
-
-    # loading
 
     def load(self, sources: Sequence[str], fetch: Fetch | None = None) -> None:
         """Load exactly these draft models; `fetch` downloads a missing one.
@@ -369,8 +365,6 @@ class Stacks:
             ]
         return []
 
-    # profiles and plans
-
     @property
     def drafts(self) -> dict[str, BackendInfo]:
         return {draft.name: draft.info for draft in self.state.drafts}
@@ -439,8 +433,6 @@ class Stacks:
         if self.spec:
             names += [f"hsd:{self.spec}", f"hd+hsd:{self.spec}"]
         return [(method_named(name).title, name) for name in names]
-
-    # measuring
 
     def stop(self) -> None:
         """Stop the waiting or running profile, measurement or download."""

@@ -69,17 +69,15 @@ class Format:
     lists: bool = False
 
 
-def as_json(store: Conversations, id: str) -> str:
-    """A conversation with all its versions and tokens, to be imported again."""
-    return json.dumps(store.export(id), indent=1)
-
-
-def as_markdown(store: Conversations, id: str) -> str:
-    return markdown(store.get(id), store.messages(id, pieces=False))
-
-
-JSON = Format("json", "application/json", as_json, lists=True)
-MARKDOWN = Format("md", "text/markdown", as_markdown)
+JSON = Format(
+    "json", "application/json", lambda store, id: json.dumps(store.export(id), indent=1), lists=True
+)
+"""A conversation with all its versions and tokens, to be imported again."""
+MARKDOWN = Format(
+    "md",
+    "text/markdown",
+    lambda store, id: markdown(store.get(id), store.messages(id, pieces=False)),
+)
 
 
 def one(store: Conversations, id: str, format: Format) -> Download:
@@ -160,57 +158,40 @@ FORMULA = re.compile(
     re.VERBOSE,
 )
 """Where a formula would begin. What begins with a tab or a line break gets an apostrophe anyway."""
-RUNS = (
-    "run",
-    "created",
-    "kind",
-    "conversation",
-    "model",
-    "method",
-    "tokens",
-    "steps",
-    "decode_seconds",
-    "speedup",
-    "decode_speedup",
-    "weights",
-)
-STEPS = (
-    "step",
-    "tokens",
-    "text",
-    "depth",
-    "draft_seconds",
-    "verify_seconds",
-    "sample_seconds",
-    "other_seconds",
-    "plain_seconds",
-    "finish",
-)
 Cell = str | int | float | None
+RUNS: dict[str, Callable[[Trace], Cell]] = {
+    "run": lambda run: run.id,
+    "created": lambda run: datetime.fromtimestamp(run.created, UTC).isoformat(
+        timespec="milliseconds"
+    ),
+    "kind": lambda run: run.kind,
+    "conversation": lambda run: run.conversation_id,
+    "model": lambda run: harmless(run.model),
+    "method": lambda run: harmless(run.method),
+    "tokens": lambda run: run.emitted_tokens,
+    "steps": lambda run: run.forwards,
+    "decode_seconds": lambda run: run.decode_seconds,
+    "speedup": lambda run: run.speedup,
+    "decode_speedup": lambda run: run.decode_speedup,
+    "weights": lambda run: harmless(run.weights),
+}
+STEPS: dict[str, Callable[[Step], Cell]] = {
+    "step": lambda step: step.index,
+    "tokens": lambda step: len(step.tokens),
+    "text": lambda step: harmless("".join(token.text for token in step.tokens)),
+    "depth": lambda step: len(step.by_depth),
+    "draft_seconds": lambda step: step.draft_seconds,
+    "verify_seconds": lambda step: step.verify_seconds,
+    "sample_seconds": lambda step: step.sample_seconds,
+    "other_seconds": lambda step: step.other_seconds,
+    "plain_seconds": lambda step: step.plain_seconds,
+    "finish": lambda step: step.finish,
+}
+"""The columns of runs and of steps."""
 
 
 def runs_csv(runs: Iterable[Trace]) -> str:
-    """A line per run."""
-    return table(
-        RUNS,
-        (
-            (
-                run.id,
-                datetime.fromtimestamp(run.created, UTC).isoformat(timespec="milliseconds"),
-                run.kind,
-                run.conversation_id,
-                harmless(run.model),
-                harmless(run.method),
-                run.emitted_tokens,
-                run.forwards,
-                run.decode_seconds,
-                run.speedup,
-                run.decode_speedup,
-                harmless(run.weights),
-            )
-            for run in runs
-        ),
-    )
+    return table([*RUNS], ([value(run) for value in RUNS.values()] for run in runs))
 
 
 def steps_csv(steps: Sequence[Step]) -> str:
@@ -218,14 +199,11 @@ def steps_csv(steps: Sequence[Step]) -> str:
     drafted = {source for step in steps for source in (*step.proposed, *step.accepted)}
     sources = [*TIERS, *sorted(drafted - {*TIERS})]
     titles = [f"{kind} {source}" for source in sources for kind in ("drafted", "accepted")]
-    return table((*STEPS, *titles), (step_row(step, sources) for step in steps))
+    return table([*STEPS, *titles], (step_row(step, sources) for step in steps))
 
 
 def step_row(step: Step, sources: Sequence[str]) -> list[Cell]:
-    text = harmless("".join(token.text for token in step.tokens))
-    row: list[Cell] = [step.index, len(step.tokens), text]
-    row += [len(step.by_depth), step.draft_seconds, step.verify_seconds]
-    row += [step.sample_seconds, step.other_seconds, step.plain_seconds, step.finish]
+    row = [value(step) for value in STEPS.values()]
     for source in sources:
         row += [step.proposed.get(source, 0), step.accepted.get(source, 0)]
     return row

@@ -11,7 +11,6 @@ single run. Another model, or an answer whose tokens are not known, continues fr
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from app.service.pages import Latest, Notices
 from app.service.preferences import Preferences, mapping_of
@@ -180,14 +179,9 @@ def parts_of(run: Run) -> Sequence[Run | Part]:
 def one_run(run: Run) -> bool:
     """Whether a single run could have made all parts of an answer: by one model, with one seed and
     one way to choose tokens."""
-    choices = [choice_of(made) for made in parts_of(run)]
-    return None not in choices and all(choice == choices[0] for choice in choices)
-
-
-def choice_of(made: Run | Part) -> Any:
-    """What the choice of a part's tokens depends on besides earlier tokens; None if unknown."""
-    generation = settings_of(made)
-    return generation and (made.fingerprint, generation.sampling, generation.stop)
+    parts = [(made.fingerprint, settings_of(made)) for made in parts_of(run)]
+    choices = [(model, made.sampling, made.stop) for model, made in parts if made is not None]
+    return len(choices) == len(parts) and all(choice == choices[0] for choice in choices)
 
 
 def keeps_text_of(made: Run | Part) -> bool:

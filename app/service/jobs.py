@@ -204,7 +204,6 @@ class Tasks:
             return [one for known in self.known.values() for one in known if one is not task]
 
     def busy(self, owner: str, about: str) -> bool:
-        """Whether such a task waits or runs."""
         with self.lock:
             return (owner, about) in self.known
 
@@ -225,7 +224,6 @@ class Progress:
 
 
 def broke_off(error: Exception) -> StrataError:
-    """The error of a job that failed unexpectedly."""
     return StrataError(f"The work broke off: {first_line(error)}.")
 
 
@@ -342,7 +340,6 @@ class Slot(Generic[P, R]):
         return job is not None
 
     def cancel(self, hung: Callable[[], None] | None = None) -> None:
-        """Stop the current job; see `Job.cancel`."""
         if (job := self.running) is not None:
             job.cancel(hung)
 

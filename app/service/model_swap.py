@@ -44,8 +44,6 @@ class ModelSwap:
         """Whether the gate is closed."""
         self.waiting: set[Task] = set()
 
-    # for all other tasks
-
     def gate(self, task: Task) -> Iterator[Waiting]:
         """Wait until the usual model is loaded. Raises Cancelled if the task is stopped."""
         if self.closed:
@@ -54,8 +52,6 @@ class ModelSwap:
                 yield from task.wait(lambda: not self.closed, loading=True)
             finally:
                 self.waiting.discard(task)
-
-    # for comparisons
 
     def check(self, sides: tuple[Side, Side]) -> None:
         """Raise ModelError for sides that need another model while another comparison swaps."""
@@ -109,7 +105,6 @@ class ModelSwap:
             job.start("model-swap")
 
     def awaited(self) -> Iterator[Waiting]:
-        """Wait until the usual model is loaded again."""
         if (job := self.slot.running) is not None:
             for _ in job.watch():
                 yield Waiting(1, loading=True)
@@ -152,7 +147,6 @@ class Swap:
             yield Waiting(1, loading=True)
 
     def go_home(self) -> Iterator[Waiting]:
-        """Load the usual model again, and open the gate."""
         home, swaps = self.home, self.swaps
         for _ in swaps.models.start(home.source, home.runtime, home.drafts):
             yield Waiting(1, loading=True)

@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 
 EMBEDDED_FILE = EMBEDDED.with_suffix(".gguf")
-"""The embedded target as a GGUF file."""
 FOLDER = "models"
 """The folder of models in the data directory."""
 PADDED = "tiny-chat-padded-0.5b"
@@ -126,7 +125,6 @@ class Models:
         self.loaders, self.guests = loaders, guests
         self.store = SourceStore(database)
         self.requested = ModelSetup(title_of(""), "", DEFAULT_RUNTIME, (), "")
-        """What was requested last."""
         self.notices: list[str] = []
         self.found: dict[str, list[str]] = {}
         """The models in each folder that was scanned."""
@@ -139,11 +137,8 @@ class Models:
         self.downloads: list[Loading] = []
         """Downloads of draft models that are not part of a load."""
         self.slot = Slot[Progress, None]()
-        """The current load."""
         self.problem = ""
         """Why the last load failed, if it did."""
-
-    # the loaded model, and candidates
 
     @property
     def source(self) -> str:
@@ -206,7 +201,7 @@ class Models:
                 f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
                 "that hold config.json and *.safetensors files."
             )
-        self.store.add_folder(folder)
+        self.store.add(folder, {}, "folder")
         return len(found)
 
     def add(self, name: str) -> str:
@@ -237,8 +232,6 @@ class Models:
     def read_folder(self, folder: str) -> list[str]:
         self.found[folder] = [settled(source) for source in self.loaders.scan(folder)]
         return self.found[folder]
-
-    # loading
 
     def stop(self) -> None:
         """Stop the current load while it downloads, or waits for the model."""
@@ -400,8 +393,6 @@ class Models:
             self.notices.append(str(error))
             return None
 
-    # removing
-
     def removal(self, source: str) -> Removal:
         """What removing a listed model would do. Raises ModelError if it cannot be removed."""
         name = title_of(source)
@@ -432,7 +423,7 @@ class Models:
         """Remove a listed model as `removal` says; `bytes` of the result is the freed space."""
         planned = self.removal(source)
         if planned.folder:
-            self.store.forget_folder(planned.folder)
+            self.store.forget(planned.folder, "folder")
             del self.found[planned.folder]
             return planned
         freed = self.loaders.remove(source, self.kept) if planned.deletes else 0
@@ -459,14 +450,14 @@ def is_padded(source: str) -> bool:
     return Path(source).name == PADDED
 
 
-def title_of(source: str, name: str = "") -> str:
-    """The display name of a model, `name` if it is given. The embedded target, for which "" stands
-    as well, has the name of its family."""
+def title_of(source: str) -> str:
+    """The display name of a model. The embedded target, for which "" stands as well, has the name
+    of its family."""
     if source in ("", str(EMBEDDED), str(EMBEDDED_FILE)):
         return EMBEDDED.parent.name
     if is_padded(source):
         return PADDED_TITLE
-    return name or name_of(source)
+    return name_of(source)
 
 
 def embedded_drafts(source: str) -> list[str]:

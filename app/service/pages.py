@@ -13,8 +13,7 @@ from time import monotonic
 from typing import TypeVar
 
 from engine.engine import Engine
-from engine.errors import StorageError
-from storage.database import Database, LockedError, Writes
+from storage.database import Database, Writes
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -36,9 +35,6 @@ class Latest(OrderedDict[K, V]):
             self.popitem(last=False)
 
 
-T = TypeVar("T")
-
-
 QUIET_SECONDS = 600.0
 """After how many seconds a lasting problem of the stores is printed again."""
 
@@ -49,6 +45,7 @@ class Notices:
     def __init__(self, database: Database, engine: Engine) -> None:
         self.database, self.engine = database, engine
         self.writes = Writes(database, self.report)
+        self.keep, self.tried = self.writes.do, self.writes.tried
         self.waiting: Latest[str, list[str]] = Latest()
         self.say: Callable[[str], None] = lambda notice: None
         self.printed: Latest[str, float] = Latest()
@@ -74,22 +71,6 @@ class Notices:
     def take(self, owner: str) -> list[str]:
         return self.waiting.pop(owner, [])
 
-    def keep(self, owner: str, write: Callable[[], object]) -> None:
-        """Do a write that no answer depends on, now or later. A failure becomes a notice."""
-        self.writes.do(owner, write)
-
-    def tried(self, owner: str, work: Callable[[], T]) -> T | None:
-        """The result of `work` on the stores, without waiting for a lock; None if it fails. A
-        failure becomes a notice, except for a lock, where the caller decides what to do later."""
-        try:
-            with self.database.at_once():
-                return work()
-        except LockedError:
-            return None
-        except StorageError as error:
-            self.report(owner, str(error))
-            return None
-
 
 Place = tuple[str, str]
 """An owner and one of their conversations, or THE_LIST of all of them."""
@@ -111,10 +92,6 @@ class ChangeTokens:
         token = self.tokens.get(place) or secrets.token_urlsafe(18)
         self.tokens[place], self.places[token] = token, place
         return token
-
-    def place(self, token: str) -> Place | None:
-        """The owner and the conversation of a token; None for an unknown token."""
-        return self.places.get(token)
 
 
 class ListRevisions:

@@ -175,7 +175,6 @@ PRESETS = (
         thinking=True,
     ),
 )
-"""The built-in presets."""
 
 
 class SharedPreset(Outside):
@@ -187,8 +186,6 @@ class SharedPreset(Outside):
 
 
 class PresetFile(Outside):
-    """A file with presets, of any version."""
-
     format: Literal["strata-presets"]
     presets: Annotated[list[SharedPreset], FailFast()] = Field(
         min_length=1, description="a list of presets with names, system prompts and settings"
@@ -212,8 +209,6 @@ class Presets:
         """A built-in preset or one of the owner's. Raises StorageError."""
         known = next((preset for preset in PRESETS if preset.id == id), None)
         return known or self.store(owner).get(id)
-
-    # the settings of a preset
 
     @property
     def makers(self) -> Preferences:
@@ -239,8 +234,6 @@ class Presets:
             problem = f"The preset {preset.name!r} is used in part. {problem}"
         return found, problem
 
-    # an owner's own
-
     def save(
         self, owner: str, name: str, system_prompt: str, preferences: Preferences
     ) -> StoredPreset:
@@ -258,7 +251,6 @@ class Presets:
         return self.store(owner).update(replace(self.own(owner, id), name=name))
 
     def duplicate(self, owner: str, id: str) -> StoredPreset:
-        """Copy a preset under another name."""
         known = self.get(owner, id)
         return self.store(owner).add(replace(known, id="", name=self.free(owner, known.name)))
 
@@ -299,8 +291,6 @@ class Presets:
         numbered = (f"{name[: MAX_NAME - 5]} {number}" for number in range(2, 10_000))
         return next(each for each in numbered if folded(each) not in taken)
 
-    # the first preset of a model
-
     def first(self, owner: str, source: str) -> StoredPreset | None:
         """The preset with which conversations with a model begin; None for its makers' settings."""
         id = self.store(owner).chosen(source) if source else None
@@ -313,10 +303,7 @@ class Presets:
             raise StorageError("No model is loaded. Load the one that the preset is meant for.")
         self.store(owner).choose(source, self.get(owner, id).id if id is not None else None)
 
-    # files
-
     def export(self, owner: str) -> dict[str, Any]:
-        """The owner's presets, as JSON values."""
         listed = [
             {"name": p.name, "system_prompt": p.system_prompt, "settings": dict(p.settings)}
             for p in self.store(owner).list()

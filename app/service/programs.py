@@ -16,10 +16,7 @@ from dataclasses import replace
 
 from app.service.core import Core
 from app.service.jobs import Task
-from engine.engine import (
-    Request,
-    Started,
-)
+from engine.engine import Request, Started
 from engine.errors import Busy, ModelError, PromptError, StrataError
 from engine.queue import Waiting
 from engine.types import Learned, Prefill, Step
@@ -166,11 +163,9 @@ class Programs:
                     del self.asking[owner]
 
     def task_for(self, owner: str) -> AbstractContextManager[Task]:
-        """A task for a request that has a place."""
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def outlook(self) -> str:
-        """Why no model is loaded, and what can be done."""
         return self.core.revival.outlook
 
     def check_loaded(self) -> None:

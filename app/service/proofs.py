@@ -27,11 +27,7 @@ from app.service.model_swap import Swap
 from app.service.preferences import Preferences
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Reruns, reruns
-from engine.engine import (
-    Measured,
-    Request,
-    Started,
-)
+from engine.engine import Measured, Request, Started
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, StrataError
 from engine.methods import PLAIN
 from engine.metrics import summarise
@@ -109,7 +105,6 @@ class Proofs:
         return self.pairs(plain_and(request), measured, task, answered.info)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
-        """The proof of the shown answer from its finished pairs."""
         found = reruns_of(answered, progress.pairs)
         shown, (plain, fast) = answered.run, progress.pairs[found.middle]
         speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
@@ -282,8 +277,6 @@ logger = logging.getLogger(__name__)
 class Check:
     """An answer to be proved. Its task is not among the owner's tasks, as nobody waits for it."""
 
-    owner: str
-    conversation: str
     answered: Answered
     run_id: str
     task: Task
@@ -304,8 +297,7 @@ class Background:
         """Schedule the proof of an answer, if it is stored."""
         if not answered.run_id:
             return
-        task = Task(owner, conversation)
-        check = Check(owner, conversation, answered, answered.run_id, task)
+        check = Check(answered, answered.run_id, Task(owner, conversation))
         if not answered.same_text:
             why = "Same distribution does not keep the text of a seed."
             self.store(check, skipped(why if answered.info.server is None else ELSEWHERE))
@@ -326,7 +318,7 @@ class Background:
         with self.changed:
             known = [*self.checks, *([self.running] if self.running else [])]
             for check in known:
-                if (check.owner, check.conversation) == (owner, conversation):
+                if (check.task.owner, check.task.about) == (owner, conversation):
                     check.task.stop.set()
 
     def idle(self, seconds: float) -> bool:
@@ -369,7 +361,7 @@ class Background:
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""
-        Traces(self.core.database, check.owner).get(check.run_id)
+        Traces(self.core.database, check.task.owner).get(check.run_id)
         if check.task.stop.is_set():
             return None
         for _ in self.core.revival.loaded(check.task):
@@ -377,22 +369,22 @@ class Background:
         if self.core.current.info != check.answered.info:
             raise ModelError("another model")
         progress: Progress | None = None
-        pairs = self.proofs.reruns(check.owner, check.answered, check.task, patient=True)
+        pairs = self.proofs.reruns(check.task.owner, check.answered, check.task, patient=True)
         for item in pairs.compare(PROOFS, agreed(check.answered)):
             progress = item if isinstance(item, Progress) else progress
         if progress is None or not progress.over:
             return None
-        return stored_outcome(self.proofs.proof_of(check.owner, check.answered, progress))
+        return stored_outcome(self.proofs.proof_of(check.task.owner, check.answered, progress))
 
     def store(self, check: Check, found: dict[str, Any]) -> None:
         database = self.core.database
 
         def write() -> None:
             with database.write():
-                Traces(database, check.owner).prove(check.run_id, found)
-                Conversations(database, check.owner).mark_changed(check.conversation)
+                Traces(database, check.task.owner).prove(check.run_id, found)
+                Conversations(database, check.task.owner).mark_changed(check.task.about)
 
-        self.core.notices.keep(check.owner, write)
+        self.core.notices.keep(check.task.owner, write)
 
 
 def skipped(why: str) -> dict[str, Any]:
@@ -400,7 +392,6 @@ def skipped(why: str) -> dict[str, Any]:
 
 
 def stored_outcome(proof: Proof) -> dict[str, Any]:
-    """The outcome of a proof as it is stored."""
     found, plain, shown = proof.verdict, proof.plain, proof.shown
     assert found is not None and plain is not None and shown is not None
     if found.identical:

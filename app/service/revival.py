@@ -176,7 +176,6 @@ class Revival:
         return len(self.deaths) == DEATHS and self.deaths[-1] - self.deaths[0] < WINDOW
 
     def give_up(self, last: ModelSetup, reason: str, again: bool) -> None:
-        """Continue without a model for a while."""
         words = reason
         if self.last is not None:
             when = "within five minutes, for the third time"

@@ -54,7 +54,6 @@ class Session(Core):
         self.follow(engine.state)
 
     def follow(self, state: State) -> None:
-        """Take over a new state of the engine: another model, or other draft models."""
         self.current.follow(state)
         self.revival.follow(state)
         self.stacks.follow(state)

@@ -71,8 +71,6 @@ class StatisticsFiles:
         self.answering = answering
         self.slot = Slot[Progress, str]()
 
-    # the current file
-
     @property
     def info(self) -> BackendInfo:
         """The model whose tokenizer is used. Raises SettingError with guests, and StorageError if
@@ -102,8 +100,6 @@ class StatisticsFiles:
     def use(self) -> None:
         self.current.table = None
         self.engine.read_statistics()
-
-    # building
 
     def start(self, files: Sequence[Path], uploaded: bool = False) -> Building:
         """Start building a file from texts. Files that were `uploaded` are deleted afterwards.
@@ -148,7 +144,6 @@ class StatisticsFiles:
         return job.start("statistics")
 
     def stop(self) -> None:
-        """Stop the build; the earlier file stays."""
         self.slot.cancel()
 
     def build(self, files: Sequence[Path], spec: Spec, job: Building) -> str:
@@ -232,11 +227,9 @@ class StatisticsFiles:
             f"{count:,} tokens take about {count * TOKEN_BYTES >> 20:,} MiB. Choose fewer files."
         )
 
-    # importing, copying and removing
-
-    def take_in(self, source: Path) -> None:
-        """Import a file in place of the current one. Raises StorageError if it cannot be used with
-        the loaded model."""
+    def take_in(self, source: Path) -> str:
+        """Import a file in place of the current one; returns a text that says so. Raises
+        StorageError if it cannot be used with the loaded model."""
         path, info = self.path, self.info
         try:
             size = source.stat().st_size
@@ -266,6 +259,7 @@ class StatisticsFiles:
         with replacing(path) as partial:
             shutil.copyfile(source, partial)
         self.use()
+        return "The file was imported, and is in use."
 
     def copy_to(self, target: Path) -> Path:
         """Copy the file in use; returns the path of the copy. Raises StorageError, also if the
@@ -286,14 +280,17 @@ class StatisticsFiles:
             ) from error
         return target
 
-    def remove(self) -> None:
-        """Delete the file for the loaded model's tokenizer. A bundled file stays, and is used from
-        then on."""
+    def remove(self) -> str:
+        """Delete the file for the loaded model's tokenizer; returns a text that says so. A bundled
+        file stays, and is used from then on."""
         try:
             os.unlink(self.path)
         except OSError as error:
             raise StorageError(f"The file cannot be removed: {error.strerror}.") from error
         self.use()
+        return (
+            "Your file was removed. The one that came with Strata is used again, if there is one."
+        )
 
 
 def reading(name: str, share: float, count: int, seconds: float) -> Progress:

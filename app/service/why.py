@@ -41,14 +41,13 @@ SLIGHT = 0.02
 """The share of an answer's time below which a gain or a loss is not noticeable."""
 
 
-def worth_of(figures: Metrics, proof: dict[str, object] | None = None) -> Worth:
-    """What drafting gained in a run, from its figures."""
+def worth_of(figures: Metrics) -> Worth:
     plain = figures.plain_seconds
     if plain is not None:
         prompt = figures.plain_prefill_seconds
         plain += figures.prefill_seconds if prompt is None else prompt
     known = UNKNOWN not in figures.share
-    return Worth(figures.tokens, figures.kept, figures.seconds, plain, proof or {}, known=known)
+    return Worth(figures.tokens, figures.kept, figures.seconds, plain, {}, known=known)
 
 
 def sentence(worth: Worth) -> str:
@@ -215,7 +214,6 @@ def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -
 
 
 Data = dict[str, Any]
-"""A JSON object."""
 PAGE = 64
 """Steps of a replay that are sent at once."""
 LEAD = 4_000

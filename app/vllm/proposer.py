@@ -97,10 +97,7 @@ class Proposer:
             return [[] for _ in sampled_token_ids]
 
     def drafts(
-        self,
-        sampled: Sequence[Sequence[int]],
-        lengths: NDArray[np.int32],
-        rows: Tokens,
+        self, sampled: Sequence[Sequence[int]], lengths: NDArray[np.int32], rows: Tokens
     ) -> list[list[int]]:
         self.sequences.begin()
         made: list[list[int]] = [[] for _ in sampled]
@@ -157,7 +154,6 @@ class Proposer:
             sequence.drafter.finish(sequence.tokens, new)
 
     def keep(self, grams: Iterable[tuple[int, ...]]) -> None:
-        """Store the n-grams that the past answers learned."""
         self.learned.keep(grams, self.databases.calibration)
 
     def show(self, runner: Any) -> dict[str, Any]:

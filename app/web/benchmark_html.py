@@ -29,7 +29,6 @@ EXPLAINED = {
 
 
 def when(seconds: float) -> str:
-    """A readable date and time."""
     return f"{datetime.fromtimestamp(seconds):%d %b %H:%M}"
 
 
@@ -137,7 +136,6 @@ def dropped(drop: Drop, before: Report | None) -> str:
 
 
 def figures(report: Report) -> str:
-    """The table of all methods."""
     if not report.figures:
         return ""
     return table(
@@ -146,7 +144,6 @@ def figures(report: Report) -> str:
 
 
 def method_cells(each: Figures) -> list[str]:
-    """The cells of one method."""
     spread = DASH
     if each.quartiles is not None and each.speedup.whole is not None:
         spread = f"{each.quartiles[0]:.2f}–{each.quartiles[2]:.2f}×"
@@ -221,9 +218,9 @@ def comparison(one: Report, other: Report) -> str:
     for name in dict.fromkeys([*left, *right]):
         sides = left.get(name), right.get(name)
         cells = [title_of(name)]
-        for figure in (speed, gain):
-            now, past = (each and figure(each) for each in sides)
-            show = (lambda value: f"{value:,.1f}") if figure is speed else times
+        speeds = [each and each.tokens_per_second for each in sides]
+        gains = [each and each.speedup.whole for each in sides]
+        for (now, past), show in ((speeds, "{:,.1f}".format), (gains, times)):
             cells += [show(value) if value else DASH for value in (now, past)]
             cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
         rows.append(cells)
@@ -234,16 +231,7 @@ def percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}.0f} %".replace("-", "−")
 
 
-def speed(each: Figures) -> float | None:
-    return each.tokens_per_second
-
-
-def gain(each: Figures) -> float | None:
-    return each.speedup.whole
-
-
 def title(stored: Benchmark) -> str:
-    """A benchmark in one line."""
     return f"{when(stored.created)} · {stored.label} · {stored.title} · version {stored.version}"
 
 

@@ -90,7 +90,6 @@ def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
 
 
 def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
-    """The same charts, from the digest of a run."""
     return [
         tokens_over_time(run, plain),
         accepted_lengths(run),
@@ -181,7 +180,6 @@ def rate_by_depth(run: Digest) -> go.Figure:
 
 
 def tier_rates(run: Digest) -> go.Figure:
-    """Drafted and accepted tokens of each tier."""
     proposed, accepted = dict(run.proposed), dict(run.accepted)
     drafted, kept = sum(proposed.values()), sum(accepted.values())
     title = f"{kept:,} of {drafted:,} guessed tokens were right"
@@ -314,9 +312,7 @@ def with_room(figure: go.Figure, models: int) -> go.Figure:
     if models > 1:
         lines = models * LEGEND_LINE
         figure.update_layout(
-            height=HEIGHT + lines,
-            margin={"t": 44 + lines},
-            legend={"orientation": "v"},
+            height=HEIGHT + lines, margin={"t": 44 + lines}, legend={"orientation": "v"}
         )
     return figure
 
@@ -452,7 +448,6 @@ CATEGORIES = {
     "stem": "science",
     "summarization": "summaries",
 }
-"""Readable names of some categories of Spec-Bench."""
 
 
 def category_name(category: str) -> str:

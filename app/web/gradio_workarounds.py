@@ -92,14 +92,12 @@ class EventQueue(queueing.Queue):
         await WaitForWork(super().start_processing(), self.work)
 
     async def push(self, *arguments: Any, **named: Any) -> Any:
-        """Add an event."""
         try:
             return await super().push(*arguments, **named)
         finally:
             self.work.set()
 
     async def process_events(self, *arguments: Any, **named: Any) -> None:
-        """Handle events. Others may have waited for them to finish."""
         try:
             await super().process_events(*arguments, **named)
         finally:

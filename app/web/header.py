@@ -16,17 +16,11 @@ from app.service.current import line
 from app.service.models import Models
 from app.service.session import Session
 from app.web import models_html
+from app.web.kit import html, small_button
 from app.web.markup import millions, template
 from app.web.metrics_panel import pace
 from assets import read
 from engine.errors import StrataError
-
-PICK = read("pick.js")
-
-
-def picker(name: str) -> gr.HTML:
-    """The component of the header."""
-    return gr.HTML(name, js_on_load=PICK, elem_id="header", apply_default_css=False)
 
 
 def model_choices(models: Models) -> str:
@@ -110,11 +104,10 @@ OFFER = (
 
 def guide() -> gr.HTML:
     """The component of help and tour, which shows nothing at first."""
-    return gr.HTML(
+    return html(
         html_template=template("guide.html", keys=KEYS),
         js_on_load=read("guide.js"),
         tour=[{"at": at, "title": title, "words": words} for at, title, words in TOUR],
-        apply_default_css=False,
         elem_id="guide",
     )
 
@@ -122,12 +115,11 @@ def guide() -> gr.HTML:
 def bar() -> gr.HTML:
     """The buttons that open the conversations and the figures, on a small screen and in simple
     mode."""
-    return gr.HTML(
+    return html(
         html_template='<div class="ways"><button type="button" class="to-shelf" '
         'aria-expanded="false">Conversations</button><button type="button" class="to-figures" '
         'aria-expanded="false">Figures</button></div>',
         js_on_load=None,
-        apply_default_css=False,
         elem_id="bar",
     )
 
@@ -136,10 +128,10 @@ def switches(password: bool) -> tuple[gr.Button, gr.Button]:
     """Build the buttons at the right of the header. Returns the button for light and dark mode, and
     the one that logs out, which is visible if there is a `password`."""
     with gr.Row(elem_classes="switches"):
-        gr.Button("Simple mode", size="sm", elem_id="mode", min_width=40)
-        theme = gr.Button("Light / dark", size="sm", elem_id="theme", min_width=40)
-        gr.Button("Help", size="sm", elem_id="to-help", min_width=40)
-        leave = gr.Button("Log out", size="sm", elem_id="log-out", min_width=40, visible=password)
+        small_button("Simple mode", elem_id="mode", min_width=40)
+        theme = small_button("Light / dark", elem_id="theme", min_width=40)
+        small_button("Help", elem_id="to-help", min_width=40)
+        leave = small_button("Log out", elem_id="log-out", min_width=40, visible=password)
     return theme, leave
 
 

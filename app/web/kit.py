@@ -31,7 +31,7 @@ from app.service.session import Session
 from app.web import markup
 from app.web.markup import fine_print
 from assets import read
-from engine.errors import Cancelled, StrataError, first_line
+from engine.errors import Cancelled, StorageError, StrataError, first_line
 from engine.text import well_formed
 
 Updates = dict[Block, object]
@@ -62,6 +62,13 @@ LATEST: dict[str, Any] = {**AT_ONCE, "trigger_mode": "always_last"}
 last one."""
 
 
+html = partial(gr.HTML, apply_default_css=False)
+small_button = partial(gr.Button, size="sm")
+upload_button = partial(gr.UploadButton, size="sm", type="filepath")
+text_table = partial(gr.Dataframe, datatype="str", interactive=False)
+"""Components of Gradio as most tabs build them."""
+
+
 class Event(NamedTuple):
     """A function for Gradio with its inputs and outputs, which several triggers can share."""
 
@@ -82,7 +89,6 @@ def payload(data: gr.EventData) -> dict[str, Any]:
 
 
 def clicked_row(event: gr.SelectData) -> int:
-    """The number of the clicked row of a table."""
     at = event.index
     return int(at[0] if isinstance(at, list | tuple) else at)
 
@@ -104,6 +110,17 @@ def uploaded(file: str | None) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+def upload_content(file: str | None, most: int = -2) -> bytes:
+    """The content of an uploaded file, which is then deleted; no more than one byte beyond `most`.
+    Raises StorageError."""
+    with uploaded(file) as path:
+        try:
+            with path.open("rb") as opened:
+                return opened.read(most + 1)
+        except OSError as error:
+            raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 
 
 def warn(message: str) -> None:
@@ -325,7 +342,6 @@ class Tab:
         changes: bool = False,
         concurrency_limit: int | None = None,
     ) -> Dependency:
-        """Connect triggers, such as `button.click`, to a handler or an event."""
         event = (
             handler
             if isinstance(handler, Event)
@@ -358,11 +374,7 @@ class Tab:
         return self.on(question.yes.click, act, inputs, question.shown, refused=hide())
 
     def on_save(
-        self,
-        trigger: Trigger,
-        handler: Callable[..., str],
-        inputs: Blocks,
-        outgoing: gr.Textbox,
+        self, trigger: Trigger, handler: Callable[..., str], inputs: Blocks, outgoing: gr.Textbox
     ) -> None:
         """Have the page save the file that a handler makes with `saved`. `outgoing` is a hidden
         component that brings the file to the page."""
@@ -385,17 +397,15 @@ class Confirmation:
     def build(cls, button: gr.Button, yes: str, no: str) -> "Confirmation":
         """A question that consists of two buttons in a row."""
         with gr.Row(visible=False, elem_classes="asking") as row:
-            agree = gr.Button(yes, size="sm", variant="stop", min_width=60)
-            return cls(button, row, agree, gr.Button(no, size="sm", min_width=60))
+            agree = small_button(yes, variant="stop", min_width=60)
+            return cls(button, row, agree, small_button(no, min_width=60))
 
 
 def show() -> dict[str, Any]:
-    """An update that shows a component."""
     return gr.update(visible=True)
 
 
 def hide() -> dict[str, Any]:
-    """An update that hides a component."""
     return gr.update(visible=False)
 
 
@@ -491,13 +501,11 @@ class JobCard:
         """A button for each title, the Stop button and the status. Their ids begin with `name`."""
         with gr.Row(elem_classes="presets"):
             buttons = [
-                gr.Button(title, size="sm", elem_id=f"{name}-load{number or ''}")
+                small_button(title, elem_id=f"{name}-load{number or ''}")
                 for number, title in enumerate(titles)
             ]
-            stop = gr.Button(
-                "Stop", size="sm", variant="stop", visible=False, elem_id=f"{name}-stop"
-            )
-        return cls(buttons, stop, gr.HTML(elem_id=f"{name}-status", apply_default_css=False))
+            stop = small_button("Stop", variant="stop", visible=False, elem_id=f"{name}-stop")
+        return cls(buttons, stop, html(elem_id=f"{name}-status"))
 
     def busy(self, *others: Block) -> Updates:
         """The updates when a job begins. None of the `others` can be used while it runs."""

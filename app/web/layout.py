@@ -9,8 +9,8 @@ from gradio.blocks import Block
 from app.service.session import Session
 from app.web import colors
 from app.web.gradio_workarounds import KEEP_NO_STATUS, STOP_CLOCKS, without_apps
-from app.web.header import brand, guide, header, picker, switches
-from app.web.kit import AFTER, AT_ONCE, Event, Memory, Updates, watched
+from app.web.header import brand, guide, header, switches
+from app.web.kit import AFTER, AT_ONCE, Event, Memory, Updates, html, watched
 from app.web.tabs import (
     api,
     benchmark,
@@ -37,6 +37,29 @@ Shown = tuple[str, Sampling]
 """The name of the model that a page shows ("" without one), and its recommended sampler."""
 SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+LOOK = {
+    "body_background_fill": ("#fcfcfd", "#101319"),
+    "background_fill_primary": ("#ffffff", "#161a22"),
+    "background_fill_secondary": ("#f5f6f8", "#1b202a"),
+    "border_color_primary": ("#dfe3ea", "#2b313d"),
+    "block_background_fill": ("transparent", "transparent"),
+    "block_border_width": ("0px",),
+    "block_label_background_fill": ("transparent",),
+    "block_info_text_color": ("#667189", "#94a0b8"),
+    "block_title_text_color": ("*body_text_color",),
+    "block_title_text_weight": ("550",),
+    "input_background_fill": ("#ffffff", "#181d26"),
+    "input_placeholder_color": ("#667189", "#94a0b8"),
+    "input_border_width": ("1px",),
+    "input_border_color": ("#d5dae3", "#323947"),
+    "input_border_color_focus": ("#64708a", "#8792a6"),
+    "button_primary_background_fill": ("#2f3a52", "#4a587a"),
+    "button_primary_background_fill_hover": ("#3d4a66", "#5a6a90"),
+    "button_secondary_background_fill": ("#eef0f4", "#232936"),
+    "slider_color": ("#64708a", "#8792a6"),
+}
+"""Values of the theme in light mode and, where they differ, in dark mode."""
 
 STYLES = (
     "base",
@@ -81,44 +104,15 @@ def theme() -> gr.themes.Base:
         font=[gr.themes.Font(name) for name in SANS],
         font_mono=[gr.themes.Font(name) for name in MONO],
     ).set(
-        body_background_fill="#fcfcfd",
-        body_background_fill_dark="#101319",
-        background_fill_primary="#ffffff",
-        background_fill_primary_dark="#161a22",
-        background_fill_secondary="#f5f6f8",
-        background_fill_secondary_dark="#1b202a",
-        border_color_primary="#dfe3ea",
-        border_color_primary_dark="#2b313d",
-        block_background_fill="transparent",
-        block_background_fill_dark="transparent",
-        block_border_width="0px",
-        block_label_background_fill="transparent",
-        block_info_text_color="#667189",
-        block_info_text_color_dark="#94a0b8",
-        block_title_text_color="*body_text_color",
-        block_title_text_weight="550",
-        input_background_fill="#ffffff",
-        input_background_fill_dark="#181d26",
-        input_placeholder_color="#667189",
-        input_placeholder_color_dark="#94a0b8",
-        input_border_width="1px",
-        input_border_color="#d5dae3",
-        input_border_color_dark="#323947",
-        input_border_color_focus="#64708a",
-        input_border_color_focus_dark="#8792a6",
-        button_primary_background_fill="#2f3a52",
-        button_primary_background_fill_hover="#3d4a66",
-        button_primary_background_fill_dark="#4a587a",
-        button_primary_background_fill_hover_dark="#5a6a90",
-        button_secondary_background_fill="#eef0f4",
-        button_secondary_background_fill_dark="#232936",
-        slider_color="#64708a",
-        slider_color_dark="#8792a6",
+        **{
+            f"{name}{mode}": value
+            for name, values in LOOK.items()
+            for mode, value in zip(("", "_dark"), values, strict=False)
+        }
     )
 
 
 def css() -> str:
-    """The rules of the palette, then the style sheets."""
     return colors.variables() + read(*(f"styles/{name}.css" for name in STYLES))
 
 
@@ -146,14 +140,14 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         # Pages that open later begin with this text too, so it holds nothing that changes.
         name = brand(session.current.info.name)
         with gr.Row(elem_id="top"):
-            head = picker(name)
+            head = html(name, js_on_load=read("pick.js"), elem_id="header")
             theme_switch, leave = switches(password)
         drafts, choice, access, starters = None, None, None, list[catalogue.Card]()
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.ConversationList(session, memory, current)
                 talk = chat.Chat(session, memory, current)
-                explained = why.Why(session, memory)
+                why.Why(session, memory, talk.tokens.explain)
             with gr.Tab("Compare") as comparing:
                 pair = compare.Compare(session, memory)
             with gr.Tab("Diagnostics") as tab:
@@ -179,11 +173,9 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         talk.wire(controls, shelf)
         compared = pair.wire(controls, comparing)
         compared.then(lambda: header(session, notices), None, head, **AFTER)
-        replayed = why.Replay(session, memory)
+        why.Replay(session, memory, talk.tokens.replay, runs.replay, runs.shown)
         runs.wire()
         talk.race.wire()
-        explained.wire(talk.tokens.explain)
-        replayed.wire(talk.tokens.replay, runs.replay, runs.shown)
         keep = controls.wire(current)
         boxes = [card.box for card in starters if card.box is not None]
         shown = talk, pair, runs, controls, drafts

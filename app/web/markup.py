@@ -13,7 +13,6 @@ Facts = Iterable[tuple[str, str]]
 
 
 def facts(items: Facts) -> str:
-    """A list of names and values."""
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in items)
     return f"<dl>{lines}</dl>"
 
@@ -30,7 +29,6 @@ def finding(kind: str, title: str, words: str) -> str:
 
 
 def millions(parameters: int) -> str:
-    """A readable number of parameters."""
     if parameters >= 1e9:
         return f"{parameters / 1e9:,.1f} B parameters"
     return f"{parameters / 1e6:,.1f} M parameters"
@@ -45,7 +43,6 @@ def times(ratio: float | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration at a sensible precision."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"

@@ -31,7 +31,8 @@ import gradio as gr
 
 from app.service.why import sentence, worth_of
 from app.web import markup, render
-from app.web.colors import INKS, STAGES, Ink, ink, others
+from app.web.colors import INKS, STAGES, ink, others
+from app.web.kit import html
 from app.web.markup import DASH, times
 from assets import read
 from engine.compare import Speedup, live
@@ -58,17 +59,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def panel(**more: Any) -> gr.HTML:
     """The component. Its template is fixed, and values reach it as data only. `more` are further
     arguments of Gradio's component."""
-    return gr.HTML(
-        value=panel_values(None),
-        html_template=template(),
-        js_on_load=read("panel.js"),
-        apply_default_css=False,
-        **more,
+    return html(
+        value=panel_values(None), html_template=template(), js_on_load=read("panel.js"), **more
     )
 
 
 def template() -> str:
-    """The markup of the empty panel, whose slots hold a dash."""
     return markup.template("panel.html", inks=INKS, stages=STAGES, explained=EXPLAINED)
 
 
@@ -101,26 +97,19 @@ def panel_values(
         if server is None:
             values["g"] = stages(figures)
         values["r"] = ribbon(steps, sources)
-    if drafts:
-        values["d"] = [draft_look(ink(source)) for source in drafts]
-    if found := levels(figures, drafts):
-        values["l"] = found
-    if over and (words := sentence(worth_of(figures))):
-        values["w"] = words
+    # A source without an underline, which is unknown, also has its class.
+    looks = [
+        [look.title, look.colour, *([] if look.underline else ["k-target"])]
+        for look in map(ink, drafts)
+    ]
+    gain = sentence(worth_of(figures)) if over else ""
+    more = {"d": looks, "l": levels(figures, drafts), "w": gain, "e": ended}
     if server is not None:
         values["v"] = server
-    if ended:
-        values["e"] = ended
-    return values
-
-
-def draft_look(look: Ink) -> list[str]:
-    """Title and colour of a source outside the palette, and its class if it has no underline."""
-    return [look.title, look.colour, *([] if look.underline else ["k-target"])]
+    return {**values, **{key: value for key, value in more.items() if value}}
 
 
 def headline(figures: Metrics, speedup: Speedup) -> list[str]:
-    """The most important figures."""
     speed = figures.tokens_per_second
     found = [
         f"{speed:,.0f}" if speed else DASH,
@@ -167,7 +156,6 @@ def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
 
 
 def range_of(speedup: Speedup) -> str:
-    """The range in which a speedup lies, in words."""
     return f"{times(speedup.low)} to {times(speedup.high)}"
 
 
@@ -181,7 +169,6 @@ def row(figures: Metrics, source: str) -> list[int]:
 
 
 def levels(figures: Metrics, drafts: Sequence[str]) -> list[list[int]]:
-    """The figures of each draft model of a stack."""
     found = ((source, figures.levels[source]) for source in others(figures.levels))
     return [
         [drafts.index(source), forwards, accepted, drafted]

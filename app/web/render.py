@@ -171,16 +171,9 @@ def remarks(database: Database, owner: str, conversation: str | None) -> Remarks
 
 
 def remark(worth: Worth) -> dict[str, object]:
-    shown: dict[str, object] = {}
-    if words := sentence(worth):
-        shown["note"] = words
-    if found := badge(worth.proof):
-        shown["badge"] = found
-    if worth.thinks:
-        shown["thinks"] = True
-    if worth.marks:
-        shown["marks"] = worth.marks
-    return shown
+    shown: Data = {"note": sentence(worth), "badge": badge(worth.proof)}
+    shown |= {"thinks": worth.thinks, "marks": worth.marks}
+    return {name: value for name, value in shown.items() if value}
 
 
 def badge(proof: Mapping[str, Any]) -> dict[str, str]:

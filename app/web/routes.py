@@ -33,12 +33,10 @@ SERVED = (".js", ".css", ".woff2")
 
 
 def routes(session: Session) -> list[Route]:
-    """Routes for revisions, downloads and libraries."""
-
     def revision(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):
             return PlainTextResponse("Log in first.", 401)
-        place = session.change_tokens.place(request.path_params["token"])
+        place = session.change_tokens.places.get(request.path_params["token"])
         if place is None:
             return PlainTextResponse(NO_CONVERSATION, 404)
         try:
@@ -77,7 +75,6 @@ def library_files() -> dict[str, Path]:
 
 @cache
 def library_prefix() -> str:
-    """The prefix of the addresses of libraries."""
     digest = sha256()
     for name, path in library_files().items():
         digest.update(name.encode() + path.read_bytes())

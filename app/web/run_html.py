@@ -171,7 +171,6 @@ KINDS = {"chat": "Chat", "compare": "Compare"}
 
 
 def run_row(run: Trace) -> list[str]:
-    """One row of the table of runs."""
     speed = run.emitted_tokens / run.decode_seconds if run.decode_seconds else 0.0
     return [
         f"{datetime.fromtimestamp(run.created):%d %b %H:%M:%S}",
@@ -186,7 +185,6 @@ def run_row(run: Trace) -> list[str]:
 
 
 def heading(trace: Trace, run: Run) -> str:
-    """A summary of the open run."""
     prompt = run.prefill or Prefill(0, 0)
     when = f"{datetime.fromtimestamp(trace.created):%d %b %H:%M:%S}"
     return (
@@ -339,7 +337,6 @@ SECTIONS: tuple[Callable[[Step], str], ...] = (emitted_tokens, sources, stages)
 
 
 def step_row(step: Step) -> list[str]:
-    """One row of the table of steps."""
     drafted, kept = sum(step.proposed.values()), sum(step.accepted.values())
     given = dict.fromkeys(ink(token.source).title for token in step.tokens)
     return [
@@ -353,7 +350,6 @@ def step_row(step: Step) -> list[str]:
 
 
 def rows_shown(start: int, rows: Sequence[object], count: int) -> str:
-    """The range of runs on this page of the list."""
     if not rows:
         return fine_print("No run matches. Change the filters above.")
     return fine_print(f"{start + 1:,} to {start + len(rows):,} of {count:,} runs")

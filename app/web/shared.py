@@ -125,7 +125,6 @@ class SharedConnection:
             await self.send(number, None)
 
     def close(self) -> None:
-        """End the connection and all its streams."""
         self.over = True
         self.news.set()
         for closed in self.streams.values():
@@ -170,12 +169,10 @@ def scope_of(request: Request, path: str, query: str) -> Scope:
 
 
 def address() -> str:
-    """The address of the script."""
     return script_address("/shared", read(SCRIPT))
 
 
 def routes() -> list[Route]:
-    """The routes of shared connections."""
     known: dict[str, SharedConnection] = {}
 
     async def connect(request: Request) -> Response:

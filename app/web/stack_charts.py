@@ -51,7 +51,6 @@ def colours(profile: Profile) -> list[str]:
 
 
 def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
-    """A heat map of how often each model accepts a single draft of each smaller one."""
     figure = framed("How often a draft is accepted", "checked by", "drafted by")
     figure.update_yaxes(rangemode="normal")
     if profile is None:

@@ -42,7 +42,6 @@ def per_token(seconds: float | None) -> str:
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    """The label and value of a candidate."""
     need = candidate.need
     if need is None:
         return f"{candidate.name} · cannot be used", candidate.source
@@ -120,7 +119,6 @@ def profiled(stacks: Stacks, sampling: Sampling) -> str:
 
 
 def sentence(plan: Plan, target: str) -> str:
-    """A plan in words."""
     drafter = DRAFTING[plan.source]
     if not plan.levels:
         return f"{drafter or 'Nothing drafts'} for {target}."
@@ -158,11 +156,7 @@ def remark(profile: Profile | None, rule: Rule) -> str:
 
 
 def planned(
-    family: Family | None,
-    rule: Rule,
-    plan: Plan | None,
-    spec: str,
-    learned: Profile | None = None,
+    family: Family | None, rule: Rule, plan: Plan | None, spec: str, learned: Profile | None = None
 ) -> str:
     """The best plan, or the one that `spec` requests, and its predicted time. `learned` is the
     profile with the times that answers took."""
@@ -183,11 +177,6 @@ def planned(
     head = family.target.info.head
     why = f"The {head.name} head is {head.too_dear}." if head and head.too_dear else ""
     return f"{PLAN}<p>{words}</p>{facts(listed)}{fine_print(why, remark(learned, rule))}"
-
-
-def no_plan(problem: str) -> str:
-    """Why the plan that was typed cannot be used."""
-    return PLAN + finding("differs", "No such plan", problem)
 
 
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
@@ -273,7 +262,6 @@ def drifts(trials: Sequence[Trial]) -> list[str]:
 
 
 def outcome(trials: Sequence[Trial]) -> str:
-    """The measurements in a few sentences."""
     if not trials:
         return fine_print(
             "Measure answers the same prompts with plain decoding, each draft model and the best "

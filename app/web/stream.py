@@ -171,8 +171,6 @@ def first_token(request: Request) -> int:
 
 
 def routes(generations: Generations) -> list[Route]:
-    """The route that streams answers."""
-
     async def stream(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):
             return PlainTextResponse("Log in first.", 401)

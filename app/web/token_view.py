@@ -15,6 +15,7 @@ import gradio as gr
 from starlette.routing import Route
 
 from app.web import render
+from app.web.kit import html
 from app.web.markup import template
 from app.web.routes import library_prefix, script_address, script_route
 from assets import read
@@ -71,7 +72,6 @@ def loader(chat: bool = False) -> str:
 
 
 def route() -> Route:
-    """The route that serves the scripts."""
     return script_route("/chat", module)
 
 
@@ -79,13 +79,12 @@ def token_view(chat: bool = False, **more: Any) -> gr.HTML:
     """A token view. The one for the `chat` also follows growing answers and formats them. The
     template is fixed, and values reach it as data only. `more` are further arguments of Gradio's
     component."""
-    return gr.HTML(
+    return html(
         value={"turns": []},
         html_template=CHAT_TEMPLATE if chat else TEMPLATE,
         js_on_load=loader(chat),
         names=render.names(),
         vendor=library_prefix(),
         script=script_address("/chat", module()),
-        apply_default_css=False,
         **more,
     )

@@ -188,9 +188,7 @@ def test_of_too_many_answers_the_oldest_are_left_out(
     background = Background(session.proofs)
     for number in range(MOST + 3):
         background.add(OWNER, str(number), Kept(str(number)))  # type: ignore[arg-type]
-    assert [check.conversation for check in background.checks] == [
-        str(n) for n in range(3, MOST + 3)
-    ]
+    assert [check.task.about for check in background.checks] == [str(n) for n in range(3, MOST + 3)]
 
 
 class Kept:

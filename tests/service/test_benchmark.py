@@ -168,7 +168,7 @@ def test_figures_are_of_questions_that_all_methods_have_answered() -> None:
 
 def line(**more: Any) -> Benchmark:
     made = Benchmark(
-        "id", "Four", "toy", "print", "here", "0.1.0", "asked", plan().mapping(), 8, 100.0, 8
+        "Four", "toy", "print", "here", "0.1.0", "asked", plan().mapping(), 8, "id", 100.0, 8
     )
     return replace(made, **more)
 

@@ -242,7 +242,9 @@ def swapping(db: Database, toy: Held) -> Session:
 def test_another_model_goes_on_from_the_text_and_then_to_the_token(swapping: Session) -> None:
     conversation, first = ask(swapping, wanted(20, temperature=STOPS))
     other(swapping)
-    copy = swapping.chat.branch(OWNER, conversation, stored(swapping, conversation)[0].id)
+    copy = swapping.chat.conversations(OWNER).copy(
+        conversation, stored(swapping, conversation)[0].id
+    )
     go_on(swapping, copy, wanted(30, temperature=STOPS))
     expected, whole = stored(swapping, copy)
     assert expected.content.startswith(first.text) and len(whole.tokens) == 50
@@ -323,7 +325,7 @@ def in_one_import(own: object) -> Run:
 def test_a_branch_goes_on_without_its_original(session: Session) -> None:
     conversation, _ = ask(session, wanted(20))
     before = stored(session, conversation)
-    copy = session.chat.branch(OWNER, conversation, before[0].id)
+    copy = session.chat.conversations(OWNER).copy(conversation, before[0].id)
     go_on(session, copy, wanted(30))
     same(session, copy, wanted(50))
     assert stored(session, conversation) == before

@@ -497,7 +497,7 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
         lambda: session.chat.again(other, conversation, said.id),
         lambda: session.chat.delete(other, conversation),
         lambda: session.chat.delete_message(other, conversation, said.id),
-        lambda: session.chat.branch(other, conversation, said.id),
+        lambda: session.chat.conversations(other).copy(conversation, said.id),
         lambda: session.chat.revision(other, conversation),
         lambda: run(session.answering.answer(other, conversation, preferences())),
         lambda: session.chat.wipe_context(other, conversation),

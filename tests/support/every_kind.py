@@ -25,7 +25,7 @@ from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.methods import METHODS, PLAIN
 from engine.runs import run as decoded
 from engine.settings import Generation, Runtime, Sampling
-from engine.types import CalibrationRow, Message, Part, Prefill, Run
+from engine.types import CalibrationRow, Costs, Message, Part, Prefill, Run
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.drafting import CalibrationStore, ContextStore
@@ -170,7 +170,7 @@ def said(run: Run) -> str:
 def machine(db: Database) -> None:
     """What belongs to the machine."""
     costs = CostStore(db, *COSTS)
-    costs.save({0: 0.1 + 0.2, 8: 0.5}, 1e-6, 2e-6, 1_700_000_000.25, 1e-9, 2e-9)
+    costs.save(Costs({0: 0.1 + 0.2, 8: 0.5}, 1e-6, 2e-6, 1_700_000_000.25, 1e-9, 2e-9))
     measured = Profile(
         tuple(
             ModelProfile(name, name, 1000 * size, 4000 * size, {0: 0.1, 8: 0.2 * size}, 1e-6)
@@ -186,7 +186,7 @@ def machine(db: Database) -> None:
     profiles.choose("toy", ["/models/small", "names/mïd \udc80"], "small@8/mid@4")
     sources.add("/models/größe \udcff", asdict(Runtime(threads=2)))
     sources.add("names/model", asdict(Runtime()))
-    sources.add_folder("/models")
+    sources.add("/models", {}, "folder")
 
 
 def shown(db: Database) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import StorageError
 from engine.metrics import summarise
-from engine.types import TARGET, Learned, Part, Prefill, Run, Step, Token
+from engine.types import TARGET, Costs, Learned, Part, Prefill, Run, Step, Token
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
@@ -371,7 +371,9 @@ def test_two_formats_of_a_model_are_told_apart(db: Database, traces: Traces) -> 
     ]
     unknown = traces.save(replace(run, fingerprint="unknown"))
     measured = traces.save(replace(run, fingerprint="measured"))
-    CostStore(db, "measured", "llama.cpp", "cpu", "F16", 2).save({0: 0.1, 1: 0.2}, 0.0, 0.0, 1.0)
+    CostStore(db, "measured", "llama.cpp", "cpu", "F16", 2).save(
+        Costs({0: 0.1, 1: 0.2}, 0.0, 0.0, 1.0)
+    )
 
     assert traces.names("model") == ["tiny", "tiny (llama.cpp, F16)", file, folder]
     found = {label: [r.id for r in traces.page(Filter(label))] for label in traces.names("model")}

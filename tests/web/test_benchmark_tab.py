@@ -161,7 +161,7 @@ def of(plan: Plan, **more: Any) -> Report:
         for method, seconds in zip(plan.methods, (4.0, 2.0, 1.0), strict=False)
     ]
     stored = Benchmark(
-        "id", plan.title, EVIL, "print", "<b>here</b>", "0.1.0", "asked", plan.mapping(), 8, 9.0, 8
+        plan.title, EVIL, "print", "<b>here</b>", "0.1.0", "asked", plan.mapping(), 8, "id", 9.0, 8
     )
     return report(replace(stored, **more), plan, results)
 

@@ -392,7 +392,7 @@ def test_a_page_notices_that_another_one_changed_the_list(
 
     others = session.chat.revision("another", THE_LIST)
     name, number = seen()
-    assert session.change_tokens.place(name) == (OWNER, THE_LIST) and seen() == (name, number)
+    assert session.change_tokens.places.get(name) == (OWNER, THE_LIST) and seen() == (name, number)
     first, second = store.create("first").id, store.create("second").id
     changes: list[Callable[[], object]] = [
         lambda: store.rename(first, "renamed"),
@@ -430,8 +430,8 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     answer = session.generations.find(OWNER, conversation)
     assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
     before = begun[tokens]["watch"]
-    assert session.change_tokens.place(before["token"]) == (OWNER, conversation)
-    seen = talking.look(OWNER, PAGE, conversation)[tokens]
+    assert session.change_tokens.places.get(before["token"]) == (OWNER, conversation)
+    seen = talking.shown(OWNER, PAGE, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     unreached = over(talking, answer, 0)
     assert unreached[tokens]["stream"] == {"token": answer.token}, "it is not over yet"
@@ -439,7 +439,7 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     other.close()
     toy.allow()
     assert soon(lambda: answer.over)
-    seen = talking.look(OWNER, PAGE, conversation)[tokens]
+    seen = talking.shown(OWNER, PAGE, conversation)[tokens]
     assert [turn["key"] for turn in seen["turns"]] == [answer.message_id] and "stream" not in seen
     assert seen["watch"]["token"] == before["token"]
     assert seen["watch"]["revision"] > before["revision"]

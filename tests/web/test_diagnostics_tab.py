@@ -79,12 +79,12 @@ def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
     wanted = [ids[n] for n in range(59, -1, -1) if n % 2 and n % 3]
     assert shown[on.ids] == wanted and shown[on.shown] == wanted[0]
     assert len(shown[on.trends[0]].data[0].x) == len(wanted)
-    older = on.older(OWNER, 0, *ALL)
+    older = on.turn(1, OWNER, 0, *ALL)
     assert older[on.ids] == ids[34:9:-1] and older[on.start] == 25
-    last = on.older(OWNER, 25, *ALL)
+    last = on.turn(1, OWNER, 25, *ALL)
     assert last[on.ids] == ids[9::-1] and not last[on.older_button]["interactive"]
-    assert on.older(OWNER, 50, *ALL)[on.start] == 50, "there is no page behind it"
-    assert on.newer(OWNER, 25, *ALL)[on.ids] == ids[:-26:-1]
+    assert on.turn(1, OWNER, 50, *ALL)[on.start] == 50, "there is no page behind it"
+    assert on.turn(-1, OWNER, 25, *ALL)[on.ids] == ids[:-26:-1]
     none = on.filter(OWNER, "model 1", "", "", "compare", "")
     assert none[on.table] == [] and "No run matches" in none[on.range]
     assert none[on.shown] is None and none[on.title] == run_html.NO_RUN_YET

@@ -12,7 +12,17 @@ import gradio as gr
 from gradio.blocks import Block
 
 from app.service.session import Session
-from app.web.kit import ACT, REFRESH, Confirmation, Tab, Updates, hide, notify_errors
+from app.web.kit import (
+    ACT,
+    REFRESH,
+    Confirmation,
+    Tab,
+    Updates,
+    hide,
+    html,
+    notify_errors,
+    small_button,
+)
 from app.web.markup import table
 from storage.api_keys import ApiKey
 
@@ -37,7 +47,6 @@ def state_line(session: Session, address: str) -> str:
 
 
 def keys_table(keys: list[ApiKey]) -> str:
-    """The keys, without their secrets."""
     if not keys:
         return "<p>There are no keys yet.</p>"
     rows = (
@@ -63,7 +72,6 @@ def curl_example(address: str, model: str, key: str) -> str:
 
 
 def python_example(address: str, model: str, key: str) -> str:
-    """The same request with OpenAI's Python package."""
     return (
         "from openai import OpenAI\n\n"
         f"client = OpenAI(base_url={address!r}, api_key={key!r})\n"
@@ -77,8 +85,6 @@ def python_example(address: str, model: str, key: str) -> str:
 
 
 class Programs(Tab):
-    """A switch, the keys, and two examples."""
-
     def __init__(self, session: Session, memory: gr.BrowserState, tab: gr.Tab) -> None:
         super().__init__(session, memory)
         self.tab, self.programs = tab, session.programs
@@ -94,7 +100,7 @@ class Programs(Tab):
                     interactive=not session.programs.always,
                     elem_id="api-on",
                 )
-                self.state = gr.HTML(elem_id="api-state", apply_default_css=False)
+                self.state = html(elem_id="api-state")
                 self.curl, self.python = (
                     gr.Textbox(label=label, buttons=["copy"], interactive=False, elem_id=element)
                     for label, element in (
@@ -104,13 +110,11 @@ class Programs(Tab):
                 )
             with gr.Column(elem_classes="card", min_width=320):
                 gr.HTML("<h3>Keys</h3>")
-                self.keys = gr.HTML(elem_id="api-keys", apply_default_css=False)
+                self.keys = html(elem_id="api-keys")
                 self.name = gr.Textbox(
                     label="Name of a new key, such as Open WebUI", elem_id="api-name"
                 )
-                self.make_button = gr.Button(
-                    "Make a key", size="sm", min_width=60, elem_id="api-make"
-                )
+                self.make_button = small_button("Make a key", min_width=60, elem_id="api-make")
                 self.secret = gr.Textbox(
                     label="The new key. It is shown only once: copy it now.",
                     buttons=["copy"],
@@ -119,24 +123,22 @@ class Programs(Tab):
                     elem_id="api-secret",
                 )
                 self.which = gr.Dropdown([], label="Revoke a key", value=None, elem_id="api-which")
-                button = gr.Button("Revoke", size="sm", elem_id="api-revoke")
+                button = small_button("Revoke", elem_id="api-revoke")
                 self.confirmation = Confirmation.build(button, "Revoke it", "Keep it")
 
     def wire(self) -> None:
-        """Connect the tab."""
         outputs: list[Block] = [self.switch_box, self.state, self.keys, self.secret, self.which]
         outputs += [self.confirmation.shown, self.curl, self.python, self.name]
         # A key is shown once, so a late refresh must not remove it.
         self.on(self.tab.select, self.refresh, (), outputs, guard=REFRESH)
         turned = [self.switch_box, self.state]
-        turn = self.event(self.switch, self.switch_box, turned, guard=ACT)
-        self.on(self.switch_box.input, turn, mode="always_last")
-        make = self.event(self.make, self.name, outputs, guard=ACT)
-        self.on(self.make_button.click, make)
-        self.on(self.name.submit, make)
+        turn = self.switch_box.input
+        self.on(turn, self.switch, self.switch_box, turned, mode="always_last", guard=ACT)
+        making = [self.make_button.click, self.name.submit]
+        self.on(making, self.make, self.name, outputs, guard=ACT)
         self.on(
             self.confirmation.button.click,
-            self.ask_which,
+            lambda which: gr.update(visible=bool(which)),
             self.which,
             self.confirmation.shown,
             guard=ACT,
@@ -171,9 +173,6 @@ class Programs(Tab):
     def make(self, request: gr.Request, name: str) -> Updates:
         _, secret = self.programs.keys.make(name)
         return {**self.shown(address_of(request), secret), self.name: ""}
-
-    def ask_which(self, which: str | None) -> object:
-        return gr.update(visible=bool(which))
 
     def revoke(self, request: gr.Request, which: str | None) -> Updates:
         with notify_errors():

@@ -26,10 +26,14 @@ from app.web.kit import (
     Tab,
     Updates,
     clicked_row,
+    html,
     newest,
     notify_errors,
     saved,
     show_notices,
+    small_button,
+    text_table,
+    upload_button,
     uploaded,
     watched,
 )
@@ -114,12 +118,12 @@ class BenchmarkTab(Tab):
                 self.build_questions()
             with gr.Column(elem_classes="card", scale=1):
                 self.build_answers()
-        self.status = gr.HTML(elem_id="benchmark-status", apply_default_css=False)
-        self.result = gr.HTML(NOTHING, elem_id="benchmark-result", apply_default_css=False)
+        self.status = html(elem_id="benchmark-status")
+        self.result = html(NOTHING, elem_id="benchmark-result")
         self.chart = gr.Plot(
             None, show_label=False, container=False, visible=False, elem_id="benchmark-chart"
         )
-        self.detail = gr.HTML(elem_id="benchmark-detail", apply_default_css=False)
+        self.detail = html(elem_id="benchmark-detail")
         with gr.Row(visible=False, elem_classes="ask tools-of-results") as self.tools:
             self.compared_with = gr.Dropdown(
                 [("None", "")],
@@ -129,16 +133,10 @@ class BenchmarkTab(Tab):
                 min_width=260,
                 elem_id="benchmark-beside",
             )
-            self.csv_button = gr.Button(
-                "Save as CSV", size="sm", min_width=110, elem_id="benchmark-csv"
-            )
-            self.json_button = gr.Button(
-                "Save as JSON", size="sm", min_width=110, elem_id="benchmark-json"
-            )
-        self.history = gr.Dataframe(
+            self.csv_button = small_button("Save as CSV", min_width=110, elem_id="benchmark-csv")
+            self.json_button = small_button("Save as JSON", min_width=110, elem_id="benchmark-json")
+        self.history = text_table(
             headers=HEADERS,
-            datatype="str",
-            interactive=False,
             elem_id="benchmarks",
             max_height=300,
             label="Earlier benchmarks, newest first. Click one to see it.",
@@ -146,7 +144,6 @@ class BenchmarkTab(Tab):
         self.outgoing = gr.Textbox(visible="hidden")
 
     def build_questions(self) -> None:
-        """The source and the number of the questions."""
         gr.HTML("<h3>Questions</h3>")
         self.source = gr.Radio(
             [("Bundled sample", SAMPLE), ("Spec-Bench file", FILE), ("Own prompts", OWN)],
@@ -161,8 +158,8 @@ class BenchmarkTab(Tab):
                 max_lines=1,
                 elem_id="benchmark-path",
             )
-            self.upload_button = gr.UploadButton(
-                "Choose a file instead", size="sm", file_types=[".jsonl", ".json"], type="filepath"
+            self.upload_button = upload_button(
+                "Choose a file instead", file_types=[".jsonl", ".json"]
             )
         self.text = gr.Textbox(
             label="Prompts",
@@ -172,9 +169,7 @@ class BenchmarkTab(Tab):
             visible=False,
             elem_id="benchmark-text",
         )
-        self.question_count = gr.HTML(
-            counted(bundled()), elem_id="benchmark-asked", apply_default_css=False
-        )
+        self.question_count = html(counted(bundled()), elem_id="benchmark-asked")
         self.most = gr.Number(
             MOST,
             label="How many questions",
@@ -187,7 +182,6 @@ class BenchmarkTab(Tab):
         )
 
     def build_answers(self) -> None:
-        """The methods, repeats and settings with which the questions are answered."""
         gr.HTML("<h3>Answers</h3>")
         self.methods = gr.Dropdown(
             methods(self.session),
@@ -218,18 +212,13 @@ class BenchmarkTab(Tab):
             info="Off: every run starts with empty databases, so that results can be compared.",
         )
         with gr.Row(elem_classes="presets"):
-            self.run_button = gr.Button(
-                "Run", variant="primary", size="sm", elem_id="benchmark-run"
+            self.run_button = small_button("Run", variant="primary", elem_id="benchmark-run")
+            self.stop_button = small_button(
+                "Stop", variant="stop", visible=False, elem_id="benchmark-stop"
             )
-            self.stop_button = gr.Button(
-                "Stop", variant="stop", size="sm", visible=False, elem_id="benchmark-stop"
-            )
-            self.resume_button = gr.Button(
-                "Resume", size="sm", visible=False, elem_id="benchmark-resume"
-            )
+            self.resume_button = small_button("Resume", visible=False, elem_id="benchmark-resume")
 
     def wire(self, controls: Settings) -> None:
-        """Connect the tab."""
         self.controls = controls
         question_inputs = [self.source, self.path, self.text, self.given]
         plan = [
@@ -260,7 +249,7 @@ class BenchmarkTab(Tab):
         self.on(self.upload_button.upload, self.upload, self.upload_button, read)
         self.on(self.run_button.click, self.run, plan, whole, guard=guard)
         self.on(self.resume_button.click, self.resume, self.shown, whole, guard=guard)
-        self.on(self.stop_button.click, self.stop)
+        self.on(self.stop_button.click, self.runs.stop)
         seen = [self.methods, *whole]
         self.on(self.tab.select, self.refresh, self.shown, seen, guard=REFRESH)
         self.on(
@@ -281,8 +270,6 @@ class BenchmarkTab(Tab):
         )
         self.on_save(self.csv_button.click, self.as_csv, self.shown, self.outgoing)
         self.on_save(self.json_button.click, self.as_json, self.shown, self.outgoing)
-
-    # the questions
 
     def choose(self, source: str, path: str | None, text: str | None, given: Set | None) -> Updates:
         return {
@@ -317,8 +304,6 @@ class BenchmarkTab(Tab):
             found = read(path)
         return {self.given: (path.name, found), self.path: "", self.question_count: counted(found)}
 
-    # start, resume, stop
-
     def plan(self, values: Sequence[object]) -> Plan:
         """The plan from the values on the page. Raises PromptError and SettingError."""
         question_inputs: Any = values[:4]
@@ -339,12 +324,10 @@ class BenchmarkTab(Tab):
         )
 
     async def run(self, owner: str, *values: object) -> AsyncIterator[Updates]:
-        """Start a benchmark, and show its progress."""
         async for shown in self.begin(owner, lambda: self.runs.start(owner, self.plan(values))):
             yield shown
 
     async def resume(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
-        """Continue the benchmark on the page, and show its progress."""
         known = chosen or ""
         async for shown in self.begin(owner, lambda: self.runs.resume(owner, known), known):
             yield shown
@@ -363,7 +346,6 @@ class BenchmarkTab(Tab):
         yield self.buttons(self.stored(owner, chosen))
 
     async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
-        """Show the progress of the running benchmark, until it is over."""
         looks, drawn, chosen = 0, -1, job.progress.benchmark
         async for standing in watched(job):
             shown = {**self.buttons(None), self.status: benchmark_html.status(standing)}
@@ -375,12 +357,6 @@ class BenchmarkTab(Tab):
         ended: Updates = {self.status: benchmark_html.status(None, job.problem)}
         show_notices(self.session, owner)
         yield {**ended, **await asyncio.to_thread(self.all, owner, chosen)}
-
-    def stop(self, owner: str) -> None:
-        """Stop the benchmark. Finished runs are kept."""
-        self.runs.stop(owner)
-
-    # showing
 
     def stored(self, owner: str, chosen: str) -> Benchmark | None:
         """A benchmark; None for an unknown id."""
@@ -421,7 +397,6 @@ class BenchmarkTab(Tab):
         return {self.result: gr.skip()}
 
     def all(self, owner: str, chosen: str | None) -> Updates:
-        """Show the chosen benchmark, or the newest one, and the history."""
         with notify_errors():
             found = self.runs.store(owner).list()
             names = [stored.id for stored in found]
@@ -464,7 +439,6 @@ class BenchmarkTab(Tab):
                 yield later
 
     def pick(self, owner: str, data: gr.SelectData, ids: list[str]) -> Updates:
-        """Show a benchmark of the history."""
         at = clicked_row(data)
         if not 0 <= at < len(ids):
             return {}
@@ -478,8 +452,6 @@ class BenchmarkTab(Tab):
 
     def compare_with(self, owner: str, chosen: str | None, other: str | None) -> Updates:
         return self.screen(owner, chosen, other or "")
-
-    # files
 
     def as_csv(self, owner: str, chosen: str | None) -> str:
         return saved("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))

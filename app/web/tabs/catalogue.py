@@ -12,7 +12,7 @@ from app.service.jobs import Progress
 from app.service.models import Models
 from app.service.session import Session
 from app.web import models_html
-from app.web.kit import JobCard, Updates
+from app.web.kit import JobCard, Updates, html
 from engine.errors import ModelError, StrataError
 from engine.machine import computes_bfloat16
 from engine.models import llama_cpp_python
@@ -35,13 +35,12 @@ class Card:
 
 
 def build() -> list[Card]:
-    """Build a card for each family, or show why there is no catalogue."""
     with gr.Column(elem_classes="card", elem_id="catalogue"):
-        gr.HTML(models_html.CATALOGUE, apply_default_css=False)
+        html(models_html.CATALOGUE)
     try:
         found = entries()
     except StrataError as error:
-        gr.HTML(models_html.broken(str(error)), apply_default_css=False)
+        html(models_html.broken(str(error)))
         return []
     cards = []
     with gr.Row(elem_classes="catalogue"):
@@ -49,7 +48,7 @@ def build() -> list[Card]:
             with gr.Column(elem_classes="card", min_width=0):
                 # The needs of a family take time to find, so they follow when the tab opens.
                 about = models_html.family(entry, ())
-                facts = gr.HTML(about, elem_id=f"family-{number}", apply_default_css=False)
+                facts = html(about, elem_id=f"family-{number}")
                 titles = [FETCH, "With drafts"] if entry.stack else [FETCH]
                 cards.append(Card(entry, facts, JobCard.build(f"family-{number}", *titles)))
     return cards
@@ -63,7 +62,7 @@ def build_starter(name: str, session: Session) -> list[Card]:
         return []
     shown = session.models.demonstration
     with gr.Column(elem_classes=["card", "starter"], elem_id=name, visible=shown) as box:
-        facts = gr.HTML(models_html.starter(entry, multiplies_few_bits()), apply_default_css=False)
+        facts = html(models_html.starter(entry, multiplies_few_bits()))
         return [Card(entry, facts, JobCard.build(name, FETCH), box)]
 
 
@@ -93,7 +92,6 @@ def in_half(runtime: Runtime) -> bool:
 
 
 def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
-    """The card of one family."""
     entry, length = chosen(models, entry, runtime), runtime.context_length
     target = entry.target
     here = {each.source for each in (target, *entry.drafts) if models.loaders.present(each.source)}

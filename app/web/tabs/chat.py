@@ -36,8 +36,6 @@ DELETED = "The message and what followed it are deleted."
 
 
 class Chat(ChatView):
-    """The tab."""
-
     def wire(self, controls: Settings, listing: ConversationList) -> None:
         """Connect the composer, the actions and the views. `listing` adds the list of conversations
         to the updates of an event."""
@@ -56,7 +54,7 @@ class Chat(ChatView):
         over = listing.with_list(self.over, (), [*self.stored, self.proof])
         self.on(tokens.over, over, mode="multiple")
         self.on(tokens.resend, self.resend, here, tokens)
-        listing.on(tokens.look, self.look, here, self.stored, guard=REFRESH)
+        listing.on(tokens.look, self.shown, here, self.stored, guard=REFRESH)
         tokens.waiting(None, None, self.proof, js="() => window.strata.line", **AT_ONCE)
 
     def say(
@@ -126,10 +124,6 @@ class Chat(ChatView):
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}
 
-    def look(self, owner: str, page: str, conversation: str | None) -> Updates:
-        """Show a page what another page changed."""
-        return self.shown(owner, page, conversation)
-
     def resend(self, owner: str, page: str, conversation: str | None) -> Updates:
         """Send the whole conversation to a page that has drawn other messages."""
         self.session.drawn.pop(page, None)
@@ -141,12 +135,7 @@ class Chat(ChatView):
             self.session.tasks.stop(owner, conversation)
 
     def revise(
-        self,
-        owner: str,
-        page: str,
-        data: gr.EventData,
-        conversation: str | None,
-        *values: object,
+        self, owner: str, page: str, data: gr.EventData, conversation: str | None, *values: object
     ) -> Updates:
         """Store another version of a message and begin to answer it. The page learns whether the
         version was accepted; if not, the text stays in the message's editor."""
@@ -174,8 +163,7 @@ class Chat(ChatView):
         conversation: str | None,
         *values: object,
     ) -> Updates:
-        """Carry out the action of a message's button."""
-        act, message = action_of(data)
+        act, message = (str(payload(data).get(name)) for name in ("act", "message"))
         try:
             self.alone(owner, conversation)
             if act in ("again", "on"):
@@ -209,7 +197,7 @@ class Chat(ChatView):
         if act == "show":
             chat.conversations(owner).show(conversation, message)
         elif act == "branch":
-            conversation = chat.branch(owner, conversation, message)
+            conversation = chat.conversations(owner).copy(conversation, message)
         elif act == "remove":
             offer = undo(chat.delete_message(owner, conversation, message), DELETED)
         elif act == "undo":
@@ -218,15 +206,9 @@ class Chat(ChatView):
         seen = self.shown(owner, page, conversation)
         value = seen[self.tokens]
         assert isinstance(value, dict)
-        return {
-            **seen,
-            self.tokens: {**value, **offer},
-            self.proof: "",
-            **opened,
-        }
+        return {**seen, self.tokens: {**value, **offer}, self.proof: "", **opened}
 
     def prove(self, owner: str, conversation: str | None) -> Iterator[Updates]:
-        """Decode the last answer again, both plainly and with drafts."""
         try:
             yield {**self.working(True), self.proof: proof_line(Proof(0))}
             for proof in self.session.proofs.prove(owner, conversation or ""):
@@ -245,8 +227,3 @@ class Chat(ChatView):
             return {}
         values = panel_values(summarise(run), run.steps, proof.speedup)
         return {self.figures: with_pace(values, self.session.current.plain)}
-
-
-def action_of(data: gr.EventData) -> tuple[str, str]:
-    values = payload(data)
-    return str(values.get("act")), str(values.get("message"))

@@ -11,7 +11,6 @@ from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
-from gradio.blocks import Block
 
 from app.service.answering import Answer
 from app.service.history import settings_of
@@ -19,7 +18,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.service.why import server_words
 from app.web import header, render
-from app.web.kit import Memory, Tab, Updates, hide, notify_errors, numbered
+from app.web.kit import Memory, Tab, Updates, hide, html, notify_errors, numbered
 from app.web.metrics_panel import panel, panel_values
 from app.web.render import remarks
 from app.web.tabs import settings
@@ -166,7 +165,8 @@ def ending(finish: str | None, figures: Metrics, seed: int | None, dropped: int 
 
 
 class ChatView(Tab):
-    """The components of the chat. `current` holds the id of the open conversation."""
+    """The components of the chat. `current` holds the id of the open conversation. `shown` updates
+    the components in `stored`, and `open` those in `opened`."""
 
     controls: Settings
 
@@ -178,23 +178,15 @@ class ChatView(Tab):
             with self.empty:
                 self.race = RaceView(session, memory)
             self.tokens: Any = token_view(chat=True, elem_id="tokens", elem_classes="transcript")
-            self.proof = gr.HTML(elem_id="proof", apply_default_css=False)
+            self.proof = html(elem_id="proof")
             self.composer = Composer(session, memory)
             self.temperature = settings.temperature(session)
         with gr.Column(scale=3, min_width=300, elem_classes="live"):
             header.bar()
             self.figures = panel(elem_id="figures")
-
-    @property
-    def stored(self) -> list[Block]:
-        """The components that `shown` updates."""
         composer = self.composer
-        return [self.tokens, self.empty, self.figures, composer.send, composer.stop]
-
-    @property
-    def opened(self) -> list[Block]:
-        """The components that `open` updates."""
-        return [self.current, self.composer.channels["place"], self.memory]
+        self.stored = [self.tokens, self.empty, self.figures, composer.send, composer.stop]
+        self.opened = [self.current, composer.channels["place"], self.memory]
 
     def open(self, page: str, memory: Memory, conversation: str | None) -> Updates:
         """Open a conversation on a page, or none. The composer learns this in the same update,

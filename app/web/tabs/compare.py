@@ -1,7 +1,7 @@
 """The Compare tab: one prompt answered in two ways that differ in method, settings or model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -15,7 +15,7 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
-from app.web.kit import Tab, Updates, explained, grid, notify_errors, show_notices, warn
+from app.web.kit import Tab, Updates, explained, grid, html, notify_errors, show_notices, warn
 from app.web.markup import DASH, milliseconds, times
 from app.web.metrics_panel import steps_known
 from app.web.run_html import (
@@ -52,78 +52,64 @@ AS_CHOSEN = "as in Settings"
 NAMES = ("Left", "Right")
 
 
-@dataclass(slots=True)
 class Choices:
     """The choices of one side: its method, its model (None for guests, who cannot change it), and
-    the settings in which it differs from the Settings tab."""
+    the settings in which it differs from the Settings tab. Those that rarely differ are folded
+    away. `side_of` takes the values of the `inputs`."""
 
-    method: gr.Dropdown
-    model: gr.Dropdown | None
-    temperature: gr.Textbox
-    tiers: gr.Dropdown
-    budget: gr.Dropdown
-    nodes: gr.Textbox
-
-    @property
-    def inputs(self) -> list[gr.components.Component]:
-        """The inputs whose values `side_of` takes."""
-        model = [self.model] if self.model is not None else []
-        return [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
-
-
-def build_side(session: Session, side: int, method: str) -> Choices:
-    """Build the choices of one side. Settings that rarely differ are folded away."""
-    name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
-    with gr.Column(min_width=320, elem_classes="card"):
-        with gr.Row(elem_classes="pair"):
-            chosen = gr.Dropdown(
-                methods(session),
-                value=method,
-                label=f"{name}: method",
-                allow_custom_value=True,
-                min_width=200,
-                elem_id=f"{key}-method",
-            )
-            model = None
-            if not session.guests:
-                model = gr.Dropdown(
-                    [LOADED],
-                    value="",
-                    label=f"{name}: model",
+    def __init__(self, session: Session, side: int, method: str) -> None:
+        name, key = NAMES[side], "compare" if side == RIGHT else "compare-left"
+        with gr.Column(min_width=320, elem_classes="card"):
+            with gr.Row(elem_classes="pair"):
+                self.method = gr.Dropdown(
+                    methods(session),
+                    value=method,
+                    label=f"{name}: method",
+                    allow_custom_value=True,
                     min_width=200,
-                    elem_id=f"{key}-model",
+                    elem_id=f"{key}-method",
                 )
-        with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
-            gr.HTML("<p class='fine'>An empty field uses the value in Settings.</p>")
-            with gr.Row(elem_classes="pair"):
-                temperature = gr.Textbox(
-                    label=f"{name}: temperature",
-                    placeholder=AS_CHOSEN,
-                    max_lines=1,
-                    min_width=140,
-                    elem_id=f"{key}-temperature",
-                )
-                tiers = gr.Dropdown(
-                    [(ink(tier).title, tier) for tier in TIERS],
-                    value=[],
-                    multiselect=True,
-                    label=f"{name}: databases",
-                    min_width=180,
-                )
-            with gr.Row(elem_classes="pair"):
-                budget = gr.Dropdown(
-                    [("As in Settings", ""), *((one.capitalize(), one) for one in BUDGETS)],
-                    value="",
-                    label=f"{name}: draft size",
-                    min_width=140,
-                )
-                nodes = gr.Textbox(
-                    label=f"{name}: max drafted tokens",
-                    placeholder=AS_CHOSEN,
-                    max_lines=1,
-                    min_width=180,
-                )
-    return Choices(chosen, model, temperature, tiers, budget, nodes)
+                self.model: gr.Dropdown | None = None
+                if not session.guests:
+                    self.model = gr.Dropdown(
+                        [LOADED],
+                        value="",
+                        label=f"{name}: model",
+                        min_width=200,
+                        elem_id=f"{key}-model",
+                    )
+            with gr.Accordion(f"{name}: other settings", open=False, elem_id=f"{key}-settings"):
+                gr.HTML("<p class='fine'>An empty field uses the value in Settings.</p>")
+                with gr.Row(elem_classes="pair"):
+                    self.temperature = gr.Textbox(
+                        label=f"{name}: temperature",
+                        placeholder=AS_CHOSEN,
+                        max_lines=1,
+                        min_width=140,
+                        elem_id=f"{key}-temperature",
+                    )
+                    self.tiers = gr.Dropdown(
+                        [(ink(tier).title, tier) for tier in TIERS],
+                        value=[],
+                        multiselect=True,
+                        label=f"{name}: databases",
+                        min_width=180,
+                    )
+                with gr.Row(elem_classes="pair"):
+                    self.budget = gr.Dropdown(
+                        [("As in Settings", ""), *((one.capitalize(), one) for one in BUDGETS)],
+                        value="",
+                        label=f"{name}: draft size",
+                        min_width=140,
+                    )
+                    self.nodes = gr.Textbox(
+                        label=f"{name}: max drafted tokens",
+                        placeholder=AS_CHOSEN,
+                        max_lines=1,
+                        min_width=180,
+                    )
+        model = [self.model] if self.model is not None else []
+        self.inputs = [self.method, self.temperature, self.tiers, self.budget, self.nodes, *model]
 
 
 def models_of(session: Session) -> list[tuple[str, str]]:
@@ -196,7 +182,6 @@ def between(server: ServerInfo) -> str:
 
 
 def head(title: str, run: Run | None) -> str:
-    """The figures above one side."""
     if run is None or not run.steps:
         return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
     figures = summarise(run)
@@ -340,8 +325,6 @@ def side(name: str, run: Run) -> render.Data:
 
 
 class Compare(Tab):
-    """The prompt, the two sides, the verdict, both answers side by side, and the charts."""
-
     controls: Settings
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
@@ -363,25 +346,20 @@ class Compare(Tab):
                     "Stop", variant="stop", visible=False, elem_id="compare-stop"
                 )
         with gr.Row(elem_classes="sides ask"):
-            left = build_side(session, LEFT, PLAIN.name)
-            right = build_side(session, RIGHT, USUAL.name)
-        self.verdict = gr.HTML(idle(session), elem_id="verdict", apply_default_css=False)
+            left = Choices(session, LEFT, PLAIN.name)
+            right = Choices(session, RIGHT, USUAL.name)
+        self.verdict = html(idle(session), elem_id="verdict")
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=320):
-                plain_head = gr.HTML(head("Plain decoding", None), apply_default_css=False)
+                plain_head = html(head("Plain decoding", None))
                 plain = token_view(elem_classes="transcript side", elem_id="compare-plain")
             with gr.Column(min_width=320):
-                fast_head = gr.HTML(head("With drafts", None), apply_default_css=False)
+                fast_head = html(head("With drafts", None))
                 fast = token_view(elem_classes="transcript side", elem_id="compare-fast")
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(None))
-        self.sides = left, right
+        self.sides, self.method = (left, right), right.method
         self.heads, self.views = (plain_head, fast_head), (plain, fast)
-
-    @property
-    def method(self) -> gr.Dropdown:
-        """The method of the right side."""
-        return self.sides[RIGHT].method
 
     def wire(self, controls: Settings, tab: gr.Tab) -> Dependency:
         """Connect the tab. Returns the event of the comparison."""

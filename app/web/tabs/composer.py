@@ -17,7 +17,7 @@ from gradio.utils import get_upload_folder
 from app.service import attachments
 from app.service.attachments import Pending
 from app.service.session import Session
-from app.web.kit import Tab, explained, notify_errors, payload
+from app.web.kit import Tab, explained, html, notify_errors, payload
 from app.web.markup import template
 from app.web.render import Data
 from assets import read
@@ -37,17 +37,15 @@ TEMPLATE = template("composer.html")
 
 
 def invitation(name: str) -> str:
-    """The placeholder of an empty composer."""
     return f"Message {name}"
 
 
 def channel(name: str) -> gr.HTML:
-    return gr.HTML(
+    return html(
         visible="hidden",
         html_template="",
         js_on_load=f'watch("value", () => document.dispatchEvent('
         f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
-        apply_default_css=False,
     )
 
 
@@ -85,7 +83,6 @@ class ComposerRequest:
 
 
 def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
-    """Files that wait to be sent, as data for the page."""
     counts = session.gauge.counts([each.file.block for each in pending])
     return [
         {
@@ -139,16 +136,13 @@ class Composer(Tab):
     `channels`. `most` is the largest size of a file in bytes,
     `longest` the most characters of a message."""
 
-    def __init__(
-        self, session: Session, memory: gr.BrowserState, most: int = attachments.MAX_BYTES
-    ) -> None:
+    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
-        self.writer: Any = gr.HTML(
+        self.writer: Any = html(
             html_template=TEMPLATE,
             js_on_load=read(*SCRIPT),
-            apply_default_css=False,
             elem_id="writer",
-            most=most,
+            most=attachments.MAX_BYTES,
             longest=attachments.MAX_CHARACTERS,
         )
         with gr.Row(elem_classes="composer"):
@@ -172,7 +166,6 @@ class Composer(Tab):
         self.channels = {name: channel(name) for name in CHANNELS}
 
     def wire(self, current: gr.State, system: gr.Textbox) -> None:
-        """Connect the requests that the page sends while a message is written."""
         writer, channels = self.writer, self.channels
         self.on(
             writer.attach,
@@ -200,7 +193,6 @@ class Composer(Tab):
     def measure(
         self, owner: str, data: gr.EventData, conversation: str | None, system: str
     ) -> Data:
-        """How full the context is."""
         request, size = ComposerRequest(data), None
         if request.about(conversation):
             with notify_errors(), suppress(StrataError):

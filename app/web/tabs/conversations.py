@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -36,6 +35,7 @@ from app.web.kit import (
     Tab,
     Updates,
     hide,
+    html,
     newest,
     notify_errors,
     numbered,
@@ -43,7 +43,9 @@ from app.web.kit import (
     provided_arguments,
     show,
     show_notices,
-    uploaded,
+    small_button,
+    upload_button,
+    upload_content,
     warn,
 )
 from app.web.render import Data
@@ -51,7 +53,6 @@ from app.web.tabs import settings
 from app.web.tabs.chat_view import ChatView, undo, watched
 from app.web.tabs.settings import Settings
 from assets import read
-from engine.errors import StorageError
 from engine.text import folded
 from storage import imports
 from storage.conversations import Conversation
@@ -82,7 +83,7 @@ class ConversationList(Tab):
         super().__init__(session, memory)
         self.current = current
         with gr.Column(scale=2, min_width=210, elem_classes="list"):
-            self.new_button = gr.Button("New conversation", size="sm", elem_id="new")
+            self.new_button = small_button("New conversation", elem_id="new")
             self.start_from = settings.preset_picker()
             self.search = gr.Textbox(
                 show_label=False,
@@ -93,18 +94,12 @@ class ConversationList(Tab):
             )
             self.listed: Any = conversation_list("conversations")
             with gr.Row(elem_classes="tools"):
-                self.import_button = gr.UploadButton(
-                    "Import",
-                    size="sm",
-                    min_width=40,
-                    file_types=[".json", ".jsonl", ".zip"],
-                    type="filepath",
+                self.import_button = upload_button(
+                    "Import", min_width=40, file_types=[".json", ".jsonl", ".zip"]
                 )
-                self.export_button = gr.Button(
-                    "Export all", size="sm", min_width=40, elem_id="export-all"
-                )
+                self.export_button = small_button("Export all", min_width=40, elem_id="export-all")
             with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as self.formats:
-                self.every = {kind: gr.Button(name, size="sm", min_width=40) for name, kind in ALL}
+                self.every = {kind: small_button(name, min_width=40) for name, kind in ALL}
             self.outgoing = gr.Textbox(visible="hidden")
 
     def wire(self, chat: ChatView, controls: Settings) -> Event:
@@ -159,10 +154,7 @@ class ConversationList(Tab):
         return numbered(value), digest != before
 
     def with_list(
-        self,
-        handler: Callable[..., Updates],
-        inputs: Sequence[Block],
-        outputs: Sequence[Block],
+        self, handler: Callable[..., Updates], inputs: Sequence[Block], outputs: Sequence[Block]
     ) -> Event:
         """An event whose handler takes the open conversation, then the values of `inputs`. It also
         updates the list if that changed, which saves an event of its own."""
@@ -204,7 +196,6 @@ class ConversationList(Tab):
         return dict(zip(self.controls.inputs, values, strict=True))
 
     def show(self, owner: str, page: str, memory: Memory, conversation: str | None) -> Updates:
-        """Open a conversation, or none."""
         updates: Updates = {**self.chat.open(page, memory, conversation), self.chat.proof: ""}
         # The conversation is open even if it cannot be shown, so that it can be deleted.
         updates |= self.chat.blank(page)
@@ -245,12 +236,7 @@ class ConversationList(Tab):
         self.session.titles.suggest(owner, texts_of(data).get("id", ""))
 
     def remove(
-        self,
-        owner: str,
-        page: str,
-        memory: Memory,
-        data: gr.EventData,
-        conversation: str | None,
+        self, owner: str, page: str, memory: Memory, data: gr.EventData, conversation: str | None
     ) -> Updates:
         id = texts_of(data).get("id", "")
         offer = undo(self.session.chat.delete(owner, id), DELETED)
@@ -272,10 +258,9 @@ class ConversationList(Tab):
         return json.dumps({"token": token, "name": download.name})
 
     def import_(self, owner: str, page: str, memory: Memory, file: str | None) -> Updates:
-        """Import a file and open its first conversation."""
         made = None
-        with notify_errors(), uploaded(file) as path:
-            made = read_in(self.session, owner, path)
+        with notify_errors():
+            made = read_in(self.session, owner, upload_content(file))
         show_notices(self.session, owner)
         return self.show(owner, page, memory, made) if made else {}
 
@@ -284,12 +269,8 @@ def texts_of(data: gr.EventData) -> dict[str, str]:
     return {str(name): str(value) for name, value in payload(data).items()}
 
 
-def read_in(session: Session, owner: str, path: Path) -> str:
+def read_in(session: Session, owner: str, content: bytes) -> str:
     """Import the conversations of a file. Returns the id of the first one. Raises StorageError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
     store = session.chat.conversations(owner)
     found = imports.read_file(content, store.room())
     conversations, problems = [], []
@@ -318,13 +299,12 @@ SCRIPT = ("chat/pages.js", "list.js")
 
 
 def conversation_list(elem_id: str) -> gr.HTML:
-    return gr.HTML(
+    return html(
         value={"groups": []},
         html_template=TEMPLATE,
         js_on_load=read(*SCRIPT),
         elem_id=elem_id,
         elem_classes="conversations",
-        apply_default_css=False,
     )
 
 
@@ -358,7 +338,6 @@ def nothing(search: str) -> str:
 
 
 def item(conversation: Conversation) -> Data:
-    """One entry of the list."""
     shown: Data = {
         "id": conversation.id,
         "title": conversation.title,
@@ -380,7 +359,6 @@ def rank(conversation: Conversation) -> tuple[int, str]:
 
 
 def group_of(conversation: Conversation, today: date) -> str:
-    """The name of a conversation's group."""
     if conversation.pinned:
         return PINNED
     if conversation.folder:

@@ -28,7 +28,12 @@ from app.web.kit import (
     Updates,
     grid,
     hide,
+    html,
     saved,
+    small_button,
+    text_table,
+    upload_button,
+    upload_content,
     uploaded,
 )
 from app.web.markup import finding, fine_print, milliseconds, source_tag, table
@@ -72,7 +77,6 @@ def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
-    """The card of the open conversation."""
     fingerprint = session.current.info.tokenizer_fingerprint
     store = ContextStore(session.database, owner)
     tokens = store.size(conversation, fingerprint) if conversation else 0
@@ -151,18 +155,18 @@ class Databases(Tab):
         gr.HTML("<h3>What they know about some words</h3>", elem_classes="side-head")
         with gr.Row(elem_classes="adding"):
             self.words = gr.Textbox(
-                label="Words",
                 show_label=False,
                 container=False,
-                placeholder="Type some words: each database shows what it would propose next",
                 max_lines=1,
+                label="Words",
+                placeholder="Type some words: each database shows what it would propose next",
                 scale=5,
                 elem_id="words",
             )
-            self.look = gr.Button("Look up", size="sm", scale=1, min_width=70, elem_id="look-up")
-        self.found = gr.HTML(elem_id="found", apply_default_css=False)
+            self.look = small_button("Look up", scale=1, min_width=70, elem_id="look-up")
+        self.found = html(elem_id="found")
         gr.HTML("<h3>What each contributed recently</h3>", elem_classes="side-head")
-        self.contributions = gr.HTML(elem_id="brought", apply_default_css=False)
+        self.contributions = html(elem_id="brought")
         (self.worth,) = grid([charts.worth_of_evidence(Calibration())])
         gr.HTML(
             "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
@@ -171,47 +175,39 @@ class Databases(Tab):
         )
 
     def build_card(self, tier: str) -> None:
-        """The card of one database."""
-        self.cards[tier] = gr.HTML(elem_id=f"tier-{tier}", apply_default_css=False)
+        self.cards[tier] = html(elem_id=f"tier-{tier}")
         if tier == MODEL:
             self.build_learned()
         if tier == STATISTICS:
             self.general = GeneralText(self.session, self.memory)
         else:
-            button = gr.Button(f"Empty {ink(tier).title}", size="sm")
+            button = small_button(f"Empty {ink(tier).title}")
             self.wipes[tier] = Confirmation.build(button, "Empty it", "Keep it")
         if tier != CONTEXT:
             third = "Seen" if tier == MODEL else "Share"
-            self.tables[tier] = gr.Dataframe(
+            self.tables[tier] = text_table(
                 headers=["After", "Next", third],
-                datatype="str",
-                interactive=False,
                 max_height=420,
                 label=f"Best entries of {ink(tier).title}",
                 column_widths=["42%", "38%", "20%"],
             )
 
     def build_learned(self) -> None:
-        """Saving and importing past answers, and the limits for pruning them."""
         with gr.Row(elem_classes="presets"):
-            self.save_button = gr.Button("Save as a file", size="sm", elem_id="learned-save")
-            self.import_button = gr.UploadButton(
-                "Import a file",
-                size="sm",
-                file_types=[".json"],
-                type="filepath",
-                elem_id="learned-bring",
+            self.save_button = small_button("Save as a file", elem_id="learned-save")
+            self.import_button = upload_button(
+                "Import a file", file_types=[".json"], elem_id="learned-bring"
             )
-            button = gr.Button("Prune", size="sm", elem_id="learned-prune")
+            button = small_button("Prune", elem_id="learned-prune")
         with gr.Column(visible=False, elem_classes="asking") as column:
             self.numbers = [
                 gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
                 for number, label in enumerate(PRUNING)
             ]
-            self.preview_line = gr.HTML(elem_id="prune-told", apply_default_css=False)
+            self.preview_line = html(elem_id="prune-told")
             with gr.Row():
-                yes = gr.Button("Forget the others", size="sm", variant="stop", min_width=60)
-                no = gr.Button("Keep all", size="sm", min_width=60)
+                yes = small_button("Forget the others", variant="stop", min_width=60)
+                no = small_button("Keep all", min_width=60)
         self.pruning = Confirmation(button, column, yes, no)
         self.outgoing = gr.Textbox(visible="hidden")
 
@@ -236,11 +232,9 @@ class Databases(Tab):
 
     @property
     def info(self) -> BackendInfo:
-        """The loaded model."""
         return self.session.current.info
 
     def refresh(self, owner: str, conversation: str | None) -> Updates:
-        """Read the databases and show them."""
         session = self.session
         store = session.past_answers.calibrations(owner, self.info.fingerprint)
         sums = session.entries.contributions(owner)
@@ -276,16 +270,14 @@ class Databases(Tab):
     def find(self, owner: str, words: str, conversation: str | None) -> object:
         return found_html(self.session.entries.find(owner, conversation, words))
 
-    # past answers
-
     def save(self, owner: str) -> str:
         text = self.session.past_answers.saved(owner, self.info)
         return saved("past-answers.json", "application/json", text)
 
     def import_file(self, owner: str, sent: str | None) -> None:
-        with uploaded(sent) as path:
-            count = self.session.past_answers.take_in(owner, self.info, content_of(path))
-            gr.Info(f"{count:,} n-grams were imported.")
+        content = upload_content(sent, MOST_BYTES)
+        count = self.session.past_answers.take_in(owner, self.info, content)
+        gr.Info(f"{count:,} n-grams were imported.")
 
     def preview(self, owner: str, *numbers: float | None) -> object:
         store = self.session.past_answers.ngrams(owner, self.info.fingerprint)
@@ -295,16 +287,6 @@ class Databases(Tab):
     def prune(self, owner: str, *numbers: float | None) -> object:
         self.session.past_answers.drop(owner, self.info.fingerprint, pruning(*numbers))
         return hide()
-
-
-def content_of(path: Path) -> bytes:
-    """The content of an uploaded file, up to one byte more than the largest allowed. Raises
-    StorageError."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 
 
 UNKNOWN = {
@@ -352,7 +334,10 @@ def contributions_html(sums: Contributions, model: str) -> str:
             source_tag(source),
             f"{100 * sums.tokens[source] / whole:.0f} %" if whole else "–",
             "–" if source == TARGET else f"{sums.accepted[source]:,}",
-            f"{sums.drafted[source]:,}" if drafted_known(sums, source) else "–",
+            # A server reports only accepted tokens.
+            f"{sums.drafted[source]:,}"
+            if source != TARGET and sums.drafted[source] >= sums.accepted[source]
+            else "–",
             milliseconds(sums.look_ups[source]) if source in sums.look_ups else "–",
         ]
         for source in sources
@@ -363,11 +348,6 @@ def contributions_html(sums: Contributions, model: str) -> str:
         f"<p class='fine'>The {answers} of {escape(model)}: {whole:,} tokens.</p>"
         f"{table(titles, rows)}{saved_time(sums, whole)}"
     )
-
-
-def drafted_known(sums: Contributions, source: str) -> bool:
-    """Whether the drafted tokens of a source are known. A server reports only accepted ones."""
-    return source != TARGET and sums.drafted[source] >= sums.accepted[source]
 
 
 def saved_time(sums: Contributions, whole: int) -> str:
@@ -416,22 +396,16 @@ class GeneralText(Tab):
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
         self.files = session.statistics_files
-        gr.HTML(ABOUT, apply_default_css=False)
+        html(ABOUT)
         with gr.Row(elem_classes="presets"):
-            self.upload = gr.UploadButton(
+            self.upload = upload_button(
                 "Build from files",
-                size="sm",
                 file_count="multiple",
                 file_types=[*KINDS, *PACKED],
-                type="filepath",
                 elem_id="general-upload",
             )
-            self.import_button = gr.UploadButton(
-                "Import a file",
-                size="sm",
-                file_types=[".db"],
-                type="filepath",
-                elem_id="general-bring",
+            self.import_button = upload_button(
+                "Import a file", file_types=[".db"], elem_id="general-bring"
             )
         with gr.Accordion("Files on this machine", open=False, elem_id="general-local"):
             self.paths = gr.Textbox(
@@ -442,33 +416,18 @@ class GeneralText(Tab):
                 elem_id="general-paths",
             )
             with gr.Row(elem_classes="presets"):
-                self.build_button = gr.Button(
-                    "Build from these", size="sm", elem_id="general-build"
-                )
-                self.take_button = gr.Button("Import it", size="sm", elem_id="general-take")
-                self.copy_button = gr.Button(
-                    "Save a copy to this path", size="sm", elem_id="general-copy"
-                )
+                self.build_button = small_button("Build from these", elem_id="general-build")
+                self.take_button = small_button("Import it", elem_id="general-take")
+                self.copy_button = small_button("Save a copy to this path", elem_id="general-copy")
         with gr.Row(elem_classes="presets"):
-            stop = gr.Button(
-                "Stop", size="sm", variant="stop", visible=False, elem_id="general-stop"
+            stop = small_button("Stop", variant="stop", visible=False, elem_id="general-stop")
+            self.remove_button = small_button(
+                "Remove your file", visible=False, elem_id="general-remove"
             )
-            self.remove_button = gr.Button(
-                "Remove your file", size="sm", visible=False, elem_id="general-remove"
-            )
-        status = gr.HTML(elem_id="general-status", apply_default_css=False)
+        status = html(elem_id="general-status")
         self.job = JobCard([], stop, status)
-
-    @property
-    def actions(self) -> list[gr.Button | gr.UploadButton]:
-        """The buttons that begin an action."""
-        return [
-            self.upload,
-            self.import_button,
-            self.build_button,
-            self.take_button,
-            self.copy_button,
-        ]
+        self.actions = [self.upload, self.import_button, self.build_button]
+        self.actions += [self.take_button, self.copy_button]
 
     def wire(self, tab: gr.Tab, after: Event) -> None:
         """Connect the section. `after` is the event that refreshes the rest of the tab."""
@@ -505,7 +464,6 @@ class GeneralText(Tab):
         yield from self.begin(paths_of(text), False)
 
     def begin(self, files: list[Path], uploaded: bool) -> Iterator[Updates]:
-        """Build the file, until the build is done or stopped."""
         try:
             job = self.files.start(files, uploaded)
         except (StrataError, OSError) as error:
@@ -529,26 +487,13 @@ class GeneralText(Tab):
 
     def import_file(self, sent: str | None) -> Updates:
         with uploaded(sent) as path:
-            return self.done(lambda: self.imported(path))
+            return self.done(lambda: self.files.take_in(path))
 
     def import_path(self, text: str) -> Updates:
-        return self.done(lambda: self.imported(single_path(text)))
-
-    def imported(self, path: Path) -> str:
-        self.files.take_in(path)
-        return "The file was imported, and is in use."
+        return self.done(lambda: self.files.take_in(single_path(text)))
 
     def copy(self, text: str) -> Updates:
         return self.done(lambda: f"A copy is at {self.files.copy_to(single_path(text))}.")
 
     def remove(self) -> Updates:
-        """Delete the user's own file."""
-
-        def act() -> str:
-            self.files.remove()
-            return (
-                "Your file was removed. The one that came with Strata is used again, if there is "
-                "one."
-            )
-
-        return self.done(act)
+        return self.done(self.files.remove)

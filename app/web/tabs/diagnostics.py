@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -25,10 +26,13 @@ from app.web.kit import (
     Updates,
     clicked_row,
     grid,
+    html,
     newest,
     notify_errors,
     payload,
     saved,
+    small_button,
+    text_table,
 )
 from app.web.run_html import title_of
 from app.web.token_view import token_view
@@ -117,30 +121,28 @@ class Diagnostics(Tab):
         self.ids, self.start, self.shown = gr.State([]), gr.State(0), gr.State(None)
         self.filters = self.build_filters()
         self.trends = grid(history([]))
-        self.table = gr.Dataframe(
+        self.table = text_table(
             headers=HEADERS,
-            datatype="str",
-            interactive=False,
             elem_id="runs",
             max_height=420,
             label="Runs, newest first. Click one to open it.",
         )
         with gr.Row(elem_classes="pager"):
-            self.newer_button = gr.Button("Newer", size="sm", min_width=80, interactive=False)
-            self.older_button = gr.Button(
-                "Older", size="sm", min_width=80, interactive=False, elem_id="older"
+            self.newer_button = small_button("Newer", min_width=80, interactive=False)
+            self.older_button = small_button(
+                "Older", min_width=80, interactive=False, elem_id="older"
             )
-            self.range = gr.HTML(elem_id="range", apply_default_css=False)
-            self.runs_csv = gr.Button("Save as CSV", size="sm", min_width=110, elem_id="runs-csv")
+            self.range = html(elem_id="range")
+            self.runs_csv = small_button("Save as CSV", min_width=110, elem_id="runs-csv")
         gr.HTML(
             "<p class='fine'>* Whole answers, compared with plain decoding of the same prompt. "
             "Known after Prove it or Compare; empty where no draft was accepted.</p>"
         )
-        self.title = gr.HTML(run_html.NO_RUN_YET, elem_id="run-title", apply_default_css=False)
+        self.title = html(run_html.NO_RUN_YET, elem_id="run-title")
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=300):
                 gr.HTML("<h3>What it read</h3>", elem_classes="side-head")
-                self.read_prompt = gr.HTML(elem_id="run-prompt", apply_default_css=False)
+                self.read_prompt = html(elem_id="run-prompt")
             with gr.Column(min_width=300):
                 gr.HTML("<h3>What it said</h3>", elem_classes="side-head")
                 self.answer = token_view(elem_classes="transcript side", elem_id="run-text")
@@ -149,12 +151,10 @@ class Diagnostics(Tab):
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=300):
                 self.step = gr.Slider(1, 2, 1, step=1, label="Step", elem_id="step")
-                self.card = gr.HTML(elem_id="step-card", apply_default_css=False)
+                self.card = html(elem_id="step-card")
             with gr.Column(min_width=300):
-                self.steps = gr.Dataframe(
+                self.steps = text_table(
                     headers=STEP_HEADERS,
-                    datatype="str",
-                    interactive=False,
                     elem_id="steps",
                     max_height=360,
                     wrap=True,
@@ -162,18 +162,13 @@ class Diagnostics(Tab):
                     label="The steps around this one. Click one to open it.",
                 )
                 with gr.Row(elem_classes="pager"):
-                    self.steps_csv = gr.Button("Save steps as CSV", size="sm", elem_id="steps-csv")
-                    self.run_json = gr.Button("Save run as JSON", size="sm", elem_id="run-json")
-        self.replay = gr.Button("Replay its steps", size="sm", min_width=120, elem_id="open-replay")
-        self.picks = gr.HTML(
-            html_template="<span></span>",
-            js_on_load=read("picks.js"),
-            apply_default_css=False,
-        )
+                    self.steps_csv = small_button("Save steps as CSV", elem_id="steps-csv")
+                    self.run_json = small_button("Save run as JSON", elem_id="run-json")
+        self.replay = small_button("Replay its steps", min_width=120, elem_id="open-replay")
+        self.picks = html(html_template="<span></span>", js_on_load=read("picks.js"))
         self.outgoing = gr.Textbox(visible="hidden")
 
     def build_filters(self) -> list[gr.Dropdown]:
-        """The filters for the runs: model, method, conversation, kind and time."""
         with gr.Row(elem_classes="filters", elem_id="run-filters"):
             filters = [
                 gr.Dropdown([("All", ALL)], value=ALL, label=label, min_width=150, filterable=True)
@@ -186,11 +181,10 @@ class Diagnostics(Tab):
         """When and on what the cost curve was measured, and a button that measures it again."""
         self.again_button: gr.Button | None = None
         with gr.Row(elem_classes="costs"):
-            self.costs = gr.HTML(measured(self.session), elem_id="costs", apply_default_css=False)
+            self.costs = html(measured(self.session), elem_id="costs")
             if not self.session.guests:
-                self.again_button = gr.Button(
+                self.again_button = small_button(
                     "Measure again",
-                    size="sm",
                     min_width=120,
                     elem_id="measure",
                     visible=self.session.costs.needed,
@@ -231,7 +225,8 @@ class Diagnostics(Tab):
                 guard=newest([each, *filtered]),
                 changes=True,
             )
-        for button, turn in ((self.newer_button, self.newer), (self.older_button, self.older)):
+        for button, pages in ((self.newer_button, -1), (self.older_button, 1)):
+            turn = partial(self.turn, pages)
             self.on(button.click, turn, [self.start, *chosen], list_, guard=newest(list_))
         picks: Any = self.picks
         for trigger, pick, inputs, shown, guard in (
@@ -268,7 +263,6 @@ class Diagnostics(Tab):
         return updates, [*kept, *chosen[len(kept) :]]
 
     def listed(self, store: Traces, chosen: Filter, start: int) -> Updates:
-        """Show a page of the list."""
         count = store.count(chosen)
         start = max(0, min(start, count - 1)) // ROWS * ROWS
         runs = store.page(chosen, start, ROWS)
@@ -324,8 +318,6 @@ class Diagnostics(Tab):
             self.card: run_html.step_card(steps[place], count) if place < len(steps) else "",
         }
 
-    # events
-
     def show(self, owner: str, shown: str | None, start: int, *chosen: str) -> Updates:
         """Show the tab. The open run stays open; without one, the newest run with drafts opens."""
         store = self.store(owner)
@@ -355,12 +347,6 @@ class Diagnostics(Tab):
         store, filters = self.store(owner), filter_of(*chosen)
         return self.listed(store, filters, start + pages * ROWS)
 
-    def older(self, owner: str, start: int, *chosen: str) -> Updates:
-        return self.turn(1, owner, start, *chosen)
-
-    def newer(self, owner: str, start: int, *chosen: str) -> Updates:
-        return self.turn(-1, owner, start, *chosen)
-
     def choose(self, owner: str, data: gr.SelectData, ids: list[str]) -> Updates:
         at = clicked_row(data)
         return self.opened(self.store(owner), ids[at]) if 0 <= at < len(ids) else {}
@@ -383,18 +369,12 @@ class Diagnostics(Tab):
         return updates
 
     def choose_step(
-        self,
-        owner: str,
-        data: gr.SelectData,
-        shown: str | None,
-        number: float | None,
+        self, owner: str, data: gr.SelectData, shown: str | None, number: float | None
     ) -> Updates:
         if not shown:
             return {}
         start = (int(number or 1) - 1) // ROWS * ROWS
         return self.at_step(self.store(owner), shown, start + clicked_row(data) + 1)
-
-    # files
 
     def save_runs(self, owner: str, *chosen: str) -> str:
         runs = self.store(owner).page(filter_of(*chosen))
@@ -408,8 +388,6 @@ class Diagnostics(Tab):
         store, run_id = self.store(owner), open_run(shown)
         text = exports.run_json(store.get(run_id), store.load(run_id))
         return saved("run.json", "application/json", text)
-
-    # costs
 
     def again(self) -> Iterator[str]:
         yield measured(self.session, busy=True)

@@ -18,8 +18,20 @@ from gradio.blocks import Block
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
-from app.web.kit import AT_ONCE, LATEST, Event, Tab, Updates, saved, uploaded, warn
-from engine.errors import StorageError, StrataError
+from app.web.kit import (
+    AT_ONCE,
+    LATEST,
+    Event,
+    Tab,
+    Updates,
+    html,
+    saved,
+    small_button,
+    upload_button,
+    upload_content,
+    warn,
+)
+from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
 from engine.settings import BUDGETS, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
@@ -117,7 +129,8 @@ class Settings(Tab):
 
     `chat_parts` are the components of settings that already stand in the chat. Each of them holds
     the value of its setting, and has a mirror in this tab; a change of either changes the other.
-    (Gradio reports no change of a component in a tab that was never opened.)
+    (Gradio reports no change of a component in a tab that was never opened.) An event that needs
+    the settings takes the `inputs`, and `follow` changes the `followers`.
     """
 
     def __init__(
@@ -158,7 +171,7 @@ class Settings(Tab):
             with gr.Column(elem_classes="card"):
                 gr.HTML("<h3>Sampling</h3>")
                 with gr.Row(elem_classes="presets"):
-                    self.samplers = {name: gr.Button(name, size="sm") for name in SAMPLERS}
+                    self.samplers = {name: small_button(name) for name in SAMPLERS}
                 for item in fields(Sampling):
                     if item.name == "seed":
                         self.parts["fresh_seed"] = gr.Checkbox(
@@ -173,9 +186,10 @@ class Settings(Tab):
                     if item.name in chat_parts:
                         self.mirrors[item.name] = made
             self.build_speed()
+        self.inputs = [self.system, *self.parts.values()]
+        self.followers = [self.parts[name] for name in FOLLOWING]
 
     def build_speed(self) -> None:
-        """Where drafts come from and, under "Advanced", their number and when one is kept."""
         with gr.Column(elem_classes="card"):
             gr.HTML(
                 "<h3>Speed</h3><p>Drafts make answers faster. The text stays the same unless you "
@@ -202,7 +216,6 @@ class Settings(Tab):
                 self.build_advanced()
 
     def build_advanced(self) -> None:
-        """Settings of drafting that rarely need a change."""
         self.parts["tiers"] = gr.Dropdown(
             [(ink(name).title, name) for name in TIERS],
             value=list(TIERS),
@@ -230,11 +243,6 @@ class Settings(Tab):
             "another text. It keeps more drafts at temperatures above 0 (rejection sampling).",
         )
 
-    @property
-    def inputs(self) -> list[gr.components.Component]:
-        """The inputs of an event that needs the settings."""
-        return [self.system, *self.parts.values()]
-
     def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
         """The system prompt and preferences from the values of the inputs. Raises SettingError."""
         system, *rest = values
@@ -258,27 +266,18 @@ class Settings(Tab):
 
     def show(self, system: str, preferences: Preferences) -> list[object]:
         """The values of the inputs for stored preferences, in order."""
-        sampling, drafting = preferences.generation.sampling, preferences.drafting
+        stored = preferences.mapping()
+        generation, drafting = stored["generation"], stored["drafting"]
         values: dict[str, object] = {
-            **{f.name: getattr(sampling, f.name) for f in fields(Sampling)},
-            "fresh_seed": preferences.fresh_seed,
-            "check": preferences.check,
-            "max_tokens": preferences.generation.max_tokens,
-            "stop": "\n".join(preferences.generation.stop),
-            "thinking": thinking_choice(preferences.generation.thinking),
-            "method": preferences.method,
-            "tiers": list(drafting.tiers),
-            "nodes": drafting.nodes,
-            "threshold": drafting.threshold,
-            "budget": drafting.budget,
-            "rule": drafting.rule,
+            **stored,
+            **generation,
+            **generation["sampling"],
+            **drafting,
+            "stop": "\n".join(generation["stop"]),
+            "thinking": thinking_choice(generation["thinking"]),
+            "tiers": list(drafting["tiers"]),
         }
         return [system, *(values[name] for name in self.parts)]
-
-    @property
-    def followers(self) -> list[gr.components.Component]:
-        """The components that `follow` changes."""
-        return [self.parts[name] for name in FOLLOWING]
 
     def follow(self, method: str, length: float | None, sampler: bool = True) -> Updates:
         """Show what depends on the loaded model: its recommended sampler (if `sampler`), how long
@@ -344,7 +343,6 @@ FIRSTS = {
 
 
 def preset_picker() -> gr.Dropdown:
-    """The choice of the preset with which the next conversation starts."""
     return gr.Dropdown(
         [AS_SET],
         value=AS_SET[1],
@@ -357,7 +355,7 @@ def preset_picker() -> gr.Dropdown:
 
 def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
     return {
-        name: gr.Button(words, size="sm", min_width=80, elem_id=f"preset-{name}")
+        name: small_button(words, min_width=80, elem_id=f"preset-{name}")
         for name, words in named.items()
     }
 
@@ -398,20 +396,15 @@ class Presets(Tab):
                 )
                 with gr.Row(elem_classes="presets"):
                     self.keeps = preset_buttons(KEEPS)
-                    self.import_button = gr.UploadButton(
-                        "Import",
-                        size="sm",
-                        min_width=80,
-                        file_types=[".json"],
-                        type="filepath",
-                        elem_id="preset-import",
+                    self.import_button = upload_button(
+                        "Import", min_width=80, file_types=[".json"], elem_id="preset-import"
                     )
             with gr.Column(elem_classes="card"):
                 gr.HTML(
                     "<h3>At the start</h3><p>Each model can start with a preset of its own. "
                     "Without one, it starts with the settings its makers recommend.</p>"
                 )
-                self.first = gr.HTML(elem_id="preset-first", apply_default_css=False)
+                self.first = html(elem_id="preset-first")
                 with gr.Row(elem_classes="presets"):
                     self.firsts = preset_buttons(FIRSTS)
             self.outgoing = gr.Textbox(visible="hidden")
@@ -455,8 +448,6 @@ class Presets(Tab):
         )
         known = [self.model, self.choice, self.start_from, current]
         return self.event(self.follow, known, [self.model, *lists, *page])
-
-    # showing
 
     def listed(self, owner: str, chosen: str | None, picked: str | None) -> Updates:
         """Both lists of presets, and the one that the loaded model begins with. Raises
@@ -507,8 +498,6 @@ class Presets(Tab):
         begun = self.applied(first) if first and conversation is None else {}
         return {self.model: source, **shown, **begun}
 
-    # choosing
-
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
         if conversation is None:
             return self.use(owner, id)
@@ -521,15 +510,7 @@ class Presets(Tab):
     def reset(self) -> Updates:
         return self.applied(StoredPreset("", "", "", {}))
 
-    # changing
-
-    def save(
-        self,
-        owner: str,
-        name: str,
-        picked: str | None,
-        *values: object,
-    ) -> Updates:
+    def save(self, owner: str, name: str, picked: str | None, *values: object) -> Updates:
         made = self.presets.save(owner, name, *self.controls.read(values))
         gr.Info(f"The preset {escape(made.name)} is saved.")
         return {self.name: "", **self.listed(owner, made.id, picked)}
@@ -565,12 +546,6 @@ class Presets(Tab):
         return saved("presets.json", "application/json", json.dumps(mine, indent=1))
 
     def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
-        """Read a file of presets."""
-        with uploaded(file) as path:
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise StorageError(f"The file cannot be read ({error.strerror}).") from error
-        made = self.presets.import_(owner, content)
+        made = self.presets.import_(owner, upload_content(file))
         gr.Info(f"{len(made)} preset{'s' if len(made) > 1 else ''} imported.")
         return self.listed(owner, made[0].id, picked)

@@ -14,13 +14,15 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import markup, stack_charts, stack_html
 from app.web.colors import DRAFT_SHADES, INK, PLAIN
-from app.web.kit import Event, JobCard, Tab, Updates, grid, notify_errors, warn
+from app.web.kit import Event, JobCard, Tab, Updates, grid, html, notify_errors, small_button, warn
+from app.web.stack_html import PLAN
 from app.web.tabs.models import source_box
 from app.web.tabs.settings import Settings, methods
 from engine.errors import SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
 from engine.models.loaders import name_of
+from engine.settings import Sampling
 
 
 def drawn(
@@ -67,8 +69,6 @@ def colour(entry: Entry) -> str:
 
 
 class StackTab(Tab):
-    """Models, profile and plan side by side; the findings; the charts."""
-
     controls: Settings
     compared: gr.Dropdown
     """The method of the right side in the Compare tab."""
@@ -80,17 +80,15 @@ class StackTab(Tab):
             with gr.Column(elem_classes="card"):
                 self.build_models()
             with gr.Column(elem_classes="card"):
-                self.profiled = gr.HTML(elem_id="stack-profiled", apply_default_css=False)
-                status = gr.HTML(elem_id="stack-status", apply_default_css=False)
+                self.profiled = html(elem_id="stack-profiled")
+                status = html(elem_id="stack-status")
                 with gr.Row(elem_classes="presets"):
-                    self.profile_button = gr.Button("Profile", size="sm", elem_id="stack-profile")
-                    self.measure_button = gr.Button("Measure", size="sm", elem_id="stack-measure")
-                    stop = gr.Button(
-                        "Stop", size="sm", variant="stop", visible=False, elem_id="stack-stop"
-                    )
-                self.outcome = gr.HTML(elem_id="stack-outcome", apply_default_css=False)
+                    self.profile_button = small_button("Profile", elem_id="stack-profile")
+                    self.measure_button = small_button("Measure", elem_id="stack-measure")
+                    stop = small_button("Stop", variant="stop", visible=False, elem_id="stack-stop")
+                self.outcome = html(elem_id="stack-outcome")
             with gr.Column(elem_classes="card"):
-                self.plan = gr.HTML(elem_id="stack-planned", apply_default_css=False)
+                self.plan = html(elem_id="stack-planned")
                 self.spec = gr.Textbox(
                     session.stacks.spec,
                     label="Another plan",
@@ -106,19 +104,20 @@ class StackTab(Tab):
                     "slower.",
                     elem_id="stack-first",
                 )
-                self.use_button = gr.Button(
-                    "Use for chat", variant="primary", size="sm", elem_id="stack-use"
+                self.use_button = small_button(
+                    "Use for chat", variant="primary", elem_id="stack-use"
                 )
-        self.findings = gr.HTML(elem_id="stack-findings", apply_default_css=False)
+        self.findings = html(elem_id="stack-findings")
         with gr.Column(visible=False) as self.charts:
             self.plots = grid(drawn(session, None, Preferences(), None))
         self.job = JobCard([], stop, status)
+        self.followers = [self.ticked, self.spec]
+        """The components that `follow` changes."""
 
     def build_models(self) -> None:
-        """The available models, the memory that they need, and the loaded ones."""
         gr.HTML(
             "<h3>Draft models</h3><p>Smaller models with the same vocabulary. They draft and the "
-            "main model checks. They cost memory, but never change a word.</p>",
+            "main model checks. They cost memory, but never change a word.</p>"
         )
         candidates = self.stacks.candidates()
         self.ticked = gr.CheckboxGroup(
@@ -129,10 +128,10 @@ class StackTab(Tab):
             elem_id="stack-models",
         )
         self.box, self.add_button = source_box("stack")
-        self.needs = gr.HTML(elem_id="stack-loaded", apply_default_css=False)
+        self.needs = html(elem_id="stack-loaded")
         with gr.Row(elem_classes="presets"):
-            self.load_button = gr.Button("Load", size="sm", elem_id="stack-load")
-            self.unload_button = gr.Button("Unload", size="sm", elem_id="stack-unload")
+            self.load_button = small_button("Load", elem_id="stack-load")
+            self.unload_button = small_button("Unload", elem_id="stack-unload")
 
     def wire(self, controls: Settings, compared: gr.Dropdown, keep: Event) -> Sequence[Dependency]:
         """Connect the tab. `keep` is the event that stores changed settings. Returns the events
@@ -162,13 +161,7 @@ class StackTab(Tab):
 
     @property
     def method(self) -> gr.components.Component:
-        """The component of the method in Settings."""
         return self.controls.parts["method"]
-
-    @property
-    def followers(self) -> list[Block]:
-        """The components that `follow` changes."""
-        return [self.ticked, self.spec]
 
     def follow(self) -> Updates:
         """List the draft models for the loaded model, all ticked. The memory that they need is
@@ -181,7 +174,6 @@ class StackTab(Tab):
         }
 
     def screen(self, preferences: Preferences, ticked: Sequence[str], spec: str) -> Updates:
-        """Update everything that the tab shows."""
         stacks, spec = self.stacks, spec.strip()
         sampling, rule = preferences.generation.sampling, preferences.drafting.rule
         family = stacks.family_for(sampling)
@@ -191,7 +183,7 @@ class StackTab(Tab):
             try:
                 plan = family.plan(spec, rule)
             except SettingError as error:
-                card, spec = stack_html.no_plan(str(error)), ""
+                card, spec = PLAN + markup.finding("differs", "No such plan", str(error)), ""
                 plan = family.plan("", rule)
         figures = drawn(self.session, family, preferences, plan, spec)
         return {
@@ -221,10 +213,7 @@ class StackTab(Tab):
         kept = [each.source for each in offered if each.source in ticked]
         if set(kept) != set(ticked if shown is None else shown):
             update["value"] = kept
-        return {
-            self.needs: stack_html.models(self.stacks, offered, kept),
-            self.ticked: update,
-        }
+        return {self.needs: stack_html.models(self.stacks, offered, kept), self.ticked: update}
 
     def offers(self) -> Updates:
         return {
@@ -248,11 +237,7 @@ class StackTab(Tab):
         yield {self.job.status: markup.fine_print("Loading …")}
         with notify_errors():
             self.stacks.load(ticked)
-        yield {
-            **self.refresh(ticked, spec, *values),
-            **self.offers(),
-            self.job.status: "",
-        }
+        yield {**self.refresh(ticked, spec, *values), **self.offers(), self.job.status: ""}
 
     def unload(self, ticked: Sequence[str], spec: str, *values: object) -> Updates:
         with notify_errors():
@@ -269,25 +254,21 @@ class StackTab(Tab):
         return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
 
     def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-
-        def start() -> Iterator[float]:
-            return self.stacks.profile(self.controls.read(values)[1].generation.sampling)
-
-        yield from self.run_job("Profiling", start, (ticked, spec, *values))
+        yield from self.run_job("Profiling", self.stacks.profile, ticked, spec, *values)
 
     def measure(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
+        def measure(sampling: Sampling) -> Iterator[float]:
+            return self.stacks.measure(sampling, self.controls.read(values)[1].drafting, spec)
 
-        def start() -> Iterator[float]:
-            _, chosen = self.controls.read(values)
-            return self.stacks.measure(chosen.generation.sampling, chosen.drafting, spec)
-
-        yield from self.run_job("Measuring", start, (ticked, spec, *values))
+        yield from self.run_job("Measuring", measure, ticked, spec, *values)
 
     def run_job(
         self,
         title: str,
-        start: Callable[[], Iterator[float]],
-        inputs: tuple[Sequence[str], str, *tuple[object, ...]],
+        start: Callable[[Sampling], Iterator[float]],
+        ticked: Sequence[str],
+        spec: str,
+        *values: object,
     ) -> Iterator[Updates]:
         """Run long work and show its progress, until it is done or stopped."""
         job = self.job
@@ -295,7 +276,7 @@ class StackTab(Tab):
 
         def reports() -> Iterator[Progress]:
             pace = Pace(LOOK_SECONDS)
-            for share in start():
+            for share in start(self.controls.read(values)[1].generation.sampling):
                 if pace.due():
                     yield Progress(share, title)
 
@@ -305,4 +286,4 @@ class StackTab(Tab):
 
         yield {**job.busy(*buttons), job.status: markup.progress(Progress(0.0, title))}
         words = yield from job.follow(reports(), lambda last: "", failed)
-        yield {**job.idle(*buttons), **self.refresh(*inputs), job.status: words}
+        yield {**job.idle(*buttons), **self.refresh(ticked, spec, *values), job.status: words}

@@ -17,7 +17,7 @@ from app.service.models import Models, is_embedded
 from app.service.race import BYTES, PROMPT, NoGain, Race
 from app.service.session import Session
 from app.web import header, render
-from app.web.kit import Tab, Updates, notify_errors, numbered, payload
+from app.web.kit import Tab, Updates, html, notify_errors, numbered, payload, small_button
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
@@ -47,7 +47,6 @@ def examples(models: Models) -> tuple[str, ...]:
 
 
 def suggest(models: Models, buttons: Sequence[gr.Button]) -> Updates:
-    """Updates that show the examples for the model on the buttons."""
     return {
         button: gr.update(value=text)
         for button, text in zip(buttons, examples(models), strict=True)
@@ -55,7 +54,6 @@ def suggest(models: Models, buttons: Sequence[gr.Button]) -> Updates:
 
 
 def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
-    """Build the first screen. Returns it, and the buttons of its examples."""
     with gr.Column(elem_classes="empty-state", elem_id="empty") as empty:
         gr.HTML(
             "<h2>Ask something, and watch where each word comes from.</h2>"
@@ -63,8 +61,8 @@ def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
             "and keeps only what it would have said anyway.</p>"
         )
         with gr.Row(elem_classes="examples"):
-            buttons = [gr.Button(text, size="sm") for text in examples(models)]
-        gr.HTML(header.OFFER, apply_default_css=False)
+            buttons = [small_button(text) for text in examples(models)]
+        html(header.OFFER)
     return empty, buttons
 
 
@@ -78,7 +76,6 @@ ABOUT_PACE = (
 
 
 def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data:
-    """The state of a race, as data for the page."""
     if isinstance(item, Making):
         share = "" if item.share is None else f" {100 * item.share:.0f} %"
         return {"state": "making", "words": item.words.removesuffix(" …") + f" …{share}"}
@@ -116,7 +113,6 @@ def lane(run: Run) -> render.Data:
 
 
 def outcome(race: Race) -> str:
-    """The outcome of a race in two sentences."""
     plain, fast = race.seconds
     by = f" with {race.model}" if race.model else ""
     words = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
@@ -136,25 +132,22 @@ def ratio(race: Race) -> str:
 
 
 class RaceView(Tab):
-    """The buttons of the race, and the race once it is recorded."""
-
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
         super().__init__(session, memory)
-        self.view: Any = gr.HTML(
+        self.view: Any = html(
             value={},
             html_template=RACE,
             js_on_load=read("race.js"),
             names=render.names(),
             pace=ABOUT_PACE if session.padded.offered else "",
             elem_id="race",
-            apply_default_css=False,
             padding=False,
         )
 
     def wire(self) -> None:
         """Record a race when the user wants to watch one, and end it when they leave."""
         self.on(self.view.watch, self.watch, (), self.view, mode="multiple")
-        self.on(self.view.end, self.stop)
+        self.on(self.view.end, self.session.races.stop)
 
     def watch(self, owner: str, data: gr.EventData) -> Iterator[render.Data]:
         last: Making | Progress | Waiting | NoGain | Race | None = None
@@ -165,6 +158,3 @@ class RaceView(Tab):
                 yield numbered(race_value(last))
         if not isinstance(last, Race | NoGain):
             yield numbered({"state": "idle"})
-
-    def stop(self, owner: str) -> None:
-        self.session.races.stop(owner)

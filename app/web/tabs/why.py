@@ -7,6 +7,7 @@ travels as data. An owner can see only their own runs.
 """
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -14,7 +15,7 @@ import gradio as gr
 from app.service.session import Session
 from app.service.why import PAGE, Data
 from app.web import render
-from app.web.kit import Tab, Trigger, numbered, payload
+from app.web.kit import Tab, Trigger, html, numbered, payload
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
@@ -36,9 +37,9 @@ def requested_place(data: gr.EventData) -> tuple[str, int, int]:
 
 
 class Why(Tab):
-    """The hidden component that brings the reason to the page."""
+    """The hidden component that brings the reason to the page, at an event of the token view."""
 
-    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+    def __init__(self, session: Session, memory: gr.BrowserState, trigger: Trigger) -> None:
         super().__init__(session, memory)
         self.answer = gr.HTML(
             value={},
@@ -48,9 +49,6 @@ class Why(Tab):
             visible="hidden",
             padding=False,
         )
-
-    def wire(self, trigger: Trigger) -> None:
-        """Connect the event of the token view."""
         self.on(trigger, self.explain, (), self.answer, mode="multiple")
 
     def explain(self, owner: str, data: gr.EventData) -> Data:
@@ -81,38 +79,36 @@ def opened(session: Session, owner: str, run_id: str, step: int, fresh: bool) ->
 
 
 class Replay(Tab):
-    """The replay, outside of all tabs. It is closed until it has something to show."""
+    """The replay, outside of all tabs. It is closed until an event of the chat (`trigger`) shows an
+    answer, or the `button` of Diagnostics the run that is `shown` there."""
 
-    def __init__(self, session: Session, memory: gr.BrowserState) -> None:
+    def __init__(
+        self,
+        session: Session,
+        memory: gr.BrowserState,
+        trigger: Trigger,
+        button: gr.Button,
+        shown: gr.State,
+    ) -> None:
         super().__init__(session, memory)
-        self.view: Any = gr.HTML(
+        self.view: Any = html(
             value={},
             html_template=REPLAY,
             js_on_load=read("replay.js"),
             names=render.names(),
             elem_id="replay",
-            apply_default_css=False,
             padding=False,
         )
-
-    def wire(self, trigger: Trigger, button: gr.Button, shown: gr.State) -> None:
-        """Open the replay of an answer at an event of the chat (`trigger`), or of the run that
-        Diagnostics shows at its `button`. Send the pages of steps that the replay requests."""
         self.on(button.click, self.begin, shown, self.view)
-        self.on(trigger, self.answer, (), self.view)
-        self.on(self.view.wanted, self.turn, (), self.view)
+        self.on(trigger, partial(self.send, True), (), self.view)
+        self.on(self.view.wanted, partial(self.send, False), (), self.view)
 
     def begin(self, owner: str, run_id: str | None) -> Data:
-        """Begin the replay of the run that Diagnostics shows."""
         if not run_id:
             raise StorageError("Choose a run in the table first.")
         return opened(self.session, owner, run_id, 0, fresh=True)
 
-    def answer(self, owner: str, data: gr.EventData) -> Data:
+    def send(self, fresh: bool, owner: str, data: gr.EventData) -> Data:
+        """Begin the replay of an answer, or send further steps of it."""
         run_id, step, _ = requested_place(data)
-        return opened(self.session, owner, run_id, step, fresh=True)
-
-    def turn(self, owner: str, data: gr.EventData) -> Data:
-        """Send further steps to the replay."""
-        run_id, step, _ = requested_place(data)
-        return opened(self.session, owner, run_id, step, fresh=False)
+        return opened(self.session, owner, run_id, step, fresh)
