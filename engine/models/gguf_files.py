@@ -37,8 +37,13 @@ MOST = 1 << 20
 """The most entries of a valid header."""
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of headers, by type; 8 is a text, 9 a list."""
-WHOLE = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
+NUMBERS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
+    12: "<d",
+}  # fmt: skip
 TEXT, LIST = 8, 9
+ALIGNMENT = 32
+"""The bytes of which tensors begin at a multiple, unless the header says another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +153,7 @@ def outlook_of(path: Path, heads: Collection[str] = ()) -> Outlook | None:
     """What will draft for the model in a file, with the names of `heads` in the same folder; None
     if its header cannot be read."""
     try:
-        state = path.stat()
-        found = header(path, (state.st_size, state.st_mtime_ns))
+        found = header(path).values
     except (OSError, ValueError, OverflowError, struct.error):
         return None
     kind = str(found.get("general.architecture", ""))
@@ -160,24 +164,62 @@ def outlook_of(path: Path, heads: Collection[str] = ()) -> Outlook | None:
     return Outlook(chains, f"in the file {head}" if head else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a GGUF file: its keys, with values that are numbers or texts and None for
+    lists, and its tensors."""
+
+    values: dict[str, object]
+    tensors: tuple["Tensor", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a GGUF file: its type by number, and where it begins in `path`. Rows come before
+    columns in its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    path: Path
+    offset: int
+
+
+def header(path: Path) -> Header:
+    """The header of a GGUF file. Raises OSError, ValueError, OverflowError, struct.error."""
+    state = path.stat()
+    return header_of(path, (state.st_size, state.st_mtime_ns))
+
+
 @lru_cache(maxsize=64)
-def header(path: Path, state: tuple[int, int]) -> dict[str, object]:
-    """The keys of a GGUF file's header, with values that are integers or texts, None for others.
-    `state`, size and time, identifies the file in the cache. Raises ValueError, OverflowError,
-    struct.error."""
-    found: dict[str, object] = {}
+def header_of(path: Path, state: tuple[int, int]) -> Header:
+    """The header of a file, which `state`, its size and time, identifies in the cache."""
+    values: dict[str, object] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:
             raise ValueError(f"it begins with {data[:4]!r}")
-        _, count = struct.unpack_from("<QQ", data, 8)
-        if count > MOST:
-            raise ValueError(f"{count} entries")
+        size, count = struct.unpack_from("<QQ", data, 8)
+        if max(size, count) > MOST:
+            raise ValueError(f"{count} entries and {size} tensors")
         at = 24
         for _ in range(count):
             key, at = text(data, at)
             kind = struct.unpack_from("<I", data, at)[0]
-            found[key], at = value(data, at + 4, kind)
-    return found
+            values[key], at = value(data, at + 4, kind)
+        found = []
+        for _ in range(size):
+            name, at = text(data, at)
+            sizes = struct.unpack_from("<I", data, at)[0]
+            shape = struct.unpack_from(f"<{sizes}Q", data, at + 4)
+            kind, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * sizes)
+            at += 16 + 8 * sizes
+            found.append((name, shape[::-1], kind, offset))
+    step = values.get("general.alignment", ALIGNMENT)
+    if not isinstance(step, int) or step <= 0:
+        raise ValueError(f"an alignment of {step!r}")
+    start = -(-at // step) * step
+    tensors = (Tensor(name, shape, kind, path, start + at) for name, shape, kind, at in found)
+    return Header(values, tuple(tensors))
 
 
 def text(data: mmap.mmap, at: int) -> tuple[str, int]:
@@ -189,15 +231,14 @@ def text(data: mmap.mmap, at: int) -> tuple[str, int]:
 
 
 def value(data: mmap.mmap, at: int, kind: int) -> tuple[object, int]:
-    """A value of the header, None unless it is an integer or a text, and the offset after it."""
+    """A value of the header, None if it is a list, and the offset after it."""
     if kind == TEXT:
         return text(data, at)
     if kind == LIST:
         return None, after_list(data, at)
     if kind not in SIZES:
         raise ValueError(f"values of the type {kind}")
-    read = struct.unpack_from(WHOLE[kind], data, at)[0] if kind in WHOLE else None
-    return read, at + SIZES[kind]
+    return struct.unpack_from(NUMBERS[kind], data, at)[0], at + SIZES[kind]
 
 
 def after_list(data: mmap.mmap, at: int) -> int:

@@ -41,7 +41,7 @@ from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.models.gguf import opened
-from engine.models.gguf_files import file_fingerprint, heads_for, parts_of
+from engine.models.gguf_files import Tensor, file_fingerprint, header, heads_for, parts_of
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
     PACKED_TOLERANCE,
@@ -92,7 +92,7 @@ ROUNDED = 0.5
 """How far logits may be from those of llama.cpp, as a share of their norm, where weights are
 rounded to 4 bits; otherwise SHARE."""
 UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model"
-OTHER = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
+UNKNOWN = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
 """Values of a header that change what a layer computes, and that are not known here."""
 
 
@@ -100,29 +100,28 @@ class Foreign(Exception):
     """A file that the core cannot compute; the text is the reason."""
 
 
-class Header:
-    """The description of a model in a GGUF file, or in several, and its tensors."""
+class File:
+    """A model in a GGUF file, or in several."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        readers = [gguf.GGUFReader(part) for part in parts_of(path)]
-        self.reader = readers[0]
-        self.tensors = [tensor for reader in readers for tensor in reader.tensors]
-        self.family = str(self.value("general.architecture"))
-
-    def value(self, name: str, other: Any = None) -> Any:
-        field = self.reader.get_field(name)
-        return other if field is None else field.contents()
+        headers = [header(part) for part in parts_of(path)]
+        self.path, self.values = path, headers[0].values
+        self.tensors = [tensor for each in headers for tensor in each.tensors]
+        self.family = str(self.values.get("general.architecture"))
 
     def own(self, name: str, other: Any = None) -> Any:
-        return self.value(f"{self.family}.{name}", other)
+        """A value of the family. Raises Foreign for a list, which has one for each layer."""
+        found = self.values.get(f"{self.family}.{name}", other)
+        if found is None and name not in UNKNOWN:
+            raise Foreign(f"its {self.family}.{name} is missing, or differs between layers")
+        return found
 
     def config(self, length: int) -> Any:
         """The library's description of the model, for contexts of so many tokens. Raises
         Foreign."""
         if self.family not in FAMILIES:
             raise Foreign(f"it is a {self.family} model, and only {', '.join(FAMILIES)} are known")
-        if strange := next((name for name in OTHER if self.own(name)), ""):
+        if strange := next((name for name in UNKNOWN if self.own(name)), ""):
             raise Foreign(f"it has {self.family}.{strange}, which is not known")
         if (scaling := self.own("rope.scaling.type", "none")) != "none":
             raise Foreign(f"its positions are scaled ({scaling}), which is not known")
@@ -143,13 +142,13 @@ class Header:
             rms_norm_eps=self.own("attention.layer_norm_rms_epsilon"),
             rope_parameters={"rope_type": "default", "rope_theta": self.own("rope.freq_base", 1e4)},
             max_position_embeddings=min(length, self.own("context_length", length)),
-            vocab_size=shape_of(self.tensor("token_embd.weight"))[0],
+            vocab_size=self.tensor("token_embd.weight").shape[0],
             tie_word_embeddings="output.weight" not in names,
             attention_bias="blk.0.attn_output.bias" in names,
             mlp_bias="blk.0.ffn_down.bias" in names,
         )
 
-    def tensor(self, name: str) -> Any:
+    def tensor(self, name: str) -> Tensor:
         found = next((each for each in self.tensors if each.name == name), None)
         if found is None:
             raise Foreign(f"it has no tensor {name}")
@@ -164,7 +163,7 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     path = Path(os.path.expanduser(source))
     tokenizer = load_tokenizer(source, runtime)
     with readable(source):
-        model = built(Header(path), tokenizer.info.context_length, bits)
+        model = built(File(path), tokenizer.info.context_length, bits)
     counted, weights = sizes(model)
     embedding = model.get_input_embeddings().shape
     info = replace(
@@ -209,15 +208,15 @@ def packed_need(source: str, runtime: Runtime) -> Need:
     """The memory that a probed GGUF file will take for the core. Raises ModelError."""
     bits = pick_bits(runtime.bits, torch.device("cpu"))
     with readable(source):
-        header = Header(Path(os.path.expanduser(source)))
-        config = header.config(runtime.context_length)
-        tensors = [each for each in header.tensors if not each.name.startswith(FACTORS)]
-        parameters = sum(math.prod(shape_of(each)) for each in tensors)
+        file = File(Path(os.path.expanduser(source)))
+        config = file.config(runtime.context_length)
+        tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
+        parameters = sum(math.prod(each.shape) for each in tensors)
         weights = sum(room_of(each, each.name, bits) for each in tensors)
         if config.tie_word_embeddings:
-            weights += room_of(header.tensor("token_embd.weight"), "output.weight", bits)
+            weights += room_of(file.tensor("token_embd.weight"), "output.weight", bits)
     cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
-    unused = runtime.head == "auto" and heads_near(header.path)
+    unused = runtime.head == "auto" and heads_near(file.path)
     return Need(parameters, weights, cache, Outlook(problem=UNUSED if unused else ""))
 
 
@@ -251,22 +250,22 @@ class PackedBackend(LlamaCppTokenizer, TransformersBackend):
         self.prepare(model)
 
 
-def built(header: Header, length: int, bits: int) -> Any:
+def built(file: File, length: int, bits: int) -> Any:
     """The library's model with the weights of a file. Raises Foreign."""
-    config = header.config(length)
+    config = file.config(length)
     with torch.device("meta"):
         make: Any = AutoModelForCausalLM.from_config
         model = make(config, dtype=torch.float32)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     room = Room()
-    for tensor in header.tensors:
+    for tensor in file.tensors:
         stem, _, ending = tensor.name.rpartition(".")
         if stem == FACTORS:
-            model.model.rotary_emb.inv_freq /= weights_of(tensor.data, tensor.tensor_type)
+            model.model.rotary_emb.inv_freq /= weights_of(tensor)
             continue
-        place(model, path_of(stem), ending, tensor, bits, room, turned(header, stem))
+        place(model, path_of(stem), ending, tensor, bits, room, turned(file, stem))
     if config.tie_word_embeddings:
-        place(model, "lm_head", "weight", header.tensor("token_embd.weight"), bits, room, 0)
+        place(model, "lm_head", "weight", file.tensor("token_embd.weight"), bits, room, 0)
         model.get_output_embeddings().counted = False
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
@@ -287,14 +286,14 @@ def path_of(stem: str) -> str:
     return f"model.layers.{number}.{INSIDE[name]}"
 
 
-def turned(header: Header, stem: str) -> int:
+def turned(file: File, stem: str) -> int:
     """The heads of a matrix whose rotary pairs are neighbours; 0 for any other."""
-    own = TURNED.get(header.family, {}).get(stem.rpartition(".")[2])
-    return int(header.own(own, header.own("attention.head_count"))) if own else 0
+    own = TURNED.get(file.family, {}).get(stem.rpartition(".")[2])
+    return int(file.own(own, file.own("attention.head_count"))) if own else 0
 
 
 def place(
-    model: Any, path: str, ending: str, tensor: Any, bits: int, room: Room, heads: int
+    model: Any, path: str, ending: str, tensor: Tensor, bits: int, room: Room, heads: int
 ) -> None:
     """Put a tensor where it belongs in a model, its rows in the library's order."""
     above, _, name = path.rpartition(".")
@@ -302,7 +301,7 @@ def place(
         owner, module = model.get_submodule(above), model.get_submodule(path)
     except AttributeError as error:
         raise Foreign(f"the tensor {tensor.name} has no place") from error
-    shape = shape_of(tensor)
+    shape = tensor.shape
     own = getattr(module, ending, None)
     if own is None:
         raise Foreign(f"the tensor {tensor.name} has no place")
@@ -316,7 +315,7 @@ def place(
         setattr(owner, name, packed_of(tensor, order, module.bias, most, room))
         give_back_freed()  # otherwise what each matrix took on the way adds up
     else:
-        values = weights_of(np.asarray(tensor.data)[order], tensor.tensor_type)
+        values = weights_of(tensor)[order]
         setattr(module, ending, nn.Parameter(values, requires_grad=False))
 
 
@@ -327,68 +326,72 @@ def rows_of(count: int, heads: int) -> NDArray[np.int64]:
 
 
 def packed_of(
-    tensor: Any, order: NDArray[np.int64], bias: Any, bits: int, room: Room
+    tensor: Tensor, order: NDArray[np.int64], bias: Any, bits: int, room: Room
 ) -> PackedLinear:
     """A matrix of the core with the numbers of a tensor, or with its weights rounded."""
-    kept = KEPT.get(tensor.tensor_type)
+    kept = KEPT.get(Kind(tensor.kind))
     if kept and kept.bits <= bits:
-        return PackedLinear(kept.read(np.asarray(tensor.data)[order]), bias, bits, room)
+        return PackedLinear(kept.read(rows_in(tensor)[order]), bias, bits, room)
     return PackedLinear(Rows(tensor, order), bias, bits, room)
 
 
-def room_of(tensor: Any, name: str, bits: int) -> int:
+def room_of(tensor: Tensor, name: str, bits: int) -> int:
     """The bytes that a tensor will take where one of this name belongs; an embedding stays in the
     file."""
-    shape = shape_of(tensor)
-    count = math.prod(shape)
+    shape, count = tensor.shape, math.prod(tensor.shape)
     if name == "token_embd.weight":
         return 0
     if len(shape) != 2 or not can_pack(*shape):
         return count * FLOAT32
     bits = max(bits, HEAD_BITS) if name == "output.weight" else bits
-    kept = KEPT.get(tensor.tensor_type)
+    kept = KEPT.get(Kind(tensor.kind))
     if kept and kept.bits <= bits:
         return packed_size(shape, kept.bits, 32, kept.scales)
     return packed_size(shape, bits, *PACKED_SCALES[bits])
 
 
+def rows_in(tensor: Tensor) -> NDArray[np.uint8]:
+    """The bytes of a tensor, row by row, which stay in the file until they are read."""
+    shape = gguf.quant_shape_to_byte_shape(tensor.shape, Kind(tensor.kind))
+    return np.memmap(tensor.path, np.uint8, "r", tensor.offset, shape)
+
+
+def weights_of(tensor: Tensor, rows: NDArray[np.uint8] | None = None) -> torch.Tensor:
+    """What rows of a tensor stand for, or all of them."""
+    found = np.array(rows_in(tensor) if rows is None else rows)
+    return torch.from_numpy(gguf.dequantize(found, Kind(tensor.kind)).astype(np.float32))
+
+
 class FileEmbedding(nn.Module):
     """An embedding that stays in its file, as a step reads a few rows of it."""
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         super().__init__()
-        self.data, self.kind = np.asarray(tensor.data), tensor.tensor_type
-        self.shape = shape_of(tensor)
+        self.tensor, self.rows, self.shape = tensor, rows_in(tensor), tensor.shape
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        rows = weights_of(self.data[tokens.reshape(-1).numpy()], self.kind)
+        rows = weights_of(self.tensor, self.rows[tokens.reshape(-1).numpy()])
         return rows.view(*tokens.shape, -1)
 
     @property
     def weight(self) -> torch.Tensor:
         """All of it, shape (vocabulary, width), in float32."""
-        return weights_of(self.data, self.kind)
+        return weights_of(self.tensor)
 
 
 class Rows:
     """The weights of a tensor, of which a part is computed when it is asked for."""
 
-    def __init__(self, tensor: Any, order: NDArray[np.int64]) -> None:
-        self.tensor, self.shape, self.order = tensor, shape_of(tensor), order
+    def __init__(self, tensor: Tensor, order: NDArray[np.int64]) -> None:
+        self.tensor, self.rows, self.shape, self.order = (
+            tensor,
+            rows_in(tensor),
+            tensor.shape,
+            order,
+        )
 
     def __getitem__(self, part: slice) -> torch.Tensor:
-        rows = np.asarray(self.tensor.data)[self.order[part]]
-        return weights_of(rows, self.tensor.tensor_type)
-
-
-def shape_of(tensor: Any) -> tuple[int, ...]:
-    """As the library has it: outputs before inputs."""
-    return tuple(int(size) for size in reversed(tensor.shape))
-
-
-def weights_of(rows: NDArray[Any], kind: Kind) -> torch.Tensor:
-    """What rows of a type stand for. They are copied, as a file cannot be written to."""
-    return torch.from_numpy(np.array(gguf.dequantize(rows, kind), np.float32))
+        return weights_of(self.tensor, self.rows[self.order[part]])
 
 
 # What llama.cpp writes, row by row: blocks of 32 weights, in Q4_K of 8 times 32.

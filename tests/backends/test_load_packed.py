@@ -16,7 +16,7 @@ from engine.backends.quantised import Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
 from engine.models import load_packed
-from engine.models.load_packed import KEPT, Foreign, Header, built
+from engine.models.load_packed import KEPT, File, Foreign, built
 from engine.models.loaders import device, load, need
 from engine.models.memory import Outlook
 from engine.native import core
@@ -206,12 +206,12 @@ def test_fewer_bits_than_those_of_the_file_round_again(exact: Path) -> None:
 
 def test_the_parts_of_a_split_file_are_one_model(exact: Path, tmp_path: Path) -> None:
     """By their tensors: the last one holds the last layer."""
-    whole = Header(exact)
+    whole = File(exact)
     for number in (1, 2):
         gone = [each.name for each in whole.tensors if ("blk.1." in each.name) == (number == 1)]
         part = tmp_path / f"it-{number:05}-of-00002.gguf"
         rewritten(exact, part, arrays=dict.fromkeys(gone))
-    found = Header(tmp_path / "it-00001-of-00002.gguf")
+    found = File(tmp_path / "it-00001-of-00002.gguf")
     assert {each.name for each in found.tensors} == {each.name for each in whole.tensors}
     left, right = (built(each, 64, 8).state_dict() for each in (found, whole))
     assert all(torch.equal(left[name], right[name]) for name in right)
@@ -252,7 +252,7 @@ def test_what_the_core_would_compute_otherwise_is_refused(
 ) -> None:
     file = file_of(tmp_path, "llama", "", **values)
     with pytest.raises(Foreign, match=part):
-        Header(file).config(256)
+        File(file).config(256)
 
 
 def test_a_refusal_says_what_to_do(tmp_path: Path) -> None:
@@ -278,17 +278,17 @@ def test_tensors_that_are_not_known_or_missing_are_refused(tmp_path: Path) -> No
         file, tmp_path / "more.gguf", arrays={"blk.0.attn_q_norm.weight": np.ones(32, np.float32)}
     )
     with pytest.raises(Foreign, match=r"blk\.0\.attn_q_norm\.weight has no place"):
-        built(Header(more), 256, 8)
+        built(File(more), 256, 8)
     less = rewritten(file, tmp_path / "less.gguf", arrays={"blk.1.ffn_up.weight": None})
     with pytest.raises(Foreign, match=r"no tensor for model\.layers\.1\.mlp\.up_proj\.weight"):
-        built(Header(less), 256, 8)
+        built(File(less), 256, 8)
     other = rewritten(
         file,
         tmp_path / "other.gguf",
         arrays={"blk.1.ffn_up.weight": np.ones((128, 128), np.float32)},
     )
     with pytest.raises(Foreign, match=r"blk\.1\.ffn_up\.weight has the shape \(128, 128\)"):
-        built(Header(other), 256, 8)
+        built(File(other), 256, 8)
     gemma = rewritten(file, tmp_path / "gemma.gguf", architecture="gemma2")
     with pytest.raises(Foreign, match="it is a gemma2 model"):
-        Header(gemma).config(256)
+        File(gemma).config(256)
