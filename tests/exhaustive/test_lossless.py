@@ -96,6 +96,7 @@ def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> 
         assert_lossless(plain_toy(wanted), fast)
 
 
+@pytest.mark.soak(stay=28)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
@@ -459,7 +460,7 @@ def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
     return curve
 
 
-@pytest.mark.soak(stay=3)
+@pytest.mark.soak(stay=2)
 @pytest.mark.model
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> None:  # type: ignore[no-untyped-def]
