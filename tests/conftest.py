@@ -58,13 +58,16 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Either what `make test` runs, or what it leaves to `make soak`. The order is another one each
-    time; folders stay together, since the tests of one share what takes long to start."""
+    time; folders stay together, since the tests of one share what takes long to start. Those of the
+    browser come first: each takes seconds, and at the end two workers would start a program each,
+    and one would wait for the other."""
     from tests.support import grids
 
     late = grids.left_out(items)
     other = [item for item in items if (item in late) != config.getoption("--soak")]
     config.hook.pytest_deselected(items=other)
     folders = list(dict.fromkeys(item.path.parent for item in items))
+    folders.sort(key=lambda folder: folder.name != "browser")
     items[:] = sorted(
         (item for item in items if (item in late) == config.getoption("--soak")),
         key=lambda item: folders.index(item.path.parent),

@@ -148,7 +148,7 @@ def test_another_prompt_goes_on_from_what_it_shares(subject: Subject, scored: bo
         assert gap(row, subject.alone(text)) < subject.close, text
 
 
-@pytest.mark.soak(stay=35)
+@pytest.mark.soak(stay=26)
 @every
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_wrong_drafts_change_nothing(subject: Subject, temperature: float) -> None:

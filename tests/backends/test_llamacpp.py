@@ -16,7 +16,7 @@ from engine.backends.base import Filled
 from engine.decode import never
 from engine.errors import ModelError, PromptError
 from engine.hsd.family import check_vocabulary
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Message
 from tests.support.backends import GREEDY, PATHS, Stop, Trees, counted, gap, prompt_of, tree_of
@@ -29,7 +29,7 @@ from tests.support.gguf_files import (
     tiny_gguf,
     window_gguf,
 )
-from tests.support.lossless import QUESTIONS, Adversary, assert_lossless, events_of
+from tests.support.lossless import QUESTIONS, assert_lossless, events_of
 
 pytestmark = pytest.mark.gguf
 CLOSE = 1e-4
@@ -144,15 +144,6 @@ def test_after_many_trees_the_cache_can_be_filled_to_its_last_cell(
     backend.score(tree_of(fits[-1], [(token,) for token in range(128)]), GREEDY)
     backend.accept([128])
     check_cells(backend)
-
-
-def test_the_largest_tree_fits(tiny: Any) -> None:
-    wide = Adversary(lambda tokens: [(token,) for token in range(200)])
-    wanted = Generation(GREEDY, max_tokens=6)
-    fast = events_of(tiny, [9, 8, 7], wanted, [wide], Drafting(nodes=128))
-    assert fast[0].proposed == {"model": 128}
-    tiny.reset()
-    assert_lossless(events_of(tiny, [9, 8, 7], wanted), fast)
 
 
 # Prompts: chunks, stopping, what is no token.

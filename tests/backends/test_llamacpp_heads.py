@@ -35,12 +35,10 @@ from tests.support.lossless import (
     generation,
     tokens_of,
 )
-from tests.support.tiny_gguf import tiny
 
 pytestmark = pytest.mark.gguf
 STEPS = 48
 PROMPT = tuple(range(40, 70))
-DRAWS = [(0.0, 0), (0.7, 1), (1.0, 2)]
 BESIDE = ("EAGLE-3", "assistant")
 """Heads in files of their own: one with a cache of its own, one that reads the model's."""
 KINDS = (*BESIDE, "MTP", "MTP, marks")
@@ -139,41 +137,6 @@ def test_a_model_without_a_head_or_that_is_to_have_none_has_none(
 
 
 # The text.
-
-
-@pytest.mark.soak(stay=8)
-@pytest.mark.parametrize("name", ["hd+head", "head@3"])
-@pytest.mark.parametrize(("temperature", "seed"), DRAWS)
-def test_the_text_is_the_plain_one(backend: Any, name: str, temperature: float, seed: int) -> None:
-    """Also with wrong drafts beside the head."""
-    slow = plain(backend, temperature, seed)
-    wanted = generation(temperature, seed, STEPS)
-    for beside in ([], [Adversary(garbage)]):
-        backend.reset()
-        drafting = Drafting(nodes=128) if beside else method_named(name).drafting
-        every = [*drafters(backend, name, temperature, seed), *beside]
-        fast = events_of(backend, PROMPT, wanted, every, drafting)
-        assert_lossless(slow, fast)
-        assert by_head(fast) > 5 and len(fast) < len(slow)
-
-
-@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
-def test_a_head_that_knows_nothing_changes_nothing(tmp_path: Path, architecture: str) -> None:
-    """Its weights are random, as those of its model; other tokens of the embedded vocabulary."""
-    model = opened_gguf(tiny(tmp_path, architecture, heads=1))
-    assert model.info.head.name == "MTP" and model.info.head.drafts
-    for temperature, seed in DRAWS:
-        slow = plain(model, temperature, seed)
-        for name in ("head@3", "hd+head"):
-            model.reset()
-            fast = events_of(
-                model,
-                PROMPT,
-                generation(temperature, seed, STEPS),
-                drafters(model, name, temperature, seed),
-            )
-            assert_lossless(slow, fast)
-            assert sum(step.proposed.get(HEAD, 0) for step in fast) > 5
 
 
 def test_a_head_that_fails_is_told_and_the_next_answer_has_it_again(

@@ -375,10 +375,7 @@ def test_the_embedded_family_has_a_profile(
             if name.startswith("engine."):
                 monkeypatch.setattr(module, each, lambda: clock[0])
     chat = Chat(embedded)
-    prompts = [
-        chat.prompt([Message("user", text)], known=())
-        for text in ("Tell me a story about a fox.", "Why is the sky blue?")
-    ]
+    prompts = [chat.prompt([Message("user", "Tell me a story about a fox.")], known=())]
     work = Profiler(embedded, embedded_drafts, prompts, Sampling(temperature), tokens=32)
     assert [*work.run()][-1] == 1.0 and work.profile is not None
     profile = work.profile

@@ -19,37 +19,6 @@ from tests.service.test_models import ask, fails, loaded, told
 from tests.support.inside import OWNER, local
 
 
-@pytest.mark.soak
-@pytest.mark.model
-def test_the_embedded_models_take_turns(db: Database) -> None:
-    """Target, mid, target in one program; each says what it says in a program of its own."""
-    cpu = Runtime(device="cpu", dtype="float32", threads=1, context_length=512)
-    sources = {name: str(EMBEDDED.with_name(name)) for name in ("target", "mid")}
-
-    def started(db: Database, name: str) -> Session:
-        session = Session(Local(), db)
-        list(session.models.start(sources[name], cpu))
-        return session
-
-    texts = {}
-    for name in sources:
-        with Database() as own:
-            texts[name] = ask(started(own, name), "Tell me a story.").text
-    assert texts["target"] != texts["mid"]
-    session = started(db, "target")
-    assert session.models.demonstration and session.current.info.name == "tiny-chat"
-    assert session.stacks.offered == models.embedded_drafts(sources["target"])
-    old = weakref.ref(loaded(session))
-    assert ask(session, "Tell me a story.").text == texts["target"]
-    told(session, sources["mid"], cpu)
-    assert old() is None, "its memory is free"
-    assert ask(session, "Tell me a story.").text == texts["mid"]
-    assert "does not exist" in fails(session, str(EMBEDDED.with_name("nowhere")), cpu)
-    assert ask(session, "Tell me a story.").text == texts["mid"]
-    told(session, sources["target"], cpu)
-    assert ask(session, "Tell me a story.").text == texts["target"]
-
-
 def gain(session: Session, drafts: list[str]) -> None:
     """Load and profile these draft models, and see that they draft and change no word."""
     session.stacks.load(drafts)

@@ -15,16 +15,15 @@ from engine.decode import decode, never
 from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.hsd.family import Family
-from engine.loaded import LIMIT, Sequences
+from engine.loaded import Sequences
 from engine.methods import method_named
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Generation, Sampling
 from engine.tree import Tree
-from engine.types import Prefill, Step
+from engine.types import Step
 from tests.support.backends import (
     GREEDY,
     Broken,
     Trees,
-    counted,
     gap,
     interleaved,
     prompt_of,
@@ -149,35 +148,6 @@ def test_draft_models_have_a_sequence_per_conversation(
 
 
 # Second turns.
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("model", MODELS, indirect=True)
-def test_five_conversations_prefill_only_their_new_words(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 1,500 tokens each, in turns; what they say is what each says alone, read anew."""
-    warm, wanted = Sequences(), Generation(Sampling(0.7, seed=3), max_tokens=4)
-    texts = {("me", str(number)): text_of(model, 1500, number) for number in range(5)}
-    last: dict[tuple[str, str], list[Step]] = {}
-    for turn in range(3):
-        for key in texts:
-            sequence = warm.get(key, model)
-            fed = counted(model, monkeypatch)
-            prefill, *events = decode(sequence, texts[key], [], wanted, Drafting())
-            monkeypatch.undo()
-            assert isinstance(prefill, Prefill)
-            new = len(texts[key]) - 1 - prefill.reused
-            assert new == (TURN if turn else 1499)
-            last[key] = [event for event in events if isinstance(event, Step)]
-            assert sum(fed) == new + len(last[key]), "counted where they are computed"
-            warm.fit()
-            if turn == 2:
-                assert_lossless(alone(model, texts[key], wanted), last[key])
-            texts[key] += [*ids(last[key]), *text_of(model, TURN, turn)]
-    assert len(warm.warm) == 5 and 5 * 1500 < warm.bytes < LIMIT
-    warm.clear()
-    assert warm.bytes == 0
 
 
 @pytest.mark.model

@@ -2,7 +2,6 @@
 notices, texts and templates."""
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from engine.drafting.databases import Databases
 from engine.errors import ModelError, PromptError
 from engine.hsd.family import Family, check_vocabulary
 from engine.methods import METHODS
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Message
 from tests.support.backends import (
@@ -92,27 +91,6 @@ def test_which_states_are_gone_on_from_with_several_tokens_is_measured(subjects:
     backend.prefill(prompt, never)
     row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
     assert gap(row, backend.alone(prompt)) > 0.1, "one that says so wrongly would be noticed"
-
-
-def test_the_context_can_be_filled_to_its_end(embedded: Any) -> None:
-    backend = embedded.open()
-    backend.info = replace(backend.info, context_length=64)
-    backend.close()
-    prompt, wanted = prompt_of(50), Generation(Sampling(0.7), max_tokens=500)
-    plain = events_of(backend, prompt, wanted)
-    truth = [*prompt, *(token.id for token in tokens_of(plain))]
-    far = Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + 40])])
-    fast = events_of(backend, prompt, wanted, [far], Drafting(nodes=128))
-    assert_lossless(plain, fast)
-    assert fast[-1].finish in ("context", "eos") and len(truth) <= 64
-
-
-def test_the_largest_tree_fits(embedded: Any) -> None:
-    wide = Adversary(lambda tokens: [(token,) for token in range(200)])
-    wanted, prompt = Generation(GREEDY, max_tokens=6), prompt_of(10)
-    fast = events_of(embedded.open(), prompt, wanted, [wide], Drafting(nodes=128))
-    assert fast[0].proposed == {"model": 128}
-    assert_lossless(events_of(embedded.open(), prompt, wanted), fast)
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ async ({ base, patience = 2000, only = null }) => {
     }
   }
   await tried("send a file by form", async () => {
-    const frame = document.body.appendChild(document.createElement("iframe"));
+    // A frame that gets its name later is not found by it: the form would open a window.
+    const frame = document.createElement("iframe");
     frame.name = "target of " + base;
+    document.body.appendChild(frame);
     const form = document.body.appendChild(document.createElement("form"));
     Object.assign(form, { method: "POST", enctype: "multipart/form-data" });
     form.target = frame.name;

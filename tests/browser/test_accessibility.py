@@ -1,14 +1,16 @@
 """What axe-core finds on every tab, light and dark, on a desktop and a phone; that nothing scrolls
 sideways, and that every tab begins at one left edge. A tab that is added is looked at by itself."""
 
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.support.pages import PATIENCE, finished, send, set_number, visit
+from tests.support.pages import DESKTOP, PHONE, finished, fits, send, set_number, visit
 
 pytestmark = pytest.mark.browser
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
@@ -16,7 +18,7 @@ LOOK = """async () => (await axe.run(document, { resultTypes: ["violations"] }))
   .filter((found) => ["serious", "critical"].includes(found.impact))
   .map((found) => [found.id, found.nodes.slice(0, 4).map((node) => node.html.slice(0, 200)
     + " | " + node.failureSummary.split("\\n")[1])])"""
-WIDTHS = {"desktop": (1440, 900), "phone": (390, 844)}
+WIDTHS = {"desktop": DESKTOP, "phone": PHONE}
 QUIET = """() => new Promise((then) => {
   let still = 0;
   const wait = () => { clearTimeout(still); still = setTimeout(done, 400); };
@@ -53,19 +55,22 @@ def problems(page: Page) -> list[Any]:
     return found
 
 
-@pytest.mark.soak(stay=1)
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_serious_is_found_on_any_tab(
-    browser: Browser, address: str, width: str, dark: bool
-) -> None:
-    wide, high = WIDTHS[width]
-    context = browser.new_context(viewport={"width": wide, "height": high}, reduced_motion="reduce")
-    context.set_default_timeout(PATIENCE)
-    theme = "dark" if dark else "light"
-    context.add_init_script(f"localStorage.setItem('strata-theme', '{theme}')")
+@pytest.fixture(params=product(WIDTHS, ("light", "dark")), ids="-".join)
+def seen(
+    request: pytest.FixtureRequest, another: Callable[..., BrowserContext], address: str
+) -> Page:
+    """The page as somebody sees it first, in one of its widths and themes."""
+    width, theme = request.param
+    context = another(viewport=WIDTHS[width], reduced_motion="reduce")
+    context.add_init_script(f"if (location.host) localStorage['strata-theme'] = '{theme}'")
     page = context.new_page()
     visit(page, address)
+    return page
+
+
+@pytest.mark.soak(stay=1)
+def test_nothing_serious_is_found_on_any_tab(seen: Page) -> None:
+    page = seen
     expect(page.locator(".offer")).to_be_visible()
     found = {"first visit": problems(page)}
     page.click(".no-tour")
@@ -76,11 +81,17 @@ def test_nothing_serious_is_found_on_any_tab(
         page.get_by_role("tab", name=name, exact=True).click()
         settle(page)
         found[name] = problems(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= wide, f"{name} is too wide"
-    page.get_by_role("tab", name="Chat", exact=True).click()
+        assert fits(page), f"{name} is too wide"
+    assert {name: each for name, each in found.items() if each} == {}
+
+
+@pytest.mark.soak
+def test_nothing_serious_is_found_in_search_help_tour_and_simple_mode(seen: Page) -> None:
+    page = seen
+    page.click(".no-tour")
     page.keyboard.press("Control+k")
     settle(page)
-    found["search"] = problems(page)
+    found = {"search": problems(page)}
     page.keyboard.press("Escape")
     page.click("#to-help")
     found["help"] = problems(page)
@@ -89,7 +100,6 @@ def test_nothing_serious_is_found_on_any_tab(
     page.keyboard.press("Escape")
     page.click("#mode")
     found["simple mode"] = problems(page)
-    context.close()
     assert {name: each for name, each in found.items() if each} == {}
 
 

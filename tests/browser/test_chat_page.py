@@ -77,9 +77,18 @@ def test_a_message_is_answered_token_by_token_and_found_again(page: Page, addres
     act(page, "Prove it")
     expect(page.locator("#proof .same")).to_contain_text("Identical")
     finished(page)
+    pace, lead = page.locator("#header .pace"), page.locator("#figures .figure.lead")
+    expect(pace).to_contain_text("(by the last proof)")
+    expect(lead).to_contain_text(
+        re.compile("of the whole answer.*; decoding alone|no (draft was|measurable difference)")
+    )
+    proved = pace.inner_text()
     visit(page, address)
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me a short story about a boat.")
     assert answer(page) == text, "a reload shows the conversation as it was"
+    expect(pace).to_have_text(proved)
+    page.click("#new")
+    expect(lead.locator("b")).to_have_text("–")
 
 
 @pytest.mark.soak

@@ -98,6 +98,7 @@ SEARCH_ON_CLICK = """async () => {
 """Clicks on Send; returns among how many components each one is searched that the event needs."""
 
 
+@pytest.mark.soak
 def test_a_click_finds_the_components_that_it_needs_without_a_search(page: Page) -> None:
     page.fill("#box textarea", "Hello")
     sizes = page.evaluate(SEARCH_ON_CLICK)

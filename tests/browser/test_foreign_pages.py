@@ -4,9 +4,7 @@ The browser is told that a foreign name means this machine (`FOREIGN` in tests/s
 page under that name and the program's port is then of the program's own origin.
 """
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from storage.conversations import Conversations
 from storage.database import Database
-from tests.support.pages import FOREIGN, PATIENCE, visit
+from tests.support.pages import FOREIGN, PATIENCE, server, visit
 
 pytestmark = pytest.mark.browser
 SECRET = "A secret conversation"
@@ -53,22 +51,8 @@ def place(address: str, data: Path) -> Place:
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[int]:
     """The port of another web server on this machine."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><body>another page")
-
-        def log_message(self, format: str, *values: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    with server("<!doctype html><body>another page") as (port, _):
+        yield port
 
 
 @pytest.fixture

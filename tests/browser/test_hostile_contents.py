@@ -2,9 +2,7 @@
 what takes too long to format is shown as it is written."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from storage.database import Database
 from storage.imports import FORMAT, VERSION
 from tests.support.hostile import DEFINED, FORMULAS, PAYLOADS, heavy, references
 from tests.support.message_view import READY, draw, message_view
-from tests.support.pages import entry, pictures, set_number, show, visit
+from tests.support.pages import entry, pictures, server, set_number, show, visit
 
 pytestmark = pytest.mark.browser
 ALL = "All of them"
@@ -71,21 +69,8 @@ def view(browser: Browser) -> Iterator[Page]:
 @pytest.fixture
 def canary() -> Iterator[str]:
     """The address of a server that must not be asked for anything."""
-    heard: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            heard.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, format: str, *values: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with server() as (port, heard):
+        yield f"http://127.0.0.1:{port}"
     assert heard == []
 
 

@@ -1,6 +1,5 @@
 """The live figures: told by events while an answer grows, by values else."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ from playwright.sync_api import Page, expect
 from app.web.metrics_panel import panel_values
 from engine.compare import Speedup
 from engine.types import MODEL, TARGET, Prefill, Step, Token
-from tests.support.pages import act, be_exact, finished, send, set_number, settled
 from tests.support.runs import summed
 from tests.web.test_metrics_panel import RUN
 
@@ -166,35 +164,3 @@ def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
     assert figure(page, "First token") == "300 ms | on screen; in the model 1.21 s"
     fire(page, told(RUN[:5], prompt=0.1))
     assert figure(page, "First token") == "114 ms | in the model"
-
-
-def test_an_answer_its_proof_and_a_new_conversation(page: Page) -> None:
-    """The header follows the plain speed; a page that opens later shows the same."""
-    pace, small = page.locator("#header .pace"), page.locator("#figures .figure.lead small")
-    set_number(page, "Max tokens", 60)
-    be_exact(page)
-    send(page, "Tell me a short story about a boat.")
-    finished(page)
-    expect(page.locator("#figures .ended")).to_contain_text("steps")
-    first = r"[\d.]+ m?s \| (on screen; in the model [\d.]+ m?s|in the model)"
-    assert re.fullmatch(first, figure(page, "First token"))
-    assert 1 <= len(columns(page)) <= 64
-    expect(pace).to_contain_text("(by the last answer)")
-    plain = figure(page, "Speed").rpartition(" ")[2]
-    assert pace.inner_text().strip() == f"plain decoding {plain} tokens/s (by the last answer)"
-    act(page, "Prove it")
-    expect(page.locator("#proof .same")).to_contain_text("Identical")
-    expect(small).to_have_text(
-        re.compile("of the whole answer.*; decoding alone|no (draft was|measurable difference)")
-    )
-    expect(pace).to_contain_text("(by the last proof)")
-    proved = pace.inner_text()
-    page.reload()
-    settled(page)
-    expect(pace).to_have_text(proved)
-    page.click("#new")
-    expect(small).to_have_text("of the whole answer")
-    fire(page, told(RUN[:30]))
-    page.click("#new")
-    expect(small).to_have_text("of the whole answer")
-    assert figure(page, "Speed") == "– | tokens/s while writing" and columns(page) == []

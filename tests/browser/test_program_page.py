@@ -1,17 +1,14 @@
 """A program that starts, ends and starts again: a model that comes late, damaged files, a kill,
-guests, and what it says where it cannot start."""
+guests. What it says where it cannot start is in tests/processes/test_environments.py."""
 
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.conftest import EMBEDDED, ROOT
+from tests.conftest import EMBEDDED
 from tests.support.hub import Hub, serving
 from tests.support.pages import (
     LONG,
@@ -156,21 +153,3 @@ def test_guests_log_in_and_are_kept_apart(browser: Browser, tmp_path: Path) -> N
         other.click("#log-out")
         expect(other.get_by_label("password")).to_be_visible()
     end(process)
-
-
-def test_a_busy_port_and_a_bad_folder_are_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        for arguments, words in (
-            (["--port", port, "--data-dir", str(tmp_path)], (port, "--port")),
-            (["--data-dir", str(tmp_path / "file")], ("file",)),
-        ):
-            done = subprocess.run(
-                [sys.executable, "app.py", "--no-browser", *arguments],
-                cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-            )  # fmt: skip
-            assert done.returncode == 2 and "Traceback" not in done.stderr
-            assert all(word in done.stderr for word in words), done.stderr

@@ -29,6 +29,7 @@ def address(server: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             yield url
 
 
+@pytest.mark.soak
 def test_the_page_chats_with_a_server_and_tells_what_it_knows(page: Page) -> None:
     expect(page.locator("#header .facts")).to_contain_text("on the server 127.0.0.1")
     expect(page.locator("#header")).to_contain_text("The server drafts with its databases")

@@ -129,7 +129,7 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
         "document.addEventListener('strata:figures', (e) => figures.push(e.detail)); }"
     )
     sizes = told_by_the_queue(page)
-    answer_at_length(page, 1500, "Databases (hierarchy drafting)")
+    answer_at_length(page, 600, "Databases (hierarchy drafting)")
     with unending(data, owner):
         send(page, LONG)
         until(page, lambda: shown(page) > 1)
@@ -156,14 +156,20 @@ def test_an_answer_grows_in_few_nodes_and_nothing_is_sent_again(
 
 
 def test_an_answer_ends_complete_whether_its_page_is_opened_again_or_closed(
-    context: BrowserContext, page: Page, address: str, complete: Callable[[Page], Stored]
+    context: BrowserContext,
+    page: Page,
+    address: str,
+    data: Path,
+    owner: str,
+    complete: Callable[[Page], Stored],
 ) -> None:
-    long_answer(page, 800)
-    visit(page, address)
-    expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
-    expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
-    early = len(answer(page))
-    page.close()
+    with unending(data, owner):
+        long_answer(page, 200)
+        visit(page, address)
+        expect(page.locator("#tokens .turn.said")).to_have_text(LONG)
+        expect(page.locator("#tokens .turn.answered .tok").nth(2)).to_be_attached()
+        early = len(answer(page))
+        page.close()
     again = context.new_page()
     visit(again, address)
     finished(again)

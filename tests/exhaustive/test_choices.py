@@ -12,6 +12,7 @@ from tests.support.choices import KINDS, SIZES, by_core, by_law, on_device, rows
 ROWS = 4
 
 
+@pytest.mark.soak(stay=23)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 0.2, 0.7, 1.0, 2.0])
 def test_every_way_to_choose_is_the_law(kind: str, temperature: float) -> None:

@@ -1,19 +1,17 @@
 """The promise: whatever drafts, in whatever order, the answer is the plain one, token by token."""
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
 
-from engine.backends.base import Backend, LogitScores
+from engine.backends.base import LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
-from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
 from engine.methods import METHODS, method_named
@@ -22,18 +20,15 @@ from engine.sampling import Floats, choose
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import TIERS, Followers, Message, Prefill, Step
-from tests.conftest import ROOT
 from tests.support.lossless import (
     CUTS,
     ORDERS,
     PROMPT,
-    QUESTIONS,
     TEMPERATURES,
     Adversary,
     Paths,
     Stated,
     assert_lossless,
-    cold,
     curves,
     deep,
     duplicates,
@@ -96,6 +91,7 @@ def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> 
         assert_lossless(plain_toy(wanted), fast)
 
 
+@pytest.mark.soak(stay=28)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("cuts", CUTS, ids=str)
 def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
@@ -121,32 +117,6 @@ def test_the_published_method(temperature: float) -> None:
         assert_lossless(plain_toy(wanted), fast)
         lengths += [len(step.tokens) for step in fast]
     assert max(lengths) == 5, "four drafted tokens and the bonus"
-
-
-@pytest.mark.parametrize("name", ["hd", "hd-published"])
-def test_stop_strings_length_and_context_end_it_at_the_same_token(name: str) -> None:
-    databases, method, ends = warm_toy(), METHODS[name], Counter[str | None]()
-    for temperature in TEMPERATURES:
-        for seed in range(6):
-            text = "".join(t.text for t in tokens_of(plain_toy(generation(temperature, seed))))
-            sampling = Sampling(temperature, seed=seed)
-            for most, context, stop in [
-                (1, 4096, ()),
-                (2, 4096, ()),
-                (17, 4096, ()),
-                (250, 4096, ()),
-                (80, len(PROMPT) + 1, ()),
-                (80, len(PROMPT) + 13, ()),
-                (80, 4096, (text[10:13] or "x",)),
-                (80, 4096, (text[5:6] or "x", text[8:14] or "y")),
-                (80, 4096, ("nowhere", "e")),
-            ]:
-                wanted = Generation(sampling, max_tokens=most, stop=stop)
-                drafters = method.drafters(databases, None, wanted.sampling)
-                fast = events_of(ToyBackend(context), PROMPT, wanted, drafters, method.drafting)
-                assert_lossless(plain_toy(wanted, PROMPT, context), fast)
-                ends[fast[-1].finish] += 1
-    assert min(ends[end] for end in ("length", "context", "stop", "eos")) > 3
 
 
 @pytest.mark.parametrize("obedient", [True, False])
@@ -261,17 +231,6 @@ def test_noise_that_is_poisoned_changes_nothing(
         assert_lossless(plain_toy(wanted), fast)
 
 
-def test_drafting_the_known_answer_accepts_everything() -> None:
-    for temperature in TEMPERATURES:
-        for seed in range(4):
-            wanted = generation(temperature, seed)
-            truth = [*PROMPT, *(t.id for t in tokens_of(plain_toy(wanted)))]
-            fast = events_of(ToyBackend(), PROMPT, wanted, [knowing(truth)], Drafting(nodes=7))
-            assert_lossless(plain_toy(wanted), fast)
-            assert all(step.accepted == step.proposed for step in fast)
-            assert len(fast) == -(-(len(truth) - len(PROMPT)) // 8)
-
-
 def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
     """The gate is not one-way: drafting is tried again, in case it has become worth it. Each time
     it is not, the wait for the next try doubles."""
@@ -301,67 +260,20 @@ def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
     assert plain >= 1 and plain < len(kinds) / 4
 
 
-def test_cancelling_at_every_step_leaves_a_prefix_and_a_usable_cache() -> None:
-    wanted = generation(0.7, 3)
-    plain = plain_toy(wanted)
-    ids = [token.id for token in tokens_of(plain)]
-    for at in range(1, 40):
-        backend, databases = ToyBackend(), warm_toy()
-        left: Iterator[bool] = iter([False] * at + [True] * 999)
-        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        drafting = Drafting(nodes=9)
-        cut = events_of(backend, PROMPT, wanted, drafters, drafting, lambda left=left: next(left))
-        kept = [token.id for token in tokens_of(cut)]
-        assert kept == ids[: len(kept)]
-        if kept == ids:
-            assert_lossless(plain, cut)
-            break
-        assert cut[-1].finish == "cancelled"
-        assert backend.cache == [*PROMPT, *kept][: len(backend.cache)]
-        again = events_of(
-            backend,
-            PROMPT,
-            wanted,
-            METHODS["hd"].drafters(databases, None, wanted.sampling),
-            drafting,
-        )
-        assert_lossless(plain, again)
-    else:
-        pytest.fail("the answer never came to its end")
-
-
-def conversation(
-    backend: Backend,
-    method: str,
-    turns: int,
-    wanted: Generation,
-    costs: CostCurve | None = None,
-) -> list[list[Step]]:
-    """Several turns on one backend with warm tiers; each must equal a cold plain run."""
-    chat, databases = Chat(backend), Databases(statistics=toy_table())
-    messages: list[Message] = []
-    runs = []
-    for turn in range(turns):
-        messages.append(Message("user", f"and the tale of {turn} then"))
-        prompt = chat.prompt(messages)
-        drafters = METHODS[method].drafters(databases, None, wanted.sampling)
-        drafting = METHODS[method].drafting
-        events = list(reply(chat, prompt, drafters, wanted, drafting, never, costs))
-        prefill = events[0]
-        assert isinstance(prefill, Prefill)
-        assert (prefill.reused > 0) == (turn > 0)
-        steps = [event for event in events if isinstance(event, Step)]
-        assert_lossless(cold(backend, prompt, wanted), steps)
-        messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps)) or "-"))
-        runs.append(steps)
-    return runs
-
-
 @pytest.mark.parametrize("method", ["hd", "hd-published"])
 def test_a_warm_conversation_says_what_a_cold_one_does(method: str) -> None:
-    for temperature in TEMPERATURES:
-        for costs in (None, curves()["usual"]):
-            conversation(ToyBackend(), method, 4, generation(temperature, 11, most=40), costs)
+    for temperature, costs in product(TEMPERATURES, (None, curves()["usual"])):
+        wanted, chat = generation(temperature, 11, most=40), Chat(ToyBackend())
+        databases, messages = Databases(statistics=toy_table()), list[Message]()
+        for turn in range(4):
+            messages.append(Message("user", f"and the tale of {turn} then"))
+            prompt, drafting = chat.prompt(messages), METHODS[method].drafting
+            drafters = METHODS[method].drafters(databases, None, wanted.sampling)
+            prefill, *rest = reply(chat, prompt, drafters, wanted, drafting, never, costs)
+            assert isinstance(prefill, Prefill) and (prefill.reused > 0) == (turn > 0)
+            steps = [event for event in rest if isinstance(event, Step)]
+            assert_lossless(events_of(ToyBackend(), prompt, wanted), steps)
+            messages.append(Message("assistant", "".join(t.text for t in tokens_of(steps)) or "-"))
 
 
 def run_hd(wanted: Generation) -> list[Step]:
@@ -414,97 +326,3 @@ def test_a_broken_engine_fails_this_test(
     monkeypatch.setattr(owner, name, broken)
     with pytest.raises(AssertionError):
         assert_lossless(plain, run_hd(wanted))
-
-
-# The same with a real model: the embedded target in float32, the shipped statistics.
-
-STEPS = 40
-
-
-@pytest.fixture(scope="module")
-def warm(embedded):  # type: ignore[no-untyped-def]
-    """The prompts, their plain answers (computed once), and databases that hold past answers."""
-    from storage.statistics import find_table
-
-    table = find_table(embedded.info.tokenizer_fingerprint, ROOT / "assets" / "statistics")
-    assert table is not None, "the shipped statistics are for the embedded model's tokenizer"
-    chat = Chat(embedded)
-    prompts = [tuple(chat.prompt([Message("user", q)], known=())) for q in QUESTIONS]
-
-    @cache
-    def plain(wanted: Generation, number: int) -> list[Step]:
-        embedded.reset()
-        return events_of(embedded, prompts[number], wanted)
-
-    def databases() -> Databases:
-        filled = Databases(statistics=table)
-        for number, prompt in enumerate(prompts):
-            for temperature in (0.0, 0.7):
-                wanted = generation(temperature, 0, STEPS)
-                answer = [t.id for t in tokens_of(plain(wanted, number))]
-                filled.learned.finish([*prompt, *answer], len(answer))
-        return filled
-
-    yield prompts, plain, databases
-    table.close()
-    embedded.reset()
-
-
-@pytest.fixture(scope="module")
-def measured(embedded) -> CostCurve:  # type: ignore[no-untyped-def]
-    """The embedded model's own cost curve. Tests take copies: else what one draft was worth
-    would keep the next from drafting."""
-    curve = measure_costs(embedded, seconds=0.3)
-    embedded.reset()
-    return curve
-
-
-@pytest.mark.soak(stay=3)
-@pytest.mark.model
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
-def test_embedded_every_subset_and_order(embedded, warm, measured, order) -> None:  # type: ignore[no-untyped-def]
-    prompts, plain, databases = warm
-    filled, accepted = databases(), 0
-    number = ORDERS.index(order)
-    drafting = Drafting(tiers=order)
-    method, costs = method_named("hd", drafting), [None, measured.copy()][number // 2 % 2]
-    for number, temperature in enumerate(TEMPERATURES):
-        wanted = generation(temperature, number, STEPS)
-        prompt, drafters = prompts[number % 2], method.drafters(filled, None, wanted.sampling)
-        fast = events_of(embedded, prompt, wanted, drafters, drafting, costs=costs)
-        assert_lossless(plain(wanted, number % 2), fast)
-        accepted += sum(sum(step.accepted.values()) for step in fast)
-    assert accepted > 0 or costs is not None, "by measured costs, drafts need not pay"
-
-
-@pytest.mark.soak(stay=2)
-@pytest.mark.model
-@pytest.mark.parametrize("name", ["hd", "hd-published"])
-@pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)
-def test_embedded_methods_with_cuts(embedded, warm, name, cuts) -> None:  # type: ignore[no-untyped-def]
-    prompts, plain, databases = warm
-    filled = databases()
-    for seed, temperature in ((2, 0.7), (3, 1.0)):
-        wanted = generation(temperature, seed, STEPS, **cuts)
-        drafters = METHODS[name].drafters(filled, None, wanted.sampling)
-        fast = events_of(embedded, prompts[0], wanted, drafters, METHODS[name].drafting)
-        assert_lossless(plain(wanted, 0), fast)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_embedded_knowing_the_answer_accepts_everything(embedded, warm, temperature) -> None:  # type: ignore[no-untyped-def]
-    prompts, plain, _ = warm
-    wanted = generation(temperature, 0, STEPS)
-    truth = [*prompts[0], *(t.id for t in tokens_of(plain(wanted, 0)))]
-    fast = events_of(embedded, prompts[0], wanted, [knowing(truth)])
-    assert_lossless(plain(wanted, 0), fast)
-    assert all(step.accepted == step.proposed for step in fast)
-
-
-@pytest.mark.model
-def test_embedded_a_warm_conversation_says_what_a_cold_one_does(embedded, measured) -> None:  # type: ignore[no-untyped-def]
-    embedded.reset()
-    for temperature in (0.0, 1.0):
-        embedded.reset()
-        conversation(embedded, "hd", 3, generation(temperature, 5, 24), measured.copy())

@@ -314,6 +314,7 @@ def test_the_likeliest_tokens_are_told_at_each_place_and_change_nothing(engine: 
         assert dict(token.likeliest).get(token.id, token.probability) == token.probability
 
 
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize(
     "request_", [asking(messages=()), asking(messages=(Message("user", "x" * 9000),))]
 )
@@ -362,6 +363,7 @@ def test_without_a_conversation_there_is_no_log(engine: Engine, store: Store) ->
     assert not store.database.execute_read("SELECT * FROM contexts")
 
 
+@pytest.mark.soak(stay=1)
 def test_an_owner_draws_nothing_from_another(engine: Engine) -> None:
     run(engine, asking())
     other = run(engine, asking("model", owner="other"))
@@ -424,7 +426,7 @@ def measuring(method: str = "hd", **named: Any) -> Request:
     return asking(method, measured=Measured(**named), conversation="c")
 
 
-@pytest.mark.soak(stay=4)
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("method", DATABASES)
 def test_a_measured_run_starts_from_nothing_and_leaves_no_trace(
     engine: Engine, store: Store, method: str
@@ -540,6 +542,7 @@ def test_another_model_takes_the_place_of_the_loaded_one_and_everyone_is_told(
     assert of(Started, run(engine, asking()))[0].info == state.info
 
 
+@pytest.mark.soak(stay=1)
 def test_a_load_stops_the_answer_under_way(slow: Engine) -> None:
     _, items = begun(slow)
     loading = slow.load(Load("other"))

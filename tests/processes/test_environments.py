@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.soak(stay=1)
 START = "import sys; from app.cli import main; sys.exit(main(sys.argv[1:]))"
 NO_USER = """
 import pwd
@@ -52,6 +51,7 @@ def started(
         return said, process.stderr.read(), None
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("environment", "options", "before"),
     [
@@ -78,6 +78,7 @@ def test_the_page_opens(
     assert "Traceback" not in errors and said.startswith("Strata is ready at http://")
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize(
     ("environment", "options", "before", "words"),
     [

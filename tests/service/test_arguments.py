@@ -4,6 +4,7 @@ import io
 import json
 import os
 import runpy
+import socket
 from collections.abc import Callable
 from dataclasses import fields
 from errno import ENOSPC
@@ -15,6 +16,7 @@ import pytest
 from app import build_statistics
 from app.arguments import KeysOptions, folder_of, is_local, parse, parse_keys
 from app.cli import importing, main, prepare_environment, tell_of_keys
+from app.http.access import pick_port
 from engine.backends import fast_path
 from engine.errors import ModelError, SettingError
 from engine.models import loaders
@@ -291,3 +293,10 @@ def test_a_server_for_others_without_a_key_says_what_to_do(
     ApiKeys(db).make("one")
     tell_of_keys(options, db)
     assert capsys.readouterr().err == ""
+
+
+def test_a_busy_port_is_told_with_the_option_that_chooses_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingError, match=f":{port} cannot be listened on: .*--port"):
+            pick_port("127.0.0.1", port)

@@ -11,14 +11,14 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.toy import ToyBackend, deviating
 from engine.engine import Load
-from engine.errors import Cancelled, EngineDied, ModelError, PromptError, StorageError
+from engine.errors import Cancelled, EngineDied, ModelError, PromptError
 from engine.local import Local
 from engine.methods import METHODS
 from engine.metrics import summarise
 from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.settings import Generation, Sampling
-from engine.types import Part, Prefill, Run
+from engine.types import Run
 from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
@@ -450,17 +450,3 @@ def test_a_question_without_an_answer_is_answered(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, QUESTION)
     go_on(session, conversation, wanted(20))
     same(session, conversation, wanted(20))
-
-
-def test_only_the_owner_can_have_it_go_on(session: Session) -> None:
-    conversation, _ = ask(session, wanted(20))
-    before = stored(session, conversation)
-    with pytest.raises(StorageError, match="There is no conversation"):
-        session.chat.go_on("guest:x", conversation)
-    run_id = before[0].run_id or ""
-    part, last = Part(9, "hd", "toy", "toy", {}, Prefill(0, 0)), before[1].steps[-1]
-    theirs = Traces(session.database, "guest:x")
-    for reach in (lambda: theirs.prompt(run_id), lambda: theirs.go_on(run_id, last, part)):
-        with pytest.raises(StorageError, match="There is no run"):
-            reach()
-    assert stored(session, conversation) == before

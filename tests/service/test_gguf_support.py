@@ -70,7 +70,10 @@ class Pip:
 
 
 @pytest.fixture
-def pip(tmp_path: Path) -> Pip:
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
+    """A program that a shell starts in the background ignores interrupts, and so do those that it
+    starts: what is stopped would be waited for."""
+    monkeypatch.setattr(gguf_support, "GRACE", 0.1)
     return Pip(tmp_path)
 
 
@@ -188,11 +191,7 @@ def running(
 
 @pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("ignore", ["", DEAF])
-def test_a_stop_ends_all_that_was_started(
-    ignore: str, pip: Pip, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if ignore:
-        monkeypatch.setattr(gguf_support, "GRACE", 0.1)
+def test_a_stop_ends_all_that_was_started(ignore: str, pip: Pip) -> None:
     support = pip.support(WAITS.format(ignore=ignore))
     job, *started = running(support)
     assert soon(lambda: started[0].nice() >= gguf_support.POLITE), "it gives way to the chat"

@@ -237,16 +237,6 @@ def knowing(truth: Sequence[int], ahead: int = 7) -> Adversary:
     return Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + ahead])])
 
 
-def cold(backend: Backend, prompt: Sequence[int], wanted: Generation) -> list[Step]:
-    if isinstance(backend, ToyBackend):
-        return events_of(ToyBackend(), prompt, wanted)
-    from engine.backends.transformers import TransformersBackend
-
-    assert isinstance(backend, TransformersBackend)
-    other = TransformersBackend(backend.model, backend.tokenizer, backend.info)
-    return events_of(other, prompt, wanted)
-
-
 QUESTIONS = (
     "Tell me a story about a fox who wanted to learn how to swim.",
     "Explain in simple words why the sky is blue.",

@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -155,6 +157,30 @@ def chromium() -> Iterator[Browser]:
         opened = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield opened
         opened.close()
+
+
+@contextmanager
+def server(page: str = "") -> Iterator[tuple[int, list[str]]]:
+    """A web server on this machine with this page wherever it is asked, or with none: its port, and
+    what was asked for."""
+    heard: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.path)
+            self.send_response(200 if page else 404)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Says nothing."""
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+    yield made.server_port, heard
+    made.shutdown()
+    made.server_close()
 
 
 @contextmanager

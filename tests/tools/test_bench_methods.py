@@ -139,13 +139,3 @@ def test_a_run_measures_what_was_planned_and_its_rivals(
         assert forwards > 1 or (whole[name] or 0.0) <= 1 >= (alone[name] or 0.0)
     assert set(record["differing_answers"].values()) == {0}
     assert any(f"planned: {record['planned']}" in row for row in table)
-
-
-@pytest.mark.soak
-@pytest.mark.model
-def test_the_speed_command_knows_stacks(capsys: pytest.CaptureFixture[str]) -> None:
-    methods = ["plain", "hsd", "single:small", "hsd:small@2/mid@3", "hd+hsd:mid"]
-    assert main(["speed", *STACK, "--methods", ",".join(methods)]) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert list(record["methods"]) == methods and record["drafts"] == ["small", "mid"]
-    assert all(figures["identical"] for figures in record["methods"].values())

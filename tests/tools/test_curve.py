@@ -27,6 +27,7 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
     assert way.row(256, {0: 2.0})["off"] is None
 
 
+@pytest.mark.soak
 @pytest.mark.model
 def test_a_model_is_timed_after_texts_of_several_lengths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 RUN = ("gpu", "--prompts", "random", "--limit", "2", "--max-new-tokens", "6", "--lengths", "30")
 
 
+@pytest.mark.soak
 def test_both_ways_are_measured_and_compared(
     captured: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,7 @@ def test_the_speed_of_a_gguf_file_with_its_peers_ends_in_one_json_line(
     assert figures["hd"]["over_best_peer"] == figures["hd"]["tokens_per_second"] / best
 
 
+@pytest.mark.soak
 @pytest.mark.gguf
 @pytest.mark.model
 def test_a_file_of_the_same_weights_is_decoded_next_to_a_model(

@@ -6,6 +6,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 ENGINE, STORAGE = (sorted((ROOT / name).rglob("*.py")) for name in ("engine", "storage"))
@@ -188,3 +190,19 @@ def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> N
         f"{REPORT}"
     )
     assert heavy_imports(code) == ("[]", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import app.cli, app.api.routes, app.service.session, app.service.models",
+        "import app.vllm.proposer",
+        "from app.cli import main\ntry: main(['vllm', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
+    heavy = sorted(HEAVY | INTERFACE | {"huggingface_hub", "vllm"})
+    report = f"import sys\nprint([name for name in {heavy!r} if name in sys.modules])"
+    said, errors = heavy_imports(f"{code}\n{report}")
+    assert said.splitlines()[-1] == "[]" and errors == ""
+    assert ("--tensor-parallel" in said) == ("--help" in code)

@@ -3,8 +3,6 @@
 import json
 import shlex
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -170,13 +168,3 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
     assert soon(lambda: queue.running is None)
     # It is counted a moment after the model is free.
     assert soon(lambda: said('finished_reason="abort"', 1))
-
-
-def test_the_api_needs_no_gradio_to_be_imported() -> None:
-    code = (
-        "import sys\n"
-        "import app.cli, app.api.routes, app.service.session\n"
-        "print([n for n in ('gradio', 'plotly', 'torch', 'transformers') if n in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

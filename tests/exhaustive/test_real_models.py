@@ -1,4 +1,5 @@
-"""The promise for GGUF models: whatever drafts, the answer is the plain one, token by token."""
+"""The promise on real models, of either library: whatever drafts, the answer is the plain one,
+token by token. The models are the embedded family in float32."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from bench.measure import divergences
-from engine.backends.base import Backend
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
@@ -44,7 +44,7 @@ from tests.support.lossless import (
 from tests.support.replies import reply
 from tests.unit.test_stack import FIXED, drafted_by_models, ids, stack_of, stacked
 
-pytestmark = pytest.mark.gguf
+pytestmark = [pytest.mark.model, pytest.mark.gguf]
 STEPS = 40
 DRAWS = [(0.0, 0), (0.7, 1), (0.7, 2), (1.0, 3), (1.0, 4)]
 """Temperatures and seeds."""
@@ -52,10 +52,10 @@ DRAWS = [(0.0, 0), (0.7, 1), (0.7, 2), (1.0, 3), (1.0, 4)]
 
 class Subject:
     """A model, its prompts, its plain answers (each computed once in an empty cache), and databases
-    that hold past answers."""
+    that hold past answers; draft models, and the model once more, with a cache of its own."""
 
-    def __init__(self, backend: Any, table: Any) -> None:
-        self.backend, self.table = backend, table
+    def __init__(self, backend: Any, table: Any, drafts: Any = None, twin: Any = None) -> None:
+        self.backend, self.table, self.drafts, self.twin = backend, table, drafts, twin
         chat = Chat(backend)
         self.prompts = [tuple(chat.prompt([Message("user", q)], known=())) for q in QUESTIONS]
         self.plain = cache(self.decoded)
@@ -81,20 +81,34 @@ def table(gguf_target: Any) -> Iterator[Any]:
     from storage.statistics import find_table
 
     found = find_table(gguf_target.info.tokenizer_fingerprint, ROOT / "assets" / "statistics")
-    assert found is not None, "the shipped statistics are for the GGUF file's tokenizer as well"
+    assert found is not None, "the shipped statistics are for both tokenizers"
     yield found
     found.close()
 
 
-@pytest.fixture(scope="module")
-def subject(gguf_target: Any, table: Any) -> Subject:
-    return Subject(gguf_target, table)
+@pytest.fixture(scope="module", params=["llama.cpp", "transformers"])
+def subject(
+    request: pytest.FixtureRequest,
+    table: Any,
+    gguf_target: Any,
+    gguf_files: dict[str, Path],
+    gguf_drafts: dict[str, Any],
+    embedded: Any,
+    embedded_drafts: dict[str, Any],
+) -> Iterator[Subject]:
+    """`soak(stay=2)` keeps a case of each, `soak(stay=1)` one of llama.cpp."""
+    if request.param == "llama.cpp":
+        twin = opened_gguf(gguf_files["target-F32"])
+        found = Subject(gguf_target, table, gguf_drafts, twin)
+    else:
+        twin = type(embedded)(embedded.model, embedded.tokenizer, embedded.info)
+        found = Subject(embedded, table, embedded_drafts, twin)
+    yield found
+    found.backend.reset()
 
 
-@pytest.fixture(scope="module")
-def twin(gguf_files: dict[str, Path]) -> Any:
-    """The target once more, with a cache of its own."""
-    return opened_gguf(gguf_files["target-F32"])
+of_llamacpp = pytest.mark.parametrize("subject", ["llama.cpp"], indirect=True)
+"""For what only a GGUF model has."""
 
 
 def accepted(steps: Sequence[Step]) -> int:
@@ -104,8 +118,7 @@ def accepted(steps: Sequence[Step]) -> int:
 # The databases.
 
 
-@pytest.mark.soak(stay=2)
-@pytest.mark.grid(1)
+@pytest.mark.soak(stay=4)
 @pytest.mark.parametrize("own", [0, 1], ids=["some draws", "other draws"])
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: int) -> None:
@@ -122,7 +135,6 @@ def test_every_subset_and_order(subject: Subject, order: tuple[str, ...], own: i
 
 
 @pytest.mark.soak(stay=2)
-@pytest.mark.grid(1)
 @pytest.mark.parametrize("cuts", [{"top_k": 20}, {"top_p": 0.8, "min_p": 0.05}, {}], ids=str)
 @pytest.mark.parametrize("name", ["hd", "hd-published", "lookup", "rest"])
 def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, float]) -> None:
@@ -138,10 +150,10 @@ def test_every_method_with_cuts(subject: Subject, name: str, cuts: dict[str, flo
 
 @pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("costs", ["free", "usual", "jumps", "never", "measured"])
-def test_whatever_a_forward_costs(subject: Subject, twin: Any, costs: str) -> None:
+def test_whatever_a_forward_costs(subject: Subject, costs: str) -> None:
     """Also by the model's own curve, which what is observed goes on correcting."""
     filled, drafting = subject.databases(), Drafting()
-    curve = curves()[costs] if costs != "measured" else measure_costs(twin, seconds=0.3)
+    curve = curves()[costs] if costs != "measured" else measure_costs(subject.twin, seconds=0.3)
     for number, (temperature, seed) in enumerate(DRAWS[::2]):
         wanted, which = generation(temperature, seed, STEPS), number % 2
         prompt, drafters = subject.prompts[which], METHODS["hd"].drafters(filled)
@@ -184,6 +196,7 @@ def test_adversarial_drafters_change_nothing(
 # What a run may be cut by.
 
 
+@pytest.mark.soak(stay=1)
 def test_stop_strings_and_length_end_it_at_the_same_token(subject: Subject) -> None:
     filled, ends = subject.databases(), Counter[str | None]()
     for temperature, seed in DRAWS[::2]:
@@ -211,7 +224,11 @@ def test_the_context_can_be_filled_to_its_end(
     gguf_files: dict[str, Path], subject: Subject, length: int
 ) -> None:
     """By drafts that reach far beyond it, and by a prompt that leaves room for one token."""
-    backend = opened_gguf(gguf_files["target-F32"], context_length=length)
+    if subject.backend.info.kind == "transformers":
+        backend = subject.twin.open()
+        backend.info = replace(backend.info, context_length=length)
+    else:
+        backend = opened_gguf(gguf_files["target-F32"], context_length=length)
     assert backend.info.context_length == length
     wanted = generation(0.7, 1, 500)
     whole = subject.truth(generation(0.7, 1, length), 0)
@@ -226,6 +243,7 @@ def test_the_context_can_be_filled_to_its_end(
             assert accepted(fast) > 0 or start > length - 3
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_what_was_cancelled_goes_on_as_if_it_had_not_been(
     subject: Subject, temperature: float
@@ -251,11 +269,10 @@ def test_what_was_cancelled_goes_on_as_if_it_had_not_been(
 # Conversations.
 
 
-def talk(
-    backend: Any, other: Backend, drafters_for: Callable[[Sampling], Sequence[Drafter]], seed: int
-) -> int:
+def talk(subject: Subject, drafters_for: Callable[[Sampling], Sequence[Drafter]], seed: int) -> int:
     """Turns in a warm cache, one with a stop string and one after an edit of what was said; each
     must be what the same model says in an empty cache. How much of the drafts was kept."""
+    backend, other = subject.backend, subject.twin
     backend.reset()
     chat, messages, kept = Chat(backend), list[Message](), 0
     for turn, temperature in enumerate((0.0, 0.7, 1.0, 0.7)):
@@ -275,12 +292,12 @@ def talk(
     return kept
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("name", ["hd", "hd-published", "lookup"])
-def test_a_conversation_says_what_cold_runs_say(subject: Subject, twin: Any, name: str) -> None:
+def test_a_conversation_says_what_cold_runs_say(subject: Subject, name: str) -> None:
     filled = subject.databases()
     for seed in (2, 5):
-        assert talk(subject.backend, twin, lambda _: METHODS[name].drafters(filled), seed) > 0
+        assert talk(subject, lambda _: METHODS[name].drafters(filled), seed) > 0
 
 
 # Draft models: of either kind, below targets of either kind.
@@ -291,10 +308,10 @@ def plain_of(backend: Any, prompt: Sequence[int], wanted: Generation) -> list[St
     return events_of(backend, prompt, wanted)
 
 
-@pytest.mark.soak(stay=1)
+@pytest.mark.soak(stay=2)
 @pytest.mark.parametrize("plan", [{"small": 4}, {"mid": 3}, {"small": 4, "mid": 6}], ids="/".join)
-def test_stacks(subject: Subject, gguf_drafts: dict[str, Any], plan: dict[str, int]) -> None:
-    models, drafted = {name: gguf_drafts[name] for name in plan}, 0
+def test_stacks(subject: Subject, plan: dict[str, int]) -> None:
+    models, drafted = {name: subject.drafts[name] for name in plan}, 0
     for number, (temperature, seed) in enumerate(DRAWS):
         wanted, which = generation(temperature, seed, STEPS), number % 2
         stack = stack_of(models, [*plan.values()], wanted.sampling)
@@ -304,8 +321,8 @@ def test_stacks(subject: Subject, gguf_drafts: dict[str, Any], plan: dict[str, i
     assert drafted > 20
 
 
+@of_llamacpp
 @pytest.mark.soak
-@pytest.mark.model
 def test_stacks_of_both_kinds_of_models(
     subject: Subject, embedded: Any, embedded_drafts: dict[str, Any], gguf_drafts: dict[str, Any]
 ) -> None:
@@ -334,38 +351,39 @@ def test_stacks_of_both_kinds_of_models(
     "plan",
     ["hd+hsd:small@4/mid@6", "hsd:databases/small@5", "hd+hsd:databases/small@4", "single:mid"],
 )
-def test_conversations_with_databases_and_stacks(
-    subject: Subject, twin: Any, gguf_drafts: dict[str, Any], plan: str
-) -> None:
+def test_conversations_with_databases_and_stacks(subject: Subject, plan: str) -> None:
     """Databases beside the stack and below it; all caches go on from turn to turn."""
-    family = Family(subject.backend, gguf_drafts, made_up(["small", "mid", "target-F32"]))
+    profile = made_up(["small", "mid", subject.backend.info.name])
+    family = Family(subject.backend, subject.drafts, profile)
     method, filled = method_named(plan, FIXED), subject.databases()
 
     def drafters(sampling: Sampling) -> Sequence[Drafter]:
         return method.drafters(filled, family, sampling)
 
-    assert talk(subject.backend, twin, drafters, 5) > 0
+    assert talk(subject, drafters, 5) > 0
 
 
+@pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_target_as_its_own_draft_model_is_always_right(
-    subject: Subject, twin: Any, temperature: float
+    subject: Subject, temperature: float
 ) -> None:
     wanted = generation(temperature, 5, 48)
-    stack = stack_of({"twin": twin}, [5], wanted.sampling)
+    stack = stack_of({"twin": subject.twin}, [5], wanted.sampling)
     fast = events_of(subject.backend, subject.prompts[0], wanted, [stack], FIXED)
     assert_lossless(subject.plain(wanted, 0), fast)
     assert all(step.accepted == step.proposed for step in fast)
     assert len(fast) == -(-len(tokens_of(fast)) // 6) > 1
 
 
+@pytest.mark.soak(stay=1)
 def test_rejection_says_the_same_at_temperature_0_and_repeats_itself_above(
-    subject: Subject, gguf_drafts: dict[str, Any]
+    subject: Subject,
 ) -> None:
     drafting, texts = Drafting(rule="rejection", budget="fixed"), []
     for temperature in (0.0, 0.7, 0.7):
         wanted = generation(temperature, 5, STEPS)
-        top = stacked(gguf_drafts, (4, 6), wanted.sampling, "rejection")[-1]
+        top = stacked(subject.drafts, (4, 6), wanted.sampling, "rejection")[-1]
         prompt = subject.prompts[0]
         texts.append(events_of(subject.backend, prompt, wanted, [Stack(top, 2.0, 0.0)], drafting))
     assert_lossless(subject.plain(generation(0.0, 5, STEPS), 0), texts[0])
@@ -392,16 +410,16 @@ class Scored:
 @pytest.mark.soak
 @pytest.mark.parametrize("leaves", [1, 2, 5])
 def test_a_limit_of_branches_is_kept_to(
-    subject: Subject, gguf_drafts: dict[str, Any], monkeypatch: pytest.MonkeyPatch, leaves: int
+    subject: Subject, monkeypatch: pytest.MonkeyPatch, leaves: int
 ) -> None:
     """By the target and by a draft model that databases draft for."""
     wanted = [generation(temperature, seed, STEPS) for temperature, seed in DRAWS[::2]]
     plain = [subject.plain(each, number % 2) for number, each in enumerate(wanted)]
-    backend, small = subject.backend, gguf_drafts["small"]
+    backend, small = subject.backend, subject.drafts["small"]
     for model in (backend, small):
         monkeypatch.setattr(model, "info", replace(model.info, leaves=leaves))
     watched, below = Scored(backend, monkeypatch), Scored(small, monkeypatch)
-    family = Family(backend, {"small": small}, made_up(["small", "target-F32"]))
+    family = Family(backend, {"small": small}, made_up(["small", backend.info.name]))
     for name in ("hd", "hd-published", "hsd:databases/small@5", "hd+hsd:small@4"):
         filled, kept = subject.databases(), 0
         method = METHODS[name] if name in METHODS else method_named(name, FIXED)
@@ -493,14 +511,14 @@ def confused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "score", broken)
 
 
+@of_llamacpp
 @pytest.mark.parametrize("broken", [forgetful, confused])
 def test_a_broken_backend_fails_these_tests(
     subject: Subject,
-    twin: Any,
     monkeypatch: pytest.MonkeyPatch,
     broken: Callable[[Any, pytest.MonkeyPatch], None],
 ) -> None:
-    wanted, prompt = generation(0.7, 1, STEPS), subject.prompts[0]
+    wanted, prompt, twin = generation(0.7, 1, STEPS), subject.prompts[0], subject.twin
     plain, truth = subject.plain(wanted, 0), subject.truth(wanted, 0)
 
     def say(tokens: Sequence[int]) -> Paths:
@@ -514,6 +532,7 @@ def test_a_broken_backend_fails_these_tests(
     twin.reset()
 
 
+@pytest.mark.soak(stay=1)
 def test_events_are_those_of_any_backend(subject: Subject) -> None:
     wanted = generation(0.0, 0, 3)
     events = list(decode(subject.backend, subject.prompts[0], [], wanted, Drafting()))
