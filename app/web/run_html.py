@@ -129,8 +129,12 @@ def waiting_line(waiting: Waiting) -> str:
     return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
 
 
-def proof_line(proof: Proof) -> str:
-    """The progress of the reruns of an answer, then their outcome."""
+EXACT = " The logits of this model have the same bits with and without drafts."
+"""Said of models that are `exact`."""
+
+
+def proof_line(proof: Proof, exact: bool = False) -> str:
+    """The progress of the reruns of an answer, then their outcome. `exact` is that of the model."""
     found, reruns = proof.verdict, proof.reruns
     if found is None or reruns is None:
         how = "plainly" if proof.running == PLAIN.name else "with drafts"
@@ -150,7 +154,7 @@ def proof_line(proof: Proof) -> str:
     return (
         f'<div class="verdict same"><b>Identical</b>: {whole}. Decoded again {often}: '
         f"plain {milliseconds(reruns.plain_seconds)}, with drafts {milliseconds(reruns.seconds)}; "
-        f"{gained(proof.speedup, 'speedup of the whole answer')}.</div>"
+        f"{gained(proof.speedup, 'speedup of the whole answer')}.{EXACT if exact else ''}</div>"
     )
 
 

@@ -15,7 +15,7 @@ from app.service.session import Session
 from app.web import header, layout, models_html, run_html
 from app.web.markup import times
 from app.web.metrics_panel import NO_GAIN, pace, panel_values
-from app.web.run_html import proof_line, title_of
+from app.web.run_html import EXACT, proof_line, title_of
 from app.web.stream import AnswerEvents
 from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack, welcome
 from app.web.tabs.settings import methods, usable
@@ -138,7 +138,10 @@ def test_verdicts_raise_no_false_alarm(
     pair = (timed("plain", 97), timed("hsd", 97 if identical else 98))
     progress = Progress((pair,), 0, None, same_text=same_text)
     found = compare.banner(session, progress, 1)
-    assert words in found and kind in found
+    assert words in found and kind in found and EXACT not in found
+    engine = local(session)
+    engine.loaded.backend.info = replace(engine.loaded.backend.info, exact=True)
+    assert (EXACT in compare.banner(session, progress, 1)) == identical
     assert ("1.00×" in found) == (identical or not same_text)
     verdict = Verdict(identical, 1, 0 if identical else 1, EVIL, EVIL)
     found_again = Reruns(9, 4, 1.0, 1.0, (1.0, 1.0), Speedup(1.0, 1.0))
@@ -176,7 +179,7 @@ def test_a_proof_says_how_sure_it_is(speedup: Speedup, words: str, title: str) -
     proof = Proof(1, "hd", Verdict(True, 1), reruns, run, run, run)
     line = proof_line(proof)
     assert "9 times each way, in turn: plain 120.0 ms, with drafts 85.0 ms; " in line
-    assert words in line
+    assert words in line and EXACT not in line and EXACT in proof_line(proof, exact=True)
     shown = panel_values(summarise(run), run.steps, proof.speedup)
     assert shown["n"] == title and shown["h"][1] == times(speedup.whole)
 

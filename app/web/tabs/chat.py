@@ -215,7 +215,8 @@ class Chat(ChatView):
                 if isinstance(proof, Waiting):
                     yield {self.proof: waiting_line(proof)}
                 else:
-                    yield {self.proof: proof_line(proof), **self.proven(proof)}
+                    exact = self.session.current.info.exact
+                    yield {self.proof: proof_line(proof, exact), **self.proven(proof)}
         except Exception as error:
             warn(explained(error))
             yield {self.proof: ""}

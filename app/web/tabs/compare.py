@@ -19,6 +19,7 @@ from app.web.kit import Tab, Updates, explained, grid, html, notify_errors, show
 from app.web.markup import DASH, milliseconds, times
 from app.web.metrics_panel import steps_known
 from app.web.run_html import (
+    EXACT,
     LEFT_AND_RIGHT,
     PLAIN_AND_DRAFTS,
     another_text,
@@ -231,9 +232,10 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
     if other is not None:
         return another_text(other, speed)
     count = len(progress.pairs[-1][LEFT].tokens)
+    exact = EXACT if session.current.info.exact and not progress.foreign else ""
     return (
         f'<div class="verdict same"><b>Identical</b>: all {count:,} tokens in '
-        f"{len(progress.pairs)} of {repeats} repeats ({speed}).</div>"
+        f"{len(progress.pairs)} of {repeats} repeats ({speed}).{exact}</div>"
     )
 
 
