@@ -344,6 +344,11 @@ class Traces:
         query = f"SELECT count(*) FROM runs WHERE {MATCHING}"
         return int(self._db.execute_read(query, self._values(chosen))[0][0])
 
+    def matches(self, run_id: str, chosen: Filter) -> bool:
+        """Whether a run is one of those of a filter."""
+        query = f"SELECT 1 FROM runs WHERE {MATCHING} AND id = :id"
+        return bool(self._db.execute_read(query, {**self._values(chosen), "id": run_id}))
+
     def trend(self, chosen: Filter = ALL) -> list[Mark]:
         """The speeds of the runs of a filter, oldest first: about `steps.POINTS` points each for
         plain and drafted runs, shared among the models. A point never mixes two models."""

@@ -214,12 +214,11 @@ class Diagnostics(Tab):
             guard=REFRESH,
         )
         for each in chosen:
-            # A dropdown triggers its event twice for one choice. The second event may arrive after
-            # the user has opened a run, which it would close.
+            # A dropdown triggers its event twice for one choice.
             self.on(
                 each.input,
                 self.filter,
-                chosen,
+                [self.shown, *chosen],
                 filtered,
                 mode="always_last",
                 guard=newest([each, *filtered]),
@@ -336,11 +335,14 @@ class Diagnostics(Tab):
         drafted = next((run for run in runs if run.method != "plain"), runs[0] if runs else None)
         return self.opened(store, drafted.id if drafted else None)
 
-    def filter(self, owner: str, *chosen: str) -> Updates:
-        """Apply other filters: show their first page, their charts and their newest run."""
+    def filter(self, owner: str, shown: str | None, *chosen: str) -> Updates:
+        """Apply other filters: show their first page, their charts, and their newest run unless the
+        open one is among theirs."""
         store, filters = self.store(owner), filter_of(*chosen)
         updates = {**self.listed(store, filters, 0), **self.all_runs(store, filters)}
-        return {**updates, **self.open_or_newest(store, filters, None)}
+        if shown is not None and not store.matches(shown, filters):
+            shown = None
+        return {**updates, **self.open_or_newest(store, filters, shown)}
 
     def turn(self, pages: int, owner: str, start: int, *chosen: str) -> Updates:
         """Turn `pages` pages of the list, forwards or backwards."""
