@@ -35,6 +35,8 @@ layers that keep a state, or positions with several parts."""
 NEXTN = "nextn_predict_layers"
 MOST = 1 << 20
 """The most entries of a valid header."""
+MOST_SIZES = 4
+"""The most dimensions of a tensor."""
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of the values of headers, by type; 8 is a text, 9 a list."""
 NUMBERS = {
@@ -210,6 +212,8 @@ def header_of(path: Path, state: tuple[int, int]) -> Header:
         for _ in range(size):
             name, at = text(data, at)
             sizes = struct.unpack_from("<I", data, at)[0]
+            if sizes > MOST_SIZES:
+                raise ValueError(f"a tensor of {sizes} dimensions")
             shape = struct.unpack_from(f"<{sizes}Q", data, at + 4)
             kind, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * sizes)
             at += 16 + 8 * sizes
