@@ -98,6 +98,29 @@ SEARCH_ON_CLICK = """async () => {
 """Clicks on Send; returns among how many components each one is searched that the event needs."""
 
 
+TRIGGERS = """async () => {
+  const names = performance.getEntriesByType("resource").map(({ name }) => name);
+  const { AppTree } = await import(names.find((name) => /\\/core-[^/]+\\.js$/.test(name)));
+  const events = [
+    { targets: [[1, "click"], [1, "change"], [2, "select"]] },
+    { targets: [[1, null], [1, "blur"], [2, "input"]] },
+    { targets: [] },
+    { targets: [[1, "submit"]] },
+  ];
+  const attached = (id) => {
+    const node = { id, props: { shared_props: {} } };
+    return AppTree.prototype.find_attached_events(node, events).props.shared_props.attached_events;
+  };
+  return [1, 2, 3].map(attached);
+}"""
+"""What three components trigger, by a page's own tree."""
+
+
+@pytest.mark.soak
+def test_a_component_knows_what_it_triggers(page: Page) -> None:
+    assert page.evaluate(TRIGGERS) == [["click", "submit"], ["select", "input"], []]
+
+
 @pytest.mark.soak
 def test_a_click_finds_the_components_that_it_needs_without_a_search(page: Page) -> None:
     page.fill("#box textarea", "Hello")
