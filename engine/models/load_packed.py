@@ -26,7 +26,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.backends.base import BackendInfo, digest
-from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
+from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, alone
 from engine.backends.native_forward import SHARE
 from engine.backends.quantised import (
     HEAD_BITS,
@@ -191,12 +191,12 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     return backend
 
 
-def compare(backend: TransformersBackend, path: Path, threads: int, allowed: float) -> None:
+def compare(backend: "PackedBackend", path: Path, threads: int, allowed: float) -> None:
     """Raise Foreign if the logits after a text are further from those of llama.cpp than `allowed`,
     as a share of their norm."""
     runtime = Runtime(64, threads, gpu_layers=0, head="off")
     model, context = opened(path, runtime, fast=False)
-    library = LlamaCppBackend(model, context, Vocabulary(model), None, backend.info, 64)
+    library = LlamaCppBackend(model, context, backend.tokens, None, backend.info, 64)
     tokens = backend.tokenize(TRIED)[:60]
     expected = alone(library, tokens)
     gap = float(np.linalg.norm(backend.alone(tokens) - expected) / np.linalg.norm(expected))
