@@ -112,13 +112,13 @@ def uploaded(file: str | None) -> Iterator[Path]:
             path.unlink()
 
 
-def upload_content(file: str | None, most: int = -2) -> bytes:
-    """The content of an uploaded file, which is then deleted; no more than one byte beyond `most`.
-    Raises StorageError."""
+def upload_content(file: str | None, most: int | None = None) -> bytes:
+    """The content of an uploaded file, which is then deleted; no more than one byte beyond `most`,
+    if that is given. Raises StorageError."""
     with uploaded(file) as path:
         try:
             with path.open("rb") as opened:
-                return opened.read(most + 1)
+                return opened.read(-1 if most is None else most + 1)
         except OSError as error:
             raise StorageError(f"The file cannot be read ({error.strerror}). Try again.") from error
 

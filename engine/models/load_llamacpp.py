@@ -93,7 +93,6 @@ def load_tokenizer(source: str, runtime: Runtime = HEADLESS) -> LlamaCppTokenize
     the whole model. Raises ModelError."""
     FILLER.prepare("llama_cpp")
     path = Path(os.path.expanduser(source))
-    runtime = replace(runtime, head="off")
     try:
         model, context = opened(path, runtime, fast=False, weights=False)
     except Unusable as problem:

@@ -112,7 +112,7 @@ class File:
     def own(self, name: str, other: Any = None) -> Any:
         """A value of the family. Raises Foreign for a list, which has one for each layer."""
         found = self.values.get(f"{self.family}.{name}", other)
-        if found is None and name not in UNKNOWN:
+        if found is None:
             raise Foreign(f"its {self.family}.{name} is missing, or differs between layers")
         return found
 
@@ -121,7 +121,7 @@ class File:
         Foreign."""
         if self.family not in FAMILIES:
             raise Foreign(f"it is a {self.family} model, and only {', '.join(FAMILIES)} are known")
-        if strange := next((name for name in UNKNOWN if self.own(name)), ""):
+        if strange := next((name for name in UNKNOWN if self.own(name, 0)), ""):
             raise Foreign(f"it has {self.family}.{strange}, which is not known")
         if (scaling := self.own("rope.scaling.type", "none")) != "none":
             raise Foreign(f"its positions are scaled ({scaling}), which is not known")
@@ -161,7 +161,8 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     bits = pick_bits(runtime.bits, torch.device("cpu"))
     torch.set_num_threads(runtime.threads or USUAL_THREADS)
     path = Path(os.path.expanduser(source))
-    tokenizer = load_tokenizer(source, runtime)
+    # Not all settings: those of llama.cpp's cache and attention could be refused.
+    tokenizer = load_tokenizer(source, Runtime(runtime.context_length, gpu_layers=0, head="off"))
     with readable(source):
         model = built(File(path), tokenizer.info.context_length, bits)
     counted, weights = sizes(model)
@@ -234,8 +235,9 @@ def readable(source: str) -> Iterator[None]:
         raise
     except Exception as problem:
         raise ModelError(
-            f"The weights of {source!r} cannot be computed by the core: {first_line(problem)}. "
-            "Leave the bits at auto, and llama.cpp computes them."
+            f"The weights of {source!r} cannot be computed by the core: "
+            f"{first_line(problem).rstrip('.')}. Leave the bits at auto, and llama.cpp computes "
+            "them."
         ) from problem
 
 
@@ -383,12 +385,8 @@ class Rows:
     """The weights of a tensor, of which a part is computed when it is asked for."""
 
     def __init__(self, tensor: Tensor, order: NDArray[np.int64]) -> None:
-        self.tensor, self.rows, self.shape, self.order = (
-            tensor,
-            rows_in(tensor),
-            tensor.shape,
-            order,
-        )
+        self.tensor, self.shape = tensor, tensor.shape
+        self.rows, self.order = rows_in(tensor), order
 
     def __getitem__(self, part: slice) -> torch.Tensor:
         return weights_of(self.tensor, self.rows[self.order[part]])

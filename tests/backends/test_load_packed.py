@@ -22,9 +22,8 @@ from engine.models.memory import Outlook
 from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
 from tests.conftest import EMBEDDED
-from tests.support.backends import after, wrong_at
+from tests.support.backends import after, assert_exact
 from tests.support.gguf_files import BYTES, BYTES_TYPES, WORDS, rewritten, weights, write_gguf
-from tests.support.lossless import assert_lossless, events_of, tokens_of
 from training.gguf import quantize, write_model
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf]
@@ -34,9 +33,9 @@ EIGHT = Runtime(bits="8")
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smallest demonstration model in float16."""
+    """The middle demonstration model in float16: the core computes all of its forwards."""
     file = tmp_path_factory.mktemp("packed") / "exact.gguf"
-    write_model(EMBEDDED.parent / "small", file)
+    write_model(EMBEDDED.parent / "mid", file)
     return file
 
 
@@ -181,19 +180,14 @@ def test_a_file_of_few_bits_writes_the_same_with_drafts(
     quantize(exact, file, kind, 1)
     mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off"))
     assert mine.info.dtype == kind and mine.info.weights == f"transformers, {kind}"
+    assert mine.info.exact and not other.info.exact
     assert mine.info.fingerprint != other.info.fingerprint
     assert need(str(file), EIGHT).weights == mine.info.memory_bytes
     assert mine.info.sampling == other.info.sampling
     text = mine.tokenize("The sun rises in the east and sets in the")
     left, right = after(mine, text), after(other, text)
     assert np.linalg.norm(left - right) < 0.05 * np.linalg.norm(right)
-    wanted = Generation(Sampling(0.7, seed=5), max_tokens=40)
-    plain = events_of(mine.open(), text, wanted)
-    truth = [*text, *(token.id for token in tokens_of(plain))]
-    drafter = wrong_at(truth, mine.info.vocabulary_size, branches=True)
-    fast = events_of(mine.open(), text, wanted, [drafter])
-    assert len(fast) < len(plain)
-    assert_lossless(plain, fast)
+    assert_exact(mine, text, Generation(Sampling(0.7, seed=5), max_tokens=40))
 
 
 def test_fewer_bits_than_those_of_the_file_round_again(exact: Path) -> None:
@@ -245,6 +239,8 @@ def test_a_conversation_has_the_words_of_the_file(exact: Path) -> None:
         ({"rope.scaling.type": "yarn"}, r"positions are scaled \(yarn\)"),
         ({"expert_count": 4, "expert_used_count": 2}, "llama.expert_count"),
         ({"rope.dimension_count": 16}, "turn in part"),
+        ({"attention.sliding_window": [64, 64]}, "attention.sliding_window .*differs"),
+        ({"attention.head_count_kv": [2, 1]}, "attention.head_count_kv .*differs"),
     ],
 )
 def test_what_the_core_would_compute_otherwise_is_refused(

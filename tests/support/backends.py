@@ -17,11 +17,11 @@ import pytest
 from engine.decode import never
 from engine.errors import ModelError
 from engine.sampling import Floats
-from engine.settings import Sampling
+from engine.settings import Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import Step
 from tests.support.gguf_files import alone, opened_gguf, window_gguf
-from tests.support.lossless import Adversary
+from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.tiny_gguf import ARCHITECTURES, tiny
 from tests.support.tiny_hybrids import FAMILIES, save_hybrid
 
@@ -287,6 +287,18 @@ def wrong_at(
         return [(wrong,), chain, (wrong, wrong), (rest[0], wrong), tuple(rest[:3])]
 
     return Adversary(say, obedient=False)
+
+
+def assert_exact(model: Any, prompt: Sequence[int], wanted: Generation) -> None:
+    """Wrong and right drafts change neither a token nor a bit of its probability."""
+    plain = events_of(model.open(), prompt, wanted)
+    truth = [*prompt, *(token.id for token in tokens_of(plain))]
+    drafter = wrong_at(truth, model.info.vocabulary_size, branches=True)
+    fast = events_of(model.open(), prompt, wanted, [drafter])
+    assert len(fast) < len(plain)
+    assert_lossless(plain, fast)
+    chances = [[token.probability for token in tokens_of(each)] for each in (plain, fast)]
+    assert chances[0] == chances[1]
 
 
 def interleaved(runs: Sequence[Iterator[Any]], seed: int) -> list[list[Step]]:
