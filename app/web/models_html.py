@@ -320,7 +320,7 @@ def starter(entry: Entry, fewer_bits: bool = False) -> str:
     return (
         f"<h3>A real model, one click away: {escape(entry.name)}</h3>"
         f"<p>{escape(entry.description)}</p>"
-        f'<p class="fine">{amount(target.bytes)} to download · {licence} · '
+        f'<p class="fine">{amount(target.bytes)} to download · {licence} · at most '
         f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · {rounded}by "
         f"{escape(entry.maker)}, {home}</p>"
     )
