@@ -32,6 +32,8 @@ from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, 
 from bench.report import Record, conditions, headline, show_rows, table
 from bench.transformers_peers import transformers_peer
 from engine.backends.captured import TREES, CapturedModel
+from engine.backends.quantised import HEAD_BITS
+from engine.backends.rounded import RoundedLinear
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.costs import GrowingText, comb
@@ -40,10 +42,12 @@ from engine.methods import Method, method_named
 from engine.models.inflate import inflated_config, inflated_weights, skeleton
 from engine.models.load_transformers import (
     NO_LIMIT,
+    PACKED_TOLERANCE,
     TOLERANCE,
     choose_attention,
     describe,
     examine,
+    pick_bits,
     pick_device,
     with_captured,
 )
@@ -80,7 +84,7 @@ class Gpu(Measurement):
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
-        add("--size", choices=SHAPES, help="the embedded model in this shape, in bfloat16")
+        add("--size", choices=SHAPES, help="the embedded model in this shape")
         add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
         add("--seed", type=int, default=0)
@@ -100,6 +104,7 @@ class Gpu(Measurement):
             "driver": driver(),
             "prompts": len(prompts),
             "note": backend.info.note,
+            "exact": backend.info.exact,
             "memory": memory(backend),
             "forwards": [],
             "reading": [],
@@ -123,6 +128,8 @@ class Gpu(Measurement):
         print(f"{headline(record)}, driver {record['driver']}")
         if record["note"]:
             print(record["note"])
+        if record["exact"]:
+            print("The logits of captured forwards have the same bits with and without drafts.")
         trees, prompts = ([*record[name][0]["ms"]] for name in ("forwards", "reading"))
         forwards = {f"{rows} rows": f"{{ms[{rows}]:.2f}}" for rows in trees}
         reading = {f"{tokens} tokens": f"{{ms[{tokens}]:.1f}}" for tokens in prompts}
@@ -157,16 +164,28 @@ def made(options: argparse.Namespace) -> TransformersBackend:
     # What is not stored, such as the frequencies of the rotary embedding, is computed again.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     model.generation_config = original.generation_config
+    bits = pick_bits(options.bits, device)
+    if bits:
+        round_matrices(model, bits, device)
     choose_attention(device)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     tokenizer.model_max_length = NO_LIMIT
-    info = describe(str(EMBEDDED), model, tokenizer, options.context_length)
+    info = describe(str(EMBEDDED), model, tokenizer, options.context_length, bits)
     backend = TransformersBackend(
         model, tokenizer, replace(info, name=f"tiny-chat as {options.size}")
     )
-    examine(backend, TOLERANCE[dtype])
+    examine(backend, PACKED_TOLERANCE if bits else TOLERANCE[dtype])
     with_captured(backend)
     return backend
+
+
+def round_matrices(model: Any, bits: int, device: torch.device) -> None:
+    for path, module in list(model.named_modules()):
+        if type(module) is torch.nn.Linear:
+            above, _, name = path.rpartition(".")
+            own = HEAD_BITS if module is model.lm_head else bits
+            few = RoundedLinear(module.weight.data, None, own, str(device))
+            setattr(model.get_submodule(above), name, few)
 
 
 @contextmanager

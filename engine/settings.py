@@ -237,8 +237,8 @@ class Runtime(Checked):
     )
     bits: str = choice(
         "Bits",
-        "The most bits of a weight on a processor: auto, 8 or 4. Fewer take less memory, and on "
-        "x86 less time; auto rounds nothing, and leaves GGUF files to llama.cpp.",
+        "The most bits of a weight: auto, 8 or 4. Fewer take less memory, and on x86 processors "
+        "less time; auto rounds nothing, and leaves GGUF files to llama.cpp.",
         ("auto", "8", "4"),
     )
     gpu_layers: int = setting(

@@ -36,7 +36,7 @@ from engine.backends.device_scores import (
     states_of,
     survey,
 )
-from engine.backends.fused import fused, join, kernels_for
+from engine.backends.fused import Products, fused, join, kernels_for
 from engine.backends.pool import Pool, PoolCache, Table
 from engine.backends.transformers import TransformersBackend, ancestors
 from engine.errors import first_line
@@ -199,11 +199,12 @@ class CapturedForward:
     def compute(self, reach: int) -> None:
         given, model, found = self.inputs, self.model, list[torch.Tensor]()
         table = Table(given.starts, given.lengths, given.places, given.visible, reach)
+        table = table.with_paths() if model.kernels else table
         with model.computing(table) as forward, tapped(model.taps, found):
             output = forward(
                 input_ids=given.tokens[None],
                 position_ids=given.positions[None],
-                attention_mask=None if model.kernels else table.mask(model.model.dtype),
+                attention_mask=None if model.kernels else model.masks(table, given.positions),
                 use_cache=True,
                 logits_to_keep=1 if self.prompt else 0,
             )
@@ -227,16 +228,21 @@ class CapturedModel:
     computes.
 
     Without `kernels` the library's attention reads a part of the pool, and there is a recording for
-    each such part.
+    each such part. `exact` is that of BackendInfo.
     """
 
     chunk: int | None = None
+    exact = False
 
     def __init__(self, backend: TransformersBackend) -> None:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
         self.pool = Pool(len(self.layers), backend.info.context_length + TREE_ROWS)
-        self.kernels, self.joined = kernels_for(self.model), join(self.model)
+        self.joined = join(self.model)
+        # The kernels' attention sees the whole text.
+        short = any(span < backend.info.context_length for span in backend.spans.values())
+        self.kernels = None if short else kernels_for(self.model)
+        self.products = Products(self.kernels, self.model.dtype)
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
@@ -268,12 +274,22 @@ class CapturedModel:
     def computing(self, table: Table) -> Iterator[Callable[..., Any]]:
         """The model, to be called with the rows of a table."""
         cache: PoolCache = self.sequence.cache
-        with cache.computing(verifying=True), fused(self.model, self.joined, self.kernels):
+        own = fused(self.model, self.joined, self.products, self.kernels)
+        with cache.computing(verifying=True), own:
             self.pool.table = table
             try:
                 yield partial(self.model, **{self.sequence.cache_name: cache})
             finally:
                 self.pool.table = None
+
+    def masks(
+        self, table: Table, positions: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The masks of the library's attention, by the kind of layer if there are several."""
+        spans, dtype = self.sequence.spans, self.model.dtype
+        kinds = self.sequence.layer_kinds
+        found = {kind: table.mask(dtype, positions, kind, spans.get(kind, 0)) for kind in kinds}
+        return found if len(found) > 1 else found[kinds[0]]
 
     def forward(self, sequence: TransformersBackend, rows: int) -> CapturedForward | None:
         """The smallest forward over so many rows, for this sequence; None if all are smaller."""
@@ -351,6 +367,7 @@ def tried(backend: TransformersBackend) -> str:
         read_some(backend, min(TRIED, backend.info.context_length // 2))
         model.record()
         found = largest_gap(backend, model)
+        model.exact = model.products.kernels is not None and same_bits(backend, model)
         assert model.pool.states is not None
         model.pool.states.zero_()
     except Exception as error:
@@ -365,9 +382,6 @@ def obstacle(backend: TransformersBackend) -> str:
     info, model = backend.info, backend.model
     if not info.can_tree or info.leaves is not None:
         return "it does not verify trees"
-    limits = [size for size in (backend.window, backend.chunk) if size]
-    if limits and min(limits) < info.context_length:
-        return f"its layers see {min(limits):,} tokens at most"
     if backend.rotary.switches:
         return "its rotary factors depend on the length of the text"
     devices = {parameter.device for parameter in model.parameters()}
@@ -385,18 +399,15 @@ def read_some(backend: TransformersBackend, length: int) -> None:
     backend.cache.keep(range(length), length)
 
 
-def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
-    """The largest difference between captured forwards and others, as a share of the norm of a row
-    of logits; nan if any are not numbers. The pool must hold some rows.
-
-    Every tree size is tried in an empty pool, in its middle and at its end; then a path is
-    accepted, and another tree follows. So is every prompt size, with a tree after it. All other
-    rows of the pool and of the buffers hold something else.
-    """
-    draw, states, cached = Random(0), model.pool.states, len(backend.cached)
+def trials(
+    backend: TransformersBackend, model: CapturedModel, draw: Random
+) -> Iterator[tuple[int, int, int]]:
+    """Every size of captured forwards, rows of it that are used, and a length: of an empty pool, of
+    one in its middle and at its end. All other rows of the pool and of the buffers hold something
+    else. The pool must hold some rows."""
+    states, cached = model.pool.states, len(backend.cached)
     assert states is not None
-    context, gaps = backend.info.context_length, []
-    known = states[:, :, :cached].clone()
+    context, known = backend.info.context_length, states[:, :, :cached].clone()
     sizes = sorted(model.forwards)
     for less, rows in zip([0, *sizes], sizes, strict=False):
         used = draw.randint(less + 1, min(rows, context))
@@ -407,21 +418,98 @@ def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
                 states[:, :, at : min(at + cached, length)] = known[:, :, : length - at]
             given = model.forwards[rows].given
             given.tokens[:] = draw.choices(range(backend.info.vocabulary_size), k=rows)
-            trees = [random_tree(draw, backend.info.vocabulary_size, used) for _ in range(2)]
-            outside, inside = (
-                logits_of(backend, other, length, trees, prompt=rows in PROMPTS)
-                for other in (None, model)
-            )
-            gaps.append((outside - inside).norm(dim=1) / outside.norm(dim=1))
+            yield rows, used, length
+
+
+def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
+    """The largest difference between captured forwards and others, as a share of the norm of a row
+    of logits; nan if any are not numbers.
+
+    In every trial a path of a tree is accepted, and another tree follows, or a tree follows a
+    prompt.
+    """
+    draw, gaps = Random(0), []
+    for rows, used, length in trials(backend, model, draw):
+        trees = [random_tree(draw, backend.info.vocabulary_size, used) for _ in range(2)]
+        outside, inside = (
+            logits_of(backend, other, length, trees, prompt=rows in PROMPTS)
+            for other in (None, model)
+        )
+        gaps.append((outside - inside).norm(dim=1) / outside.norm(dim=1))
     return float(torch.cat(gaps).max())
+
+
+def same_bits(backend: TransformersBackend, model: CapturedModel) -> bool:
+    """Whether logits have the same bits when their tokens are computed one by one, in a tree, and
+    after a prompt that was read at once or in trees of one branch."""
+    draw, size = Random(1), backend.info.vocabulary_size
+    for rows, used, length in trials(backend, model, draw):
+        claim(backend, length)
+        if rows in PROMPTS:
+            tokens = draw.choices(range(size), k=used)
+            last, most = [Tree(draw.randrange(size))], model.nodes + 1
+            assert model.read(backend, tokens)
+            keep(backend, range(used), used)
+            found = followed(backend, model, last)
+            claim(backend, length)
+            chains = [chain(tokens[at : at + most]) for at in range(0, used, most)]
+            other = followed(backend, model, chains + last)[-1:]
+        else:
+            tree = random_tree(draw, size, used)
+            path = path_to(tree, len(tree))
+            found = followed(backend, model, [tree])
+            claim(backend, length)
+            other = followed(backend, model, [Tree(tree.tokens[row]) for row in path])
+        if not torch.equal(found, other):
+            return False
+    return True
+
+
+def followed(
+    backend: TransformersBackend, model: CapturedModel, trees: Sequence[Tree]
+) -> torch.Tensor:
+    """The logits along the paths to the last rows of some trees, each after the path of the one
+    before."""
+    found = []
+    for tree in trees:
+        path = path_to(tree, len(tree))
+        found.append(scored(backend, model, tree)[path])
+        keep(backend, path, len(tree) + 1)
+    return torch.cat(found)
+
+
+def claim(backend: TransformersBackend, length: int) -> None:
+    """Let a sequence hold the first rows of the pool."""
+    backend.cached, backend.cache.length = [0] * length, length
+
+
+def keep(backend: TransformersBackend, kept: Sequence[int], rows: int) -> None:
+    """Accept some of the last rows."""
+    backend.cache.keep(kept, rows)
+    backend.cached += [0] * len(kept)
+
+
+def path_to(tree: Tree, row: int) -> list[int]:
+    """The rows from the root to a row."""
+    path = [row]
+    while row:
+        row = tree.parents[row]
+        path.insert(0, row)
+    return path
+
+
+def chain(tokens: Sequence[int]) -> Tree:
+    tree = Tree(tokens[0])
+    for row, token in enumerate(tokens[1:]):
+        tree.add(row, token, "")
+    return tree
 
 
 def random_tree(draw: Random, vocabulary: int, rows: int) -> Tree:
     tree = Tree(draw.randrange(vocabulary))
     while len(tree) + 1 < rows:
-        tree.add(
-            draw.randrange(max(0, len(tree) - 6), len(tree) + 1), draw.randrange(vocabulary), ""
-        )
+        parent = draw.randrange(max(0, len(tree) - 6), len(tree) + 1)
+        tree.add(parent, draw.randrange(vocabulary), "")
     return tree
 
 
@@ -440,7 +528,7 @@ def logits_of(
     """
     first, second = trees
     rows = []
-    backend.cached, backend.cache.length = [0] * length, length
+    claim(backend, length)
     if prompt:
         tokens = first.tokens
         if model is None or not model.read(backend, tokens):
@@ -449,13 +537,8 @@ def logits_of(
         second = Tree(second.tokens[0])
     else:
         rows.append(scored(backend, model, first))
-        kept, row = [], len(first)
-        while row:
-            kept.insert(0, row)
-            row = first.parents[row]
-        kept.insert(0, 0)
-    backend.cache.keep(kept, len(first) + 1)
-    backend.cached += [0] * len(kept)
+        kept = path_to(first, len(first))
+    keep(backend, kept, len(first) + 1)
     rows.append(scored(backend, model, second))
     return torch.cat(rows)
 

@@ -3,8 +3,9 @@
 The products of one input with several matrices become one product: query, key and value, and the
 gate with what it multiplies. The matrices are put behind each other once; the model's own weights
 become views of them, so nothing is held twice. On a GPU with Triton, norms, rotary embeddings and
-gates of the families in FUSED are one kernel each, and attention reads the pool (kernels.py).
-Modules of other families stay as they are.
+gates of the families in FUSED are one kernel each, attention reads the pool, and with weights of 16
+bits a row has the same bits in products of all sizes (kernels.py). Modules of other families stay
+as they are.
 
 `fused` replaces the forwards of a model only while it is entered. A recording keeps what was
 computed then, so forwards outside remain the library's.
@@ -23,6 +24,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from engine.backends.pool import running_table
+from engine.backends.rounded import RoundedLinear, multiply
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 """The families whose norms, rotary embeddings and gates are those of kernels.py."""
@@ -54,11 +56,57 @@ def attend(
     """Attention of a captured forward, in the form of the library's attention functions."""
     kernels = import_module("engine.backends.kernels")
     table = running_table()
-    seen = table.starts, table.lengths, table.places, table.visible
+    seen = table.starts, table.lengths, table.places, table.paths
     return kernels.tree_attention(query, key, value, *seen, scaling), None
 
 
 AttentionInterface.register(TREE, attend)
+
+
+Matrix = tuple[torch.Tensor, ...]
+"""The weights of a product, or its numbers and scales (rounded.py); shapes (outputs, ...)."""
+
+
+def matrix_of(module: nn.Linear | RoundedLinear) -> Matrix:
+    if isinstance(module, RoundedLinear):
+        return module.numbers, module.scales
+    return (module.weight,)
+
+
+class Products:
+    """Computes the products of a model in a captured forward: those of many rows by the library if
+    it sums up as the kernels do, which is tried once for each shape."""
+
+    def __init__(self, kernels: ModuleType | None, dtype: torch.dtype) -> None:
+        self.kernels = kernels if dtype in (torch.bfloat16, torch.float16) else None
+        self.by_library: dict[tuple[torch.Size, int, bool], bool] = {}
+
+    def __call__(
+        self, states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if len(matrix) > 1:
+            return multiply(states, matrix, bias)
+        found: torch.Tensor
+        (weight,), rows = matrix, states.numel() // states.shape[-1]
+        if self.kernels is None:
+            return nn.functional.linear(states, weight, bias)
+        if rows > self.kernels.FEW_ROWS and self.same(rows, weight, bias):
+            return nn.functional.linear(states, weight, bias)
+        found = self.kernels.linear(states, matrix, bias)
+        return found
+
+    def same(self, rows: int, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether the library gives the same bits. Before a recording, each product is computed at
+        least once, and then this is known."""
+        assert self.kernels is not None
+        key = weight.shape, rows, bias is None
+        if key not in self.by_library:
+            draw = torch.Generator(weight.device).manual_seed(0)
+            shape = (1, rows, weight.shape[1])
+            states = torch.randn(shape, generator=draw, dtype=weight.dtype, device=weight.device)
+            own = self.kernels.linear(states, (weight,), bias)
+            self.by_library[key] = torch.equal(nn.functional.linear(states, weight, bias), own)
+        return self.by_library[key]
 
 
 class Joined:
@@ -69,17 +117,21 @@ class Joined:
     would take over a gigabyte.
     """
 
-    def __init__(self, parts: list[nn.Linear]) -> None:
+    def __init__(self, parts: Sequence[nn.Linear | RoundedLinear]) -> None:
         self.parts = parts
-        self.weight = joined([part.weight for part in parts])
-        self.bias = None if parts[0].bias is None else joined([part.bias for part in parts])
+        matrices = zip(*(matrix_of(part) for part in parts), strict=True)
+        self.matrix = tuple(joined(tensors) for tensors in matrices)
+        biases = [part.bias for part in parts if part.bias is not None]
+        self.bias = joined(biases) if biases else None
         self.forget()
 
     def forget(self) -> None:
         self.input = self.output = torch.empty(0)
         self.left = len(self.parts)
 
-    def forwards(self) -> Iterator[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
+    def forwards(
+        self, products: Callable[..., torch.Tensor]
+    ) -> Iterator[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
         start = 0
         for part in self.parts:
             rows = slice(start, start + part.out_features)
@@ -89,7 +141,7 @@ class Joined:
                 if states is not self.input:
                     self.forget()
                     self.input = states
-                    self.output = nn.functional.linear(states, self.weight, self.bias)
+                    self.output = products(states, self.matrix, self.bias)
                 found = self.output[..., rows]
                 self.left -= 1
                 if not self.left:
@@ -115,20 +167,26 @@ def join(model: Any) -> list[Joined]:
     for module in model.modules():
         for names in JOINED:
             parts = [getattr(module, name, None) for name in names]
-            if all(type(part) is nn.Linear for part in parts):
-                biased = {part.bias is not None for part in parts if part is not None}
-                if len(biased) == 1:
+            if all(type(part) in (nn.Linear, RoundedLinear) for part in parts):
+                alike = {(type(part), part.bias is None) for part in parts if part is not None}
+                if len(alike) == 1:
                     found.append(Joined([part for part in parts if part is not None]))
     return found
 
 
 @contextmanager
-def fused(model: Any, joined: list[Joined], kernels: ModuleType | None) -> Iterator[None]:
+def fused(
+    model: Any, joined: list[Joined], products: Products, kernels: ModuleType | None
+) -> Iterator[None]:
     """Compute forwards of a model in this block with fewer operations."""
     with ExitStack() as undo:
+        if products.kernels is not None:
+            for module in model.modules():
+                if type(module) is nn.Linear:
+                    replace(undo, module, multiplied(module, products))
         for group in joined:
             undo.callback(group.forget)
-            for part, forward in group.forwards():
+            for part, forward in group.forwards(products):
                 replace(undo, part, forward)
         if kernels is not None:
             attention = model.config._attn_implementation
@@ -139,10 +197,15 @@ def fused(model: Any, joined: list[Joined], kernels: ModuleType | None) -> Itera
         yield
 
 
+def multiplied(module: nn.Linear, products: Products) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda states: products(states, (module.weight,), module.bias)
+
+
 def replace(undo: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:
     """Give a module another forward until `undo` ends."""
+    if "forward" not in vars(module):
+        undo.callback(delattr, module, "forward")
     module.forward = forward
-    undo.callback(delattr, module, "forward")
 
 
 def replace_by_kernels(undo: ExitStack, module: nn.Module, kernels: ModuleType) -> None:

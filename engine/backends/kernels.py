@@ -1,123 +1,394 @@
-"""Triton kernels of captured forwards: attention over a tree, and what surrounds it in a layer.
+"""Triton kernels of captured forwards: products, attention over a tree, and what surrounds them.
+
+**The bits of a row do not depend on what is computed beside it.** Whether a token is decoded alone,
+verified among drafts or read as a part of a prompt, each of its numbers is summed up in the same
+order:
+
+- A product goes through the inputs in steps of 16, the order of the matrix units, and is never
+  divided among programs.
+- Attention goes through the text in blocks of BLOCK positions and parts of a fixed number of
+  blocks. Both are counted from the beginning of the text, and it makes no difference whether a
+  position is cached or drafted: for each row, the drafted positions are those of its ancestors, in
+  the order of the text. Sums within a block are products as well.
 
 A captured forward is repeated with the numbers that lie on the device, so the attention reads there
-how many tokens are cached: one recording serves texts of all lengths. The cached tokens are divided
-among several programs, whose results are then merged (as in flash decoding), because a few rows do
-not occupy a GPU otherwise.
+how many tokens are cached: one recording serves texts of all lengths. The parts that are completely
+cached are divided among several programs, as in flash decoding, because a few rows do not occupy a
+GPU otherwise. The rest of the text, and the result of all parts, is left to one program for each
+row. Prompts have enough rows, so there one program goes through the whole text.
 
-Every row has a table entry: the first row of its sequence in the pool, the number of cached tokens,
-and its own place after these. Rows of several sequences can therefore be computed together.
+Every row has a table entry: the first row of its sequence in the pool, a multiple of the part, and
+the number of cached tokens. Rows of several sequences can therefore be computed together.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from math import e, log2
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.backends.rounded import GROUP
+
 # Triton has no types.
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
-jit: Callable[[Callable[..., None]], Any] = triton.jit
+jit: Callable[[Callable[..., Any]], Any] = triton.jit
 if TYPE_CHECKING:
-    constexpr = Any
+    constexpr: Any = Any
 else:
     constexpr = tl.constexpr
 
-PROGRAMS, MOST_SPLITS = 512, 32
-"""The cached tokens are divided until there are so many programs, into so many parts at most."""
-BLOCK = 64
-"""Cached tokens that a program reads at a time."""
+BLOCK = 32
+"""Positions of the text in a block."""
+PART, MOST_PARTS = 256, 64
+"""Positions in a part at least, and the number of parts of the longest text at most."""
+TOGETHER = constexpr(4)
+"""Parts whose sums are read at the same time."""
 GATE_BLOCK = 1024
+FEW_ROWS = 64
+"""Up to so many rows, a product takes the time of reading its weights."""
+STAGES, RESIDENT = 6, 3
+"""The most steps of a product whose inputs are in shared memory at the same time, and the most
+programs that share this memory."""
+RESERVED = 1024
+"""Bytes of shared memory that every program takes besides."""
+
+
+# products
+
+
+@jit
+def of_few_bits(numbers, scales, half: constexpr, kind: constexpr):
+    """Weights of a type: whole numbers less `half`, times the scale of their row, which is the
+    lower float16 of a word."""
+    scale = (scales & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    # 2**23 and a number, as the bits of float32: a conversion takes four times as long.
+    value = (numbers.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
+    return ((value - (8388608.0 + half)) * scale[:, None]).to(kind)
+
+
+@jit
+def product(
+    states, weights, scales, bias, out, rows, outputs, width,
+    wide: constexpr, block: constexpr, deep: constexpr, bits: constexpr, biased: constexpr,
+) -> None:  # fmt: skip
+    """`block` outputs of `wide` rows. Weights of 4 or 8 bits are those of rounded.py, `deep` is two
+    of their groups then."""
+    n = tl.program_id(0) * block + tl.arange(0, block)
+    m = tl.program_id(1) * wide + tl.arange(0, wide)
+    used, inside = m < rows, n < outputs
+    n_wide = n.to(tl.int64)[:, None]
+    kind = states.dtype.element_ty
+    total = tl.zeros((block, wide), tl.float32)
+    if bits == 16:
+        k = tl.arange(0, deep)
+        for at in range(0, width, deep):
+            known = (k + at < width)[None, :]
+            weight = tl.load(
+                weights + n_wide * width + (k + at)[None, :],
+                mask=inside[:, None] & known,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
+            state = tl.load(
+                states + m[:, None] * width + (k + at)[None, :],
+                mask=used[:, None] & known,
+                other=0.0,
+            )
+            total = tl.dot(weight, tl.trans(state), total)
+    else:
+        group: constexpr = deep // 2
+        k = tl.arange(0, group)
+        steps = tl.cdiv(width, deep)
+        row = weights + n_wide * steps * (deep * bits // 8) + k[None, :]
+        scale_at = scales + n * steps
+        for step in range(steps):
+            at = row + step * (deep * bits // 8)
+            first = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
+            if bits == 4:
+                second = first >> 4
+                first = first & 15
+            else:
+                second = tl.load(
+                    at + group, mask=inside[:, None], other=0, eviction_policy="evict_first"
+                )
+            pair = tl.load(scale_at + step, mask=inside, other=0)
+            here = step * deep + k
+            state = tl.load(
+                states + m[:, None] * width + here[None, :],
+                mask=used[:, None] & (here < width)[None, :],
+                other=0.0,
+            )
+            here += group
+            next_state = tl.load(
+                states + m[:, None] * width + here[None, :],
+                mask=used[:, None] & (here < width)[None, :],
+                other=0.0,
+            )
+            half: constexpr = 1 << (bits - 1)
+            weight = of_few_bits(first, pair, half, kind)
+            next_weight = of_few_bits(second, pair >> 16, half, kind)
+            total = tl.dot(weight, tl.trans(state), total)
+            total = tl.dot(next_weight, tl.trans(next_state), total)
+    if biased:
+        total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    to = out + m[None, :] * outputs + n[:, None]
+    tl.store(to, total.to(out.dtype.element_ty), mask=inside[:, None] & used[None, :])
+
+
+@cache
+def stages(device: torch.device, programs: int, step: int) -> int:
+    """For how many steps of so many bytes a program has shared memory, if all programs run at the
+    same time."""
+    if device.type != "cuda":
+        return 2
+    gpu: Any = torch.cuda.get_device_properties(device)
+    resident = min(RESIDENT, triton.cdiv(programs, gpu.multi_processor_count))
+    room = min(gpu.shared_memory_per_block_optin, gpu.shared_memory_per_multiprocessor // resident)
+    return int(max(2, min(STAGES, (room - RESERVED) // step)))
+
+
+def linear(
+    states: torch.Tensor, matrix: tuple[torch.Tensor, ...], bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The product of `states`, shape (..., width), with a matrix, plus `bias`; (..., outputs).
+
+    All are of one type of 16 bits. The matrix is a tensor of shape (outputs, width), or the numbers
+    and scales of rounded.py.
+    """
+    weights, scales = matrix[0], matrix[-1]
+    outputs, width = len(weights), states.shape[-1]
+    states = states.contiguous()
+    rows = states.numel() // width
+    out = torch.empty((*states.shape[:-1], outputs), dtype=states.dtype, device=states.device)
+    bits = 16 if len(matrix) == 1 else 8 * weights.shape[1] // (scales.shape[1] * GROUP)
+    many = rows > FEW_ROWS
+    wide, block = (128, 128) if many else (max(16, triton.next_power_of_2(rows)), 64)
+    deep = 64 if many and bits == 16 else 2 * GROUP
+    grid = triton.cdiv(outputs, block), triton.cdiv(rows, wide)
+    step = (wide * states.itemsize + block * bits // 8) * deep
+    product[grid](
+        states, weights, scales.view(torch.int32), weights if bias is None else bias, out,
+        rows, outputs, width,
+        wide=wide, block=block, deep=deep, bits=bits, biased=bias is not None,
+        num_warps=8 if many else 4, num_stages=stages(states.device, grid[0] * grid[1], step),
+    )  # fmt: skip
+    return out
+
+
+# attention
+
+
+@jit
+def absorb(peak, mass, total, q, k, v, sees, scale, precision: constexpr):
+    """Sums over some positions, and those of one more block.
+
+    The sums are relative to `peak`, the highest score: `mass` of the weights, in equal columns, and
+    `total` of the weighted values.
+    """
+    score = tl.where(sees, tl.dot(q, k, input_precision=precision), float("-inf"))
+    higher = tl.maximum(peak, tl.max(score, 1))
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    weight = tl.exp2((score - level[:, None]) * scale).to(v.dtype)
+    fade = tl.exp2((peak - level) * scale)[:, None]
+    # A sum over a row would depend on the shape; a product with ones does not.
+    ones = tl.full((weight.shape[1], 16), 1.0, v.dtype)
+    mass = tl.dot(weight, ones, mass * fade, input_precision=precision)
+    total = tl.dot(weight, v, total * fade, input_precision=precision)
+    return higher, mass, total
+
+
+@jit
+def fold(peak, mass, total, next_peak, next_mass, next_total, scale):
+    """Sums over some positions, and those over the next."""
+    higher = tl.maximum(peak, next_peak)
+    level = tl.where(higher == float("-inf"), 0.0, higher)
+    fade = tl.exp2((peak - level) * scale)[:, None]
+    more = tl.exp2((next_peak - level) * scale)[:, None]
+    # Fused in each program, or in none: the bits would differ.
+    mass = tl.fma(next_mass, tl.broadcast_to(more, next_mass.shape), mass * fade)
+    total = tl.fma(next_total, tl.broadcast_to(more, next_total.shape), total * fade)
+    return higher, mass, total
+
+
+@jit
+def nothing(wide: constexpr, size: constexpr):
+    """The sums over no positions."""
+    peak = tl.full((wide,), float("-inf"), tl.float32)
+    return peak, tl.zeros((wide, 16), tl.float32), tl.zeros((wide, size), tl.float32)
+
+
+@jit
+def part_sums(sums, peaks, masses, at, known, wide: constexpr, size: constexpr):
+    """The sums over a part; over no positions where it is not known."""
+    d = tl.arange(0, size)
+    peak = tl.load(peaks + at, mask=known, other=float("-inf"))
+    mass = tl.load(masses + at, mask=known, other=0.0)
+    total = tl.load(
+        sums + at[:, None].to(tl.int64) * size + d[None, :], mask=known[:, None], other=0.0
+    )
+    return peak, tl.broadcast_to(mass[:, None], (wide, 16)), total
 
 
 @jit
 def attend_part(
-    queries, keys, values,
-    starts, lengths, places, visible,
-    sums, peaks, masses,
-    scale, rows, group,
+    queries, keys, values, starts, lengths, sums, peaks, masses, scale, rows, group,
     query_head, query_row, key_head, key_row, value_head, value_row,
-    prompt: constexpr, precision: constexpr, wide: constexpr, block: constexpr, size: constexpr,
-    splits: constexpr,
+    precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
+    parts: constexpr,
 ) -> None:  # fmt: skip
-    """One part of the cached tokens, for `wide` pairs of a query head and a row."""
+    """The sums over the cached blocks of one part, for `wide` pairs of a query head and a row."""
     shared = tl.program_id(0)
-    split = tl.program_id(1)
+    number = tl.program_id(1)
     pair = tl.program_id(2) * wide + tl.arange(0, wide)
     used = pair < group * rows
     row = pair % rows
     head = shared * group + pair // rows
     start = tl.load(starts + row).to(tl.int32)
-    drafted_from = start + tl.load(lengths + row).to(tl.int32)
-    place = tl.load(places + row).to(tl.int32)
-    first = tl.min(start, 0)
-    last = tl.max(drafted_from + place, 0) + 1
-    part = tl.cdiv(tl.cdiv(last - first, splits), block) * block
-    begin = first + split * part
-    end = tl.minimum(begin + part, last)
+    cached = start + tl.load(lengths + row).to(tl.int32) // block * block
+    begin = number * part
+    end = tl.minimum(begin + part, tl.max(cached, 0))
+    if begin < end:
+        d = tl.arange(0, size)
+        q = tl.load(
+            queries + head[:, None] * query_head + row[:, None] * query_row + d[None, :],
+            mask=used[:, None],
+            other=0.0,
+        )
+        peak, mass, total = nothing(wide, size)
+        for at in range(begin, end, block):
+            n = at + tl.arange(0, block)
+            n_wide = n.to(tl.int64)
+            k = tl.load(keys + shared * key_head + n_wide[None, :] * key_row + d[:, None])
+            v = tl.load(values + shared * value_head + n_wide[:, None] * value_row + d[None, :])
+            sees = (n[None, :] >= start[:, None]) & (n[None, :] < cached[:, None])
+            peak, mass, total = absorb(peak, mass, total, q, k, v, sees, scale, precision)
+        to = (head * rows + row) * parts + number
+        tl.store(peaks + to, peak, mask=used)
+        tl.store(masses + to, tl.max(mass, 1), mask=used)
+        tl.store(sums + to[:, None].to(tl.int64) * size + d[None, :], total, mask=used[:, None])
+
+
+@jit
+def attend_rest(
+    queries, keys, values, starts, lengths, places, paths, counts, sums, peaks, masses, out,
+    scale, rows, heads, group,
+    query_head, query_row, key_head, key_row, value_head, value_row,
+    precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
+    parts: constexpr,
+) -> None:  # fmt: skip
+    """All parts, and the blocks that are not completely cached, for one row and `group` heads."""
+    shared = tl.program_id(0)
+    row = tl.program_id(1)
+    member = tl.arange(0, wide)
+    used = member < group
+    head = shared * group + member
+    start = tl.load(starts + row).to(tl.int32)
+    length = tl.load(lengths + row).to(tl.int32)
+    end = length + tl.load(counts + row).to(tl.int32)
+    cached = length // block * block
+    full = length // part
+    first = (head * rows + row) * parts + start // part
+    d = tl.arange(0, size)
+    q = tl.load(
+        queries + head[:, None] * query_head + row * query_row + d[None, :],
+        mask=used[:, None],
+        other=0.0,
+    )
+    peak, mass, total = nothing(wide, size)
+    for begin in range(0, full, TOGETHER):
+        # Unrolled, so that some parts are read while others are added up.
+        for more in tl.static_range(TOGETHER):
+            number = begin + more
+            own_peak, own_mass, own_total = part_sums(
+                sums, peaks, masses, first + number, used & (number < full), wide, size
+            )
+            peak, mass, total = fold(peak, mass, total, own_peak, own_mass, own_total, scale)
+    for begin in range(full * part, end, part):
+        own_peak, own_mass, own_total = part_sums(
+            sums, peaks, masses, first + begin // part, used & (begin < cached), wide, size
+        )
+        for at in range(tl.maximum(begin, cached), tl.minimum(begin + part, end), block):
+            position = at + tl.arange(0, block)
+            seen = position < end
+            drafted = seen & (position >= length)
+            other = tl.load(paths + row * rows + position - length, mask=drafted, other=0)
+            place = tl.load(places + other, mask=drafted, other=0).to(tl.int32)
+            n = (start + tl.where(drafted, length + place, position)).to(tl.int64)
+            k = tl.load(
+                keys + shared * key_head + n[None, :] * key_row + d[:, None],
+                mask=seen[None, :],
+                other=0.0,
+            )
+            v = tl.load(
+                values + shared * value_head + n[:, None] * value_row + d[None, :],
+                mask=seen[:, None],
+                other=0.0,
+            )
+            own_peak, own_mass, own_total = absorb(
+                own_peak, own_mass, own_total, q, k, v, seen[None, :], scale, precision
+            )
+        peak, mass, total = fold(peak, mass, total, own_peak, own_mass, own_total, scale)
+    found = total / tl.max(mass, 1)[:, None]
+    to = out + (row * heads + head)[:, None] * size + d[None, :]
+    tl.store(to, found.to(out.dtype.element_ty), mask=used[:, None])
+
+
+@jit
+def attend_prompt(
+    queries, keys, values, starts, lengths, places, out, scale, rows, heads, group,
+    query_head, query_row, key_head, key_row, value_head, value_row,
+    precision: constexpr, wide: constexpr, block: constexpr, part: constexpr, size: constexpr,
+) -> None:  # fmt: skip
+    """The whole text, for `wide` pairs of a query head and a row of a prompt."""
+    shared = tl.program_id(0)
+    pair = tl.program_id(1) * wide + tl.arange(0, wide)
+    used = pair < group * rows
+    row = pair // group
+    row = tl.where(used, row, 0)
+    head = shared * group + pair % group
+    start = tl.load(starts + row).to(tl.int32)
+    last = start + (tl.load(lengths + row) + tl.load(places + row)).to(tl.int32)
+    end = tl.max(last, 0) + 1
     d = tl.arange(0, size)
     q = tl.load(
         queries + head[:, None] * query_head + row[:, None] * query_row + d[None, :],
         mask=used[:, None],
         other=0.0,
     )
-    peak = tl.full((wide,), float("-inf"), tl.float32)
-    mass = tl.zeros((wide,), tl.float32)
-    total = tl.zeros((wide, size), tl.float32)
-    for at in range(begin, end, block):
-        n = at + tl.arange(0, block)
-        inside = n < end
-        k = tl.load(
-            keys + shared * key_head + n[None, :].to(tl.int64) * key_row + d[:, None],
-            mask=inside[None, :],
-            other=0.0,
-        )
-        score = tl.dot(q, k, input_precision=precision) * scale
-        after = n[None, :] - drafted_from[:, None]
-        sees = (n[None, :] >= start[:, None]) & (after < 0)
-        if prompt:
-            sees = sees | ((after >= 0) & (after <= place[:, None]))
-        else:
-            other = row[:, None] - place[:, None] + after
-            drafted = (after >= 0) & (other < rows) & used[:, None] & inside[None, :]
-            shown = tl.load(visible + row[:, None] * rows + other, mask=drafted, other=0)
-            sees = sees | (shown != 0)
-        score = tl.where(sees & inside[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp(score - level[:, None])
-        fade = tl.exp(peak - level)
-        mass = mass * fade + tl.sum(weight, 1)
-        v = tl.load(
-            values + shared * value_head + n[:, None].to(tl.int64) * value_row + d[None, :],
-            mask=inside[:, None],
-            other=0.0,
-        )
-        total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
-        peak = higher
-    to = (head * rows + row) * splits + split
-    tl.store(peaks + to, peak, mask=used)
-    tl.store(masses + to, mass, mask=used)
-    tl.store(sums + to[:, None].to(tl.int64) * size + d[None, :], total, mask=used[:, None])
+    peak, mass, total = nothing(wide, size)
+    for begin in range(tl.min(start, 0), end, part):
+        own_peak, own_mass, own_total = nothing(wide, size)
+        for at in range(begin, tl.minimum(begin + part, end), block):
+            n = at + tl.arange(0, block)
+            n_wide = n.to(tl.int64)
+            inside = n < end
+            k = tl.load(
+                keys + shared * key_head + n_wide[None, :] * key_row + d[:, None],
+                mask=inside[None, :],
+                other=0.0,
+            )
+            v = tl.load(
+                values + shared * value_head + n_wide[:, None] * value_row + d[None, :],
+                mask=inside[:, None],
+                other=0.0,
+            )
+            sees = (n[None, :] >= start[:, None]) & (n[None, :] <= last[:, None])
+            own_peak, own_mass, own_total = absorb(
+                own_peak, own_mass, own_total, q, k, v, sees, scale, precision
+            )
+        peak, mass, total = fold(peak, mass, total, own_peak, own_mass, own_total, scale)
+    found = total / tl.max(mass, 1)[:, None]
+    to = out + (row * heads + head)[:, None] * size + d[None, :]
+    tl.store(to, found.to(out.dtype.element_ty), mask=used[:, None])
 
 
-@jit
-def merge_parts(
-    sums, peaks, masses, out, rows, heads,
-    size: constexpr, splits: constexpr,
-) -> None:  # fmt: skip
-    """The parts of one query head and row, together."""
-    head = tl.program_id(0)
-    row = tl.program_id(1)
-    d = tl.arange(0, size)
-    at = (head * rows + row) * splits + tl.arange(0, splits)
-    peak = tl.load(peaks + at)
-    weight = tl.exp(peak - tl.max(peak, 0))
-    total = tl.load(sums + at[:, None].to(tl.int64) * size + d[None, :])
-    found = tl.sum(total * weight[:, None], 0) / tl.sum(tl.load(masses + at) * weight, 0)
-    tl.store(out + (row * heads + head) * size + d, found.to(out.dtype.element_ty))
+def part_of(rows: int) -> int:
+    """Positions in a part, for a pool of so many rows."""
+    return max(PART, int(triton.next_power_of_2(triton.cdiv(rows, MOST_PARTS))))
 
 
 def tree_attention(
@@ -127,42 +398,54 @@ def tree_attention(
     starts: torch.Tensor,
     lengths: torch.Tensor,
     places: torch.Tensor,
-    visible: torch.Tensor | None,
+    paths: tuple[torch.Tensor, torch.Tensor] | None,
     scale: float,
 ) -> torch.Tensor:
     """Attention of some rows to the cached tokens and to each other; shape (1, rows, heads, size).
 
     `queries` have shape (1, heads, rows, size), the pool's `keys` and `values` (1, key heads, rows
     of the pool, size); `size` is a power of two, from 16 on. `starts`, `lengths` and `places` are
-    whole numbers of shape (rows,), as in the module's docstring. A row sees a row of its sequence
-    where `visible`, shape (rows, rows), is not 0; without it, all rows up to its own.
+    whole numbers of shape (rows,), as in Table; `starts` are multiples of `part_of`. `paths` are
+    those of Table; without them the rows are a prompt, in which a row sees all up to its own.
     """
     _, heads, rows, size = queries.shape
     shared = keys.shape[1]
     group = heads // shared
-    pairs = group * rows
-    wide = 16 if pairs <= 16 else 32 if pairs <= 32 else 64
-    blocks = triton.cdiv(pairs, wide)
-    splits = 1
-    while splits < MOST_SPLITS and 2 * splits * shared * blocks <= PROGRAMS:
-        splits *= 2
-    sums = torch.empty((heads, rows, splits, size), dtype=torch.float32, device=queries.device)
-    peaks, masses = torch.empty_like(sums[..., 0]), torch.empty_like(sums[..., 0])
-    out = torch.empty((1, rows, heads, size), dtype=queries.dtype, device=queries.device)
-    attend_part[shared, splits, blocks](
-        queries, keys, values,
-        starts, lengths, places, places if visible is None else visible,
-        sums, peaks, masses,
-        scale, rows, group,
+    part = part_of(keys.shape[2])
+    scale *= log2(e)  # the weights are powers of two
+    strides = (
         queries.stride(1), queries.stride(2), keys.stride(1), keys.stride(2), values.stride(1),
         values.stride(2),
-        prompt=visible is None, precision="ieee", wide=wide, block=BLOCK, size=size, splits=splits,
-        num_warps=4, num_stages=3,
     )  # fmt: skip
-    merge_parts[heads, rows](
-        sums, peaks, masses, out, rows, heads, size=size, splits=splits, num_warps=4
-    )
+    out = torch.empty((1, rows, heads, size), dtype=queries.dtype, device=queries.device)
+    shape = {"precision": "ieee", "block": BLOCK, "part": part, "size": size}
+    pairs = group * rows
+    wide = 16 if pairs <= 16 else 32 if pairs <= 32 else 64
+    # What a program holds of the text must find room in its shared memory.
+    ahead = 3 if size * keys.itemsize <= 256 else 1
+    if paths is None:
+        attend_prompt[shared, triton.cdiv(pairs, wide)](
+            queries, keys, values, starts, lengths, places, out, scale, rows, heads, group,
+            *strides, wide=wide, num_warps=8 if size > 64 else 4, num_stages=min(2, ahead), **shape,
+        )  # fmt: skip
+        return out
+    parts = triton.cdiv(keys.shape[2], part)
+    sums = torch.empty((heads, rows, parts, size), dtype=torch.float32, device=queries.device)
+    peaks, masses = torch.empty_like(sums[..., 0]), torch.empty_like(sums[..., 0])
+    attend_part[shared, parts, triton.cdiv(pairs, wide)](
+        queries, keys, values, starts, lengths, sums, peaks, masses, scale, rows, group,
+        *strides, wide=wide, parts=parts, num_warps=4, num_stages=ahead, **shape,
+    )  # fmt: skip
+    attend_rest[shared, rows](
+        queries, keys, values, starts, lengths, places, *paths, sums, peaks, masses, out,
+        scale, rows, heads, group,
+        *strides, wide=max(16, triton.next_power_of_2(group)), parts=parts,
+        num_warps=2, num_stages=min(2, ahead), **shape,
+    )  # fmt: skip
     return out
+
+
+# what surrounds them
 
 
 @jit

@@ -89,6 +89,7 @@ class NativeForwards:
 
     nodes: int | None = None
     chunk: int | None = CHUNK
+    exact = True
 
     def __init__(self, backend: TransformersBackend) -> None:
         model, context = backend.model, backend.info.context_length
@@ -212,8 +213,9 @@ def obstacle(backend: TransformersBackend) -> str:
         return f"the core does not know {name}"
     if not info.can_tree or info.leaves is not None:
         return "it does not verify trees"
-    if backend.window and backend.window < info.context_length:
-        return f"its layers see {backend.window:,} tokens at most"
+    reach = min(backend.spans.values(), default=info.context_length)
+    if reach < info.context_length:
+        return f"its layers see {reach:,} tokens at most"
     if backend.rotary.switches:
         return "its rotary factors depend on the length of the text"
     if config.hidden_act != "silu" or model.model.layers[0].self_attn.head_dim not in HEAD_SIZES:

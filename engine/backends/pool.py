@@ -22,8 +22,9 @@ class Table(NamedTuple):
 
     The sequence of a row has `lengths` cached tokens from the row `starts` of the pool on. The row
     itself is written at its place after them. It sees the rows where `visible` is not 0; without
-    `visible`, those of its sequence up to its own place. `reach` is the end of the pool that is
-    read.
+    `visible`, those of its sequence up to its own place. `paths` are the same rows, as the kernels
+    read them: for each row those that it sees, in the order of the text, and their number. `reach`
+    is the end of the pool that is read.
     """
 
     starts: torch.Tensor
@@ -31,24 +32,40 @@ class Table(NamedTuple):
     places: torch.Tensor
     visible: torch.Tensor | None
     reach: int
+    paths: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def with_paths(self) -> "Table":
+        if self.visible is None:
+            return self
+        order = self.visible.sort(dim=1, descending=True, stable=True).indices
+        return self._replace(paths=(order, self.visible.sum(dim=1)))
 
     @property
     def where(self) -> torch.Tensor:
         return self.starts + self.lengths + self.places
 
-    def mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """The additive mask of the library's attention, shape (1, 1, rows, reach)."""
+    def mask(
+        self, dtype: torch.dtype, positions: torch.Tensor, kind: str, span: int
+    ) -> torch.Tensor:
+        """The additive mask of the library's attention, shape (1, 1, rows, reach), for rows at some
+        positions. A layer of sliding attention sees the last `span` positions, and one of chunked
+        attention those of the same part of `span` positions."""
         rows = len(self.places)
-        after = torch.arange(self.reach, device=self.places.device)
-        after = after - (self.starts + self.lengths)[:, None]
+        found = torch.arange(self.reach, device=self.places.device) - self.starts[:, None]
+        after = found - self.lengths[:, None]
+        seen = found >= 0
         if self.visible is None:
-            seen = after <= self.places[:, None]
+            seen &= after <= self.places[:, None]
         else:
             other = torch.arange(rows, device=after.device)[:, None] - self.places[:, None] + after
             drafted = (after >= 0) & (other < rows)
-            shown = self.visible.gather(1, other.clamp(0, rows - 1)) != 0
-            seen = (after < 0) | (drafted & shown)
-        seen &= after >= -self.lengths[:, None]
+            other = other.clamp(0, rows - 1)
+            seen &= (after < 0) | (drafted & (self.visible.gather(1, other) != 0))
+            found = torch.where(drafted, positions[other], found)
+        if kind == "sliding_attention":
+            seen &= found > positions[:, None] - span
+        elif kind == "chunked_attention":
+            seen &= found // span == positions[:, None] // span
         mask = torch.zeros((1, 1, rows, self.reach), dtype=dtype, device=after.device)
         return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 

@@ -1,4 +1,5 @@
-"""Weights of 4 or 8 bits on a processor: the linear layers of a model in transformers.
+"""Weights of 4 or 8 bits on a processor: the linear layers of a model in transformers; and how
+models are loaded with such weights, also on a GPU (rounded.py).
 
 A step of decoding takes the time in which the weights come from memory, so weights of a quarter of
 the size are read in a quarter of the time. The compiled core multiplies a few rows by such weights
@@ -25,6 +26,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from engine.backends.rounded import RoundedLinear
 from engine.native import core, missing
 from engine.process import give_back_freed
 
@@ -239,22 +241,21 @@ class StoredEmbedding(nn.Module):
 
 @register_quantization_config(METHOD)
 class PackedConfig(QuantizationConfigMixin):
-    def __init__(self, bits: int, **others: Any) -> None:
+    def __init__(self, bits: int, device: str = "cpu", **others: Any) -> None:
         self.quant_method: Any = METHOD
-        self.bits = bits
+        self.bits, self.device = bits, device
 
 
 class Pack(ConversionOps):
     """Converts one weight that was read, and puts it into the model."""
 
-    def __init__(self, bits: int, room: Room) -> None:
-        self.bits = bits
-        self.room = room
+    def __init__(self, packer: "Packer") -> None:
+        self.packer = packer
 
     def convert(self, input_dict: dict[str, Any], *places: Any, **given: Any) -> dict[str, Any]:
         model, name = given["model"], given["full_layer_name"]
         (weight,) = next(iter(input_dict.values()))
-        pack_module(model, name.rpartition(".")[0], weight, self.bits, self.room)
+        self.packer.pack(model, name.rpartition(".")[0], weight)
         del weight, input_dict
         give_back_freed()  # otherwise the original weights of all layers add up
         if given.get("missing_keys"):
@@ -270,30 +271,50 @@ class Packer(HfQuantizer):
     def __init__(self, quantization_config: PackedConfig, **others: Any) -> None:
         super().__init__(quantization_config, **others)
         self.room = Room()
+        self.on_cpu = torch.device(quantization_config.device).type == "cpu"
 
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
         path, _, name = param_name.rpartition(".")
         if param_name in model.all_tied_weights_keys:
             return False  # it becomes the embedding, and is converted after loading
-        return name == "weight" and type(module_at(model, path)) is nn.Linear and fits(model, path)
+        return name == "weight" and self.fits(module_at(model, path))
+
+    def fits(self, module: nn.Module) -> bool:
+        if type(module) is not nn.Linear:
+            return False
+        return not self.on_cpu or can_pack(module.out_features, module.in_features)
 
     def get_quantize_ops(self) -> Pack:
-        return Pack(self.quantization_config.bits, self.room)
+        return Pack(self)
+
+    def pack(self, model: Any, path: str, weight: torch.Tensor) -> None:
+        """Replace a linear layer by one of few bits."""
+        above, _, name = path.rpartition(".")
+        linear, bits = module_at(model, path), self.quantization_config.bits
+        if linear is model.get_output_embeddings():
+            bits = HEAD_BITS
+        packed = (
+            PackedLinear(weight, linear.bias, bits, self.room)
+            if self.on_cpu
+            else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
+        )
+        setattr(module_at(model, above), name, packed)
 
     def is_serializable(self) -> bool:
         return False
 
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
-        """Convert an output matrix that is the embedding, and store what remains."""
+        """Convert an output matrix that is the embedding, and store what remains: for a processor
+        as float32."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         for path, module in list(model.named_modules()):
-            if module is head and type(head) is nn.Linear and fits(model, path):
+            if module is head and self.fits(head):
                 tied = head.weight is embedding.weight
-                pack_module(model, path, head.weight.data, HEAD_BITS, self.room)
+                self.pack(model, path, head.weight.data)
                 module_at(model, path).counted = not tied
-        if type(embedding) is nn.Embedding:
+        if self.on_cpu and type(embedding) is nn.Embedding:
             model.set_input_embeddings(StoredEmbedding(embedding.weight.data))
-        for parameter in model.parameters():
+        for parameter in model.parameters() if self.on_cpu else ():
             parameter.data = parameter.data.float()
         for module in model.modules():
             if isinstance(module, PackedLinear):
@@ -306,27 +327,13 @@ def module_at(model: Any, path: str) -> Any:
     return model.get_submodule(path)
 
 
-def fits(model: Any, path: str) -> bool:
-    module = module_at(model, path)
-    return can_pack(module.out_features, module.in_features)
-
-
-def pack_module(model: Any, path: str, weight: torch.Tensor, bits: int, room: Room) -> None:
-    """Replace a linear layer by one of few bits."""
-    if module_at(model, path) is model.get_output_embeddings():
-        bits = HEAD_BITS
-    above, _, name = path.rpartition(".")
-    packed = PackedLinear(weight, module_at(model, path).bias, bits, room)
-    setattr(module_at(model, above), name, packed)
-
-
 def sizes(model: Any) -> tuple[int, int]:
     """The number of a model's weights, and the bytes that they take."""
     kept = {id(each): each for each in model.parameters()}
     count = sum(each.numel() for each in kept.values())
     total = sum(each.numel() * each.element_size() for each in kept.values())
     for module in model.modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedLinear | RoundedLinear):
             count += module.counted * module.out_features * module.in_features
             total += module.numbers.nbytes + module.scales.nbytes
         elif isinstance(module, StoredEmbedding):

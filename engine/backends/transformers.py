@@ -45,6 +45,7 @@ from engine.backends.device_scores import DeviceScores
 from engine.backends.folded_attention import unfolded
 from engine.backends.pool import PoolCache
 from engine.backends.quantised import PackedLinear
+from engine.backends.rounded import RoundedLinear
 from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.heads.eagle3_head import Eagle3Head
 from engine.models.memory import CHAIN
@@ -158,13 +159,17 @@ def without_last(module: torch.nn.Module, given: Any, angles: Any) -> Any:
 class OtherForwards(Protocol):
     """Another way to compute some forwards of a model, for all of its sequences (captured.py).
     `nodes` is the size of the largest tree that it computes, None for any, and `chunk` the number
-    of tokens of a prompt that it reads at a time, None for the usual one."""
+    of tokens of a prompt that it reads at a time, None for the usual one. `exact` is that of
+    BackendInfo."""
 
     @property
     def nodes(self) -> int | None: ...
 
     @property
     def chunk(self) -> int | None: ...
+
+    @property
+    def exact(self) -> bool: ...
 
     def fresh_cache(self) -> TreeCache: ...
 
@@ -197,14 +202,13 @@ class TransformersBackend(TransformersTokenizer):
         self.head: Eagle3Head | None = None
         self.captured: OtherForwards | None = None
         config = model.config.get_text_config()
-        self.window: int | None = getattr(config, "sliding_window", None)
-        self.chunk: int | None = getattr(config, "attention_chunk_size", None)
-        usual = "full_attention"
-        if self.window:
-            usual = "sliding_attention"
-        elif self.chunk:
-            usual = "chunked_attention"
+        spans = {
+            "sliding_attention": getattr(config, "sliding_window", None) or 0,
+            "chunked_attention": getattr(config, "attention_chunk_size", None) or 0,
+        }
+        usual = next((kind for kind, span in spans.items() if span), "full_attention")
         self.layer_kinds = sorted(set(getattr(config, "layer_types", None) or [usual]))
+        self.spans = {kind: spans[kind] for kind in self.layer_kinds if spans.get(kind)}
         self.kinds, self.recurrent = kinds_of(config), is_recurrent(config)
         self.resumes = not self.recurrent
         self.chain: int | None = CHAIN if self.recurrent else None
@@ -442,11 +446,12 @@ class TransformersBackend(TransformersTokenizer):
         logits: Floats = output.logits[0, -1].float().cpu().numpy()
         return logits
 
-    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor | PackedLinear]:
+    def embeddings(self) -> tuple[torch.Tensor, torch.Tensor | torch.nn.Module]:
         """The embedding and the output matrix, for a head without its own. A matrix of few bits
         stays as it is: its numbers would take four times the memory."""
         output = self.model.get_output_embeddings()
-        found = output if isinstance(output, PackedLinear) else output.weight
+        few = isinstance(output, PackedLinear | RoundedLinear)
+        found = output if few else output.weight
         return self.model.get_input_embeddings().weight, found
 
     def mask(
@@ -471,7 +476,7 @@ class TransformersBackend(TransformersTokenizer):
     def far(self, kind: str, start: int, positions: NDArray[np.int_]) -> NDArray[np.bool_] | None:
         """The rows that rows at some positions do not see because of the kind of layer, None if
         they see all; shape (rows, start + rows)."""
-        reach = {"sliding_attention": self.window, "chunked_attention": self.chunk}.get(kind)
+        reach = self.spans.get(kind)
         if not reach or int(positions.max()) < reach:
             return None
         rows, columns = positions[:, None], np.concatenate([np.arange(start), positions])[None, :]

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -224,7 +224,8 @@ class Eagle3Weights:
     """What all sequences share: the head, and the embedding and output matrix that it uses, its own
     or its target's. `tokens` are the target's tokens to which its logits belong, None for all.
     `taps` are the target's modules whose outputs it reads. `head` may also be a network of
-    engine/heads/mtp.py or assistant.py: all have `join` and `norm`."""
+    engine/heads/mtp.py or assistant.py: all have `join` and `norm`. `captured` are its recorded
+    steps, if a GPU has them."""
 
     head: Any
     embedding: torch.Tensor
@@ -232,6 +233,7 @@ class Eagle3Weights:
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo
+    captured: "RecordedSteps | None" = None
 
 
 class Block(NamedTuple):
@@ -243,6 +245,22 @@ class Block(NamedTuple):
     before: torch.Tensor
     rows: Sequence[int]
     sees: NDArray[np.bool_]
+
+
+class RecordedSteps(Protocol):
+    """Steps of a head that need not be told again (captured_head.py), in memory that all sequences
+    share."""
+
+    def enter(self, head: "Eagle3Head") -> None:
+        """Let a head own the memory."""
+
+    def step(self, head: "Eagle3Head", block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The hidden states and the logits of a block; None if it cannot."""
+
+    def write(
+        self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put new keys and values at some rows; returns all."""
 
 
 class Rows:
@@ -294,6 +312,8 @@ class Eagle3Head:
         self.waiting: list[torch.Tensor] = []
         self.done = 0
         self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.aside: torch.Tensor | None = None
+        self.logits: torch.Tensor | None = None
         self.found: list[torch.Tensor] = []
         self.drafted = 0
         self.seen: list[list[int]] = []
@@ -301,7 +321,8 @@ class Eagle3Head:
     @property
     def bytes(self) -> int:
         waiting = sum(each.untyped_storage().nbytes() for each in self.waiting)
-        return self.states.bytes + self.keys.bytes + self.values.bytes + waiting
+        aside = 0 if self.aside is None else self.aside.nbytes
+        return self.states.bytes + self.keys.bytes + self.values.bytes + waiting + aside
 
     def listen(self, on: bool) -> None:
         self.on = on
@@ -374,9 +395,11 @@ class Eagle3Head:
             hidden = self.step(Block(self.done, following, before, rows, sees))
             self.done += len(rows)
         if hidden is not None:
-            self.root = hidden[-1:]
+            # A copy, as the next step may be computed in the same place.
+            self.root = hidden[-1:].clone()
         self.level, self.row = self.root, last
         self.seen = [[]]
+        self.logits = None if hidden is None or self.logits is None else self.logits[-1:]
         return self.guesses(self.root)[0]
 
     @torch.inference_mode()
@@ -401,13 +424,27 @@ class Eagle3Head:
         """Run the layer over a block; returns the next hidden states."""
         start, tokens, before, rows, sees = block
         head, device = self.weights.head, before.device
+        captured = self.weights.captured
+        self.logits = None
+        if captured is not None and (found := captured.step(self, block)):
+            hidden, self.logits = found
+            return hidden
         mask = None if sees.all() else torch.from_numpy(sees).to(device)
 
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            if captured is None:
+                all_keys, all_values = (
+                    self.keys.write(start, keys),
+                    self.values.write(start, values),
+                )
+            else:
+                end = start + len(tokens)
+                held = captured.write(torch.arange(start, end, device=device), keys, values)
+                all_keys, all_values = (each[:, :, :end] for each in held)
             return functional.scaled_dot_product_attention(
                 queries,
-                self.keys.write(start, keys),
-                self.values.write(start, values),
+                all_keys,
+                all_values,
                 attn_mask=mask,
                 enable_gqa=queries.shape[1] != keys.shape[1],
             )
@@ -418,5 +455,8 @@ class Eagle3Head:
         return out
 
     def guesses(self, hidden: torch.Tensor) -> list[LogitGuess]:
-        logits = linear(self.weights.head.norm(hidden), self.weights.output)
+        """The guesses after hidden states; after those of the last step, if it was recorded."""
+        logits = self.logits
+        if logits is None:
+            logits = linear(self.weights.head.norm(hidden), self.weights.output)
         return [LogitGuess(row, self.weights.tokens) for row in logits.float().cpu().numpy()]

@@ -23,6 +23,7 @@ from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
 from engine.backends.quantised import BITS, PackedConfig, problem, sizes
+from engine.backends.rounded import problem as device_problem
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
 from engine.backends.transformers_tokenizer import (
@@ -32,6 +33,7 @@ from engine.backends.transformers_tokenizer import (
     vocabulary_of,
 )
 from engine.errors import ModelError, first_line
+from engine.heads.captured_head import capture_head
 from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
@@ -69,8 +71,8 @@ def load_transformers(
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
     is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" for the numbers of `dtype`, or "8" or "4" for the bits of a weight
-    on a processor, whatever `dtype` is. Raises ModelError.
+    `with_head`. `bits` is "auto" for the numbers of `dtype`, or "8" or "4" for the bits of a
+    weight, whatever `dtype` is. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
@@ -155,8 +157,8 @@ def read(source: str, device: torch.device, dtype: str, bits: int = 0) -> tuple[
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype="auto" if bits else pick_dtype(dtype, device, own),
-            quantization_config=PackedConfig(bits) if bits else None,
+            dtype=pick_wide(dtype, device, own) if bits else pick_dtype(dtype, device, own),
+            quantization_config=PackedConfig(bits, str(device)) if bits else None,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -192,7 +194,9 @@ def with_captured(backend: TransformersBackend) -> None:
     """Let a model on a GPU compute in captured forwards; its note gives the reason if it cannot."""
     info, problem = backend.info, capture(backend)
     if backend.captured is not None:
-        backend.info = replace(info, nodes=backend.captured.nodes)
+        captured = backend.captured
+        capture_head(backend)
+        backend.info = replace(info, nodes=captured.nodes, exact=captured.exact)
         return
     note = f"Each step of {info.name} starts its operations one by one, as {problem}."
     backend.info = replace(info, note=f"{info.note} {note}".lstrip())
@@ -230,7 +234,7 @@ def examine_all(backend: TransformersBackend, allowed: float) -> None:
     few tokens whose positions are shifted there.
     """
     reference = backend.alone
-    reach = backend.window or backend.chunk or 0
+    reach = min(backend.spans.values(), default=0)
     backend.info = check(backend, reference, allowed, reach)
     for switch in backend.rotary.switches:
         inside, beyond = switch - FEW - max(map(len, TREE)), switch + 1 - FEW
@@ -269,6 +273,15 @@ def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dt
     return DTYPES[dtype]
 
 
+def pick_wide(dtype: str, device: torch.device, own: object) -> torch.dtype | str:
+    """The torch dtype of what keeps its type beside weights of few bits: on a processor that of the
+    files, on a GPU one of 16 bits."""
+    if device.type == "cpu":
+        return "auto"
+    known = [kind for kind in (DTYPES.get(dtype), own) if kind in (torch.bfloat16, torch.float16)]
+    return known[0] if known else torch.bfloat16
+
+
 def pick_bits(bits: str, device: torch.device) -> int:
     """The bits of a weight for a setting, 0 for those of its type. Raises ModelError where weights
     of few bits cannot be computed with."""
@@ -278,10 +291,12 @@ def pick_bits(bits: str, device: torch.device) -> int:
         known = ", ".join(map(str, BITS))
         raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, {known}.")
     if device.type != "cpu":
-        raise ModelError(
-            f"Weights of {bits} bits are for a processor, and the model would run on {device}. "
-            "Choose the device cpu, or leave the bits at auto."
-        )
+        if reason := device_problem(device):
+            raise ModelError(
+                f"Weights cannot have {bits} bits here: {reason}. Choose the device cpu, or leave "
+                "the bits at auto."
+            )
+        return int(bits)
     if reason := problem():
         raise ModelError(
             f"Weights of {bits} bits need the compiled core: {reason}. Install it with `make "

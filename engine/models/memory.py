@@ -157,6 +157,8 @@ PACKED_INPUTS, PACKED_GROUP = 32, 128
 second."""
 PACKED_SCALES = {8: (128, 4), 4: (32, 2)}
 """By bits, the weights that share a scale, and its bytes."""
+ROUNDED_GROUP, ROUNDED_SCALES = 128, (64, 2)
+"""The same on a GPU (engine/backends/rounded.py)."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
 PACKED_OUTPUTS = 16
 """Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
@@ -225,9 +227,10 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
-    few = 0 if bits == "auto" else int(bits)
+    few, on_cpu = 0 if bits == "auto" else int(bits), device.startswith("cpu")
     if few:
-        kind = "F32"
+        halves = (each for each in (DTYPES.get(dtype), kind) if each in ("BF16", "F16"))
+        kind = "F32" if on_cpu else next(halves, "BF16")
     listed = tensors(source, folder)
     layers = config.get("num_hidden_layers")
     found = prediction(listed, layers if isinstance(layers, int) else len(listed))
@@ -244,7 +247,8 @@ def memory_need(
         floating = each.dtype.startswith(("F", "BF"))
         parameters += each.parameter_count
         if few and floating and name not in own:
-            weights += packed_bytes(name, each, few, tied)
+            embedding = SIZES.get(each.dtype if on_cpu else str(kind), 1)
+            weights += packed_bytes(name, each, few, tied, embedding, on_cpu)
             continue
         weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)
     number = SIZES[kind] if kind else SIZES["BF16"]
@@ -259,21 +263,30 @@ def memory_need(
     return Need(parameters, weights, cache, outlook_of(config, folder, found))
 
 
-def packed_bytes(name: str, weight: "TensorInfo", bits: int, tied: bool) -> int:
-    """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): embeddings
-    keep their type, and what is no matrix becomes float32. An embedding that is `tied` is the
-    output matrix as well."""
-    count, fits = weight.parameter_count, can_be_packed(weight.shape)
-    head = HEAD.search(name) or EMBEDDING.search(name)
-    bits = 8 if head else bits
-    packed = packed_size(weight.shape, bits, *PACKED_SCALES[bits]) if fits else 0
+def packed_bytes(
+    name: str, weight: "TensorInfo", bits: int, tied: bool, embedding: int, on_cpu: bool
+) -> int:
+    """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): what is no
+    matrix becomes float32 on a processor, and a number of an embedding takes `embedding` bytes. An
+    embedding that is `tied` is the output matrix as well."""
+    count, fits = weight.parameter_count, len(weight.shape) == 2
+    bits = 8 if HEAD.search(name) or EMBEDDING.search(name) else bits
+    packed, other = 0, FLOAT32 if on_cpu else embedding
+    if on_cpu:
+        fits = fits and weight.shape[1] % PACKED_INPUTS == 0
+        packed = packed_size(weight.shape, bits, *PACKED_SCALES[bits]) if fits else 0
+    elif fits:
+        packed = rounded_size(weight.shape, bits)
     if EMBEDDING.search(name):
-        return count * SIZES.get(weight.dtype, 1) + (packed if tied else 0)
-    return packed if fits else count * FLOAT32
+        return count * embedding + (packed if tied else 0)
+    return packed if fits else count * other
 
 
-def can_be_packed(shape: Sequence[int]) -> bool:
-    return len(shape) == 2 and shape[1] % PACKED_INPUTS == 0
+def rounded_size(shape: Sequence[int], bits: int) -> int:
+    """The bytes of a matrix of few bits on a GPU."""
+    padded = shape[0] * -(-shape[1] // ROUNDED_GROUP) * ROUNDED_GROUP
+    together, scale = ROUNDED_SCALES
+    return padded * bits // 8 + padded // together * scale
 
 
 def packed_size(shape: Sequence[int], bits: int, together: int, scale: int) -> int:

@@ -235,7 +235,8 @@ def test_a_stopped_prompt_goes_on_where_it_stopped(
     """Anywhere: between forwards, or inside of one, whose rows are thrown away."""
     monkeypatch.setattr("engine.backends.transformers.PREFILL_CHUNK", 32, raising=False)
     sequence, prompt, whole = subject.model.open(), subject.prompt(150), Stop(10**9)
-    sequence.chunk = 32 if sequence.info.kind == "llama.cpp" else sequence.chunk
+    if sequence.info.kind == "llama.cpp":
+        sequence.chunk = 32
     assert sequence.prefill(prompt, whole) == Filled(0, True)
     wanted, lengths = subject.alone(prompt), set[int]()
     for share in (0.0, 0.3, 0.7, 1.0):

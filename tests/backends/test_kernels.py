@@ -4,9 +4,12 @@ Triton's interpreter computes them where there is no GPU. tests/backends/conftes
 file out where there is no Triton, as on a Mac.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.backends import load, save_model
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +61,11 @@ def reference(queries: Any, keys: Any, values: Any, table: Any, visible: Any, sc
 
 CASES = {
     "one row, nothing cached": (4, 4, 16, [(0, 0, 1)]),
-    "one row, a long text": (4, 1, 32, [(0, 300, 1)]),
+    "one row, a long text": (4, 1, 32, [(0, 600, 1)]),
     "a tree, groups of heads": (8, 2, 16, [(0, 130, 7)]),
     "a tree as long as a block": (2, 2, 16, [(0, 64, 33)]),
-    "two sequences": (4, 2, 16, [(0, 20, 5), (100, 71, 3)]),
+    "a tree across two parts": (6, 2, 16, [(0, 251, 9)]),
+    "two sequences": (4, 2, 16, [(0, 20, 5), (256, 71, 3)]),
 }
 
 
@@ -75,6 +79,12 @@ def case(name: str) -> tuple[Any, ...]:
     queries = drawn(1, len(table), heads, size).transpose(1, 2)
     keys, values = drawn(1, shared, pool, size, seed=1), drawn(1, shared, pool, size, seed=2)
     return queries, keys, values, torch.tensor(table).T.contiguous().to(device())
+
+
+def paths_of(table: Any, visible: Any) -> Any:
+    from engine.backends.pool import Table
+
+    return Table(*table, visible, 0).with_paths().paths
 
 
 @pytest.mark.soak(stay=4)
@@ -92,7 +102,8 @@ def test_a_row_attends_to_its_text_and_its_ancestors(kernels: Any, name: str, pr
         visible = (
             (drawn_rows.tril() | torch.eye(rows, dtype=torch.bool).to(device())) & of_one
         ).long()
-    found = kernels.tree_attention(queries, keys, values, *table, visible, 0.3)
+    paths = paths_of(table, visible)
+    found = kernels.tree_attention(queries, keys, values, *table, paths, 0.3)
     assert off(found, reference(queries, keys, values, table, visible, 0.3)) < 1e-5
 
 
@@ -101,10 +112,68 @@ def test_nothing_else_is_read(kernels: Any) -> None:
     import torch
 
     queries, keys, values, table = case("a tree, groups of heads")
-    visible = torch.eye(7, dtype=torch.int64).to(device())
-    wanted = kernels.tree_attention(queries, keys, values, *table, visible, 0.3)
+    paths = paths_of(table, torch.eye(7, dtype=torch.int64).to(device()))
+    wanted = kernels.tree_attention(queries, keys, values, *table, paths, 0.3)
     keys[:, :, 137:], values[:, :, 137:] = 1e4, 1e4
-    assert torch.equal(kernels.tree_attention(queries, keys, values, *table, visible, 0.3), wanted)
+    assert torch.equal(kernels.tree_attention(queries, keys, values, *table, paths, 0.3), wanted)
+
+
+@pytest.mark.parametrize("length", [0, 31, 251])
+def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(kernels: Any, length: int) -> None:
+    """In the order of the text, wherever its ancestors lie; on a GPU to the last bit."""
+    import torch
+
+    rows, path = 9, [0, 2, 5, 8]
+    queries, keys, values, _ = case("a tree across two parts")
+    size = queries.shape[3]
+    text = keys[:, :, : length + len(path)], values[:, :, : length + len(path)]
+    visible = torch.eye(rows, dtype=torch.int64)
+    for at, row in enumerate(path):
+        visible[row, path[:at]] = 1
+    pool = [drawn(*keys.shape, seed=5) for _ in text]
+    drafts = drawn(1, rows, 6, size, seed=6).transpose(1, 2)
+    for held, known in zip(pool, text, strict=True):
+        held[:, :, :length] = known[:, :, :length]
+        held[:, :, [length + row for row in path]] = known[:, :, length:]
+    drafts[:, :, path] = queries[:, :, : len(path)]
+
+    def attended(rows: Any, pool: Any, places: list[int], length: int, visible: Any) -> Any:
+        table = torch.tensor([[0, length, place] for place in places]).T.contiguous().to(device())
+        paths = None if visible is None else paths_of(table, visible.to(device()))
+        return kernels.tree_attention(rows, *pool, *table, paths, 0.3)
+
+    in_tree = attended(drafts, pool, [*range(rows)], length, visible)[:, path]
+    in_prompt = attended(queries[:, :, : len(path)], text, [*range(len(path))], length, None)
+    alone = [
+        attended(queries[:, :, [at]], text, [0], length + at, torch.ones(1, 1, dtype=torch.int64))
+        for at in range(len(path))
+    ]
+    for found in (in_tree, torch.cat(alone, dim=1)):
+        if device() == "cuda":
+            assert torch.equal(found, in_prompt)
+        assert off(found, in_prompt.double()) < 1e-6
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 64, 48), (20, 200, 130), (70, 136, 64)])
+def test_a_product_is_that_of_its_weights(
+    kernels: Any, rows: int, width: int, outputs: int, bits: int
+) -> None:
+    import torch
+
+    from engine.backends.rounded import RoundedLinear
+
+    states, weight = drawn(1, rows, width).half(), drawn(outputs, width, seed=1).half()
+    matrix: tuple[Any, ...] = (weight,)
+    if bits < 16:
+        linear = RoundedLinear(weight, None, bits, device())
+        matrix, weight = (linear.numbers, linear.scales), linear.weight
+    for bias in (None, drawn(outputs).half()):
+        found = kernels.linear(states, matrix, bias)
+        wanted = torch.nn.functional.linear(
+            states.double(), weight.double(), None if bias is None else bias.double()
+        )
+        assert found.shape == wanted.shape and off(found, wanted) < 1e-3
 
 
 def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:
@@ -128,3 +197,23 @@ def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:
         strict=True,
     ):
         assert found.shape == known.shape and off(found, known.double()) < 1e-6
+
+
+@pytest.mark.soak(stay=1)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_kernels_compute_whole_models(
+    kernels: Any, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter, whose sums depend on the shape."""
+    from engine.backends import captured
+
+    gaps, gap = [], captured.largest_gap
+    monkeypatch.setattr(captured, "largest_gap", lambda *of: (gaps.append(gap(*of)), gaps[-1])[1])
+    monkeypatch.setattr(captured, "kernels_for", lambda model: kernels)
+    monkeypatch.setattr(captured, "same_bits", lambda *of: True)
+    monkeypatch.setattr(captured, "TREES", (4,))
+    monkeypatch.setattr(captured, "PROMPTS", (6,))
+    backend = load(save_model("qwen3", tmp_path), context_length=50, dtype=dtype)
+    assert captured.capture(backend) == ""
+    assert backend.captured.exact == (dtype == "float16")
+    assert 0 < gaps[0] < {"float16": 0.02, "float32": 1e-5}[dtype]

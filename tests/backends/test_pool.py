@@ -112,8 +112,11 @@ def test_the_mask_shows_a_row_its_text_and_its_ancestors() -> None:
     visible = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1]])
     for shown in (visible, None):
         table = Table(starts, lengths, places, shown, 8)
-        seen = (table.mask(torch.float32)[0, 0] == 0).tolist()
-        assert [[at for at, sees in enumerate(row) if sees] for row in seen] == [
-            [0, 1, 2], [0, 1, 2, 3], [5, 6],
-        ]  # fmt: skip
+        for kind, wanted in (
+            ("full_attention", [[0, 1, 2], [0, 1, 2, 3], [5, 6]]),
+            ("sliding_attention", [[1, 2], [2, 3], [5, 6]]),
+            ("chunked_attention", [[2], [2, 3], [5, 6]]),
+        ):
+            seen = (table.mask(torch.float32, lengths + places, kind, 2)[0, 0] == 0).tolist()
+            assert [[at for at, sees in enumerate(row) if sees] for row in seen] == wanted
         assert table.where.tolist() == [2, 3, 6]

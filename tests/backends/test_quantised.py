@@ -308,11 +308,11 @@ def test_without_the_compiled_core_the_error_says_what_to_do(
         load(EMBEDDED, bits="4")
 
 
-def test_a_gpu_is_refused() -> None:
+def test_other_gpus_are_refused() -> None:
     from engine.models.load_transformers import pick_bits
 
-    with pytest.raises(ModelError, match="are for a processor, and the model would run on cuda"):
-        pick_bits("8", torch.device("cuda"))
+    with pytest.raises(ModelError, match="8 bits here: .* NVIDIA GPU is needed, .* run on mps"):
+        pick_bits("8", torch.device("mps"))
 
 
 def test_weights_that_have_few_bits_already_are_refused(tmp_path: Path) -> None:

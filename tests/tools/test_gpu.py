@@ -64,6 +64,22 @@ def test_both_ways_are_measured_and_compared(
     assert "## GB of memory" in tables and "float32" in head and record["driver"] in head
 
 
+def test_a_model_of_a_size_gets_fewer_bits(tmp_path: Path) -> None:
+    import torch
+
+    from bench.gpu import round_matrices
+    from engine.backends.rounded import RoundedLinear
+
+    model = load_kind("llama-gqa", tmp_path).model
+    linear = model.model.layers[0].mlp.gate_proj
+    states = torch.randn(2, linear.in_features)
+    round_matrices(model, 4, torch.device("cpu"))
+    few = [module for module in model.modules() if isinstance(module, RoundedLinear)]
+    assert model.lm_head.bits == 8 and {module.bits for module in few[:-1]} == {4}
+    found, wanted = model.model.layers[0].mlp.gate_proj(states), linear(states)
+    assert 0.0 < (found - wanted).norm() / wanted.norm() < 0.2
+
+
 def test_a_model_without_captured_forwards_is_refused_with_the_reason(
     captured: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

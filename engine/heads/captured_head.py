@@ -1,0 +1,201 @@
+"""The steps of a head that a GPU repeats without being told each operation again.
+
+A head guesses level by level, and each level is a few dozen small operations, which take longer to
+start than to compute. As the forwards of its target (engine/backends/captured.py), they are
+recorded for some numbers of rows. All sequences of a model share the recordings, and so the memory
+of the keys and values: if another sequence guesses next, the rows of the previous one are copied
+out, and its own are copied in.
+
+Invariant: keys and values are those of the `owner`; each other head has its rows `aside`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count, takewhile
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from engine.backends.captured import REACH, SHARES, CapturedModel, Recorder
+from engine.backends.transformers import TransformersBackend
+from engine.heads.eagle3_head import Block, Eagle3Head, Eagle3Weights, linear
+
+ROWS = (1, 4, 16)
+"""Rows of recorded steps; more are computed as usual."""
+COLUMNS = 128
+"""The most tokens after the decided ones that a row sees."""
+
+
+class HeadForward:
+    """The step over `rows` rows: what it is told, in one buffer of whole numbers, and what it
+    found.
+
+    `hidden` has shape (rows, width), `logits` (rows, tokens).
+    """
+
+    def __init__(self, rows: int, head: "CapturedHead", like: torch.Tensor) -> None:
+        self.rows, self.head = rows, head
+        size, cuda = 2 + rows * (2 + COLUMNS), like.is_cuda
+        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=cuda)
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=like.device)
+        self.given = self.host.numpy()
+        self.before = like.new_zeros((rows, like.shape[1]))
+        self.hidden = self.logits = torch.empty(0)
+        self.forwards: dict[int, Callable[[], None]] = {}
+
+    def record(self, recorder: Recorder) -> None:
+        self.given[2 + 2 * self.rows :: COLUMNS] = 1
+        self.buffer.copy_(self.host)
+        for reach in reversed(self.head.reaches):
+            self.forwards[reach] = recorder.recorded(partial(self.compute, reach))
+
+    def run(self, block: Block, done: int) -> None:
+        """Compute a block, of whose columns the first `done` are seen by all rows."""
+        used, rows, given = len(block.tokens), self.rows, self.given
+        given[:2] = done, block.start
+        given[2 : 2 + used] = block.tokens
+        given[2 + rows : 2 + rows + used] = block.rows
+        visible = given[2 + 2 * rows :].reshape(rows, COLUMNS)
+        visible[:] = 0
+        visible[:used, : block.sees.shape[1] - done] = block.sees[:, done:]
+        # A row of padding sees something: otherwise it would not be a number.
+        visible[used:, 0] = 1
+        self.before[:used] = block.before
+        self.buffer.copy_(self.host, non_blocking=True)
+        end = block.start + rows
+        self.forwards[next(reach for reach in self.head.reaches if reach >= end)]()
+
+    def compute(self, reach: int) -> None:
+        rows, shared, weights = self.rows, self.head, self.head.weights
+        done, start = self.buffer[0], self.buffer[1]
+        tokens, positions = self.buffer[2 : 2 + 2 * rows].reshape(2, rows)
+        visible = self.buffer[2 + 2 * rows :].reshape(rows, COLUMNS)
+        after = torch.arange(reach, device=self.buffer.device) - done
+        shown = visible.index_select(1, after.clamp(0, COLUMNS - 1)) != 0
+        seen = (after < 0) | ((after < COLUMNS) & shown)
+        mask = torch.zeros((1, 1, rows, reach), dtype=self.before.dtype, device=seen.device)
+        mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)
+        where = start + torch.arange(rows, device=seen.device)
+
+        def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            held_keys, held_values = (
+                each[:, :, :reach] for each in shared.write(where, keys, values)
+            )
+            # The heads of a group as further rows: otherwise keys and values would be copied.
+            group = queries.shape[1] // keys.shape[1]
+            folded = queries.reshape(1, keys.shape[1], group * rows, -1)
+            found = functional.scaled_dot_product_attention(
+                folded, held_keys, held_values, attn_mask=mask.repeat(1, 1, group, 1)
+            )
+            return found.reshape(queries.shape)
+
+        embedded = functional.embedding(tokens, weights.embedding).to(self.before.dtype)
+        hidden = weights.head(embedded, self.before, positions, attend)
+        logits = linear(weights.head.norm(hidden), weights.output).float()
+        if not self.hidden.numel():
+            self.hidden, self.logits = torch.empty_like(hidden), torch.empty_like(logits)
+        self.hidden.copy_(hidden)
+        self.logits.copy_(logits)
+
+
+class CapturedHead:
+    """All recorded steps of a head, for texts with room for so many rows."""
+
+    def __init__(self, weights: Eagle3Weights, room: int, like: torch.Tensor) -> None:
+        self.weights, self.room = weights, room
+        self.reaches = [*takewhile(lambda reach: reach < room, (REACH << n for n in count())), room]
+        self.states: torch.Tensor | None = None
+        self.owner: Eagle3Head | None = None
+        self.forwards = {rows: HeadForward(rows, self, like) for rows in ROWS}
+
+    def record(self, recorder: Recorder) -> None:
+        for rows in sorted(self.forwards, reverse=True):
+            self.forwards[rows].record(recorder)
+        recorder.close()
+
+    def write(
+        self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put new keys and values, shape (1, heads, rows, size), at some rows; returns all."""
+        if self.states is None:
+            shape = 2, 1, keys.shape[1], self.room, keys.shape[3]
+            # Zeros, because a row that is not seen is still multiplied by 0.
+            self.states = keys.new_zeros(shape)
+        held_keys, held_values = self.states.unbind(0)
+        held_keys.index_copy_(2, where, keys)
+        held_values.index_copy_(2, where, values)
+        return held_keys, held_values
+
+    def enter(self, head: Eagle3Head) -> None:
+        """Let a head own the rows."""
+        if self.owner is head:
+            return
+        owner = self.owner
+        if owner is not None and self.states is not None:
+            owner.aside = self.states[:, :, :, : owner.done].clone()
+        self.owner = head
+        if head.aside is not None and self.states is not None:
+            self.states[:, :, :, : head.aside.shape[3]] = head.aside
+            head.aside = None
+
+    def step(self, head: Eagle3Head, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The hidden states and the logits of a block; None if it is too large."""
+        self.enter(head)
+        used = len(block.tokens)
+        rows = next((size for size in self.forwards if size >= used), None)
+        if rows is None or block.start + rows > self.room:
+            return None
+        if block.sees.shape[1] - head.done > COLUMNS:
+            return None
+        forward = self.forwards[rows]
+        forward.run(block, head.done)
+        return forward.hidden[:used], forward.logits[:used]
+
+
+@torch.inference_mode()
+def capture_head(backend: TransformersBackend) -> None:
+    """Record the steps of a model's head, if the model's forwards are, and the steps then give what
+    they give otherwise."""
+    head, captured = backend.head, backend.captured
+    if type(head) is not Eagle3Head or not isinstance(captured, CapturedModel):
+        return
+    like = head.weights.embedding[:1].to(backend.model.dtype)
+    try:
+        room = backend.info.context_length + COLUMNS
+        recorded = CapturedHead(head.weights, room, like)
+        recorded.record(captured.recorder)
+        weights = replace(head.weights, captured=recorded)
+        gaps = [gap(*guessed) for guessed in zip(*map(trial, (head.weights, weights)), strict=True)]
+    except Exception:
+        # Not all heads can be recorded, and the libraries raise many types then.
+        return
+    if max(gaps) <= SHARES[backend.model.dtype]:
+        backend.head = Eagle3Head(weights)
+
+
+def gap(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    return float((wanted - found).norm() / wanted.norm())
+
+
+def trial(weights: Eagle3Weights) -> list[torch.Tensor]:
+    """The hidden states of some steps of a head: a text, some guesses, and guesses after those."""
+    head, found = Eagle3Head(weights), []
+    draw = torch.Generator(weights.embedding.device).manual_seed(0)
+    size, device = weights.embedding.shape[1], weights.embedding.device
+    kind = weights.embedding.dtype
+    for used, sees in ((9, np.tri(9, dtype=bool)), (3, None), (1, None)):
+        start = head.done + head.drafted
+        if sees is None:
+            sees = np.concatenate([np.ones((used, start), bool), np.eye(used, dtype=bool)], axis=1)
+            sees[:, head.done : start] = False
+        before = torch.randn((used, size), generator=draw, device=device, dtype=kind)
+        tokens = range(1, 1 + used)
+        rows = [*range(start, start + used)] if not start else [start] * used
+        found.append(head.step(Block(start, tokens, before, rows, sees)).float().clone())
+        if start:
+            head.drafted += used
+        else:
+            head.done = used
+    return found
