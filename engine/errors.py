@@ -12,6 +12,8 @@ StrataError
 └── StorageError          a data directory or database that cannot be used
 """
 
+from traceback import clear_frames
+
 
 class StrataError(Exception):
     """Base class; `str(error)` is a complete message for the user."""
@@ -47,6 +49,15 @@ class Busy(StrataError):
 
 class StorageError(StrataError):
     """A data directory, a database or a statistics file cannot be used."""
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the variables of all calls that an error, and those before it, went through."""
+    left, seen = error, set[int]()
+    while left is not None and id(left) not in seen:
+        clear_frames(left.__traceback__)
+        seen.add(id(left))
+        left = left.__cause__ or left.__context__
 
 
 def first_line(error: Exception) -> str:

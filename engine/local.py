@@ -48,6 +48,7 @@ from engine.errors import (
     StorageError,
     StrataError,
     first_line,
+    forget_frames,
 )
 from engine.hsd.family import Family
 from engine.hsd.measure import Profiler
@@ -185,14 +186,16 @@ class Local:
         stream = Work()
 
         def run() -> None:
-            error: BaseException | None = None
             try:
                 if stream.stopped.is_set():
                     raise before_it_began()
                 work(stream)
-            except BaseException as raised:
-                error = raised
-            stream.end(error)
+            except BaseException as error:
+                # Its frames would keep the model in memory for as long as anyone has the error.
+                forget_frames(error)
+                stream.end(error)
+            else:
+                stream.end()
 
         def notify(ahead: int) -> None:
             if ahead:

@@ -1,7 +1,9 @@
 """Another model in the running app: what goes with the old one, what stays, and that whatever
 fails, there is a model that answers."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -478,11 +480,34 @@ def test_a_profile_under_way_ends_too(
     next(loading)
     assert stop_of(session.stacks.tasks).wait(10)
     gate.set()
-    with pytest.raises(Exception, match="stopped"):
+    with pytest.raises(Exception, match="stopped") as stopped:
         list(running)
     list(loading)
     del running
-    assert shop.alive == ["two"]
+    assert shop.alive == ["two"] and stopped.value, "also while the error is held"
+
+
+def test_what_failed_work_held_is_free_at_once(session: Session) -> None:
+    """Also while its error is shown, and before the collector of garbage comes by."""
+    held: list[weakref.ref[Any]] = []
+
+    class Model: ...
+
+    def work(stream: Stream[object]) -> None:
+        model = Model()
+        held.append(weakref.ref(model))
+        try:
+            raise ModelError("a layer is missing")
+        except ModelError as error:
+            raise ModelError("it cannot be loaded") from error
+
+    gc.disable()
+    try:
+        with pytest.raises(ModelError, match="it cannot be loaded") as found:
+            list(local(session).start(OWNER, work))
+        assert held[0]() is None and found.value.__cause__ is not None
+    finally:
+        gc.enable()
 
 
 def test_a_proof_that_another_model_ends_says_so(
