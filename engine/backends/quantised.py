@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -101,22 +102,36 @@ class Weights(Protocol):
     def __getitem__(self, rows: slice, /) -> torch.Tensor: ...
 
 
+class Layout(NamedTuple):
+    """Where the numbers of a row are in a file: in blocks of `size` bytes, in `length` bytes from
+    `at` on. In 4 bits the lower halves of `half` bytes come before their upper halves."""
+
+    size: int
+    at: int
+    length: int
+    half: int = 0
+
+
 class Numbers(NamedTuple):
     """Weights that were rounded elsewhere, in groups of core.FINE inputs.
 
-    `numbers` are from 0 on, shape (outputs, inputs), and `scales` have the shape (outputs, groups).
-    A weight is its number times the scale of its group, less `lows` of the group, or less half of
-    all numbers times the scale if `lows` is None. Numbers with lows have 4 bits.
+    The numbers of output i are in row `order[i]` of `rows`, which are those of a file, shape (rows,
+    bytes), from 0 on; in 8 bits they have a sign. `scales` have the shape (outputs, groups). A
+    weight is its number times the scale of its group, less `lows` of the group, or less half of all
+    numbers times the scale if `lows` is None. Numbers with lows have 4 bits.
     """
 
     bits: int
-    numbers: torch.Tensor
+    layout: Layout
+    rows: NDArray[np.uint8]
+    order: NDArray[np.int64]
     scales: torch.Tensor
     lows: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.numbers.shape)
+        blocks = self.rows.shape[1] // self.layout.size
+        return len(self.order), blocks * self.layout.length * 8 // self.bits
 
 
 class PackedLinear(nn.Module):
@@ -174,12 +189,7 @@ class PackedLinear(nn.Module):
 
     def place(self, given: Numbers) -> None:
         """Put numbers and scales where the core reads them."""
-        numbers = self.blocks(given.numbers, self.depth)
-        if self.bits == 4:
-            low, high = numbers.view(*numbers.shape[:2], -1, 2, 4).unbind(3)
-            numbers = low | high << 4
-        placed = numbers.view(*numbers.shape[:2], -1, 4).transpose(1, 2)
-        self.numbers.view(placed.shape).copy_(placed)
+        self.matrix.place(given.rows, given.order, *given.layout, torch.get_num_threads())
         kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
         groups = self.depth // self.group
         scales = torch.stack([self.blocks(each, groups).transpose(1, 2) for each in kinds], 2)

@@ -30,6 +30,7 @@ from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, alone
 from engine.backends.native_forward import SHARE
 from engine.backends.quantised import (
     HEAD_BITS,
+    Layout,
     Numbers,
     PackedLinear,
     Room,
@@ -333,7 +334,7 @@ def packed_of(
     """A matrix of the core with the numbers of a tensor, or with its weights rounded."""
     kept = KEPT.get(Kind(tensor.kind))
     if kept and kept.bits <= bits:
-        return PackedLinear(kept.read(rows_in(tensor)[order]), bias, bits, room)
+        return PackedLinear(kept.read(rows_in(tensor), order), bias, bits, room)
     return PackedLinear(Rows(tensor, order), bias, bits, room)
 
 
@@ -395,57 +396,61 @@ class Rows:
 # What llama.cpp writes, row by row: blocks of 32 weights, in Q4_K of 8 times 32.
 
 
-def fields_of(rows: NDArray[np.uint8], *widths: int) -> list[NDArray[np.uint8]]:
-    """The parts of the blocks of some rows, of so many bytes each: shape (rows, blocks, width)."""
-    blocks = rows.reshape(len(rows), -1, sum(widths))
-    return [np.ascontiguousarray(each) for each in np.split(blocks, np.cumsum(widths)[:-1], 2)]
+class Blocks:
+    """The blocks of some rows of a file, of which output i is row `order[i]`."""
+
+    def __init__(self, rows: NDArray[np.uint8], order: NDArray[np.int64], layout: Layout) -> None:
+        self.rows, self.order, self.layout = rows, order, layout
+        self.values = rows.reshape(len(rows), -1, layout.size)
+
+    def part(self, at: int, size: int = 2) -> NDArray[np.uint8]:
+        """Some bytes of each block, shape (outputs, blocks, size)."""
+        return np.ascontiguousarray(self.values[:, :, at : at + size])[self.order]
+
+    def halves(self, at: int) -> NDArray[np.float32]:
+        """A float16 of each block."""
+        return self.part(at).view(np.float16)[..., 0].astype(np.float32)
+
+    def numbers(self, bits: int, *scales: NDArray[np.float32]) -> Numbers:
+        return Numbers(bits, self.layout, self.rows, self.order, *map(torch.from_numpy, scales))
 
 
-def scales_of(part: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return part.view(np.float16)[..., 0].astype(np.float32)
+Reader = Callable[[NDArray[np.uint8], NDArray[np.int64]], Numbers]
 
 
-def nibbles(part: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Numbers of 4 bits: of each 32 bytes or less, first the lower halves, then the upper ones."""
-    groups = part.reshape(len(part), -1, min(32, part.shape[2]))
-    return np.stack([groups & 15, groups >> 4], 2).reshape(len(part), -1)
+def of_4_0(rows: NDArray[np.uint8], order: NDArray[np.int64]) -> Numbers:
+    blocks = Blocks(rows, order, Layout(18, 2, 16, 16))
+    return blocks.numbers(4, blocks.halves(0))
 
 
-def of_4_0(rows: NDArray[np.uint8]) -> Numbers:
-    scales, numbers = fields_of(rows, 2, 16)
-    return Numbers(4, torch.from_numpy(nibbles(numbers)), torch.from_numpy(scales_of(scales)))
+def of_4_1(rows: NDArray[np.uint8], order: NDArray[np.int64]) -> Numbers:
+    blocks = Blocks(rows, order, Layout(20, 4, 16, 16))
+    return blocks.numbers(4, blocks.halves(0), -blocks.halves(2))
 
 
-def of_4_1(rows: NDArray[np.uint8]) -> Numbers:
-    scales, least, numbers = fields_of(rows, 2, 2, 16)
-    found = (nibbles(numbers), scales_of(scales), -scales_of(least))
-    return Numbers(4, *map(torch.from_numpy, found))
-
-
-def of_4_k(rows: NDArray[np.uint8]) -> Numbers:
-    scale, low, packed, numbers = fields_of(rows, 2, 2, 12, 128)
-    scales, lows = gguf.quants.Q4_K.get_scale_min(packed.reshape(-1, 12))
-    found = (
-        nibbles(numbers),
-        (scales.reshape(*packed.shape[:2], 8) * scales_of(scale)[..., None]).reshape(len(rows), -1),
-        (lows.reshape(*packed.shape[:2], 8) * scales_of(low)[..., None]).reshape(len(rows), -1),
+def of_4_k(rows: NDArray[np.uint8], order: NDArray[np.int64]) -> Numbers:
+    blocks = Blocks(rows, order, Layout(144, 16, 128, 32))
+    packed = blocks.part(4, 12)
+    found = gguf.quants.Q4_K.get_scale_min(packed.reshape(-1, 12))
+    scales, lows = (
+        (each.reshape(*packed.shape[:2], 8) * blocks.halves(at)[..., None]).reshape(len(order), -1)
+        for at, each in zip((0, 2), found, strict=True)
     )
-    return Numbers(4, *map(torch.from_numpy, found))
+    return blocks.numbers(4, scales, lows)
 
 
-def of_8_0(rows: NDArray[np.uint8]) -> Numbers:
-    scales, numbers = fields_of(rows, 2, 32)
-    whole = numbers.reshape(len(rows), -1) ^ np.uint8(128)
-    return Numbers(8, torch.from_numpy(whole), torch.from_numpy(scales_of(scales)))
+def of_8_0(rows: NDArray[np.uint8], order: NDArray[np.int64]) -> Numbers:
+    blocks = Blocks(rows, order, Layout(34, 2, 32))
+    return blocks.numbers(8, blocks.halves(0))
 
 
 class Kept(NamedTuple):
     """A type whose numbers the core takes as they are: the bits of one, the bytes of the scales of
-    32, and what reads rows of them."""
+    32, and what reads rows of them in an order."""
 
     bits: int
     scales: int
-    read: Callable[[NDArray[np.uint8]], Numbers]
+    read: Reader
 
 
 KEPT = {

@@ -7,6 +7,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -66,6 +68,63 @@ void check(bool holds, const char *what) {
     if (!holds) throw std::invalid_argument(what);
 }
 
+// Rows of numbers as a file has them: in blocks of `size` bytes, numbers in `count` bytes from `at`
+// on. In 4 bits, the lower halves of `half` bytes stand before their upper halves.
+struct Stored {
+    const uint8_t *rows;
+    size_t row_bytes;
+    int size, at, count, half, bits;
+
+    int together() const { return count * 8 / bits; }
+    // The numbers of one block of a row, from 0 on.
+    void read(int64_t row, int block, uint8_t *numbers) const {
+        const uint8_t *from = rows + row * row_bytes + size_t(block) * size + at;
+        if (bits == 8) {
+            for (int i = 0; i < count; ++i) numbers[i] = from[i] ^ 128;
+            return;
+        }
+        for (int part = 0; part < count; part += half, from += half, numbers += 2 * half)
+            for (int i = 0; i < half; ++i) {
+                numbers[i] = from[i] & 15;
+                numbers[half + i] = from[i] >> 4;
+            }
+    }
+};
+
+constexpr int MOST_TOGETHER = 256;
+
+// Work that is shared among threads.
+struct Placing {
+    const Stored &stored;
+    const Matrix &matrix;
+    const int64_t *order;
+    Meeting meeting;
+};
+
+// Put one block of outputs where the products read it.
+void place_block(const Placing &all, int at) {
+    const Matrix &matrix = all.matrix;
+    const int together = all.stored.together(), bits = matrix.bits;
+    uint8_t *to = matrix.numbers + at * matrix.block_bytes();
+    uint8_t *end = to + matrix.block_bytes();
+    uint8_t numbers[CHANNELS][MOST_TOGETHER] = {};
+    const int outputs = std::min(CHANNELS, matrix.outputs - at * CHANNELS);
+    for (int block = 0; block < matrix.inputs / together; ++block) {
+        for (int n = 0; n < outputs; ++n)
+            all.stored.read(all.order[at * CHANNELS + n], block, numbers[n]);
+        for (int k = 0; k < together; k += 32 / bits)
+            for (const uint8_t *each : numbers) {
+                uint32_t four, next;
+                std::memcpy(&four, each + k, 4);
+                std::memcpy(&next, each + k + (bits == 4 ? 4 : 0), 4);
+                if (bits == 4) four |= next << 4;
+                std::memcpy(to, &four, 4);
+                to += 4;
+            }
+    }
+    std::fill(to, end, uint8_t(0));
+}
+
 // A matrix with the arrays that hold it.
 struct Held {
     Matrix matrix;
@@ -93,6 +152,29 @@ struct Held {
                   first + int64_t(weights.shape(0)) <= matrix.outputs,
               "the weights do not fit");
         level->pack(weights.data(), matrix, first / CHANNELS, int(weights.shape(0)), threads);
+    }
+
+    // Take numbers that were rounded elsewhere: output i has those of row `order[i]`.
+    void place(Array<const uint8_t, 2> rows, Indices order, int size, int at, int count, int half,
+               int threads) {
+        const Stored stored{rows.data(), rows.shape(1), size, at, count, half, matrix.bits};
+        const int together = stored.together();
+        check(size > 0 && at >= 0 && count > 0 && at + count <= size &&
+                  together <= MOST_TOGETHER && together % FINE == 0 &&
+                  (matrix.bits == 8 || (half > 0 && count % half == 0)),
+              "such blocks are not known");
+        check(matrix.fine && rows.shape(1) % size == 0 &&
+                  rows.shape(1) / size * together == size_t(matrix.inputs) &&
+                  order.size() == size_t(matrix.outputs),
+              "the rows do not fit");
+        for (size_t i = 0; i < order.size(); ++i)
+            check(order.data()[i] >= 0 && order.data()[i] < int64_t(rows.shape(0)),
+                  "a row is missing");
+        Placing all{stored, matrix, order.data(), Meeting(threads)};
+        in_parallel(threads, [](void *work) {
+            Placing &all = *static_cast<Placing *>(work);
+            Team(all.meeting).each(all.matrix.blocks(), [&](int at) { place_block(all, at); });
+        }, &all);
     }
 
     void multiply(Array<const float, 2> values, Rows out, int threads) const {
@@ -224,6 +306,9 @@ void bind_quantised(nb::module_ &module) {
              arg("numbers").noconvert(), arg("scales").noconvert(),
              arg("bias").noconvert().none())
         .def("pack", &Held::pack, arg("weights").noconvert(), arg("first"), arg("threads"),
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("place", &Held::place, arg("rows").noconvert(), arg("order").noconvert(),
+             arg("size"), arg("at"), arg("count"), arg("half"), arg("threads"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("multiply", &Held::multiply, arg("values").noconvert(), arg("out").noconvert(),
              arg("threads"), nb::call_guard<nb::gil_scoped_release>());

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.backends.native_forward import NativeForwards
-from engine.backends.quantised import Numbers, PackedLinear
+from engine.backends.quantised import Layout, Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
 from engine.models import load_packed
@@ -104,7 +104,7 @@ def rows_of(kind: Kind, seed: int = 0) -> tuple[Any, Any]:
 @pytest.mark.parametrize("kind", KEPT)
 def test_the_numbers_of_a_file_are_kept(kind: Kind) -> None:
     rows, expected = rows_of(kind)
-    found = PackedLinear(KEPT[kind].read(rows), None, 8)
+    found = PackedLinear(KEPT[kind].read(rows, np.arange(40)), None, 8)
     assert found.bits == KEPT[kind].bits
     if kind == Kind.Q4_K:  # a scale is a product of two numbers there
         spread = 15 * found.scales.float().abs().max()
@@ -115,10 +115,29 @@ def test_the_numbers_of_a_file_are_kept(kind: Kind) -> None:
     assert kept == 48 * 512 * found.bits // 8 + 48 * 16 * KEPT[kind].scales
 
 
+def test_rows_that_are_no_blocks_are_refused() -> None:
+    rows, order = np.zeros((16, 8 * 20), np.uint8), np.arange(16)
+    linear = PackedLinear(torch.ones(16, 256), None, 4)
+    linear.matrix.place(rows, order, 20, 4, 16, 16, 1)
+    for wrong in (
+        (rows[:, :140], order, 20, 4, 16, 16),
+        (rows, order[:15], 20, 4, 16, 16),
+        (rows, order + 1, 20, 4, 16, 16),
+        (rows, order - 1, 20, 4, 16, 16),
+        (rows, order, 20, 5, 16, 16),
+        (rows, order, 20, 4, 16, 0),
+        (rows, order, 20, 4, 16, 3),
+        (rows, order, 10, 4, 6, 6),
+        (rows, order, 0, 0, 0, 16),
+    ):
+        with pytest.raises((ValueError, TypeError), match="not known|do not fit|missing|incompat"):
+            linear.matrix.place(*wrong, 1)
+
+
 @pytest.mark.parametrize("level", core.levels())
 @pytest.mark.parametrize("kind", KEPT)
 def test_every_set_of_instructions_multiplies_them_alike(kind: Kind, level: str) -> None:
-    linear = PackedLinear(KEPT[kind].read(rows_of(kind)[0]), None, 8)
+    linear = PackedLinear(KEPT[kind].read(rows_of(kind)[0], np.arange(40)), None, 8)
     states = torch.randn((21, 512), generator=torch.Generator().manual_seed(2))
     core.use_level("plain")
     expected = linear(states)
@@ -134,9 +153,9 @@ def test_every_set_of_instructions_multiplies_them_alike(kind: Kind, level: str)
 
 
 def test_extreme_numbers_with_lows_do_not_overflow() -> None:
-    most = Numbers(
-        4, torch.full((16, 256), 15, dtype=torch.uint8), torch.ones(16, 8), torch.ones(16, 8)
-    )
+    rows = np.full((16, 8 * 20), 255, np.uint8)
+    scales = torch.ones(16, 8), torch.ones(16, 8)
+    most = Numbers(4, Layout(20, 4, 16, 16), rows, np.arange(16), *scales)
     linear = PackedLinear(most, None, 8)
     for sign in (1.0, -1.0):
         states = torch.full((5, 256), sign)
