@@ -23,7 +23,7 @@ from tqdm import tqdm
 from bench.harness import EMBEDDED, Setup
 from bench.report import LLAMA_CPP, TRANSFORMERS, Record, show_rows, table, times
 from engine.backends.base import Backend, common_prefix
-from engine.compare import cold, gain, rotated
+from engine.compare import gain, reset_caches, rotated
 from engine.decode import decode, never
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve, measure_costs
@@ -183,7 +183,7 @@ def answered(
     family: Family | None = None,
 ) -> Reply:
     """An answer by one method; `costs` limits what an adaptive budget drafts."""
-    cold((backend, *(family.drafts.values() if family else ())))
+    reset_caches((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
         return method.answer(prompt, generation)
     measured = costs if method.adaptive else None
@@ -244,7 +244,7 @@ def gap_between(
     logits computed in another arrangement would round differently. Cuts (top-k and so on) are not
     applied.
     """
-    cold((backend,))
+    reset_caches((backend,))
     backend.prefill(text[:start], never)
     chances = [0.0, 0.0]
     for root in text[start - 1 :]:

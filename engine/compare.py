@@ -1,10 +1,10 @@
 """The conditions under which two runs of one prompt are compared, and the definition of speedup.
 
-Each run starts with empty caches (`cold`). There is one definition of speedup: the wall time per
-token of the whole plain answer (reading the prompt, drafting, decoding, learning the answer)
-divided by that of the whole accelerated answer. The ratio for decoding alone is kept separately.
-Times are per token because a run that keeps only the distribution may emit more or fewer tokens
-than the plain one.
+Each run starts with empty caches (`reset_caches`). There is one definition of speedup: the wall
+time per token of the whole plain answer (reading the prompt, drafting, decoding, learning the
+answer) divided by that of the whole accelerated answer. The ratio for decoding alone is kept
+separately. Times are per token because a run that keeps only the distribution may emit more or
+fewer tokens than the plain one.
 
 The plain time is either measured, or estimated from the accelerated answer itself: `live` adds up
 the time that plain decoding would have taken for each step at the load of that moment.
@@ -48,7 +48,7 @@ def rotated(methods: Sequence[T], turn: int) -> list[T]:
     return [*methods[first:], *methods[:first]]
 
 
-def cold(models: Iterable[Backend]) -> None:
+def reset_caches(models: Iterable[Backend]) -> None:
     """Empty the caches of the models, so that the next run does not profit from the run before."""
     for model in models:
         model.prefill([0], never)

@@ -55,11 +55,11 @@ class Request:
     `prompt`.
 
     An answer that was begun before is continued: after its tokens `answered`, if the loaded model
-    has the fingerprint `speaker`, or after its text `begun`.
+    has the fingerprint `model_fingerprint`, or after its text `begun`.
 
     The drafters use the data of `owner` and `conversation`, and learn from the answer; without a
     conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
-    `method` uses them. The queue takes owners in turn. A `patient` request gets its turn when no
+    `method` uses them. The queue takes owners in turn. A `background` request gets its turn when no
     other request waits, and is stopped as soon as one does. Each token comes with so many of the
     `likeliest` tokens at its place. Stop strings count in the answer, not in the thinking before
     it, unless the text is wanted as a `whole`.
@@ -74,11 +74,11 @@ class Request:
     conversation: str = ""
     measured: Measured | None = None
     answered: tuple[int, ...] = ()
-    speaker: str = ""
+    model_fingerprint: str = ""
     begun: str = ""
     text: str = ""
     likeliest: int = 0
-    patient: bool = False
+    background: bool = False
     whole: bool = False
 
 

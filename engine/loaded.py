@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from engine.backends.base import Backend, BackendInfo
 from engine.backends.special_tokens import SpecialTokens
-from engine.drafting.ceiling import too_dear
+from engine.drafting.ceiling import expensive
 from engine.drafting.costs import CostCurve, measure_costs
 from engine.drafting.databases import DraftingMemory
 from engine.errors import ModelError
@@ -177,8 +177,8 @@ class Loaded:
         if head is None or info.head is None or not info.head.drafts or self.curve is None:
             return
         with suppress(Exception):
-            found = too_dear(self.backend, head, self.curve)
-            self.backend.info = replace(info, head=replace(info.head, too_dear=found))
+            found = expensive(self.backend, head, self.curve)
+            self.backend.info = replace(info, head=replace(info.head, expensive=found))
 
     def suited(self, method: Method) -> Method:
         """The method; while the head backs off, the default method is used without it, because even

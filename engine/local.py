@@ -13,9 +13,9 @@ from typing import Any
 
 from engine import native
 from engine.backends.base import Backend, Tokenizer
-from engine.compare import cold
+from engine.compare import reset_caches
 from engine.decode import decode
-from engine.drafting.base import Drafter, Guarded, NgramTable
+from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
 from engine.drafting.calibration import Calibration
 from engine.drafting.databases import (
     Databases,
@@ -179,8 +179,8 @@ class Local:
         self,
         owner: str,
         work: Callable[[Stream[Any]], None],
-        urgent: bool = False,
-        patient: bool = False,
+        priority: bool = False,
+        background: bool = False,
     ) -> Stream[Any]:
         """Put work into the queue. Its stream raises Busy if the queue is full."""
         stream = Work()
@@ -205,7 +205,7 @@ class Local:
             if self.queue.leave(entry):
                 stream.end(before_it_began())
 
-        entry = Run(owner, run, notify, stream.stop, urgent, patient=patient)
+        entry = Run(owner, run, notify, stream.stop, priority, background=background)
         stream.leave = leave
         try:
             self.queue.join(entry)
@@ -219,7 +219,7 @@ class Local:
         def work(stream: Stream[Event]) -> None:
             self.answer(request, stream)
 
-        return self.start(request.owner, work, patient=request.patient)
+        return self.start(request.owner, work, background=request.background)
 
     def answer(self, request: Request, stream: Stream[Event]) -> None:
         self.need_model()
@@ -340,7 +340,7 @@ class Local:
         context has no room to continue the answer, ModelError if another model began the answer."""
         chat, context = self.loaded.chat, conversation.databases.context
         thinking = request.generation.thinking
-        if request.answered and request.speaker != self.loaded.backend.info.fingerprint:
+        if request.answered and request.model_fingerprint != self.loaded.backend.info.fingerprint:
             raise ModelError("Another model was loaded meanwhile. Continue the answer once more.")
         prompt, dropped = list(request.prompt), 0
         if request.prompt and request.answered:
@@ -407,7 +407,7 @@ class Local:
             yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)
-            cold((target, *drafts.values()))
+            reset_caches((target, *drafts.values()))
             if self.table is not None:
                 self.table.forget_look_ups()
             curve = loaded.copy_of(method) if drafters else None
@@ -434,7 +434,7 @@ class Local:
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
         method = self.loaded.suited(request.method)
         found = method.drafters(databases, family, sampling, cancelled, target)
-        return [Guarded(each, lambda text: stream.put(Notice(text))) for each in found]
+        return [FailSafeDrafter(each, lambda text: stream.put(Notice(text))) for each in found]
 
     def family(
         self, profile: Profile | None, target: Backend, drafts: Mapping[str, Backend]
@@ -451,7 +451,7 @@ class Local:
     # loading
 
     def load(self, request: Load) -> Stream[Loading]:
-        return self.start(OWNER, lambda stream: self.replace_model(request, stream), urgent=True)
+        return self.start(OWNER, lambda stream: self.replace_model(request, stream), priority=True)
 
     def replace_model(self, request: Load, stream: Stream[Loading]) -> None:
         before = None if request.keep_loaded else self.make_room()

@@ -142,7 +142,7 @@ class Method:
     def uses_head(self, info: BackendInfo | None) -> bool:
         if self.head != IF_PRESENT:
             return self.head is not None
-        return not no_head(info) and not (info and info.head and info.head.too_dear)
+        return not no_head(info) and not (info and info.head and info.head.expensive)
 
     def missing(self, info: BackendInfo | None) -> str:
         """Why the method cannot be used with a model for want of a head; "" if it can."""

@@ -560,7 +560,7 @@ def unpack_error(words: str, trace: str, data: bytes) -> Exception:
     text of the exception.
     """
     try:
-        found = Known(io.BytesIO(data)).load()
+        found = OwnUnpickler(io.BytesIO(data)).load()
     except Exception:
         found = None
     error = found if isinstance(found, Exception) else StrataError(words)
@@ -569,7 +569,7 @@ def unpack_error(words: str, trace: str, data: bytes) -> Exception:
     return error
 
 
-class Known(pickle.Unpickler):
+class OwnUnpickler(pickle.Unpickler):
     """Unpickles only classes whose modules are already imported: an error must not import its
     library."""
 

@@ -4,8 +4,8 @@ Every run has its own stop, which is set once and never cleared, so nobody can u
 another run. A waiting run can be stopped as well, and then leaves the queue. Waiting runs are
 notified whenever their place changes.
 
-A patient run is for idle times: it gets its turn when no other run waits, and is stopped as soon as
-another run arrives. It does not delay other runs, so they do not count it.
+A background run is for idle times: it gets its turn when no other run waits, and is stopped as soon
+as another run arrives. It does not delay other runs, so they do not count it.
 """
 
 import threading
@@ -36,16 +36,16 @@ class Waiting:
 @dataclass(eq=False, slots=True)
 class Run:
     """One use of the model. `work` is called when its turn has come, `notify` with the number of
-    runs before it, and `stop` ends it early. An urgent run comes next, a patient one after all
-    others."""
+    runs before it, and `stop` ends it early. A run with priority comes next, a background run after
+    all others."""
 
     owner: str
     work: Callable[[], None]
     notify: Callable[[int], None]
     stop: Callable[[], None]
-    urgent: bool = False
+    priority: bool = False
     ahead: int = 0
-    patient: bool = False
+    background: bool = False
 
 
 class RunQueue:
@@ -71,7 +71,7 @@ class RunQueue:
     def check(self, owner: str) -> None:
         """Raise Busy unless another run of this owner may wait."""
         with self.lock:
-            counted = [run for run in self.waiting if not run.patient]
+            counted = [run for run in self.waiting if not run.background]
             own = sum(run.owner == owner for run in counted)
             if own >= self.each:
                 raise Busy(
@@ -87,17 +87,17 @@ class RunQueue:
         """Add a run, whose work begins when its turn comes. Raises Busy, and Cancelled after
         `close`.
 
-        An urgent run waits only for the current run, which it stops. Any run that is not patient
-        stops a patient run in progress.
+        A run with priority waits only for the current run, which it stops. A background run in
+        progress is stopped by any other run.
         """
         with self.lock:
             if self.closed:
                 raise before_it_began()
-            if not run.urgent and not run.patient:
+            if not run.priority and not run.background:
                 self.check(run.owner)
             self.waiting.append(run)
             if self.running is not None and (
-                run.urgent or (self.running.patient and not run.patient)
+                run.priority or (self.running.background and not run.background)
             ):
                 self.running.stop()
             self.notify()
@@ -127,7 +127,7 @@ class RunQueue:
             run = self.order()[0]
             self.waiting.remove(run)
             self.running = run
-            if not run.patient:
+            if not run.background:
                 self.note(run.owner)
             self.notify()
         try:
@@ -146,14 +146,14 @@ class RunQueue:
         before: Counter[str] = Counter()
         ranks = []
         for run in self.waiting:
-            rank = run.patient - run.urgent, before[run.owner], self.served.get(run.owner, 0)
+            rank = run.background - run.priority, before[run.owner], self.served.get(run.owner, 0)
             ranks.append(rank)
-            before[run.owner] += not run.patient
+            before[run.owner] += not run.background
         places = sorted(range(len(ranks)), key=lambda at: (ranks[at], at))
         return [self.waiting[at] for at in places]
 
     def notify(self) -> None:
-        under_way = self.running is not None and not self.running.patient
+        under_way = self.running is not None and not self.running.background
         for place, run in enumerate(self.order()):
             ahead = place + under_way
             if ahead != run.ahead:

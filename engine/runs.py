@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from engine.backends.base import Backend, BackendInfo, ServerInfo
-from engine.compare import Speedup, cold, speedup
+from engine.compare import Speedup, reset_caches, speedup
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import CostCurve
@@ -173,7 +173,7 @@ def run(
 ) -> Run:
     """Decode with empty caches. `drafts` are the models that may draft, whose caches are emptied
     too."""
-    cold((backend, *drafts))
+    reset_caches((backend, *drafts))
     events = decode(backend, prompt, drafters, generation, method.drafting, cancelled, costs)
     return collected(planned(backend.info, method, generation), events)
 

@@ -142,7 +142,7 @@ def read(data: object) -> Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ImportedFile:
     """The conversations of a file, in its order, and notices for the user."""
 
     conversations: Sequence[Export]
@@ -249,7 +249,7 @@ def _sessions(records: Sequence[Any]) -> Iterator[Any]:
             latest.append(record.get("message", record) if isinstance(record, dict) else record)
 
 
-def read_file(content: bytes, room: int) -> Found:
+def read_file(content: bytes, room: int) -> ImportedFile:
     """The conversations of a file, at most `room`.
 
     Raises `StorageError` if no conversation can be read.
@@ -276,7 +276,7 @@ def read_file(content: bytes, room: int) -> Found:
         reason = problems[0] if problems else "The file is empty."
         raise StorageError(f"The file holds no conversation that can be read. {reason}")
     left = sum((Counter(export.left_out) for export in found), Counter[str]())
-    return Found(found, [*_notices(problems, looked, len(entries)), *_left_out(left)])
+    return ImportedFile(found, [*_notices(problems, looked, len(entries)), *_left_out(left)])
 
 
 def _left_out(left: Counter[str]) -> list[str]:

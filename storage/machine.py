@@ -170,7 +170,7 @@ class ProfileStore:
         )
 
 
-class Known(NamedTuple):
+class KnownModel(NamedTuple):
     """A model that was loaded: its source as it was named, and the settings that it ran with."""
 
     source: str
@@ -189,7 +189,7 @@ class SourceStore:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def models(self) -> list[Known]:
+    def models(self) -> list[KnownModel]:
         return self._rows("model")
 
     def folders(self) -> list[str]:
@@ -214,14 +214,14 @@ class SourceStore:
             (kind, path_bytes(name)),
         )
 
-    def _rows(self, kind: Kind) -> list[Known]:
+    def _rows(self, kind: Kind) -> list[KnownModel]:
         rows = self._db.execute_read(
             "SELECT CAST(name AS BLOB), CAST(runtime AS BLOB) FROM sources WHERE kind = ? "
             "ORDER BY id DESC LIMIT ?",
             (kind, self.MOST),
         )
         return [
-            Known(path_text(name), runtime)
+            KnownModel(path_text(name), runtime)
             for name, blob in rows
             if isinstance(runtime := _from_blob(blob), dict)
         ]

@@ -200,14 +200,14 @@ def _grams(rows: Sequence[tuple[Any, ...]]) -> list[Gram]:
     ]
 
 
-class Held(NamedTuple):
+class NgramFile(NamedTuple):
     """The content of a file: n-grams of `learned` answers."""
 
     learned: int
     grams: Sequence[Gram]
 
 
-def to_file(model: str, tokenizer: str, held: Held) -> str:
+def to_file(model: str, tokenizer: str, held: NgramFile) -> str:
     """The text of a file. Everybody who has the model can turn its token ids back into text, so it
     is as private as the answers."""
     head = {
@@ -221,7 +221,7 @@ def to_file(model: str, tokenizer: str, held: Held) -> str:
     return json.dumps({**head, "ngrams": grams}, separators=(",", ":"))
 
 
-def from_file(content: bytes, tokenizer: str, vocabulary: int) -> Held:
+def from_file(content: bytes, tokenizer: str, vocabulary: int) -> NgramFile:
     """The content of a file. Raises `StorageError` if it cannot be used with this tokenizer.
 
     A file may come from anywhere, so its size, its tokenizer and its numbers are checked before
@@ -257,7 +257,7 @@ def from_file(content: bytes, tokenizer: str, vocabulary: int) -> Held:
     for number, row in enumerate(grams, 1):
         if not _is_gram(row, vocabulary, learned):
             raise StorageError(f"N-gram {number:,} of the file cannot be: {str(row)[:80]}.")
-    return Held(learned, [Gram(tuple(tokens), met, seen) for tokens, met, seen in grams])
+    return NgramFile(learned, [Gram(tuple(tokens), met, seen) for tokens, met, seen in grams])
 
 
 def _is_gram(row: Any, vocabulary: int, learned: int) -> bool:

@@ -287,7 +287,7 @@ class Traces:
                 found[run_id] = Worth(*figures, proved, bool(thinks), known != 0, begins)
         return found
 
-    def speaker(self, run_id: str) -> str:
+    def model_fingerprint(self, run_id: str) -> str:
         """The fingerprint of the model that answered; "" if several models did."""
         trace = self.get(run_id)
         query = (

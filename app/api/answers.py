@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.api.figures import Answered, figures, usage
+from app.api.figures import AnswerFigures, figures, usage
 from app.api.requests import Completion
-from app.api.running import Begun, News, Over, Piece
+from app.api.running import AnswerStart, News, Over, Piece
 from engine.backends.base import BackendInfo
 from engine.types import Token
 
@@ -108,7 +108,7 @@ class Reply:
     def take(self, news: News) -> Data | None:
         """Add one piece of news; returns its chunk for a stream, or None if there is nothing to
         send."""
-        if isinstance(news, Begun):
+        if isinstance(news, AnswerStart):
             self.info = news.info
             role = {"role": "assistant", "content": ""}
             return None if self.kind == "text" else self.chunk(news.choice, "", delta=role)
@@ -126,7 +126,7 @@ class Reply:
         return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
 
     @property
-    def answered(self) -> list[Answered]:
+    def answered(self) -> list[AnswerFigures]:
         return [grown.over.answered for grown in self.choices if grown.over is not None]
 
     def whole(self) -> Data:

@@ -31,7 +31,7 @@ FINISHES: dict[Finish, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerFigures:
     """A finished answer. A step drafted at most `nodes` tokens. `thought` is the number of tokens
     of thinking, if thinking is separated from the answer."""
 
@@ -48,7 +48,7 @@ class Answered:
         return self.metrics.forwards - self.metrics.plain_steps
 
 
-def usage(answers: Sequence[Answered], prompts: int) -> dict[str, Any]:
+def usage(answers: Sequence[AnswerFigures], prompts: int) -> dict[str, Any]:
     """Tokens that were read and generated. A prompt counts once, however many choices it has."""
     first = answers[:: max(1, len(answers) // max(1, prompts))]
     read = sum(one.prefill.tokens for one in first)
@@ -63,7 +63,7 @@ def usage(answers: Sequence[Answered], prompts: int) -> dict[str, Any]:
     }
 
 
-def timings(one: Answered) -> dict[str, Any]:
+def timings(one: AnswerFigures) -> dict[str, Any]:
     """llama-server's figures. Tokens in the cache do not count as processed."""
     metrics, processed = one.metrics, one.prefill.tokens - one.prefill.reused
     found = {"cache_n": one.prefill.reused}
@@ -84,7 +84,7 @@ def rates(name: str, tokens: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def speculative(one: Answered) -> dict[str, Any] | None:
+def speculative(one: AnswerFigures) -> dict[str, Any] | None:
     """vLLM's figures of one answer; None if nothing was drafted."""
     metrics, drafts = one.metrics, one.drafts
     drafted = sum(metrics.proposed.values())
@@ -102,7 +102,7 @@ def speculative(one: Answered) -> dict[str, Any] | None:
     }
 
 
-def ours(one: Answered) -> dict[str, Any]:
+def ours(one: AnswerFigures) -> dict[str, Any]:
     """Strata's own figures: by source, with the speedup."""
     metrics, gained = one.metrics, live(one.metrics)
     return {
@@ -128,7 +128,7 @@ def ours(one: Answered) -> dict[str, Any]:
     }
 
 
-def figures(answers: Sequence[Answered]) -> dict[str, Any]:
+def figures(answers: Sequence[AnswerFigures]) -> dict[str, Any]:
     """The figures next to the choices. Several choices have only Strata's figures, for each."""
     if len(answers) != 1:
         return {"metrics": None, "strata": {"choices": [ours(one) for one in answers]}}
@@ -147,7 +147,7 @@ class Totals:
         self.accepted: Counter[str] = Counter()
         self.per_position: list[int] = []
 
-    def add(self, one: Answered, finish: str) -> None:
+    def add(self, one: AnswerFigures, finish: str) -> None:
         """Count an answer; `finish` says how it ended."""
         metrics = one.metrics
         self.finished[finish] += 1
@@ -201,7 +201,7 @@ class Counters:
         self.refused: Counter[int] = Counter()
         self.lock = threading.Lock()
 
-    def answered(self, one: Answered, finish: str, first: float | None, whole: float) -> None:
+    def answered(self, one: AnswerFigures, finish: str, first: float | None, whole: float) -> None:
         """Count a finished answer, whose first token came `first` seconds after its request."""
         with self.lock:
             self.totals[one.model].add(one, finish)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
 
-from app.api.figures import FINISHES, Answered, Counters
+from app.api.figures import FINISHES, AnswerFigures, Counters
 from app.api.requests import Completion
 from app.http.problems import AGAIN_SECONDS, ApiError, api_error, later
 from app.service.jobs import Task
-from app.service.pages import Latest
+from app.service.pages import LimitedDict
 from app.service.programs import Programs
 from engine.backends.base import BackendInfo
 from engine.engine import Engine, Request, Started
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class AnswerStart:
     """The answer of a choice begins, with this model."""
 
     choice: int
@@ -63,10 +63,10 @@ class Over:
 
     choice: int
     finish: str
-    answered: Answered
+    answered: AnswerFigures
 
 
-News = Begun | Piece | Over
+News = AnswerStart | Piece | Over
 Arrival = News | ApiError | None
 """What a running request sends: news, and at its end None or an error."""
 
@@ -79,7 +79,7 @@ class Texts:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.known: Latest[tuple[str, int], bytes] = Latest(WORDS)
+        self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(WORDS)
         self.lock = threading.Lock()
 
     def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, bytes]:
@@ -151,11 +151,11 @@ class Choice:
         return Parted(*map("".join, zip(*parts, strict=True)))
 
     @property
-    def answered(self) -> Answered:
+    def answered(self) -> AnswerFigures:
         method, seed = self.request.method, self.request.generation.sampling.seed
         metrics = self.tally.metrics()
         nodes = method.drafting.nodes
-        return Answered(
+        return AnswerFigures(
             self.info.name, method.name, nodes, seed, self.prefill, metrics, self.thought
         )
 
@@ -201,7 +201,7 @@ class Service:
                             known = len(request.begun)
                             choice.splitter = Splitter(event.info.marks, event.thinks, known)
                             choice.splitter.push(request.begun)
-                        yield Begun(number, event.info)
+                        yield AnswerStart(number, event.info)
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)
                     if isinstance(event, Prefill):

@@ -31,7 +31,7 @@ from app.service.comparison import Pace
 from app.service.core import Core
 from app.service.history import (
     Answered,
-    Begun,
+    StartedAnswer,
     chosen,
     continuing,
     keeps_text_of,
@@ -77,7 +77,7 @@ class Recorder:
         after: str | None,
         seed: int,
         keep: Callable[[Callable[[], Any]], Any],
-        begun: Begun | None = None,
+        begun: StartedAnswer | None = None,
         later: Callable[[Callable[[], Any]], None] = lambda write: None,
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
@@ -300,7 +300,7 @@ class Update:
         return "".join(piece.text for piece in self.pieces)
 
 
-class Growing:
+class RunningAnswer:
     """Feeds the events of one answer to its recorder."""
 
     def __init__(
@@ -439,7 +439,7 @@ class Answering:
             partial(self.core.notices.keep, owner),
         )
         stream = task.stop.start(lambda: self.core.engine.generate(request))
-        growing = Growing(self.core, request, stream, recorder)
+        growing = RunningAnswer(self.core, request, stream, recorder)
         yield from growing.updates()
         if preferences.check and growing.answered:
             self.prove(owner, conversation_id, growing.answered)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from app.service import encodings
-from app.service.pages import Latest
+from app.service.pages import LimitedDict
 from engine.errors import PromptError, first_line
 from engine.text import well_formed
 
@@ -179,7 +179,7 @@ class Attachments:
     """The files that wait to be sent, in memory, by owner."""
 
     def __init__(self) -> None:
-        self.waiting: Latest[str, dict[str, Pending]] = Latest(OWNERS)
+        self.waiting: LimitedDict[str, dict[str, Pending]] = LimitedDict(OWNERS)
         self.lock = threading.Lock()
 
     def add(self, owner: str, files: Sequence[Attachment]) -> list[Pending]:

@@ -62,7 +62,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BenchmarkStatus:
     """The progress of a benchmark: `done` of `runs`, the current question and method, and whether
     it waits for other tasks. `seconds_left` is None until every method had a turn."""
 
@@ -75,7 +75,7 @@ class Standing:
     seconds_left: float | None = None
 
 
-Measuring = Job[Standing, str]
+Measuring = Job[BenchmarkStatus, str]
 """Its result is the id of the benchmark."""
 
 
@@ -95,11 +95,11 @@ class BenchmarkRuns:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.slot = Slot[Standing, str]()
+        self.slot = Slot[BenchmarkStatus, str]()
         self.owner = ""
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> BenchmarkStatus | None:
         return job.progress if (job := self.slot.running) is not None else None
 
     def store(self, owner: str) -> Benchmarks:
@@ -179,7 +179,7 @@ class BenchmarkRuns:
                 self.core.notices.keep(owner, partial(self.core.past_answers.lend, None))
             return benchmark
 
-        return Job(work, Standing(benchmark, plan.runs - len(left), plan.runs), broke_off)
+        return Job(work, BenchmarkStatus(benchmark, plan.runs - len(left), plan.runs), broke_off)
 
     def stop(self, owner: str) -> None:
         if owner == self.owner:
@@ -195,7 +195,7 @@ class BenchmarkRuns:
         for number, cell in enumerate(left):
             spent = (monotonic() - begun) / number if number >= len(plan.methods) else None
             job.report(
-                Standing(
+                BenchmarkStatus(
                     benchmark,
                     plan.runs - len(left) + number,
                     plan.runs,

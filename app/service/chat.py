@@ -13,9 +13,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from app.service.attachments import without_files
-from app.service.history import Answered, Begun, History, begun
+from app.service.history import Answered, History, StartedAnswer, begun
 from app.service.jobs import AnswerTarget, Task, Tasks
-from app.service.pages import THE_LIST, Latest, ListRevisions
+from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
 from engine.engine import Engine, Event, Measured, Request, Started
 from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
@@ -42,7 +42,7 @@ class Trash:
 
     def __init__(self, engine: Engine, database: Database, history: History) -> None:
         self.engine, self.database, self.history = engine, database, history
-        self.proofs: Latest[str, tuple[tuple[str, str], Answered]] = Latest()
+        self.proofs: LimitedDict[str, tuple[tuple[str, str], Answered]] = LimitedDict()
         """The data for proving the last answers of deleted conversations, by undo token."""
         self.timer: threading.Timer | None = None
         self.lock = threading.Lock()
@@ -232,7 +232,7 @@ class Chat:
             raise PromptError(NOTHING_SAID)
         return AnswerTarget(last)
 
-    def begun(self, owner: str, conversation_id: str, target: AnswerTarget) -> Begun | None:
+    def begun(self, owner: str, conversation_id: str, target: AnswerTarget) -> StartedAnswer | None:
         if not target.continues:
             return None
         store = self.conversations(owner)

@@ -193,7 +193,7 @@ class Pairs:
         self.ready: Callable[[int], Iterator[Waiting]] = lambda side: iter(())
         """Loads the model of a side."""
         self.infos: list[BackendInfo | None] = [info, info]
-        self.unlearn = None if isinstance(measured, Measured) else measured
+        self.exclude = None if isinstance(measured, Measured) else measured
         known = measured if isinstance(measured, Measured) else None
         self.known: list[Measured | None] = [known, known]
         self.cold, self.exchanged = True, False
@@ -221,8 +221,8 @@ class Pairs:
 
         def begun(started: Started) -> None:
             self.same_model(side, started.info)
-            if self.known[side] is None and self.unlearn is not None:
-                found = self.unlearn(started)
+            if self.known[side] is None and self.exclude is not None:
+                found = self.exclude(started)
                 for each in (side,) if self.differs == "model" else (LEFT, RIGHT):
                     self.known[each] = found
 

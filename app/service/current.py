@@ -157,7 +157,7 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
         found = ("", plain), ("", plain if head else NO_HEAD), ("", plain)
     else:
         deep = f"{head.name}, up to {tokens(head.depth)} ahead, where it pays" if head else ""
-        why = NO_HEAD if head is None else head.note or head.too_dear
+        why = NO_HEAD if head is None else head.note or head.expensive
         built_in = ("", why) if why else (deep, "")
         found = (shape(info), ""), built_in, (named, "" if named else NO_MODELS)
     kinds = "databases", "built-in head", "draft models"

@@ -38,7 +38,7 @@ class PastAnswersStore:
     def saved(self, owner: str, info: BackendInfo) -> str:
         """The n-grams of a model as a file."""
         store = self.ngrams(owner, info.fingerprint)
-        held = ngrams.Held(store.learned(), store.load())
+        held = ngrams.NgramFile(store.learned(), store.load())
         return ngrams.to_file(info.name, info.tokenizer_fingerprint, held)
 
     def take_in(self, owner: str, info: BackendInfo, content: bytes) -> int:

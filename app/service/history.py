@@ -12,7 +12,7 @@ single run. Another model, or an answer whose tokens are not known, continues fr
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.service.pages import Latest, Notices
+from app.service.pages import LimitedDict, Notices
 from app.service.preferences import Preferences, mapping_of
 from engine.backends.base import BackendInfo
 from engine.compare import Speedup
@@ -54,7 +54,7 @@ class History:
 
     def __init__(self, database: Database, notices: Notices) -> None:
         self.database, self.notices = database, notices
-        self.last: Latest[tuple[str, str], Answered] = Latest(PROVABLE)
+        self.last: LimitedDict[tuple[str, str], Answered] = LimitedDict(PROVABLE)
 
     def provable(self, owner: str, conversation_id: str) -> Answered | None:
         """The last answer of a conversation, if the conversation shows it. Raises PromptError for
@@ -88,13 +88,13 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedAnswer:
     """A stored answer that is to be continued.
 
     `run` made the answer, as far as that is known; its empty steps are left out. `head` holds the
     pieces before the run's text. `tokens` are the ids of the run's tokens from the step `start` on.
     They follow `prompt`, which is empty if it was not kept. `prompt` and `tokens` belong to the
-    model `speaker`, which is "" if they are not known.
+    model `model_fingerprint`, which is "" if they are not known.
     """
 
     message: StoredMessage
@@ -104,7 +104,7 @@ class Begun:
     start: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    speaker: str
+    model_fingerprint: str
 
     @property
     def exact(self) -> bool:
@@ -112,7 +112,7 @@ class Begun:
         return bool(self.prompt) and not self.start and not self.head
 
 
-def begun(database: Database, owner: str, message: StoredMessage) -> Begun:
+def begun(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
     traces, run = Traces(database, owner), NO_RUN
     if message.run_id is not None:
         try:
@@ -125,16 +125,23 @@ def begun(database: Database, owner: str, message: StoredMessage) -> Begun:
     consistent = count >= 0 and text_of(pieces) == message.content
     if not run.steps or not consistent or text_of(pieces[count:]) != text:
         whole = Piece(message.content, TARGET, 0, 0, 0, 0.0)
-        return Begun(message, "", NO_RUN, pieces if consistent else (whole,), 0, (), (), "")
+        return StartedAnswer(message, "", NO_RUN, pieces if consistent else (whole,), 0, (), (), "")
     run_id = message.run_id or ""
     start, prompt = traces.prompt(run_id) or (0, ())
     newest = run.parts[-1] if run.parts else run
     whole_run = not run.parts or all(p.fingerprint == run.fingerprint for p in run.parts)
     known = bool(prompt) or whole_run and not count
     tokens = tuple(t.id for step in run.steps if step.index >= start for t in step.tokens)
-    speaker = newest.fingerprint if known else ""
-    return Begun(
-        message, run_id, run, pieces[:count], start, prompt, tokens if known else (), speaker
+    model_fingerprint = newest.fingerprint if known else ""
+    return StartedAnswer(
+        message,
+        run_id,
+        run,
+        pieces[:count],
+        start,
+        prompt,
+        tokens if known else (),
+        model_fingerprint,
     )
 
 
@@ -148,7 +155,7 @@ def settings_of(made: Run | Part) -> Generation | None:
         return None
 
 
-def chosen(found: Begun, preferences: Preferences) -> Generation:
+def chosen(found: StartedAnswer, preferences: Preferences) -> Generation:
     """The settings to continue with. A seed that the user did not choose stays the same."""
     generation = preferences.generation
     before = settings_of(found.run.parts[-1] if found.run.parts else found.run)
@@ -192,9 +199,9 @@ def keeps_text_of(made: Run | Part) -> bool:
     return drafting.get("rule") == "match" or generation.sampling.temperature == 0
 
 
-def continuing(request: Request, found: Begun, info: BackendInfo) -> Request:
+def continuing(request: Request, found: StartedAnswer, info: BackendInfo) -> Request:
     """The request to continue an answer with the loaded model. A server takes text, not tokens."""
-    if found.tokens and found.speaker == info.fingerprint and info.server is None:
-        request = replace(request, answered=found.tokens, speaker=found.speaker)
+    if found.tokens and found.model_fingerprint == info.fingerprint and info.server is None:
+        request = replace(request, answered=found.tokens, model_fingerprint=found.model_fingerprint)
         return replace(request, messages=(), prompt=found.prompt) if found.prompt else request
     return replace(request, begun=found.message.content)

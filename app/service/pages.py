@@ -19,7 +19,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Latest(OrderedDict[K, V]):
+class LimitedDict(OrderedDict[K, V]):
     """Keeps the `most` entries that were set last, as browsers come and go without notice."""
 
     LIMIT = 1_000
@@ -46,9 +46,9 @@ class Notices:
         self.database, self.engine = database, engine
         self.writes = Writes(database, self.report)
         self.keep, self.tried = self.writes.do, self.writes.tried
-        self.waiting: Latest[str, list[str]] = Latest()
+        self.waiting: LimitedDict[str, list[str]] = LimitedDict()
         self.say: Callable[[str], None] = lambda notice: None
-        self.printed: Latest[str, float] = Latest()
+        self.printed: LimitedDict[str, float] = LimitedDict()
 
     @property
     def locked(self) -> str:
@@ -83,8 +83,8 @@ class ChangeTokens:
     """Tokens by which pages watch for changes. A token is forgotten after many newer ones."""
 
     def __init__(self) -> None:
-        self.tokens: Latest[Place, str] = Latest()
-        self.places: Latest[str, Place] = Latest()
+        self.tokens: LimitedDict[Place, str] = LimitedDict()
+        self.places: LimitedDict[str, Place] = LimitedDict()
 
     def token(self, owner: str, conversation: str) -> str:
         """The token of a conversation, the same for all its pages."""
@@ -98,7 +98,7 @@ class ListRevisions:
     """A number per owner that grows with every change of what their list shows."""
 
     def __init__(self) -> None:
-        self.known: Latest[str, tuple[int, int]] = Latest()
+        self.known: LimitedDict[str, tuple[int, int]] = LimitedDict()
         self.lock = threading.Lock()
 
     def number(self, owner: str, outline: Callable[[int], object]) -> int:
@@ -130,7 +130,7 @@ class Download:
 
 class Downloads:
     def __init__(self) -> None:
-        self.offered: Latest[str, tuple[float, Download]] = Latest(MOST)
+        self.offered: LimitedDict[str, tuple[float, Download]] = LimitedDict(MOST)
         self.lock = threading.Lock()
 
     def offer(self, download: Download) -> str:

@@ -14,7 +14,7 @@ from pydantic import FailFast, Field, ValidationError
 
 from app.service.current import Current
 from app.service.draft_models import Stacks
-from app.service.pages import Latest
+from app.service.pages import LimitedDict
 from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
@@ -195,7 +195,7 @@ class PresetFile(Outside):
 class Presets:
     def __init__(self, database: Database, current: Current, stacks: Stacks) -> None:
         self.database, self.current, self.stacks = database, current, stacks
-        self.deleted: Latest[tuple[str, str], tuple[StoredPreset, Sequence[str]]] = Latest()
+        self.deleted = LimitedDict[tuple[str, str], tuple[StoredPreset, Sequence[str]]]()
         """Deleted presets that can be restored, by owner and token."""
 
     def store(self, owner: str) -> PresetStore:

@@ -3,10 +3,10 @@
 Both decode in the same pairs of runs (app/service/comparison.py).
 
 Answers can also be proved in the background, which shows a badge on each answer. This costs time,
-so it is off by default. These runs are patient: they begin only while no other request needs the
-model, and are stopped as soon as one does (engine/queue.py). A stopped proof begins again later.
-The outcome is stored with the answer's run and deleted with it. Waiting proofs are forgotten when
-the program ends, as the prompt of an answer is not stored.
+so it is off by default. Such proofs begin only while no other request needs the model, and are
+stopped as soon as one does (engine/queue.py). A stopped proof begins again later. The outcome is
+stored with the answer's run and deleted with it. Waiting proofs are forgotten when the program
+ends, as the prompt of an answer is not stored.
 """
 
 import logging
@@ -91,7 +91,7 @@ class Proofs:
             raise PromptError("The proof was stopped. Press Prove it to try again.")
         yield self.proof_of(owner, answered, progress)
 
-    def reruns(self, owner: str, answered: Answered, task: Task, patient: bool = False) -> Pairs:
+    def reruns(self, owner: str, answered: Answered, task: Task, background: bool = False) -> Pairs:
         """Pairs of runs that decode an answer again, plainly and with drafters that do not know
         it."""
         shown, generation = answered.run, answered.generation
@@ -99,7 +99,7 @@ class Proofs:
         if shown.broken_off:
             generation = replace(generation, max_tokens=max(1, len(tokens)))
         request = Request(
-            (), answered.prompt, generation, answered.method, None, owner, patient=patient
+            (), answered.prompt, generation, answered.method, None, owner, background=background
         )
         measured = Measured((*answered.prompt, *tokens), len(tokens), answered.calibration)
         return self.pairs(plain_and(request), measured, task, answered.info)
@@ -172,7 +172,7 @@ class Proofs:
         shows what drafting gains for a first answer.
         """
 
-        def unlearn(started: Started) -> Measured:
+        def exclude(started: Started) -> Measured:
             for (user, _), last in reversed(self.core.history.last.items()):
                 if (user, last.prompt, last.info) == (owner, started.prompt, started.info):
                     tokens = tuple(token.id for token in last.run.tokens)
@@ -183,7 +183,7 @@ class Proofs:
             Request(tuple(messages), (), side.generation, side.method, None, owner)
             for side in sides
         )
-        pairs = self.pairs((left, right), unlearn, task)
+        pairs = self.pairs((left, right), exclude, task)
         pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
         if swap is not None:
             pairs.ready, pairs.exchanged = lambda side: swap.use(sides[side].source), True
@@ -369,7 +369,7 @@ class Background:
         if self.core.current.info != check.answered.info:
             raise ModelError("another model")
         progress: Progress | None = None
-        pairs = self.proofs.reruns(check.task.owner, check.answered, check.task, patient=True)
+        pairs = self.proofs.reruns(check.task.owner, check.answered, check.task, background=True)
         for item in pairs.compare(PROOFS, agreed(check.answered)):
             progress = item if isinstance(item, Progress) else progress
         if progress is None or not progress.over:

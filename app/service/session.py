@@ -10,7 +10,7 @@ from app.service.chat import Gauge, Titles
 from app.service.core import Core
 from app.service.databases import Entries
 from app.service.gguf_support import GgufSupport
-from app.service.pages import ChangeTokens, Downloads, Latest
+from app.service.pages import ChangeTokens, Downloads, LimitedDict
 from app.service.preferences import Presets
 from app.service.programs import Programs
 from app.service.proofs import Background, Proofs
@@ -26,9 +26,9 @@ class Session(Core):
         engine, database, guests = self.engine, self.database, self.guests
         # what each page shows: its conversation, the messages drawn so far (see `chat_view.Drawn`),
         # and a digest of the list of conversations
-        self.viewing: Latest[str, str | None] = Latest()
-        self.drawn: Latest[str, tuple[tuple[str, int], ...]] = Latest()
-        self.listed: Latest[str, str] = Latest()
+        self.viewing: LimitedDict[str, str | None] = LimitedDict()
+        self.drawn: LimitedDict[str, tuple[tuple[str, int], ...]] = LimitedDict()
+        self.listed: LimitedDict[str, str] = LimitedDict()
         self.change_tokens = ChangeTokens()
         self.downloads = Downloads()
         self.attachments = Attachments()

@@ -139,7 +139,7 @@ class Guess(NamedTuple):
     whole: bool = True
 
 
-class Place(NamedTuple):
+class Occurrence(NamedTuple):
     """A place in a message: characters `start` to `end` of the message `key`, its tokens `first` to
     `last` (-1 if they are unknown), and the text before, in, and after the place."""
 
@@ -153,7 +153,7 @@ class Place(NamedTuple):
     after: str
 
 
-def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Place | None:
+def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Occurrence | None:
     """The last place of a guess before token `until` of the last message, which is the answer. None
     if it is not found."""
     *earlier, answer = spoken
@@ -170,7 +170,7 @@ def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Place | None:
     return None
 
 
-def by_tokens(message: Spoken, guess: Guess, until: int) -> Place | None:
+def by_tokens(message: Spoken, guess: Guess, until: int) -> Occurrence | None:
     """The last place of the guess's tokens before token `until`. A guess whose match begins before
     its answer can only stand at the beginning of another answer."""
     ids, size = message.ids, len(guess.match)
@@ -183,7 +183,7 @@ def by_tokens(message: Spoken, guess: Guess, until: int) -> Place | None:
     return None
 
 
-def by_text(message: Spoken, text: str) -> Place | None:
+def by_text(message: Spoken, text: str) -> Occurrence | None:
     """The last place of a text as whole words, or else anywhere."""
     if not text.strip():
         return None
@@ -202,7 +202,7 @@ def by_text(message: Spoken, text: str) -> Place | None:
     return placed(message, 0, len(begins)) if content.startswith(begins) else None
 
 
-def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -1) -> Place:
+def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -1) -> Occurrence:
     """A place with the text around it, cut at spaces if there are any; "…" marks a cut."""
     text = message.text
     before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
@@ -210,7 +210,7 @@ def placed(message: Spoken, start: int, end: int, first: int = -1, last: int = -
         before = f"… {before.partition(' ')[2] or before}"
     if end + AROUND < len(text):
         after = f"{after.rpartition(' ')[0] or after} …"
-    return Place(message.key, start, end, first, last, before, text[start:end], after)
+    return Occurrence(message.key, start, end, first, last, before, text[start:end], after)
 
 
 Data = dict[str, Any]
@@ -268,7 +268,7 @@ class Origins:
     owner: str
     current: Current
     trace: Trace
-    speaker: str
+    model_fingerprint: str
     answer: Sequence[RunToken]
     first: int
     token: int
@@ -286,10 +286,10 @@ class Origins:
         if not whole or not size:
             return {}
         if node.source == MODEL:
-            past = ModelNgrams(self.database, self.owner, self.speaker)
+            past = ModelNgrams(self.database, self.owner, self.model_fingerprint)
             times, of = past.follows(match, node.token)
             return {"times": times, "of": of} if times else {}
-        if node.source == STATISTICS and self.current.info.fingerprint == self.speaker:
+        if node.source == STATISTICS and self.current.info.fingerprint == self.model_fingerprint:
             table = self.current.statistics
             followers = table.look_up(match) if table else None
             if followers is not None and node.token in followers.counts:
@@ -314,7 +314,10 @@ class Origins:
         """A message, with its tokens if it is an undamaged answer of the same model."""
         if message.run_id:
             with suppress(StorageError):
-                if self.speaker and traces.speaker(message.run_id) == self.speaker:
+                if (
+                    self.model_fingerprint
+                    and traces.model_fingerprint(message.run_id) == self.model_fingerprint
+                ):
                     return spoken_of(message.id, traces.tokens(message.run_id))
         return Spoken(message.id, message.content)
 
@@ -340,11 +343,13 @@ class Why:
         path = [0, *(row for row, node in enumerate(guesses, 1) if node.accepted)]
         at = token - first
         here = [node for node in guesses if at < len(path) and node.parent == path[at]]
-        speaker = traces.speaker(run_id)
-        words = Words(self.current, speaker, answer)
+        model_fingerprint = traces.model_fingerprint(run_id)
+        words = Words(self.current, model_fingerprint, answer)
         before = answer[token - 1].id if token else ROOT
         words.look_up((before, node.token) for node in here)
-        origins = Origins(self.database, owner, self.current, trace, speaker, answer, first, token)
+        origins = Origins(
+            self.database, owner, self.current, trace, model_fingerprint, answer, first, token
+        )
         for node in here:
             text = answer[token].text if node.accepted else words.text(before, node.token)
             guess = {
@@ -367,7 +372,7 @@ class Why:
         trace, answer = traces.get(run_id), traces.tokens(run_id)
         first = max(0, first)
         steps = traces.steps(run_id, first, PAGE)
-        words = Words(self.current, traces.speaker(run_id), answer)
+        words = Words(self.current, traces.model_fingerprint(run_id), answer)
         before: dict[int, int] = {}
         last = ROOT
         for each in answer:

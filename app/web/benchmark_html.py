@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 
-from app.service.benchmark import Standing
+from app.service.benchmark import BenchmarkStatus
 from app.service.benchmark_report import DROP, Drop, Figures, Report, differences, shared
 from app.web.charts import ALL, category_name
 from app.web.markup import DASH, finding, fine_print, milliseconds, times
@@ -32,7 +32,7 @@ def when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%d %b %H:%M}"
 
 
-def status(standing: Standing | None, problem: str = "") -> str:
+def status(standing: BenchmarkStatus | None, problem: str = "") -> str:
     """The progress of the running benchmark, or why the last one ended early."""
     if standing is None:
         return finding("differs", "Ended early", problem) if problem else ""

@@ -14,7 +14,7 @@ from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
-from engine.models.memory import Need, Outlook
+from engine.models.memory import DraftingForecast, Need
 from engine.native import multiplies_few_bits
 from engine.servers.client import is_address
 
@@ -191,7 +191,7 @@ def need(source: str, found: Need, free: int, device: str) -> str:
         ("cache", amount(found.cache)),
         ("total", f"{amount(found.total)} of {amount(free)} free on {device}"),
     ]
-    markup = facts(listed) + bar((found.weights, found.cache), free) + outlook(found.outlook)
+    markup = facts(listed) + bar((found.weights, found.cache), free) + forecast(found.forecast)
     markup += fine_print(PADDED if is_padded(source) else "")
     if found.total > free:
         missing = amount(found.total - free)
@@ -206,7 +206,7 @@ def guesses_per_token(chains: bool) -> str:
     return "one guess per token" if chains else "several guesses per token"
 
 
-def outlook(found: Outlook | None) -> str:
+def forecast(found: DraftingForecast | None) -> str:
     """What will draft for a model that is not loaded, judging by its files; nothing if they do not
     show it."""
     if found is None:

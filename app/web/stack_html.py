@@ -175,7 +175,7 @@ def planned(
     listed.append(("memory", f"{amount(memory(profile, plan))} of weights"))
     words = escape(sentence(plan, profile.target.name))
     head = family.target.info.head
-    why = f"The {head.name} head is {head.too_dear}." if head and head.too_dear else ""
+    why = f"The {head.name} head is {head.expensive}." if head and head.expensive else ""
     return f"{PLAN}<p>{words}</p>{facts(listed)}{fine_print(why, remark(learned, rule))}"
 
 

@@ -1,6 +1,6 @@
 """The interfaces of drafters and tiers, and wrappers that work with any of them.
 
-Drafts can never change an answer, and a faulty drafter cannot end one either (`Guarded`).
+Drafts can never change an answer, and a faulty drafter cannot end one either (`FailSafeDrafter`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +109,7 @@ class Learner(Drafter):
             tier.finish(tokens, new)
 
 
-class Guarded(Drafter):
+class FailSafeDrafter(Drafter):
     """A drafter whose faults cost only speed. It may replace the drafts of earlier drafters.
 
     A drafter that raises an exception is switched off for the rest of the answer, and the user

@@ -79,7 +79,7 @@ class HeadTimes:
         )
 
 
-def too_dear(backend: Backend, head: Head, curve: CostCurve) -> str:
+def expensive(backend: Backend, head: Head, curve: CostCurve) -> str:
     """Why a head cannot pay on this machine, as the end of a sentence; "" if it can. The content of
     the backend's cache is undefined afterwards."""
     rounds = FEW if curve.seconds(0) > SLOW else ROUNDS

@@ -25,10 +25,10 @@ from engine.drafting.tiers import (
     REMEMBERED,
     STATISTICS_KEY,
     ContextTier,
-    Forgetful,
+    LimitedView,
     ModelTier,
     StatisticsTier,
-    Unlearned,
+    WithoutAnswer,
 )
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -122,7 +122,7 @@ def source_of(tier: Tier) -> Any:
     all of its data there, otherwise the tier itself. Subclasses are queried themselves, because
     they may answer differently."""
     kind, core = type(tier), native.core
-    if isinstance(tier, Frozen) and kind in (Frozen, Forgetful):
+    if isinstance(tier, Frozen) and kind in (Frozen, LimitedView):
         return source_of(tier.tier)
     if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
         in_memory = getattr(tier.table, "in_memory", lambda: None)
@@ -133,6 +133,6 @@ def source_of(tier: Tier) -> Any:
     if isinstance(tier, ContextTier | ModelTier) and isinstance(tier.counts, CompiledCounts):
         if kind in (ContextTier, ModelTier):
             return tier.counts.compiled
-        if isinstance(tier, Unlearned) and kind is Unlearned:
+        if isinstance(tier, WithoutAnswer) and kind is WithoutAnswer:
             return core.Less(source_of(tier.tier), tier.counts.compiled)
     return core.Asked(tier.matches, tier.unigrams)

@@ -22,7 +22,7 @@ from engine.drafting.baselines import Flat, PublishedContext, PublishedModel, Pu
 from engine.drafting.calibration import SIZE, Calibration
 from engine.drafting.compiled import hierarchy
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.tiers import ContextTier, Forgetful, ModelTier, StatisticsTier
+from engine.drafting.tiers import ContextTier, LimitedView, ModelTier, StatisticsTier
 from engine.settings import Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Costs, Past, Taught
 
@@ -129,7 +129,7 @@ class Databases:
         """
         calibration = Calibration(self.calibration.rows())
         copy = Databases(ContextTier(tuple(log)), self.learned, self.statistics, calibration)
-        copy.model = Forgetful(self.learned)
+        copy.model = LimitedView(self.learned)
         if self.published:
             copy.published = {**self.published, CONTEXT: PublishedContext()}
             past = self.published[MODEL]

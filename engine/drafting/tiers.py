@@ -157,7 +157,7 @@ class ModelTier(Tier):
 
     def without(self, tokens: Sequence[int], new: int) -> "ModelTier":
         """The tier as if it had not learned this answer: the last `new` of `tokens`."""
-        return Unlearned(self, grams_of(tokens, new))
+        return WithoutAnswer(self, grams_of(tokens, new))
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         return self.counts.matches(suffix)
@@ -174,7 +174,7 @@ class ModelTier(Tier):
             self.learned(grams)
 
 
-class Unlearned(ModelTier):
+class WithoutAnswer(ModelTier):
     """A view of a tier without the n-grams of one answer."""
 
     def __init__(self, tier: ModelTier, grams: Iterable[tuple[int, ...]]) -> None:
@@ -206,7 +206,7 @@ class Unlearned(ModelTier):
         return known.less(own) if known and own else known
 
 
-class Forgetful(Frozen):
+class LimitedView(Frozen):
     """A model tier that learns each answer at the usual cost and then forgets it, for measurements
     that include the time of learning but must not profit from the result."""
 

@@ -30,7 +30,7 @@ class HeadInfo:
     along one chain. `memory_bytes` are those of its weights beyond the model's, without its cache.
     `note` is the reason why it does not draft, "" if it does: a head that does not draft is shown,
     but never used. `fingerprint` identifies its weights, because what was learned about one head
-    does not apply to another. `too_dear` is the reason why it cannot pay on this machine, "" if it
+    does not apply to another. `expensive` is the reason why it cannot pay on this machine, "" if it
     may: the default method then does not use it. Its figures differ at each load, so it does not
     take part in comparisons.
     """
@@ -42,7 +42,7 @@ class HeadInfo:
     memory_bytes: int = field(default=0, compare=False)
     note: str = ""
     fingerprint: str = ""
-    too_dear: str = field(default="", compare=False)
+    expensive: str = field(default="", compare=False)
 
     @property
     def drafts(self) -> bool:

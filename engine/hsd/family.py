@@ -280,7 +280,7 @@ class Plans(Generic[Model]):
         """The names that plans may use: all, except for a head that was found to cost more than it
         can save on this machine (engine/drafting/ceiling.py)."""
         head = self.target.info.head
-        return [*self.drafts, DATABASES, *([] if head and head.too_dear else [HEAD])]
+        return [*self.drafts, DATABASES, *([] if head and head.expensive else [HEAD])]
 
     def plan(self, spec: str, rule: Rule) -> Plan:
         """The plan that a text describes (engine/hsd/planner.py); the best plan for an empty

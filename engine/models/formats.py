@@ -19,12 +19,12 @@ from engine.models.format import HEAD, FileFormat, ModelFormat, head_folder, loo
 from engine.models.gguf_files import (
     ENDING,
     NO_MODELS,
+    forecast_of,
     heads_for,
     hub_file,
     is_head,
     is_model,
     listed,
-    outlook_of,
     parts_of,
 )
 from engine.models.memory import Need, weight_files
@@ -277,8 +277,8 @@ class Gguf(FileFormat):
             return packed_need(path, runtime)
         found, file = probed(path, runtime), Path(os.path.expanduser(path))
         names = [each.name for each in file.parent.iterdir()]
-        outlook = outlook_of(file, heads_for(file.name, names))
-        return Need(found.parameters, found.weights, found.cache, outlook)
+        forecast = forecast_of(file, heads_for(file.name, names))
+        return Need(found.parameters, found.weights, found.cache, forecast)
 
     def device(self, runtime: Runtime) -> str:
         if runtime.bits != AUTO:

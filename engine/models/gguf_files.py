@@ -11,7 +11,7 @@ from glob import escape
 from pathlib import Path
 
 from engine.backends.base import digest
-from engine.models.memory import Outlook
+from engine.models.memory import DraftingForecast
 
 ENDING = ".gguf"
 MAGIC = b"GGUF"
@@ -151,7 +151,7 @@ def file_fingerprint(path: Path) -> str:
     return digest(parts)
 
 
-def outlook_of(path: Path, heads: Collection[str] = ()) -> Outlook | None:
+def forecast_of(path: Path, heads: Collection[str] = ()) -> DraftingForecast | None:
     """What will draft for the model in a file, with the names of `heads` in the same folder; None
     if its header cannot be read."""
     try:
@@ -161,9 +161,9 @@ def outlook_of(path: Path, heads: Collection[str] = ()) -> Outlook | None:
     kind = str(found.get("general.architecture", ""))
     chains = any(key.startswith(tuple(f"{kind}.{each}" for each in STATES)) for key in found)
     if found.get(f"{kind}.{NEXTN}"):
-        return Outlook(chains, "MTP, in its file")
+        return DraftingForecast(chains, "MTP, in its file")
     head = next(iter(heads), "")
-    return Outlook(chains, f"in the file {head}" if head else "")
+    return DraftingForecast(chains, f"in the file {head}" if head else "")
 
 
 @dataclass(frozen=True, slots=True)

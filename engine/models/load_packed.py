@@ -54,8 +54,8 @@ from engine.models.load_transformers import (
 from engine.models.memory import (
     FLOAT32,
     PACKED_SCALES,
+    DraftingForecast,
     Need,
-    Outlook,
     cache_numbers,
     packed_size,
 )
@@ -219,7 +219,7 @@ def packed_need(source: str, runtime: Runtime) -> Need:
             weights += room_of(file.tensor("token_embd.weight"), "output.weight", bits)
     cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
     unused = runtime.head == "auto" and heads_near(file.path)
-    return Need(parameters, weights, cache, Outlook(problem=UNUSED if unused else ""))
+    return Need(parameters, weights, cache, DraftingForecast(problem=UNUSED if unused else ""))
 
 
 def heads_near(path: Path) -> list[str]:

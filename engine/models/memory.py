@@ -176,7 +176,7 @@ PARALLEL = {"falcon_h1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DraftingForecast:
     """How a model will draft. With `chains`, drafts are chains instead of trees. `head` describes
     the head and its place in words; without one, `problem` may give the reason."""
 
@@ -190,14 +190,14 @@ class Need:
     """The size of a model: its parameters, and the bytes of its weights and of its cache.
 
     `cache` is that of the conversation in use, with a full context. The caches of other open
-    conversations are additional, and limited by engine/loaded.py. `outlook` describes what will
+    conversations are additional, and limited by engine/loaded.py. `forecast` describes what will
     draft for the model, as far as the same files show.
     """
 
     parameters: int
     weights: int
     cache: int
-    outlook: Outlook | None = field(default=None, compare=False)
+    forecast: DraftingForecast | None = field(default=None, compare=False)
 
     @property
     def total(self) -> int:
@@ -260,7 +260,7 @@ def memory_need(
     if head is not None:
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
-    return Need(parameters, weights, cache, outlook_of(config, folder, found))
+    return Need(parameters, weights, cache, forecast_of(config, folder, found))
 
 
 def packed_bytes(
@@ -410,20 +410,22 @@ def unreadable(source: str, problem: str) -> ModelError:
     )
 
 
-def outlook_of(config: Mapping[str, Any], folder: Path, found: Prediction | None = None) -> Outlook:
+def forecast_of(
+    config: Mapping[str, Any], folder: Path, found: Prediction | None = None
+) -> DraftingForecast:
     """What will draft for the model in a folder, by its config.json and the prediction layers
     `found` in its weight files."""
     chains = False
     with suppress(KeyError, TypeError, ValueError):  # errors in sizes are reported elsewhere
         chains = layers_of(config)[1] > 0
     if (folder / "head" / "config.json").is_file():
-        return Outlook(chains, "in its folder head")
+        return DraftingForecast(chains, "in its folder head")
     if found:
         problem = f"its prediction layers cannot be used: {found.problem}" if found.problem else ""
-        return Outlook(chains, "" if problem else "MTP, in its files", problem)
+        return DraftingForecast(chains, "" if problem else "MTP, in its files", problem)
     ahead = any(config.get(name) for name in AHEAD)
     lacking = "its config names a prediction layer, and its weight files do not hold it"
-    return Outlook(chains, problem=lacking if ahead else "")
+    return DraftingForecast(chains, problem=lacking if ahead else "")
 
 
 # States of recurrent layers. The size of a state does not depend on the length of the text, but

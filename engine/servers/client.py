@@ -212,7 +212,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ServerModel:
     """What a server reports: the model, its context (0: unknown), the server's program, and its
     drafting, None without `GET /strata`. With `counts` it has counters of drafts."""
 
@@ -223,7 +223,7 @@ class Found:
     counts: bool
 
 
-def find(access: Access) -> Found:
+def find(access: Access) -> ServerModel:
     """Query a server for its model and abilities. Raises ServerError."""
     address = access.address
     with httpx.Client(**access.options) as client:
@@ -241,7 +241,7 @@ def find(access: Access) -> Found:
         counts = counters(optional(client, f"{address.root}/metrics")) is not None
     context = max(0, model.max_model_len or model.meta.n_ctx_train)
     ours = strata if strata.name == "strata" else None
-    return Found(model.id, context, model.owned_by, ours, counts)
+    return ServerModel(model.id, context, model.owned_by, ours, counts)
 
 
 def model_of(answer: httpx.Response, address: Address) -> Listed:

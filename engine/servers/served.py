@@ -24,7 +24,7 @@ from engine.servers.client import (
     STRATA,
     Access,
     Address,
-    Found,
+    ServerModel,
     find,
 )
 from engine.types import CONTEXT, MODEL, STATISTICS, Message
@@ -40,7 +40,7 @@ class ServedModel:
 
     def __init__(self, address: Address) -> None:
         self.access = Access(address)
-        self.info = info_of(address, Found(address.model or address.host, 0, "", None, False))
+        self.info = info_of(address, ServerModel(address.model or address.host, 0, "", None, False))
         self.without: set[str] = set()
         """Parameters that the server refuses."""
         self.texts: dict[int, str] = {}
@@ -122,7 +122,7 @@ class ServedChat(Chat):
         return -(-len(text) // CHARACTERS)
 
 
-def info_of(address: Address, found: Found) -> BackendInfo:
+def info_of(address: Address, found: ServerModel) -> BackendInfo:
     name, strata = found.model, found.strata
     server = ServerInfo(
         address.host,

@@ -53,7 +53,7 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def background(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes seconds to begin, or to fill so much memory."""
     monkeypatch.setattr(chat_template, "SECONDS", 120.0)
 
@@ -62,7 +62,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("template", [LOOPS, READ, POWER], ids=["loops", "read", "power"])
 def test_a_template_that_never_ends_is_stopped(
-    filler: Filler, patient: None, library: Library, template: str
+    filler: Filler, background: None, library: Library, template: str
 ) -> None:
     filler.prepare(library)
     first = filler.process
@@ -95,7 +95,7 @@ def test_a_template_that_never_ends_is_stopped(
     ],
 )
 def test_what_a_template_raises_is_told_and_the_process_goes_on(
-    filler: Filler, patient: None, library: Library, template: str, problem: str
+    filler: Filler, background: None, library: Library, template: str, problem: str
 ) -> None:
     filler.prepare(library)
     first = filler.process
@@ -247,7 +247,7 @@ def hasty_once_read(monkeypatch: pytest.MonkeyPatch, counted: list[str]) -> None
 
 @pytest.mark.gguf
 def test_a_gguf_file_whose_template_never_ends(
-    tmp_path: Path, patient: None, counted: list[str], hasty_once_read: None
+    tmp_path: Path, background: None, counted: list[str], hasty_once_read: None
 ) -> None:
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=LOOPS))
     assert backend.info.note == "" and len(counted) == 2

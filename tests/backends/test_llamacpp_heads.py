@@ -11,7 +11,7 @@ import pytest
 
 from engine.backends.base import Backend
 from engine.decode import never
-from engine.drafting.base import Drafter, Guarded
+from engine.drafting.base import Drafter, FailSafeDrafter
 from engine.drafting.databases import Databases
 from engine.errors import ModelError
 from engine.methods import method_named
@@ -157,7 +157,8 @@ def test_a_head_that_fails_is_told_and_the_next_answer_has_it_again(
                 patched.setattr(shared, "check", failing)
             backend.reset()
             guarded = [
-                Guarded(each, notices.append) for each in drafters(backend, "head@3", 0.7, 1)
+                FailSafeDrafter(each, notices.append)
+                for each in drafters(backend, "head@3", 0.7, 1)
             ]
             fast = events_of(backend, PROMPT, generation(0.7, 1, STEPS), guarded)
         assert_lossless(slow, fast)

@@ -18,7 +18,7 @@ from engine.errors import ModelError
 from engine.models import load_packed
 from engine.models.load_packed import KEPT, File, Foreign, built
 from engine.models.loaders import device, load, need
-from engine.models.memory import Outlook
+from engine.models.memory import DraftingForecast
 from engine.native import core
 from engine.settings import Generation, Runtime, Sampling
 from tests.conftest import EMBEDDED
@@ -235,11 +235,11 @@ def test_what_is_not_used_is_told(tmp_path: Path) -> None:
     file = file_of(tmp_path, "llama", "")
     bare = rewritten(file, tmp_path / "bare.gguf", values={"tokenizer.chat_template": None})
     assert load(str(bare), EIGHT).info.note.startswith("The file brings no chat template")
-    assert need(str(bare), EIGHT).outlook == Outlook()
+    assert need(str(bare), EIGHT).forecast == DraftingForecast()
     file.rename(tmp_path / "mtp-bare.gguf")
     for runtime, told in ((EIGHT, load_packed.UNUSED), (replace(EIGHT, head="off"), "")):
-        head, outlook = load(str(bare), runtime).info.head, need(str(bare), runtime).outlook
-        assert outlook == Outlook(problem=told)
+        head, forecast = load(str(bare), runtime).info.head, need(str(bare), runtime).forecast
+        assert forecast == DraftingForecast(problem=told)
         assert head.note == f"{told}." if told else head is None
 
 

@@ -260,8 +260,8 @@ def test_layers_are_found_counted_and_left_out(folders: dict[str, Path]) -> None
         assert with_them.parameters - alone.parameters == info.parameters
         # Beside its parameters a file of a GLM holds what corrects the choice of experts.
         assert alone.parameters - backend.info.parameters == (8 if name == "glm" else 0)
-        assert with_them.outlook is not None
-        assert with_them.outlook.head == "MTP, in its files" and not with_them.outlook.problem
+        assert with_them.forecast is not None
+        assert with_them.forecast.head == "MTP, in its files" and not with_them.forecast.problem
         off = loaded(folder, head="off")
         assert off.head is None and off.info.head is None
 
@@ -313,6 +313,6 @@ def test_layers_that_cannot_be_used_are_told_and_all_else_works(
     assert info is not None and backend.head is None and not info.drafts
     assert words in info.note and "prediction layers" in info.note
     assert len(tokens_of(answer(backend, TEXT, SAMPLINGS[0], tokens=5))) == 5
-    told = need(str(tmp_path), Runtime()).outlook
+    told = need(str(tmp_path), Runtime()).forecast
     assert told is not None
     assert need(str(tmp_path), Runtime(head="off")).parameters == backend.info.parameters

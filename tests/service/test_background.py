@@ -66,10 +66,10 @@ def test_a_proof_gives_way_and_begins_again(session: Session, toy: Held) -> None
     other = session.chat.say(OWNER, None, "me first")
     begun = session.generations.start(OWNER, other, preferences(check=False))
     queue = local(session).queue
-    assert soon(lambda: len(queue.waiting) == 1 and not queue.waiting[0].patient)
+    assert soon(lambda: len(queue.waiting) == 1 and not queue.waiting[0].background)
     assert queue.waiting[0].ahead == 0, "nobody is told to wait for a proof"
     toy.allow(1)
-    assert soon(lambda: queue.running is not None and not queue.running.patient)
+    assert soon(lambda: queue.running is not None and not queue.running.background)
     toy.allow()
     assert soon(lambda: begun.over) and begun.error == "" and begun.tokens == 40
     assert begun.update is not None and begun.update.finish == "length"

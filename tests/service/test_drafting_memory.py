@@ -5,7 +5,7 @@ import random
 import pytest
 
 from app.service.history import PROVABLE
-from app.service.pages import Latest
+from app.service.pages import LimitedDict
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine import native
@@ -224,18 +224,18 @@ def test_a_past_that_was_read_takes_little_more_than_its_counts(
 
 
 def test_of_many_browsers_the_latest_are_remembered() -> None:
-    latest: Latest[str, int] = Latest()
-    for number in range(3 * Latest.LIMIT):
+    latest: LimitedDict[str, int] = LimitedDict()
+    for number in range(3 * LimitedDict.LIMIT):
         latest[str(number)] = number
         latest["kept"] = number
-    assert len(latest) == Latest.LIMIT and latest["kept"] == 3 * Latest.LIMIT - 1
-    assert str(3 * Latest.LIMIT - 1) in latest and "0" not in latest
-    assert latest.setdefault("new", 7) == 7 and len(latest) == Latest.LIMIT
+    assert len(latest) == LimitedDict.LIMIT and latest["kept"] == 3 * LimitedDict.LIMIT - 1
+    assert str(3 * LimitedDict.LIMIT - 1) in latest and "0" not in latest
+    assert latest.setdefault("new", 7) == 7 and len(latest) == LimitedDict.LIMIT
 
 
 def test_notices_of_owners_who_never_come_back_are_forgotten(session: Session) -> None:
-    for number in range(2 * Latest.LIMIT):
+    for number in range(2 * LimitedDict.LIMIT):
         session.notices.report(f"owner {number}", "The disk is full.")
-    assert len(session.notices.waiting) == Latest.LIMIT
-    session.notices.report(f"owner {2 * Latest.LIMIT - 1}", "The disk is full.")
-    assert session.notices.take(f"owner {2 * Latest.LIMIT - 1}") == ["The disk is full."]
+    assert len(session.notices.waiting) == LimitedDict.LIMIT
+    session.notices.report(f"owner {2 * LimitedDict.LIMIT - 1}", "The disk is full.")
+    assert session.notices.take(f"owner {2 * LimitedDict.LIMIT - 1}") == ["The disk is full."]

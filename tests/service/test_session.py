@@ -18,7 +18,7 @@ from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS
 from app.service.session import Session
 from engine.backends.toy import END, ToyBackend
 from engine.compare import FEWEST, Reruns, Speedup, live
-from engine.drafting.base import Guarded
+from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
 from engine.drafting.tiers import ContextTier
 from engine.engine import Load, Request
@@ -695,7 +695,7 @@ def test_what_a_faulty_drafter_added_is_taken_back(
     token: int, replaces: bool, left: list[int]
 ) -> None:
     notices: list[str] = []
-    guarded = Guarded(Wild(token, replaces), notices.append)  # type: ignore[arg-type]
+    guarded = FailSafeDrafter(Wild(token, replaces), notices.append)  # type: ignore[arg-type]
     tree, budget = Tree(1), Budget(Drafting(), 9, 260)
     tree.add(tree.add(tree.add(0, 5, "model"), 6, "model"), 7, "model")
     found = guarded.grow(tree, [1], budget)

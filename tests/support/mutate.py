@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/queue.py",
-        "run.urgent or (self.running.patient and not run.patient)",
+        "run.priority or (self.running.background and not run.background)",
         "True",
         "unit/queue",
     ),

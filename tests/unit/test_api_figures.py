@@ -6,7 +6,16 @@ from math import isfinite
 
 import pytest
 
-from app.api.figures import SECONDS, Answered, Counters, figures, ours, speculative, timings, usage
+from app.api.figures import (
+    SECONDS,
+    AnswerFigures,
+    Counters,
+    figures,
+    ours,
+    speculative,
+    timings,
+    usage,
+)
 from app.http.problems import api_error
 from engine.errors import (
     Busy,
@@ -42,11 +51,11 @@ STEPS = (
 PREFILL = Prefill(20, 15, 0.1, 0.1)
 
 
-def answered(prefill: Prefill = PREFILL, steps: tuple[Step, ...] = STEPS) -> Answered:
+def answered(prefill: Prefill = PREFILL, steps: tuple[Step, ...] = STEPS) -> AnswerFigures:
     tally = Tally()
     for event in (prefill, *steps, Learned(0.01)):
         tally.add(event)
-    return Answered("toy", "hd", 64, 7, prefill, tally.metrics())
+    return AnswerFigures("toy", "hd", 64, 7, prefill, tally.metrics())
 
 
 def test_llama_server_s_figures() -> None:

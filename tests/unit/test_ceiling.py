@@ -8,7 +8,7 @@ import pytest
 from app.service.current import drafters, line
 from engine.backends.toy import ToyBackend, deviating
 from engine.drafting import ceiling
-from engine.drafting.ceiling import Ceiling, HeadTimes, emitted, timed, too_dear
+from engine.drafting.ceiling import Ceiling, HeadTimes, emitted, expensive, timed
 from engine.drafting.ceiling import ceiling as largest
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases, DraftingMemory
@@ -69,7 +69,7 @@ def test_the_usual_method_leaves_a_head_alone_that_cannot_pay(
     loaded = Loaded(toy, DraftingMemory(), curve=FLAT.copy())
     loaded.weigh_head()
     info = toy.info
-    assert info.head is not None and bool(info.head.too_dear) == left
+    assert info.head is not None and bool(info.head.expensive) == left
     assert METHODS["auto"].uses_head(info) != left
     assert METHODS["hd+head"].uses_head(info) and not METHODS["hd+head"].missing(info)
     found = METHODS["auto"].drafters(Databases(), sampling=Sampling(), target=toy)
@@ -96,7 +96,7 @@ def test_a_head_that_fails_or_says_nothing_is_judged_by_answers(
     head = toy.head
     assert head is not None
     monkeypatch.setattr(type(head), "start", lambda *_: None)
-    assert too_dear(toy, head, FLAT) == ""
+    assert expensive(toy, head, FLAT) == ""
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -104,4 +104,4 @@ def test_a_head_that_fails_or_says_nothing_is_judged_by_answers(
     monkeypatch.setattr(type(head), "start", fail)
     loaded = Loaded(toy, DraftingMemory(), curve=FLAT.copy())
     loaded.weigh_head()
-    assert toy.info.head is not None and not toy.info.head.too_dear
+    assert toy.info.head is not None and not toy.info.head.expensive

@@ -9,12 +9,12 @@ from engine.compare import (
     FEWEST,
     UNKNOWN,
     Speedup,
-    cold,
     gain,
     interval,
     live,
     overall,
     reruns,
+    reset_caches,
     speedup,
 )
 from engine.decode import decode
@@ -38,7 +38,7 @@ def test_a_cold_start_leaves_no_cache() -> None:
     wanted, prompt = Generation(Sampling(0.7, seed=1), 20), list(b"hello")
     for model in models:
         assert len(list(decode(model, prompt, (), wanted, Drafting()))) > 2
-    cold(models)
+    reset_caches(models)
     for model in models:
         first = next(decode(model, prompt, (), wanted, Drafting()))
         assert isinstance(first, Prefill) and first.reused == 0

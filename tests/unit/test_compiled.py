@@ -17,7 +17,7 @@ from engine.drafting.compiled import CompiledHierarchy, grow_all, hierarchy
 from engine.drafting.costs import CostCurve
 from engine.drafting.hierarchy import Hierarchy
 from engine.drafting.ngrams import CompiledCounts, NgramCounts, counting
-from engine.drafting.tiers import ContextTier, Forgetful, ModelTier, StatisticsTier
+from engine.drafting.tiers import ContextTier, LimitedView, ModelTier, StatisticsTier
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, DATABASES, MODEL, STATISTICS, Followers
@@ -131,7 +131,7 @@ def twin(
         "c": context,
         "m": model,
         "s": StatisticsTier(table),
-        "f": Forgetful(model),
+        "f": LimitedView(model),
         "u": model.without(texts[-1], len(texts[-1])),
         "z": Frozen(model),
         "x": Said(MODEL, sure(1, 3), sure(2, 1)),

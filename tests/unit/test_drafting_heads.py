@@ -8,7 +8,7 @@ import pytest
 
 from engine.backends.toy import ToyBackend, ToyHead, deviating, shuffled, toy_logits
 from engine.decode import decode, never
-from engine.drafting.base import Guarded
+from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import CostCurve
@@ -395,7 +395,7 @@ def test_a_head_that_fails_or_says_nonsense_costs_no_text(
         monkeypatch.setattr("engine.backends.toy.LogitGuess", Mad)
     method = method_named(name)
     found = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
-    guarded = [Guarded(each, notices.append) for each in found]
+    guarded = [FailSafeDrafter(each, notices.append) for each in found]
     steps = events_of(toy, PROMPT, wanted, guarded, method.drafting)
     assert_lossless(plain_toy(wanted), steps)
     if where != "law":

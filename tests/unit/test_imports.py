@@ -16,7 +16,7 @@ from storage.exported import Export
 ROOM = 20_000
 
 
-def read(value: object, room: int = ROOM) -> imports.Found:
+def read(value: object, room: int = ROOM) -> imports.ImportedFile:
     return imports.read_file(json.dumps(value).encode(), room)
 
 

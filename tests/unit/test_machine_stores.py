@@ -15,7 +15,7 @@ from storage.database import Database
 from storage.machine import (
     Choice,
     CostStore,
-    Known,
+    KnownModel,
     ProfileKey,
     ProfileStore,
     SourceStore,
@@ -36,7 +36,7 @@ MEASURED = Profile(
 )
 PROFILE = json.loads(json.dumps(MEASURED.mapping()))
 CHOICE = Choice(("/models/small", "names/mïd \udc80"), "small@8/mid@4")
-SOURCE = Known("/models/\udc80.gguf", {"threads": 1})
+SOURCE = KnownModel("/models/\udc80.gguf", {"threads": 1})
 
 
 def costs_in(db: Database, *changed: Any) -> CostStore:
@@ -239,7 +239,7 @@ def test_the_newest_comes_first_and_each_is_there_once(db: Database) -> None:
     store = SourceStore(db)
     for source, threads in (("a", 1), ("b", 2), ("a", 3)):
         store.add(source, {"threads": threads})
-    assert store.models() == [Known("a", {"threads": 3}), Known("b", {"threads": 2})]
+    assert store.models() == [KnownModel("a", {"threads": 3}), KnownModel("b", {"threads": 2})]
     for number in range(25):
         store.add(str(number), {})
         store.add(str(number), {}, "folder")
@@ -256,4 +256,4 @@ def test_a_damaged_source_hides_no_other(db: Database, value: object) -> None:
     store.add("b", {})
     damage(db, "sources", "runtime", value)
     store.add("a", {})
-    assert store.models() == [Known("a", {})]
+    assert store.models() == [KnownModel("a", {})]

@@ -14,10 +14,10 @@ from engine.types import Gram
 from storage import ngrams
 from storage.database import Database, pack_tokens
 from storage.drafting import wipe
-from storage.ngrams import Held, ModelNgrams, Pruning, from_file, to_file
+from storage.ngrams import ModelNgrams, NgramFile, Pruning, from_file, to_file
 
 A, B, C, LONG = (1, 2, 3), (1, 2, 4), (9,), (2**32 - 1, 0, 1, 151_643, 5)
-HELD = Held(3, [Gram((1, 2, 99), 2, 3), Gram((5, 6), 1, 1)])
+HELD = NgramFile(3, [Gram((1, 2, 99), 2, 3), Gram((5, 6), 1, 1)])
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def changed(**values: Any) -> bytes:
 
 
 def test_a_file_comes_back_as_it_was() -> None:
-    for held in (HELD, Held(0, [])):
+    for held in (HELD, NgramFile(0, [])):
         assert from_file(to_file("m", "tok", held).encode(), "tok", 100) == held
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.service.why import AROUND, Guess, Place, Spoken, by_text, origin
+from app.service.why import AROUND, Guess, Occurrence, Spoken, by_text, origin
 
 
 def answer(key: str, *words: str) -> Spoken:
@@ -27,7 +27,9 @@ def test_the_last_place_before_the_step_is_shown() -> None:
     found = origin([own], wanted(" the", " cat"), until=11)
     assert found is not None and (found.first, found.last) == (8, 9)
     found = origin([own], wanted(" the", " cat"), until=8)
-    assert found == Place("a", 15, 23, 4, 5, "the cat sat and", " the cat", " ran and the cat sat")
+    assert found == Occurrence(
+        "a", 15, 23, 4, 5, "the cat sat and", " the cat", " ran and the cat sat"
+    )
     assert own.text[found.start : found.end] == found.copied
     assert origin([own], wanted(" the", " cat"), until=5) is None, "it was not said yet"
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.models.gguf_files import outlook_of as of_gguf
-from engine.models.memory import FLOAT32, KEPT, Outlook, layers_of, prediction, state_bytes
-from engine.models.memory import outlook_of as of_config
+from engine.models.gguf_files import forecast_of as of_gguf
+from engine.models.memory import FLOAT32, KEPT, DraftingForecast, layers_of, prediction, state_bytes
+from engine.models.memory import forecast_of as of_config
 from tests.conftest import EMBEDDED
 from tests.support.gguf_files import write_gguf
 
@@ -31,37 +31,37 @@ def made(folder: Path, kind: str, **values: Any) -> Path:
 @pytest.mark.parametrize(
     ("kind", "values", "found"),
     [
-        ("llama", {"block_count": 3}, Outlook()),
-        ("mamba", {"ssm__state_size": 16}, Outlook(chains=True)),
-        ("lfm2", {"shortconv__l_cache": 3}, Outlook(chains=True)),
-        ("rwkv7", {"wkv__head_size": 64}, Outlook(chains=True)),
-        ("qwen2vl", {"rope__dimension_sections": [1, 2, 3, 4]}, Outlook(chains=True)),
+        ("llama", {"block_count": 3}, DraftingForecast()),
+        ("mamba", {"ssm__state_size": 16}, DraftingForecast(chains=True)),
+        ("lfm2", {"shortconv__l_cache": 3}, DraftingForecast(chains=True)),
+        ("rwkv7", {"wkv__head_size": 64}, DraftingForecast(chains=True)),
+        ("qwen2vl", {"rope__dimension_sections": [1, 2, 3, 4]}, DraftingForecast(chains=True)),
         (
             "qwen35",
             {"ssm__state_size": 16, "nextn_predict_layers": 1},
-            Outlook(True, "MTP, in its file"),
+            DraftingForecast(True, "MTP, in its file"),
         ),
-        ("glm4moe", {"nextn_predict_layers": 1}, Outlook(False, "MTP, in its file")),
-        ("glm4moe", {"nextn_predict_layers": 0}, Outlook()),
+        ("glm4moe", {"nextn_predict_layers": 1}, DraftingForecast(False, "MTP, in its file")),
+        ("glm4moe", {"nextn_predict_layers": 0}, DraftingForecast()),
     ],
 )
 def test_what_the_header_of_a_gguf_file_tells(
-    tmp_path: Path, kind: str, values: dict[str, Any], found: Outlook
+    tmp_path: Path, kind: str, values: dict[str, Any], found: DraftingForecast
 ) -> None:
     assert of_gguf(made(tmp_path, kind, **values)) == found
 
 
 def test_a_head_beside_a_file_is_named(tmp_path: Path) -> None:
     path = made(tmp_path, "gemma4")
-    assert of_gguf(path, ["mtp-gemma.gguf"]) == Outlook(head="in the file mtp-gemma.gguf")
+    assert of_gguf(path, ["mtp-gemma.gguf"]) == DraftingForecast(head="in the file mtp-gemma.gguf")
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     path = made(tmp_path, "llama")
-    assert of_gguf(path) == Outlook()
+    assert of_gguf(path) == DraftingForecast()
     other = made(tmp_path, "mamba", ssm__state_size=16)
     path.write_bytes(other.read_bytes())
-    assert of_gguf(path) == Outlook(chains=True)
+    assert of_gguf(path) == DraftingForecast(chains=True)
 
 
 def test_a_damaged_header_tells_nothing(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_damaged_header_tells_nothing(tmp_path: Path) -> None:
     for at in range(len(whole) - 8):
         path.write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
         found = of_gguf(path)
-        assert found in (None, Outlook())
+        assert found in (None, DraftingForecast())
         unread += found is None
     assert unread > len(whole) // 4
 
@@ -93,7 +93,7 @@ def test_a_damaged_header_tells_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_config_tells(tmp_path: Path, config: dict[str, Any], chains: bool) -> None:
-    assert of_config(config, tmp_path) == Outlook(chains)
+    assert of_config(config, tmp_path) == DraftingForecast(chains)
 
 
 def test_a_head_in_the_folder_and_prediction_layers_in_its_files(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_a_head_in_the_folder_and_prediction_layers_in_its_files(tmp_path: Path)
     assert "do not hold it" in of_config(ahead, tmp_path).problem
     joint = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.mlp.up_proj")
     found = prediction([f"mtp.{name}.weight" for name in joint], 1)
-    assert of_config(ahead, tmp_path, found) == Outlook(head="MTP, in its files")
+    assert of_config(ahead, tmp_path, found) == DraftingForecast(head="MTP, in its files")
     broken = of_config(ahead, tmp_path, prediction(["mtp.fc.weight"], 1))
     assert not broken.head and "layer 0 has no tensor" in broken.problem
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text("{}")
-    assert of_config({}, tmp_path) == Outlook(head="in its folder head")
-    assert of_config(ahead, tmp_path, found) == Outlook(head="in its folder head")
+    assert of_config({}, tmp_path) == DraftingForecast(head="in its folder head")
+    assert of_config(ahead, tmp_path, found) == DraftingForecast(head="in its folder head")
 
 
 # prediction layers, by the names of their tensors

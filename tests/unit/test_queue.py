@@ -76,7 +76,7 @@ def test_what_is_urgent_comes_next_and_stops_who_has_the_turn() -> None:
     def load() -> None:
         for owner in "bc":
             queue.join(owner)
-        queue.join("c", urgent=True)
+        queue.join("c", priority=True)
         assert queue.places == [[], [1, 2], [2, 3], [1]]
         assert queue.stopped == "a"
 
@@ -89,14 +89,14 @@ def test_what_is_patient_has_its_turn_when_nobody_else_wants_one() -> None:
     queue = Queue()
 
     def others() -> None:
-        queue.join("q", patient=True)
-        assert queue.stopped == "", "one that is patient waits for another"
+        queue.join("q", background=True)
+        assert queue.stopped == "", "a background run waits for another"
         queue.join("a")
         assert queue.stopped == "p"
         queue.join("b")
         assert queue.places == [[], [1, 2], [], [1]]
 
-    queue.join("p", others, patient=True)
+    queue.join("p", others, background=True)
     assert queue.serve() == "pabq"
 
 
@@ -105,7 +105,7 @@ def test_what_is_patient_counts_for_nobody() -> None:
 
     def more() -> None:
         for _ in range(MOST_WAITING + 1):
-            queue.join("a", patient=True)
+            queue.join("a", background=True)
         queue.join("b")
         queue.join("a")
         with pytest.raises(Busy, match="1 of your requests"):
@@ -126,7 +126,7 @@ def test_an_owner_may_have_so_many_waiting_runs_and_is_told() -> None:
         for owner in "ab":
             with pytest.raises(Busy, match="1 of your requests waits for the model already"):
                 queue.join(owner)
-        queue.join("a", urgent=True)
+        queue.join("a", priority=True)
 
     queue = Queue(each=1)
     queue.join("a", more)

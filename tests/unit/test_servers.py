@@ -25,7 +25,7 @@ from engine.servers.client import (
     Access,
     Counters,
     Drafting,
-    Found,
+    ServerModel,
     counters,
     parsed,
     quoted,
@@ -230,12 +230,12 @@ def test_a_servers_words_are_told_on_one_short_line() -> None:
 
 
 def test_what_a_server_tells_decides_what_can_be_asked() -> None:
-    plain = info_of(HERE, Found("m", 0, "somebody", None, False))
+    plain = info_of(HERE, ServerModel("m", 0, "somebody", None, False))
     assert plain.server is not None and not plain.server.switches and not plain.server.drafting
     assert [method.name for method in offered(plain)] == ["auto"]
     assert served(PLAIN, plain.server) == SERVER == method_named("server")
     strata = Drafting(databases=["context", "nonsense"], draft_tokens=8, drafting=True)
-    ours = info_of(HERE, Found("m", 4096, "vllm", strata, True))
+    ours = info_of(HERE, ServerModel("m", 4096, "vllm", strata, True))
     assert ours.server is not None and ours.server.databases == ("context",)
     assert [method.name for method in offered(ours)] == ["plain", "auto"]
     assert served(PLAIN, ours.server) == PLAIN and served(METHODS["hd"], ours.server) == SERVER

@@ -15,7 +15,7 @@ from engine.drafting.tiers import (
     SLACK,
     STATISTICS_KEY,
     ContextTier,
-    Forgetful,
+    LimitedView,
     ModelTier,
     StatisticsTier,
     grams_of,
@@ -254,7 +254,7 @@ def test_measuring_learns_at_the_usual_cost_and_forgets(monkeypatch: pytest.Monk
     keys = [gram[:-1] for gram in counted]
     usual, known = sorted(counted), told(tier, keys)
     counted.clear()
-    forgetful = Forgetful(tier)
+    forgetful = LimitedView(tier)
     forgetful.finish(answer, 5)
     assert sorted(counted) == usual and told(tier, keys) == known
     assert told(forgetful, keys) == known and all(known.values())
@@ -286,7 +286,7 @@ def test_what_is_often_said_is_known_and_goes_with_its_answer() -> None:
     tier.finish([9, 7, 7, 3], 3)
     without = tier.without([9, 7, 7, 3], 3).unigrams()
     assert without is not None and without.counts == kept
-    frozen, own = Forgetful(tier).unigrams(), tier.unigrams()
+    frozen, own = LimitedView(tier).unigrams(), tier.unigrams()
     assert frozen is not None and own is not None and frozen.counts == own.counts
 
 

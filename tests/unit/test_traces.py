@@ -456,10 +456,10 @@ def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: T
 
 
 def test_a_run_has_one_speaker_or_none(traces: Traces) -> None:
-    assert traces.speaker(traces.save(RUN)) == "", "its parts are of two models"
-    assert traces.speaker(traces.save(replace(RUN, parts=RUN.parts[1:]))) == "f"
+    assert traces.model_fingerprint(traces.save(RUN)) == "", "its parts are of two models"
+    assert traces.model_fingerprint(traces.save(replace(RUN, parts=RUN.parts[1:]))) == "f"
     with pytest.raises(StorageError, match="no run"):
-        traces.speaker("gone")
+        traces.model_fingerprint("gone")
 
 
 def test_steps_are_read_in_pages(db: Database, traces: Traces) -> None:

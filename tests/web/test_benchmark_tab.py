@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.service.benchmark import Standing, bundled
+from app.service.benchmark import BenchmarkStatus, bundled
 from app.service.benchmark_report import Drop, Plan, Report, report
 from app.service.session import Session
 from app.web import benchmark_html, charts, kit
@@ -183,7 +183,7 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
         benchmark_html.categories(found),
         benchmark_html.comparison(found, other),
         benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),
-        benchmark_html.status(Standing("id", 1, 2, 0, EVIL)),
+        benchmark_html.status(BenchmarkStatus("id", 1, 2, 0, EVIL)),
         benchmark_html.status(None, EVIL),
         benchmark.counted(found.plan.questions),
     ]

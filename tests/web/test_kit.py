@@ -34,7 +34,7 @@ def guarded(tab: Tab) -> Callable[..., Callable[[], Any]]:
     return build
 
 
-Guarded = Callable[[Guard, Callable[..., Any]], Callable[[], Any]]
+FailSafeDrafter = Callable[[Guard, Callable[..., Any]], Callable[[], Any]]
 
 
 def test_a_handler_gets_what_it_names_and_the_inputs(tab: Tab) -> None:
@@ -78,7 +78,7 @@ def test_an_error_becomes_a_notice_and_changes_nothing(
     assert warned == ["&lt;img src=x onerror=alert(1)&gt;"] * 3
 
 
-def test_a_refresh_gives_way_to_what_the_user_did_meanwhile(guarded: Guarded) -> None:
+def test_a_refresh_gives_way_to_what_the_user_did_meanwhile(guarded: FailSafeDrafter) -> None:
     box, begun = gr.Textbox(), list[Iterator[Any]]()
     choose = guarded(ACT, lambda: "chosen")
 
@@ -111,7 +111,7 @@ def test_a_defect_becomes_a_notice_and_texts_arrive_well_formed(
 
 
 def test_a_refresh_that_begins_before_the_answer_to_an_act_fills_nothing(
-    guarded: Guarded, warned: list[str]
+    guarded: FailSafeDrafter, warned: list[str]
 ) -> None:
     """What it was told of the page, such as the choice in a list, is from before that act."""
     box = gr.Textbox()
@@ -132,7 +132,7 @@ def test_a_refresh_that_begins_before_the_answer_to_an_act_fills_nothing(
     assert look() == {box: "of the old choice"}, "what failed is answered too"
 
 
-def test_an_answer_fills_what_nothing_newer_was_asked_for(guarded: Guarded) -> None:
+def test_an_answer_fills_what_nothing_newer_was_asked_for(guarded: FailSafeDrafter) -> None:
     left, right = gr.Textbox(), gr.Textbox()
     quick = guarded(newest([right]), lambda: {right: "quick"})
 
@@ -166,7 +166,7 @@ def test_a_choice_that_is_repeated_updates_nothing_and_is_not_newer(tab: Tab) ->
 
 
 def test_nothing_is_filled_for_what_is_about_to_be_another_one(
-    guarded: Guarded, warned: list[str]
+    guarded: FailSafeDrafter, warned: list[str]
 ) -> None:
     run, step = gr.Textbox(), gr.Textbox()
     at_step = guarded(newest([step], of=[run]), lambda: {step: "of the old run"})
@@ -189,7 +189,7 @@ def test_nothing_is_filled_for_what_is_about_to_be_another_one(
 
 
 def test_what_answers_again_and_again_leaves_alone_what_was_asked_meanwhile(
-    guarded: Guarded,
+    guarded: FailSafeDrafter,
 ) -> None:
     status, result = gr.Textbox(), gr.Textbox()
 

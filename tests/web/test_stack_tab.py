@@ -93,9 +93,9 @@ def test_a_head_is_drawn_and_named_like_the_databases(source: Source) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("too_dear", ["", "not used: a guess takes too long"])
+@pytest.mark.parametrize("expensive", ["", "not used: a guess takes too long"])
 def test_the_stack_tab_plans_with_a_head_only_where_the_models_tab_says_it_is_used(
-    too_dear: str,
+    expensive: str,
 ) -> None:
     """The profile measured databases and head as the fastest, and they were planned even where the
     head had been found to cost more than it can save: then the usual method does not ask it."""
@@ -103,14 +103,14 @@ def test_the_stack_tab_plans_with_a_head_only_where_the_models_tab_says_it_is_us
     target = replace(found.target, head=Rounds((0.0, 1.0), 1.3), merged=Rounds((0.0, 0.0, 1.0), 1))
     profile = replace(found, models=(*found.models[:-1], target))
     family = family_of(profile)
-    head = HeadInfo("EAGLE-3", 4, True, too_dear=too_dear)
+    head = HeadInfo("EAGLE-3", 4, True, expensive=expensive)
     family.target.info = replace(family.target.info, head=head)
     plan = family.plan("", "match")
     shown = stack_html.planned(family, "match", plan, "")
     offered = [str(entry.plan) for entry in entries(family, Drafting(), "")]
-    for words in (str(plan), shown.replace(escape(too_dear), ""), " ".join(offered)):
-        assert ("databases+head" in words) == (not too_dear)
-    assert (f"The EAGLE-3 head is {too_dear}." in shown) == bool(too_dear)
+    for words in (str(plan), shown.replace(escape(expensive), ""), " ".join(offered)):
+        assert ("databases+head" in words) == (not expensive)
+    assert (f"The EAGLE-3 head is {expensive}." in shown) == bool(expensive)
     assert family.plan("databases+head", "match").head, "who asks for it by name gets it"
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.models.formats import format_of
-from engine.models.gguf_files import outlook_of
-from engine.models.memory import Outlook
-from engine.models.memory import outlook_of as outlook_of_config
+from engine.models.gguf_files import forecast_of
+from engine.models.memory import DraftingForecast
+from engine.models.memory import forecast_of as forecast_of_config
 from engine.settings import Runtime
 from tests.support.head_files import assistant_gguf, gemma4_gguf, qwen35_gguf
 from tests.support.tiny_gguf import ARCHITECTURES, tiny
@@ -25,19 +25,19 @@ def test_chains_are_told_of_models_that_cannot_branch(tmp_path: Path, architectu
 
     path = tiny(tmp_path, architecture)
     model, context = opened(path, Runtime(), fast=False, weights=False)
-    outlook = outlook_of(path)
-    assert outlook is not None and outlook.chains is not branches(model)
+    forecast = forecast_of(path)
+    assert forecast is not None and forecast.chains is not branches(model)
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
 
 
 @pytest.mark.gguf
 def test_heads_in_a_file_and_beside_it_are_told(tmp_path: Path) -> None:
-    inside = format_of("a.gguf").need(str(qwen35_gguf(tmp_path)), Runtime()).outlook
-    assert inside == Outlook(chains=True, head="MTP, in its file")
+    inside = format_of("a.gguf").need(str(qwen35_gguf(tmp_path)), Runtime()).forecast
+    assert inside == DraftingForecast(chains=True, head="MTP, in its file")
     assistant_gguf(tmp_path)
-    beside = format_of("a.gguf").need(str(gemma4_gguf(tmp_path)), Runtime()).outlook
-    assert beside == Outlook(head="in the file mtp-gemma.gguf")
+    beside = format_of("a.gguf").need(str(gemma4_gguf(tmp_path)), Runtime()).forecast
+    assert beside == DraftingForecast(head="in the file mtp-gemma.gguf")
 
 
 @pytest.mark.gguf
@@ -64,4 +64,4 @@ def test_chains_are_told_of_every_family_that_keeps_a_state(family: str, tmp_pat
     name, settings = FAMILIES[family]
     getattr(transformers, name)(**settings).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert outlook_of_config(config, tmp_path).chains
+    assert forecast_of_config(config, tmp_path).chains
