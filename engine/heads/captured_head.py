@@ -1,7 +1,7 @@
 """The steps of a head that a GPU repeats without being told each operation again.
 
 A head guesses level by level, and each level is a few dozen small operations, which take longer to
-start than to compute. As the forwards of its target (engine/backends/captured.py), they are
+start than to compute. Like the forwards of its target (engine/backends/captured.py), they are
 recorded for some numbers of rows. All sequences of a model share the recordings, and so the memory
 of the keys and values: if another sequence guesses next, the rows of the previous one are copied
 out, and its own are copied in.
