@@ -46,8 +46,8 @@ IMPORTED = set[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--soak`: what `make test` leaves out."""
     parser.addoption("--soak", action="store_true", help="run what `make test` leaves out")
+    parser.addoption("--device", default="cpu", help="where the embedded models are loaded")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -158,22 +158,25 @@ def toy() -> ToyBackend:
 
 
 @pytest.fixture(scope="session")
-def embedded():
-    """The embedded target in float32, loaded once. Tests that use it carry the mark `model`."""
+def load_embedded(pytestconfig: pytest.Config):
+    """Loads one of the embedded models by name: in float32 on a processor, in bfloat16 on a GPU."""
     from engine.models.load_transformers import load_transformers
 
-    return load_transformers(str(EMBEDDED), dtype="float32", device="cpu")
+    device = pytestconfig.getoption("--device")
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    return lambda name: load_transformers(str(EMBEDDED.parent / name), dtype=dtype, device=device)
 
 
 @pytest.fixture(scope="session")
-def embedded_drafts(embedded):
-    """The draft models that are embedded beside the target, by name, the smallest first."""
-    from engine.models.load_transformers import load_transformers
+def embedded(load_embedded):
+    """The embedded target, loaded once. Tests that use it carry the mark `model`."""
+    return load_embedded("target")
 
-    return {
-        name: load_transformers(str(EMBEDDED.parent / name), dtype="float32", device="cpu")
-        for name in ("small", "mid")
-    }
+
+@pytest.fixture(scope="session")
+def embedded_drafts(load_embedded):
+    """The draft models that are embedded beside the target, by name, the smallest first."""
+    return {name: load_embedded(name) for name in ("small", "mid")}
 
 
 @pytest.fixture(scope="session")

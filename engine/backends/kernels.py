@@ -4,8 +4,9 @@
 verified among drafts or read as a part of a prompt, each of its numbers is summed up in the same
 order:
 
-- A product goes through the inputs in steps of 16, the order of the matrix units, and is never
-  divided among programs.
+- A product goes through the inputs in steps of 16, the order of the matrix units, and is not
+  divided among programs. With weights of 4 or 8 bits it is: into slices that depend on the matrix
+  alone, and are added up in their order.
 - Attention goes through the text in blocks of BLOCK positions and parts of a fixed number of
   blocks. Both are counted from the beginning of the text, and it makes no difference whether a
   position is cached or drafted: for each row, the drafted positions are those of its ancestors, in
@@ -50,9 +51,13 @@ TOGETHER = constexpr(4)
 GATE_BLOCK = 1024
 FEW_ROWS = 64
 """Up to so many rows, a product takes the time of reading its weights."""
-STAGES, RESIDENT = 6, 3
-"""The most steps of a product whose inputs are in shared memory at the same time, and the most
-programs that share this memory."""
+STAGES, FEW_BITS_STAGES, RESIDENT = 6, 3, 3
+"""The most steps of a product whose inputs are in shared memory at the same time, also with weights
+of few bits, and the most programs that share this memory."""
+PROGRAMS, SLICES, SLICE_STEPS = 256, 8, 4
+"""Products with weights of few bits are divided into at least so many programs, if that takes at
+most SLICES slices of the inputs, each of at least SLICE_STEPS steps."""
+MERGE_BLOCK = 1024
 RESERVED = 1024
 """Bytes of shared memory that every program takes besides."""
 
@@ -60,87 +65,153 @@ RESERVED = 1024
 # products
 
 
+def two_of_four_bits(shift: str, exponent: int, one: int, less: int, kind: str) -> Any:
+    """Instructions that turn the lower numbers of four bytes, after a shift, into two pairs of
+    weights of a type. Below an exponent whose steps are whole, the number is the mantissa; then
+    what it has too much is subtracted."""
+    return constexpr(f"""{{
+        .reg .b32 numbers, one, less;
+        mov.b32 one, {one:#x};
+        mov.b32 less, {less:#x};
+        {shift}
+        and.b32 numbers, numbers, 0x0F0F0F0F;
+        prmt.b32 $0, numbers, {exponent:#x}, 0x4140;
+        prmt.b32 $1, numbers, {exponent:#x}, 0x4342;
+        fma.rn.{kind} $0, $0, one, less;
+        fma.rn.{kind} $1, $1, one, less;
+    }}""")
+
+
+FOUR_BYTES = constexpr("=r,=r,r")
+"""One register comes in, and two go out."""
+BFLOAT16 = 0x43434343, 0x3F803F80, 0xC308C308, "bf16x2"  # 128 + the number; 1; -136
+FLOAT16 = 0x64646464, 0x3C003C00, 0xE408E408, "f16x2"  # 1,024 + the number; 1; -1,032
+LOWER, UPPER = "mov.b32 numbers, $2;", "shr.b32 numbers, $2, 4;"
+LOWER_BFLOAT16, UPPER_BFLOAT16 = (two_of_four_bits(half, *BFLOAT16) for half in (LOWER, UPPER))
+LOWER_FLOAT16, UPPER_FLOAT16 = (two_of_four_bits(half, *FLOAT16) for half in (LOWER, UPPER))
+
+
 @jit
-def of_few_bits(numbers, scales, half: constexpr, kind: constexpr):
-    """Weights of a type: whole numbers less `half`, times the scale of their row, which is the
-    lower float16 of a word."""
-    scale = (scales & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+def of_four_bits(numbers, upper: constexpr, kind: constexpr, compiled: constexpr):
+    """The numbers in one half of each byte, less 8."""
+    if not compiled:
+        value = numbers >> 4 if upper else numbers & 15
+        found = (value.to(tl.float32) - 8.0).to(kind)
+    elif kind == tl.bfloat16:
+        found = tl.inline_asm_elementwise(
+            UPPER_BFLOAT16 if upper else LOWER_BFLOAT16,
+            FOUR_BYTES, [numbers], dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        found = tl.inline_asm_elementwise(
+            UPPER_FLOAT16 if upper else LOWER_FLOAT16,
+            FOUR_BYTES, [numbers], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return found
+
+
+@jit
+def of_eight_bits(numbers, kind: constexpr):
+    """The numbers less 128."""
     # 2**23 and a number, as the bits of float32: a conversion takes four times as long.
     value = (numbers.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
-    return ((value - (8388608.0 + half)) * scale[:, None]).to(kind)
+    return (value - 8388736.0).to(kind)
+
+
+@jit
+def scaled(total, part, scales, block: constexpr, wide: constexpr):
+    """A sum, and one over a group times its scale, the lower float16 of a word."""
+    scale = (scales & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.fma(part, tl.broadcast_to(scale[:, None], (block, wide)), total)
 
 
 @jit
 def product(
-    states, weights, scales, bias, out, rows, outputs, width,
-    wide: constexpr, block: constexpr, deep: constexpr, bits: constexpr, biased: constexpr,
+    states, weights, bias, out, rows, outputs, width,
+    wide: constexpr, block: constexpr, deep: constexpr, biased: constexpr,
 ) -> None:  # fmt: skip
-    """`block` outputs of `wide` rows. Weights of 4 or 8 bits are those of rounded.py, `deep` is two
-    of their groups then."""
+    """`block` outputs of `wide` rows."""
     n = tl.program_id(0) * block + tl.arange(0, block)
     m = tl.program_id(1) * wide + tl.arange(0, wide)
+    k = tl.arange(0, deep)
     used, inside = m < rows, n < outputs
     n_wide = n.to(tl.int64)[:, None]
-    kind = states.dtype.element_ty
     total = tl.zeros((block, wide), tl.float32)
-    if bits == 16:
-        k = tl.arange(0, deep)
-        for at in range(0, width, deep):
-            known = (k + at < width)[None, :]
-            weight = tl.load(
-                weights + n_wide * width + (k + at)[None, :],
-                mask=inside[:, None] & known,
-                other=0.0,
-                eviction_policy="evict_first",
-            )
-            state = tl.load(
-                states + m[:, None] * width + (k + at)[None, :],
-                mask=used[:, None] & known,
-                other=0.0,
-            )
-            total = tl.dot(weight, tl.trans(state), total)
-    else:
-        group: constexpr = deep // 2
-        k = tl.arange(0, group)
-        steps = tl.cdiv(width, deep)
-        row = weights + n_wide * steps * (deep * bits // 8) + k[None, :]
-        scale_at = scales + n * steps
-        for step in range(steps):
-            at = row + step * (deep * bits // 8)
-            first = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
-            if bits == 4:
-                second = first >> 4
-                first = first & 15
-            else:
-                second = tl.load(
-                    at + group, mask=inside[:, None], other=0, eviction_policy="evict_first"
-                )
-            pair = tl.load(scale_at + step, mask=inside, other=0)
-            here = step * deep + k
-            state = tl.load(
-                states + m[:, None] * width + here[None, :],
-                mask=used[:, None] & (here < width)[None, :],
-                other=0.0,
-            )
-            here += group
-            next_state = tl.load(
-                states + m[:, None] * width + here[None, :],
-                mask=used[:, None] & (here < width)[None, :],
-                other=0.0,
-            )
-            half: constexpr = 1 << (bits - 1)
-            weight = of_few_bits(first, pair, half, kind)
-            next_weight = of_few_bits(second, pair >> 16, half, kind)
-            total = tl.dot(weight, tl.trans(state), total)
-            total = tl.dot(next_weight, tl.trans(next_state), total)
+    for at in range(0, width, deep):
+        known = (k + at < width)[None, :]
+        weight = tl.load(
+            weights + n_wide * width + (k + at)[None, :],
+            mask=inside[:, None] & known,
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        state = tl.load(
+            states + m[:, None] * width + (k + at)[None, :], mask=used[:, None] & known, other=0.0
+        )
+        total = tl.dot(weight, tl.trans(state), total)
     if biased:
         total += tl.load(bias + n, mask=inside, other=0.0).to(tl.float32)[:, None]
     to = out + m[None, :] * outputs + n[:, None]
     tl.store(to, total.to(out.dtype.element_ty), mask=inside[:, None] & used[None, :])
 
 
+@jit
+def product_of_few_bits(
+    states, weights, scales, out, rows, outputs, width, slice_steps,
+    wide: constexpr, block: constexpr, group: constexpr, bits: constexpr, compiled: constexpr,
+) -> None:  # fmt: skip
+    """`block` outputs of `wide` rows, over a slice of the inputs. A step is two groups."""
+    n = tl.program_id(0) * block + tl.arange(0, block)
+    m = tl.program_id(1) * wide + tl.arange(0, wide)
+    k = tl.arange(0, group)
+    used, inside = m < rows, n < outputs
+    kind = states.dtype.element_ty
+    size: constexpr = group * bits // 4
+    steps = tl.cdiv(width, 2 * group)
+    row = weights + n.to(tl.int64)[:, None] * steps * size + k[None, :]
+    begin = tl.program_id(2) * slice_steps
+    nothing = tl.zeros((block, wide), tl.float32)
+    total = nothing
+    for step in range(begin, tl.minimum(begin + slice_steps, steps)):
+        at = row + step * size
+        numbers = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
+        if bits == 4:
+            first = of_four_bits(numbers, False, kind, compiled)
+            second = of_four_bits(numbers, True, kind, compiled)
+        else:
+            first = of_eight_bits(numbers, kind)
+            at += group
+            numbers = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
+            second = of_eight_bits(numbers, kind)
+        pair = tl.load(scales + n * steps + step, mask=inside, other=0)
+        here = step * 2 * group + k
+        place = states + m[:, None] * width + here[None, :]
+        state = tl.load(place, mask=used[:, None] & (here < width)[None, :], other=0.0)
+        total = scaled(total, tl.dot(first, tl.trans(state), nothing), pair, block, wide)
+        known = used[:, None] & (here + group < width)[None, :]
+        state = tl.load(place + group, mask=known, other=0.0)
+        total = scaled(total, tl.dot(second, tl.trans(state), nothing), pair >> 16, block, wide)
+    to = out + (tl.program_id(2) * rows + m[None, :]) * outputs + n[:, None]
+    tl.store(to, total.to(out.dtype.element_ty), mask=inside[:, None] & used[None, :])
+
+
+@jit
+def merge(
+    parts, bias, out, outputs, count, slices: constexpr, biased: constexpr, block: constexpr
+) -> None:
+    """The sum of all slices."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    total = tl.load(parts + at, mask=inside, other=0.0)
+    for number in tl.static_range(1, slices):
+        total += tl.load(parts + number * count + at, mask=inside, other=0.0)
+    if biased:
+        total += tl.load(bias + at % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
 @cache
-def stages(device: torch.device, programs: int, step: int) -> int:
+def stages(device: torch.device, programs: int, step: int, most: int) -> int:
     """For how many steps of so many bytes a program has shared memory, if all programs run at the
     same time."""
     if device.type != "cuda":
@@ -148,7 +219,7 @@ def stages(device: torch.device, programs: int, step: int) -> int:
     gpu: Any = torch.cuda.get_device_properties(device)
     resident = min(RESIDENT, triton.cdiv(programs, gpu.multi_processor_count))
     room = min(gpu.shared_memory_per_block_optin, gpu.shared_memory_per_multiprocessor // resident)
-    return int(max(2, min(STAGES, (room - RESERVED) // step)))
+    return int(max(2, min(most, (room - RESERVED) // step)))
 
 
 def linear(
@@ -164,19 +235,45 @@ def linear(
     states = states.contiguous()
     rows = states.numel() // width
     out = torch.empty((*states.shape[:-1], outputs), dtype=states.dtype, device=states.device)
-    bits = 16 if len(matrix) == 1 else 8 * weights.shape[1] // (scales.shape[1] * GROUP)
-    many = rows > FEW_ROWS
+    many, few_bits = rows > FEW_ROWS, len(matrix) > 1
     wide, block = (128, 128) if many else (max(16, triton.next_power_of_2(rows)), 64)
-    deep = 64 if many and bits == 16 else 2 * GROUP
     grid = triton.cdiv(outputs, block), triton.cdiv(rows, wide)
-    step = (wide * states.itemsize + block * bits // 8) * deep
-    product[grid](
-        states, weights, scales.view(torch.int32), weights if bias is None else bias, out,
-        rows, outputs, width,
-        wide=wide, block=block, deep=deep, bits=bits, biased=bias is not None,
-        num_warps=8 if many else 4, num_stages=stages(states.device, grid[0] * grid[1], step),
+    tile = {"wide": wide, "block": block, "num_warps": 8 if many else 4}
+    shift, biased = weights if bias is None else bias, bias is not None
+    if not few_bits:
+        deep = 64 if many else 128
+        step = (wide + block) * states.itemsize * deep
+        ahead = stages(states.device, grid[0] * grid[1], step, STAGES)
+        product[grid](
+            states, weights, shift, out, rows, outputs, width,
+            deep=deep, biased=biased, num_stages=ahead, **tile,
+        )  # fmt: skip
+        return out
+    bits = 8 * weights.shape[1] // (scales.shape[1] * GROUP)
+    slices, length = slices_of(outputs, width)
+    whole = slices == 1 and bias is None
+    shape = slices, rows, outputs
+    parts = out if whole else torch.empty(shape, dtype=torch.float32, device=states.device)
+    step = 2 * GROUP * (wide * states.itemsize + block * bits // 8)
+    ahead = stages(states.device, grid[0] * grid[1] * slices, step, FEW_BITS_STAGES)
+    product_of_few_bits[(*grid, slices)](
+        states, weights, scales.view(torch.int32), parts, rows, outputs, width, length,
+        group=GROUP, bits=bits, compiled=states.is_cuda, num_stages=ahead, **tile,
     )  # fmt: skip
+    if not whole:
+        merge[(triton.cdiv(rows * outputs, MERGE_BLOCK),)](
+            parts, shift, out, outputs, rows * outputs,
+            slices=slices, biased=biased, block=MERGE_BLOCK, num_warps=4,
+        )  # fmt: skip
     return out
+
+
+def slices_of(outputs: int, width: int) -> tuple[int, int]:
+    """Into how many slices the inputs of a matrix of few bits are divided, and their steps."""
+    steps = triton.cdiv(width, 2 * GROUP)
+    slices = min(SLICES, triton.cdiv(PROGRAMS, triton.cdiv(outputs, 64)), steps // SLICE_STEPS)
+    length = triton.cdiv(steps, max(1, slices))
+    return triton.cdiv(steps, length), length
 
 
 # attention

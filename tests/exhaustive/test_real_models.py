@@ -1,5 +1,6 @@
 """The promise on real models, of either library: whatever drafts, the answer is the plain one,
-token by token. The models are the embedded family in float32."""
+token by token. The models are the embedded family in float32; those of transformers also in
+bfloat16 on a GPU: `pytest tests/exhaustive/test_real_models.py -k transformers --device cuda`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -77,10 +78,10 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def table(gguf_target: Any) -> Iterator[Any]:
+def table(embedded: Any) -> Iterator[Any]:
     from storage.statistics import find_table
 
-    found = find_table(gguf_target.info.tokenizer_fingerprint, ROOT / "assets" / "statistics")
+    found = find_table(embedded.info.tokenizer_fingerprint, ROOT / "assets" / "statistics")
     assert found is not None, "the shipped statistics are for both tokenizers"
     yield found
     found.close()
@@ -90,19 +91,18 @@ def table(gguf_target: Any) -> Iterator[Any]:
 def subject(
     request: pytest.FixtureRequest,
     table: Any,
-    gguf_target: Any,
-    gguf_files: dict[str, Path],
-    gguf_drafts: dict[str, Any],
     embedded: Any,
     embedded_drafts: dict[str, Any],
+    load_embedded: Callable[[str], Any],
 ) -> Iterator[Subject]:
     """`soak(stay=2)` keeps a case of each, `soak(stay=1)` one of llama.cpp."""
     if request.param == "llama.cpp":
-        twin = opened_gguf(gguf_files["target-F32"])
-        found = Subject(gguf_target, table, gguf_drafts, twin)
+        target, files, drafts = map(
+            request.getfixturevalue, ("gguf_target", "gguf_files", "gguf_drafts")
+        )
+        found = Subject(target, table, drafts, opened_gguf(files["target-F32"]))
     else:
-        twin = type(embedded)(embedded.model, embedded.tokenizer, embedded.info)
-        found = Subject(embedded, table, embedded_drafts, twin)
+        found = Subject(embedded, table, embedded_drafts, load_embedded("target"))
     yield found
     found.backend.reset()
 

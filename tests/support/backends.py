@@ -108,10 +108,10 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def load(folder: Path, **options: Any) -> Any:
+def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
     from engine.models.load_transformers import load_transformers
 
-    return load_transformers(str(folder), device="cpu", **options)
+    return load_transformers(str(folder), device=device, **options)
 
 
 def load_kind(kind: str, folder: Path) -> Any:
