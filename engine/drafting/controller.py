@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import COUNTED, HICCUP, STEADY, CostCurve, Gain
+from engine.drafting.costs import COUNTED, HICCUP, SPARSE, STEADY, CostCurve, Gain
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
 
@@ -231,7 +231,8 @@ class DraftController:
         looking = step.draft_seconds - learning - sum(models) - head
         settling = accepting if nodes else 0.0
         rest = step.sample_seconds + step.other_seconds - settling
-        if nodes or since >= STEADY:
+        due = since < STEADY + COUNTED or since % SPARSE == 0
+        if nodes or (since >= STEADY and due):
             self.costs.observe(nodes, verify, looking, learning + rest)
         if not since:
             self.costs.returned(None if nodes else verify)

@@ -65,9 +65,9 @@ LENGTHENED = 0.05
 """The share by which a text may grow before the table is recomputed."""
 UNDOING_GAIN = 0.1
 """The weight of a step in the mean times of undoing a draft and of returning to plain steps."""
-STEADY, COUNTED = 6, 3
-"""Plain steps after a draft until plain decoding has reached its pace again, and how many are then
-observed."""
+STEADY, COUNTED, SPARSE = 6, 3, 4
+"""Plain steps after a draft until plain decoding has reached its pace again, how many are then
+observed at least, and of how many later ones one is."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)
@@ -430,7 +430,7 @@ class CostCurve(StepTimes):
         and how much to reasons that it shares with others. Certain values move little.
         """
         gains = self.covariance[at] / (self.covariance[at, at] + 1)
-        self.covariance += self.drift - np.outer(gains, self.covariance[at])
+        self.covariance += self.drift - gains[:, None] * self.covariance[at]
         factors = ratio**gains
         self.values = (factors * self.values).tolist()
         self.growth.scale(float(factors[0]))

@@ -25,7 +25,7 @@ from engine.drafting.controller import (
     TRIAL,
     DraftController,
 )
-from engine.drafting.costs import CostCurve, Gain, Gate
+from engine.drafting.costs import COUNTED, SPARSE, STEADY, CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, HEAD, STACK, Step, Token
 
@@ -128,6 +128,16 @@ def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
     first = tried(name, flat(), emitted, draft, lost(START, loss) + SHORTEST)
     assert first[: lost(START, loss)] == [True] * lost(START, loss)
     assert not any(first[lost(START, loss) + FIRST :])
+
+
+def test_a_long_pause_costs_little_to_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, seen = flat(), list[tuple[float, ...]]()
+    monkeypatch.setattr(costs, "observe", lambda *of: seen.append(of))
+    at_work = controller(costs, DATABASES)
+    for _ in range(STEADY + COUNTED + 10 * SPARSE):
+        at_work.plan(0)
+        at_work.observe(step(0))
+    assert len(seen) == COUNTED + 10
 
 
 def guessed(right: float, seconds: float) -> float:
