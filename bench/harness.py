@@ -47,6 +47,8 @@ HELP = {
     "cache_type": f"of GGUF models: {', '.join(CACHE_TYPES)}",
 }
 """Help for the settings of a Runtime that declare no help themselves."""
+DEFAULTS = {"bits": "off"}
+"""Settings that differ here from those of the app: a GGUF file is run by llama.cpp."""
 
 
 # options
@@ -59,6 +61,7 @@ def shared_options(add: Add, groups: Collection[str]) -> None:
         for item in fields(Runtime):
             name, default = f"--{item.name.replace('_', '-')}", cast(Any, item.default)
             text = HELP.get(item.name) or item.metadata["help"]
+            default = DEFAULTS.get(item.name, default)
             add(name, type=type(default), default=default, help=text)
     if "prompts" in groups:
         add("--prompts", default=str(PROMPTS), help="JSON lines with 'turns', or 'random' tokens")

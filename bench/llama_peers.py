@@ -116,7 +116,7 @@ class OtherFile:
     than its Python class does."""
 
     def __init__(self, source: str, runtime: Runtime) -> None:
-        self.backend = load(source, replace(runtime, bits="auto"))
+        self.backend = load(source, replace(runtime, bits="off"))
 
     def answer(self, prompt: Sequence[int], generation: Generation) -> Reply:
         return answered(self.backend, PLAIN, Databases(), prompt, generation)

@@ -41,7 +41,7 @@ def checked_methods(options: argparse.Namespace) -> list[str]:
     """The names of the methods of a run, by default those that can run here. Raises SettingError
     for unknown methods, and for peers that were named and cannot run."""
     # A GGUF file with chosen bits runs as a transformers model does.
-    kind, lacking = TRANSFORMERS if options.bits != "auto" else kind_of(options.model), {}
+    kind, lacking = TRANSFORMERS if options.bits in ("8", "4") else kind_of(options.model), {}
     if options.model != "embedded":
         lacking[ASSISTED] = "the embedded model, which brings a draft model"
     if not options.gguf:

@@ -33,3 +33,9 @@ def multiplies_few_bits() -> bool:
     """Whether the core multiplies weights of few bits with instructions of this processor, instead
     of plain C++, which is slow."""
     return hasattr(core, "Matrix") and core.levels()[-1] != "plain"
+
+
+def verifies_cheaply() -> bool:
+    """Whether the core computes a few rows in little more than the time of one: with VNNI
+    instructions, but not with AVX2 alone."""
+    return multiplies_few_bits() and core.levels()[-1] != "avx2"

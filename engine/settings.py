@@ -237,9 +237,10 @@ class Runtime(Checked):
     )
     bits: str = choice(
         "Bits",
-        "The most bits of a weight: auto, 8 or 4. Fewer take less memory, and on x86 processors "
-        "less time; auto rounds nothing, and leaves GGUF files to llama.cpp.",
-        ("auto", "8", "4"),
+        "The most bits of a weight: auto, off, 8 or 4. Fewer take less memory, and on x86 "
+        "processors less time; auto and off leave 16 bits as they are. With auto a processor that "
+        "can do it sooner computes GGUF files in the compiled core; with off llama.cpp does.",
+        ("auto", "off", "8", "4"),
     )
     gpu_layers: int = setting(
         -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."

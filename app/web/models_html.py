@@ -15,7 +15,7 @@ from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.memory import DraftingForecast, Need
-from engine.native import multiplies_few_bits
+from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
 
 FLOAT32, GGUF = "float32", "llama.cpp"
@@ -33,6 +33,11 @@ PADDED = (
 IMITABLE = (
     "Its chat template separates turns with ordinary text, so a message or a file that you paste "
     "can imitate a turn of the conversation."
+)
+LLAMA_CPP = (
+    "In llama.cpp verifying a draft takes long on a processor. If this is a Llama, Mistral, Qwen 2 "
+    "or Qwen 3 model, load it with 8 Bits: Strata then computes it itself, with the 4 or 8 bits of "
+    "the file where it has these, and drafts gain more."
 )
 ROUNDABLE, LARGE = (FLOAT32, *HALVES), 100_000_000
 """The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
@@ -148,11 +153,7 @@ def fewer_bits(info: BackendInfo) -> str:
     if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
         return ""
     if info.kind == GGUF:
-        return (
-            "In llama.cpp verifying a draft takes long on a processor. If this is a Llama, "
-            "Mistral, Qwen 2 or Qwen 3 model, load it with 8 Bits: Strata then computes it itself, "
-            "with the 4 or 8 bits of the file where it has these, and drafts gain more."
-        )
+        return LLAMA_CPP if verifies_cheaply() else ""
     if info.kind != "transformers" or info.dtype not in ROUNDABLE:
         return ""
     return (

@@ -8,12 +8,14 @@ accepts every source.
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends.base import Backend, Tokenizer
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.models import llama_cpp_python, memory
 from engine.models.format import HEAD, FileFormat, ModelFormat, head_folder, looks_like_path
 from engine.models.gguf_files import (
@@ -29,6 +31,7 @@ from engine.models.gguf_files import (
 )
 from engine.models.memory import Need, weight_files
 from engine.models.probe import probed
+from engine.native import verifies_cheaply
 from engine.servers.client import KIND, is_address, parsed
 from engine.settings import Runtime
 
@@ -48,7 +51,9 @@ VOCABULARIES = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json",
 )  # fmt: skip
 """A model has at least one of these files, which contain its tokens."""
-AUTO = "auto"
+AUTO, OFF = "auto", "off"
+SMALL_FILE = 50_000_000
+"""GGUF files of fewer bytes are left to llama.cpp."""
 WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Parts of the names of architectures that write text."""
 
@@ -246,15 +251,45 @@ class Gguf(FileFormat):
 
     def load(self, source: str, runtime: Runtime) -> Backend:
         path = self.download(source, lambda done, total: None, lambda: False)
-        if runtime.bits != AUTO:
+        bits, reason = self.bits(path, runtime), ""
+        if bits != OFF:
             probed(path, Runtime(head="off"))
             from engine.models.load_packed import load_packed
 
-            return load_packed(path, runtime)
+            try:
+                return load_packed(path, replace(runtime, bits=bits))
+            except ModelError as error:
+                if runtime.bits != AUTO:
+                    raise
+                cause = error.__cause__
+                reason = first_line(cause if isinstance(cause, Exception) else error).rstrip(".")
         found = probed(path, runtime)
         from engine.models.load_llamacpp import load_gguf
 
-        return load_gguf(path, runtime, found)
+        backend = load_gguf(path, runtime, found)
+        if reason:
+            note = f"llama.cpp computes it, as the compiled core cannot: {reason}."
+            note = f"{backend.info.note} {note}".strip()
+            backend.info = replace(backend.info, note=note)
+        return backend
+
+    def bits(self, path: str, runtime: Runtime) -> str:
+        """The most bits of a weight, with which the core computes a file; OFF if llama.cpp does."""
+        if runtime.bits != AUTO:
+            return runtime.bits
+        named = runtime.cache_type, runtime.flash_attention
+        if named != (AUTO, AUTO) or not verifies_cheaply() or not llama_cpp_python.installed():
+            return OFF
+        from engine.models.gguf import offloads
+
+        file, size = Path(os.path.expanduser(path)), 0
+        with suppress(OSError):
+            size = sum(part.stat().st_size for part in parts_of(file))
+        if offloads(runtime) or size < SMALL_FILE:
+            return OFF
+        from engine.models.load_packed import KEEPS, suits
+
+        return KEEPS if suits(file, runtime) else OFF
 
     def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
         path = self.download(source, progress, lambda: False)
@@ -270,18 +305,19 @@ class Gguf(FileFormat):
                 f"What {source!r} will need is known once it is here. Download it in the Models "
                 "tab, or start with it as --model."
             )
-        if runtime.bits != AUTO:
+        bits = self.bits(path, runtime)
+        if bits != OFF:
             probed(path, Runtime(head="off"))
             from engine.models.load_packed import packed_need
 
-            return packed_need(path, runtime)
+            return packed_need(path, replace(runtime, bits=bits))
         found, file = probed(path, runtime), Path(os.path.expanduser(path))
         names = [each.name for each in file.parent.iterdir()]
         forecast = forecast_of(file, heads_for(file.name, names))
         return Need(found.parameters, found.weights, found.cache, forecast)
 
     def device(self, runtime: Runtime) -> str:
-        if runtime.bits != AUTO:
+        if runtime.bits not in (AUTO, OFF):
             return "cpu"
         import torch  # it knows the free memory of a GPU
 

@@ -11,7 +11,7 @@ both. When a file is loaded, the logits after a text are compared with those of 
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +92,12 @@ TRIED = (
 ROUNDED = 0.5
 """How far logits may be from those of llama.cpp, as a share of their norm, where weights are
 rounded to 4 bits; otherwise SHARE."""
+KEEPS = "8"
+"""The bits with which all types of the file are kept that the core knows."""
+FULL = (Kind.F32, Kind.F16, Kind.BF16)
+"""Types that would be rounded noticeably."""
+LARGER = 1.25
+"""How much more memory the weights may take than in llama.cpp, if nothing was chosen."""
 UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model"
 UNKNOWN = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
 """Values of a header that change what a layer computes, and that are not known here."""
@@ -156,6 +162,31 @@ class File:
         return found
 
 
+def suits(path: Path, runtime: Runtime) -> bool:
+    """Whether a GGUF file is better computed by the core than by llama.cpp: it is of a known
+    family, its matrices have few bits and nearly keep their size, and it has no head, which would
+    not draft here. False for a file that cannot be read."""
+    try:
+        file = File(path)
+        config = file.config(runtime.context_length)
+        heads = heads_near(path) if runtime.head == "auto" else runtime.head != "off"
+        tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
+        full = any(len(each.shape) == 2 and Kind(each.kind) in FULL for each in tensors)
+        theirs = sum(rows_in(each).nbytes for each in tensors)
+    except Exception:  # whatever it is, llama.cpp says what it thinks of the file
+        return False
+    ours = weights_in(file, tensors, config, int(KEEPS))
+    return not heads and not full and ours <= LARGER * theirs
+
+
+def weights_in(file: File, tensors: Sequence[Tensor], config: Any, bits: int) -> int:
+    """The bytes that the weights of a file will take."""
+    weights = sum(room_of(each, each.name, bits) for each in tensors)
+    if config.tie_word_embeddings:
+        weights += room_of(file.tensor("token_embd.weight"), "output.weight", bits)
+    return weights
+
+
 def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
     """The backend of a probed GGUF file, with at most `runtime.bits` bits for a weight. Raises
     ModelError."""
@@ -214,9 +245,7 @@ def packed_need(source: str, runtime: Runtime) -> Need:
         config = file.config(runtime.context_length)
         tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
         parameters = sum(math.prod(each.shape) for each in tensors)
-        weights = sum(room_of(each, each.name, bits) for each in tensors)
-        if config.tie_word_embeddings:
-            weights += room_of(file.tensor("token_embd.weight"), "output.weight", bits)
+        weights = weights_in(file, tensors, config, bits)
     cache = cache_numbers(config.to_dict(), config.max_position_embeddings) * FLOAT32
     unused = runtime.head == "auto" and heads_near(file.path)
     return Need(parameters, weights, cache, DraftingForecast(problem=UNUSED if unused else ""))
@@ -237,8 +266,7 @@ def readable(source: str) -> Iterator[None]:
     except Exception as problem:
         raise ModelError(
             f"The weights of {source!r} cannot be computed by the core: "
-            f"{first_line(problem).rstrip('.')}. Leave the bits at auto, and llama.cpp computes "
-            "them."
+            f"{first_line(problem).rstrip('.')}. Set the bits to off, and llama.cpp computes them."
         ) from problem
 
 

@@ -71,8 +71,8 @@ def load_transformers(
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
     is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" for the numbers of `dtype`, or "8" or "4" for the bits of a
-    weight, whatever `dtype` is. Raises ModelError.
+    `with_head`. `bits` is "auto" or "off" for the numbers of `dtype`, or "8" or "4" for the bits of
+    a weight, whatever `dtype` is. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
@@ -285,11 +285,11 @@ def pick_wide(dtype: str, device: torch.device, own: object) -> torch.dtype | st
 def pick_bits(bits: str, device: torch.device) -> int:
     """The bits of a weight for a setting, 0 for those of its type. Raises ModelError where weights
     of few bits cannot be computed with."""
-    if bits == "auto":
+    if bits in ("auto", "off"):
         return 0
     if not bits.isdigit() or int(bits) not in BITS:
         known = ", ".join(map(str, BITS))
-        raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, {known}.")
+        raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, off, {known}.")
     if device.type != "cpu":
         if reason := device_problem(device):
             raise ModelError(

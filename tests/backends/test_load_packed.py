@@ -15,7 +15,7 @@ from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import Layout, Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
-from engine.models import load_packed
+from engine.models import formats, load_packed
 from engine.models.load_packed import KEPT, File, Foreign, built
 from engine.models.loaders import device, load, need
 from engine.models.memory import DraftingForecast
@@ -230,6 +230,52 @@ def test_the_parts_of_a_split_file_are_one_model(exact: Path, tmp_path: Path) ->
     assert all(torch.equal(left[name], right[name]) for name in right)
 
 
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a processor that verifies drafts cheaply, small files are computed by the core as well."""
+    monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    monkeypatch.setattr(formats, "verifies_cheaply", lambda: True)
+    monkeypatch.setattr(load_packed, "LARGER", 1.5)
+
+
+def test_without_a_choice_the_core_computes_what_it_computes_sooner(
+    exact: Path, tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, auto = tmp_path / "it.gguf", Runtime(threads=1)
+    quantize(exact, file, "Q8_0", 1)
+
+    def kind(runtime: Runtime = auto, path: Path = file) -> str:
+        return load(str(path), runtime).info.kind
+
+    assert kind() == "transformers"
+    assert need(str(file), auto) == need(str(file), EIGHT)
+    assert kind(replace(auto, bits="off")) == "llama.cpp", "if that is chosen"
+    assert kind(replace(auto, cache_type="f16")) == "llama.cpp", "which alone has this setting"
+    assert kind(path=exact) == "llama.cpp", "as its weights would be rounded"
+    head = tmp_path / "mtp-it.gguf"
+    head.write_bytes(b"")
+    assert not load_packed.suits(file, auto), "a head drafts in llama.cpp only"
+    assert load_packed.suits(file, replace(auto, head="off"))
+    head.unlink()
+    monkeypatch.setattr(load_packed, "LARGER", 0.5)
+    assert kind() == "llama.cpp", "as it would take more memory"
+    monkeypatch.undo()
+    assert kind() == "llama.cpp", "as it is small"
+
+
+def test_what_the_core_turns_out_not_to_compute_is_left_to_llama_cpp(
+    exact: Path, tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "it.gguf"
+    quantize(exact, file, "Q8_0", 1)
+    monkeypatch.setattr(load_packed, "rows_of", lambda count, heads: np.arange(count))
+    info = load(str(file), Runtime(threads=1)).info
+    assert info.kind == "llama.cpp"
+    assert "as the compiled core cannot: its logits differ from those of llama.cpp" in info.note
+    file.write_bytes(b"GGUF, or nearly")
+    assert not load_packed.suits(file, Runtime())
+
+
 def test_what_is_not_used_is_told(tmp_path: Path) -> None:
     """A head in a GGUF file, and conversations without a template."""
     file = file_of(tmp_path, "llama", "")
@@ -273,7 +319,7 @@ def test_what_the_core_would_compute_otherwise_is_refused(
 def test_a_refusal_says_what_to_do(tmp_path: Path) -> None:
     file = file_of(tmp_path, "llama", "", **{"rope.scaling.type": "yarn"})
     for ask in (load, need):
-        with pytest.raises(ModelError, match=r"scaled \(yarn\).*Leave the bits at auto"):
+        with pytest.raises(ModelError, match=r"scaled \(yarn\).*Set the bits to off"):
             ask(str(file), EIGHT)
 
 
@@ -283,7 +329,7 @@ def test_a_file_that_the_core_computes_otherwise_is_refused(
     """As a family would be whose rows had another order than is known here."""
     monkeypatch.setattr(load_packed, "rows_of", lambda count, heads: np.arange(count))
     file = file_of(tmp_path, "llama", "")
-    with pytest.raises(ModelError, match=r"differ from those of llama\.cpp by .*at auto"):
+    with pytest.raises(ModelError, match=r"differ from those of llama\.cpp by .*to off"):
         load(str(file), EIGHT)
 
 

@@ -68,6 +68,7 @@ DEAR = {0: 1.0, 1: 2.0, 3: 3.6, 7: 6.6, 15: 8.1}
 
 def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: True)
+    monkeypatch.setattr(models_html, "verifies_cheaply", lambda: True)
     large = replace(ToyBackend().info, kind="transformers", device="cpu", dtype="bfloat16")
     large = replace(large, parameters=600_000_000)
     assert "8 or 4 Bits" in models_html.loaded(large, "/m/a")
@@ -80,6 +81,8 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
         {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"}, {"parameters": 10_000_000},
     ):  # fmt: skip
         assert "Bits" not in models_html.loaded(replace(large, **change), "/m/a"), change
+    monkeypatch.setattr(models_html, "verifies_cheaply", lambda: False)
+    assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
     monkeypatch.setattr(models_html, "multiplies_few_bits", lambda: False)
     assert "Bits" not in models_html.loaded(large, "/m/a")
     assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
@@ -484,13 +487,18 @@ def test_the_usual_settings_come_back(on: models.ModelsTab, shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("gguf", [True, False])
-def test_the_real_model_is_small_and_free_for_every_use(gguf: bool) -> None:
+def test_the_real_model_is_small_and_free_for_every_use(
+    gguf: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = catalogue.starter(gguf)
     assert entry.licence == "Apache-2.0" and entry.target.bytes <= 1e9
     assert entry.target.source.endswith(".gguf") is gguf
     words = models_html.starter(entry)
     assert "Apache-2.0" in words and "to download" in words and "of memory" in words
     assert "8 bits" in models_html.starter(entry, fewer_bits=True) and "8 bits" not in words
+    for few in (True, False):
+        monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda few=few: few)
+        assert catalogue_cards.rounds(entry.target.source) is (few and not gguf)
 
 
 def test_a_first_real_model_has_8_bits_where_they_help(
@@ -506,7 +514,7 @@ def test_a_first_real_model_has_8_bits_where_they_help(
         yield Progress(1.0, "Loading")
 
     monkeypatch.setattr(on.models, "load", load)
-    monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda: True)
+    monkeypatch.setattr(catalogue_cards, "rounds", lambda source: True)
     source = shop.source("two")
     for runtime, refuses, expected in (
         (Runtime(), "", ["8"]),
@@ -518,7 +526,7 @@ def test_a_first_real_model_has_8_bits_where_they_help(
         refused.add(refuses)
         assert list(catalogue_cards.load_starter(on.models, source, runtime))
         assert tried == expected
-    monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda: False)
+    monkeypatch.setattr(catalogue_cards, "rounds", lambda source: False)
     tried.clear()
     assert list(catalogue_cards.load_starter(on.models, source, Runtime())) and tried == ["auto"]
 

@@ -16,6 +16,7 @@ from app.web.kit import JobCard, Updates, html
 from engine.errors import ModelError, StrataError
 from engine.machine import computes_bfloat16
 from engine.models import llama_cpp_python
+from engine.models.gguf_files import ENDING
 from engine.native import multiplies_few_bits
 from engine.settings import Runtime
 
@@ -62,7 +63,7 @@ def build_starter(name: str, session: Session) -> list[Card]:
         return []
     shown = session.models.demonstration
     with gr.Column(elem_classes=["card", "starter"], elem_id=name, visible=shown) as box:
-        facts = html(models_html.starter(entry, multiplies_few_bits()))
+        facts = html(models_html.starter(entry, rounds(entry.target.source)))
         return [Card(entry, facts, JobCard.build(name, FETCH), box)]
 
 
@@ -105,11 +106,17 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     return models_html.family(entry, here, needs, bar)
 
 
+def rounds(source: str) -> bool:
+    """Whether a processor is asked to compute a model with weights of 8 bits: the core takes GGUF
+    files by itself where it is faster."""
+    return multiplies_few_bits() and not source.endswith(ENDING)
+
+
 def load_starter(models: Models, source: str, runtime: Runtime) -> Iterator[Progress]:
     """Load a first real model, on a processor with weights of 8 bits if nothing else was chosen.
     What the compiled core cannot compute is loaded without them."""
     here = models.engine.room(source, runtime).device
-    if runtime.bits == "auto" and here == "cpu" and multiplies_few_bits():
+    if runtime.bits == "auto" and here == "cpu" and rounds(source):
         try:
             yield from models.load(source, replace(runtime, bits="8"))
             return
