@@ -14,6 +14,7 @@ from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
+from engine.models.gguf_files import ENDING
 from engine.models.memory import DraftingForecast, Need
 from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
@@ -66,7 +67,7 @@ def loaded(
     threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
     listed = [
         ("model", info.name),
-        ("run by", info.kind),
+        ("run by", runner(info, source)),
         ("parameters", billions(info.parameters)),
         ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
         ("context", f"{info.context_length:,} tokens"),
@@ -79,6 +80,12 @@ def loaded(
     turns = IMITABLE if info.imitable else ""
     reduced = precision(info), fewer_bits(info)
     return loaded_card(info, listed, drafts, padded, info.note, turns, costs, *reduced)
+
+
+def runner(info: BackendInfo, source: str) -> str:
+    """What computes a model."""
+    in_core = info.kind != GGUF and source.endswith(ENDING)
+    return "the compiled core" if in_core else info.kind
 
 
 def served(info: BackendInfo, source: str) -> str:
@@ -170,7 +177,8 @@ def choice(candidate: Candidate) -> tuple[str, str]:
         size = f"{amount(candidate.download)} to download"
     if is_address(candidate.source):
         size = where(candidate.source)
-    words = [candidate.name, candidate.kind, size, *(["loaded"] if candidate.loaded else [])]
+    kind = "GGUF" if candidate.kind == GGUF else candidate.kind
+    words = [candidate.name, kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(words), candidate.source
 
 

@@ -167,7 +167,7 @@ def test_a_file_with_a_hostile_name_runs_and_stays_text(models: Page, tmp_path: 
     shutil.copy(EMBEDDED.with_suffix(".gguf"), folder / f"{EVIL}.gguf")
     add(page, folder)
     label = page.locator("#models-choice label", has_text="<img src=x")
-    expect(label).to_contain_text(f"{EVIL} · llama.cpp")
+    expect(label).to_contain_text(f"{EVIL} · GGUF")
     expect(page.get_by_text("GPU layers", exact=True)).to_be_visible()
     expect(page.get_by_text("Cache type", exact=True)).to_be_hidden()
     page.click("#models-advanced button")

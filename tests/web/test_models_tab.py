@@ -77,6 +77,9 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
     assert "It computes in bfloat16" in models_html.loaded(large, "/m/a")
     packed = models_html.loaded(replace(large, dtype="Q4_K_M"), "/m/a.gguf")
     assert "It computes in" not in packed and "Bits" not in packed
+    assert "the compiled core" in packed and "the compiled core" not in models_html.loaded(
+        file, "a"
+    )
     for change in (
         {"device": "cuda"}, {"dtype": "4 bits"}, {"dtype": "gptq"}, {"parameters": 10_000_000},
     ):  # fmt: skip
@@ -583,4 +586,4 @@ def test_another_model_takes_over(
     assert done[card.place.buttons[0]]["interactive"] and warned == []
     assert shown[on.choice]["value"] == shop.source("two")
     labels = [label for label, _ in shown[on.choice]["choices"]]
-    assert [x for x in labels if x.endswith("loaded")] == ["two · llama.cpp · 5 B · loaded"]
+    assert [x for x in labels if x.endswith("loaded")] == ["two · GGUF · 5 B · loaded"]
