@@ -137,7 +137,10 @@ struct Sums {
     INLINE void add(__m512i weights, int32_t inputs) {
         lanes = _mm512_dpbusd_epi32(lanes, weights, _mm512_set1_epi32(inputs));
     }
-    INLINE Floats floats() const { return __builtin_convertvector((Whole)lanes, Floats); }
+    template <int ZERO>
+    INLINE Floats floats() const {
+        return __builtin_convertvector((Whole)lanes, Floats);
+    }
 };
 typedef __m512i Weights;
 constexpr int MOST = 16;
@@ -152,13 +155,50 @@ struct Weights {
 };
 struct Sums {
     __m256i one, two;
+#if defined(__AVXVNNI__)
     template <int ZERO>
     INLINE void start(int32_t less) {
-#if !defined(__AVXVNNI__)
-        if (ZERO == 128) less = 0;  // add() takes away what is too much
-#endif
         one = two = _mm256_set1_epi32(less);
     }
+    template <int ZERO>
+    static INLINE __m256i more(__m256i sum, __m256i weights, __m256i inputs) {
+        return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
+    }
+    template <int ZERO>
+    INLINE __m256i whole(__m256i sum) const {
+        return sum;
+    }
+#else
+    // Of weights of 4 bits, a group has sums of 16 bits: 16 x 15 x 127 fits.
+    int32_t less;
+    template <int ZERO>
+    INLINE void start(int32_t less) {
+        this->less = less;
+        one = two = _mm256_setzero_si256();
+    }
+    template <int ZERO>
+    static INLINE __m256i more(__m256i sum, __m256i weights, __m256i inputs) {
+        if (ZERO != 128)
+            return in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, inputs)));
+        // 2 x 255 x 127 does not fit into the 16 bits of maddubs, 2 x 128 x 127 does; nothing is
+        // too much then.
+        weights = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
+        inputs = _mm256_sign_epi8(inputs, weights);
+        const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), inputs);
+        return in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+    }
+    // The compiler would add in a tree, and keep all products on the stack until then.
+    static INLINE __m256i in_order(__m256i sum) {
+        __asm__("" : "+x"(sum));
+        return sum;
+    }
+    template <int ZERO>
+    INLINE __m256i whole(__m256i sum) const {
+        if (ZERO == 128) return sum;
+        sum = _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+        return _mm256_add_epi32(sum, _mm256_set1_epi32(less));
+    }
+#endif
     template <int ZERO>
     INLINE void add(Weights weights, int32_t inputs) {
         const __m256i all = _mm256_set1_epi32(inputs);
@@ -166,23 +206,10 @@ struct Sums {
         two = more<ZERO>(two, weights.two, all);
     }
     template <int ZERO>
-    static INLINE __m256i more(__m256i sum, __m256i weights, __m256i inputs) {
-#if defined(__AVXVNNI__)
-        return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
-#else
-        if (ZERO == 128) {
-            // 2 x 255 x 127 does not fit into the 16 bits of maddubs, 2 x 128 x 127 does.
-            weights = _mm256_xor_si256(weights, _mm256_set1_epi8(-128));
-            inputs = _mm256_sign_epi8(inputs, weights);
-            weights = _mm256_abs_epi8(weights);
-        }
-        const __m256i pairs = _mm256_maddubs_epi16(weights, inputs);
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-#endif
-    }
     INLINE Floats floats() const {
         Floats lanes;
-        const __m256 left = _mm256_cvtepi32_ps(one), right = _mm256_cvtepi32_ps(two);
+        const __m256 left = _mm256_cvtepi32_ps(whole<ZERO>(one));
+        const __m256 right = _mm256_cvtepi32_ps(whole<ZERO>(two));
         __builtin_memcpy(&lanes, &left, sizeof left);
         __builtin_memcpy((char *)&lanes + sizeof left, &right, sizeof right);
         return lanes;
@@ -218,7 +245,10 @@ struct Sums {
             for (int k = 0; k < STEP; ++k)
                 lanes[n] += (weights.bytes[STEP * n + k] - ZERO) * four[k];
     }
-    INLINE Floats floats() const { return __builtin_convertvector(lanes, Floats); }
+    template <int ZERO>
+    INLINE Floats floats() const {
+        return __builtin_convertvector(lanes, Floats);
+    }
 };
 constexpr int MOST = 4;
 INLINE Weights weights(const uint8_t *from) {
@@ -312,6 +342,7 @@ INLINE Floats scales_at(const uint8_t *from) {
 template <int M, int BITS, int SPAN, bool LOWS>
 INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &inputs, int row,
                  const float *bias, float *out, int width, bool onto) {
+    static_assert(BITS == 8 || SPAN == FINE, "sums of 4 bits are kept in 16");
     constexpr int ZERO = LOWS ? 0 : 1 << (BITS - 1);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
@@ -335,7 +366,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
         const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
         const Floats scale = scales_at<SPAN>(scales);
         scales += CHANNELS * (SPAN == FINE ? 2 : 4);
-        for (int m = 0; m < M; ++m) total[m] += sums[m].floats() * (scale * each[m]);
+        for (int m = 0; m < M; ++m) total[m] += sums[m].template floats<ZERO>() * (scale * each[m]);
         if (LOWS) {
             const Floats lows = fine_scales(scales);
             scales += CHANNELS * 2;
