@@ -290,7 +290,7 @@ def test_a_damaged_model_is_refused_in_few_bits_as_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"bits": "5"}, "Weights cannot have '5' bits. Choose auto, 8, 4."),
+        ({"bits": "5"}, "Weights cannot have '5' bits. Choose auto, off, 8, 4."),
         ({"bits": "many"}, "Weights cannot have 'many' bits"),
     ],
 )
