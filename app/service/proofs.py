@@ -44,7 +44,8 @@ ELSEWHERE = (
 PROOFS, FEWEST_PROOFS = 31, 5
 """The most pairs of a proof, and the fewest before it may end because they agree."""
 ENOUGH = 8.0
-"""Seconds of pairs after which a proof ends. On a machine that does other work, a pair of short
+"""Seconds of pairs after which a proof ends with an odd number of them, so that one is in the
+middle; after twice as many it ends in any case. On a machine that does other work, a pair of short
 runs may be off by ten per cent; the median of many pairs is not."""
 NARROW = 0.03
 """The pairs agree if the range of their median is at most this share of it."""
@@ -243,8 +244,10 @@ def agreed(answered: Answered) -> Callable[[Sequence[tuple[Run, Run]], float], b
     further pair could measure a speedup."""
 
     def enough(pairs: Sequence[tuple[Run, Run]], seconds: float) -> bool:
-        if seconds >= ENOUGH or len(pairs) < FEWEST_PROOFS:
-            return seconds >= ENOUGH
+        if seconds >= ENOUGH:
+            return len(pairs) % 2 == 1 or seconds >= 2 * ENOUGH
+        if len(pairs) < FEWEST_PROOFS:
+            return False
         found = reruns_of(answered, pairs)
         low, high = found.range
         return found.speedup == UNKNOWN or high - low <= NARROW * low

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,7 @@ from app.service.chat import UNTITLED
 from app.service.comparison import Progress, Proof
 from app.service.history import Answered
 from app.service.preferences import Preferences
-from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS
+from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS, agreed
 from app.service.session import Session
 from engine.backends.toy import END, ToyBackend
 from engine.compare import FEWEST, Reruns, Speedup, live
@@ -794,6 +794,17 @@ def test_an_answer_is_decoded_again_until_its_reruns_agree_or_took_long(
     for number, methods in enumerate(order):
         swapped = ["hd", "plain"] if number % 2 else ["plain", "hd"]
         assert methods == swapped, "neither comes first more often"
+
+
+@pytest.mark.parametrize(("seconds", "pairs"), [(3.0, 3), (4.5, 3), (9.0, 1), (6.0, 3), (10.0, 1)])
+def test_a_long_proof_has_a_pair_in_the_middle(
+    seconds: float, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a pair takes so long that another one would be too much."""
+    monkeypatch.setattr("app.service.proofs.ENOUGH", 8.0)
+    enough, run = agreed(cast(Answered, None)), cast(Run, None)
+    done = next(count for count in range(1, 99) if enough([(run, run)] * count, count * seconds))
+    assert done == pairs
 
 
 def test_where_nothing_was_accepted_there_is_nothing_to_measure_for_long(
