@@ -8,7 +8,6 @@ accepts every source.
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +26,7 @@ from engine.models.gguf_files import (
     is_head,
     is_model,
     listed,
+    may_be_in_core,
     parts_of,
 )
 from engine.models.memory import Need, weight_files
@@ -52,8 +52,6 @@ VOCABULARIES = (
 )  # fmt: skip
 """A model has at least one of these files, which contain its tokens."""
 AUTO, OFF = "auto", "off"
-SMALL_FILE = 50_000_000
-"""GGUF files of fewer bytes are left to llama.cpp."""
 WRITES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Parts of the names of architectures that write text."""
 
@@ -282,10 +280,8 @@ class Gguf(FileFormat):
             return OFF
         from engine.models.gguf import offloads
 
-        file, size = Path(os.path.expanduser(path)), 0
-        with suppress(OSError):
-            size = sum(part.stat().st_size for part in parts_of(file))
-        if offloads(runtime) or size < SMALL_FILE:
+        file = Path(os.path.expanduser(path))
+        if offloads(runtime) or not may_be_in_core(file):
             return OFF
         from engine.models.load_packed import KEEPS, suits
 

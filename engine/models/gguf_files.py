@@ -14,6 +14,9 @@ from engine.backends.base import digest
 from engine.models.memory import DraftingForecast
 
 ENDING = ".gguf"
+IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3"), 50_000_000
+"""The architectures of files that the compiled core computes (Mistral's say llama), and the bytes
+of a file from which on it does so without being asked."""
 MAGIC = b"GGUF"
 """The first bytes of a file."""
 HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)
@@ -164,6 +167,17 @@ def forecast_of(path: Path, heads: Collection[str] = ()) -> DraftingForecast | N
         return DraftingForecast(chains, "MTP, in its file")
     head = next(iter(heads), "")
     return DraftingForecast(chains, f"in the file {head}" if head else "")
+
+
+def may_be_in_core(path: Path) -> bool:
+    """Whether the compiled core may be asked for a file, which takes long to import; False for one
+    that cannot be read."""
+    try:
+        size = sum(part.stat().st_size for part in parts_of(path))
+        family = header(path).values.get("general.architecture")
+    except (OSError, ValueError, OverflowError, struct.error):
+        return False
+    return size >= SMALL_FILE and family in IN_CORE
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,14 @@ from engine.backends.transformers import TransformersBackend
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.models.gguf import opened
-from engine.models.gguf_files import Tensor, file_fingerprint, header, heads_for, parts_of
+from engine.models.gguf_files import (
+    IN_CORE,
+    Tensor,
+    file_fingerprint,
+    header,
+    heads_for,
+    parts_of,
+)
 from engine.models.load_llamacpp import load_tokenizer
 from engine.models.load_transformers import (
     PACKED_TOLERANCE,
@@ -63,8 +70,6 @@ from engine.models.torch_heads import with_head
 from engine.process import give_back_freed
 from engine.settings import Runtime
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""Architectures whose names and places of weights are known here. Mistral's files say llama."""
 TURNED = {"llama": {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}}
 """Matrices of which llama.cpp puts the two rows of a rotary pair next to each other, with the
 number of their heads."""
@@ -126,8 +131,8 @@ class File:
     def config(self, length: int) -> Any:
         """The library's description of the model, for contexts of so many tokens. Raises
         Foreign."""
-        if self.family not in FAMILIES:
-            raise Foreign(f"it is a {self.family} model, and only {', '.join(FAMILIES)} are known")
+        if self.family not in IN_CORE:
+            raise Foreign(f"it is a {self.family} model, and only {', '.join(IN_CORE)} are known")
         if strange := next((name for name in UNKNOWN if self.own(name, 0)), ""):
             raise Foreign(f"it has {self.family}.{strange}, which is not known")
         if (scaling := self.own("rope.scaling.type", "none")) != "none":

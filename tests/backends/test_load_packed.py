@@ -15,7 +15,7 @@ from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import Layout, Numbers, PackedLinear
 from engine.decode import never
 from engine.errors import ModelError
-from engine.models import formats, load_packed
+from engine.models import formats, gguf_files, load_packed
 from engine.models.load_packed import KEPT, File, Foreign, built
 from engine.models.loaders import device, load, need
 from engine.models.memory import DraftingForecast
@@ -233,7 +233,7 @@ def test_the_parts_of_a_split_file_are_one_model(exact: Path, tmp_path: Path) ->
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a processor that verifies drafts cheaply, small files are computed by the core as well."""
-    monkeypatch.setattr(formats, "SMALL_FILE", 0)
+    monkeypatch.setattr(gguf_files, "SMALL_FILE", 0)
     monkeypatch.setattr(formats, "verifies_cheaply", lambda: True)
     monkeypatch.setattr(load_packed, "LARGER", 1.5)
 
@@ -272,8 +272,9 @@ def test_what_the_core_turns_out_not_to_compute_is_left_to_llama_cpp(
     info = load(str(file), Runtime(threads=1)).info
     assert info.kind == "llama.cpp"
     assert "as the compiled core cannot: its logits differ from those of llama.cpp" in info.note
+    assert gguf_files.may_be_in_core(file)
     file.write_bytes(b"GGUF, or nearly")
-    assert not load_packed.suits(file, Runtime())
+    assert not gguf_files.may_be_in_core(file) and not load_packed.suits(file, Runtime())
 
 
 def test_what_is_not_used_is_told(tmp_path: Path) -> None:
