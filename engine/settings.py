@@ -238,8 +238,7 @@ class Runtime(Checked):
     bits: str = choice(
         "Bits",
         "The most bits of a weight: auto, off, 8 or 4. Fewer take less memory, and on x86 "
-        "processors less time; auto and off leave 16 bits as they are. With auto a processor that "
-        "can do it sooner computes GGUF files in the compiled core; with off llama.cpp does.",
+        "processors less time. auto and off keep 16 bits; off leaves all GGUF files to llama.cpp.",
         ("auto", "off", "8", "4"),
     )
     gpu_layers: int = setting(
