@@ -259,8 +259,7 @@ class Gguf(FileFormat):
             except ModelError as error:
                 if runtime.bits != AUTO:
                     raise
-                cause = error.__cause__
-                reason = first_line(cause if isinstance(cause, Exception) else error).rstrip(".")
+                reason = cause_of(error)
         found = probed(path, runtime)
         from engine.models.load_llamacpp import load_gguf
 
@@ -322,6 +321,12 @@ class Gguf(FileFormat):
         from engine.models.gguf import offloads
 
         return "cuda:0" if offloads(runtime) else "cpu"
+
+
+def cause_of(error: ModelError) -> str:
+    """What lies behind an error. Nothing holds its frames afterwards, and the model in them."""
+    cause = error.__cause__
+    return first_line(cause if isinstance(cause, Exception) else error).rstrip(".")
 
 
 class Server(ModelFormat):
