@@ -174,10 +174,11 @@ def may_be_in_core(path: Path) -> bool:
     that cannot be read."""
     try:
         size = sum(part.stat().st_size for part in parts_of(path))
-        family = header(path).values.get("general.architecture")
+        if not path.is_file() or size < SMALL_FILE:  # opening a pipe would block
+            return False
+        return header(path).values.get("general.architecture") in IN_CORE
     except (OSError, ValueError, OverflowError, struct.error):
         return False
-    return size >= SMALL_FILE and family in IN_CORE
 
 
 @dataclass(frozen=True, slots=True)
