@@ -66,9 +66,9 @@ RESERVED = 1024
 
 
 def two_of_four_bits(shift: str, exponent: int, one: int, less: int, kind: str) -> Any:
-    """Instructions that turn the lower numbers of four bytes, after a shift, into two pairs of
-    weights of a type. Below an exponent whose steps are whole, the number is the mantissa; then
-    what it has too much is subtracted."""
+    """Instructions that turn the lower halves of four bytes, after a shift, into two pairs of
+    numbers of a type. Each half becomes the end of a mantissa, under an exponent at which that
+    counts in ones; then what the exponent adds is subtracted."""
     return constexpr(f"""{{
         .reg .b32 numbers, one, less;
         mov.b32 one, {one:#x};
