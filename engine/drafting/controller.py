@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import COUNTED, HICCUP, SPARSE, STEADY, CostCurve, Gain
+from engine.drafting.costs import COUNTED, HICCUP, STEADY, CostCurve, Gain
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
 
@@ -231,8 +231,7 @@ class DraftController:
         looking = step.draft_seconds - learning - sum(models) - head
         settling = accepting if nodes else 0.0
         rest = step.sample_seconds + step.other_seconds - settling
-        due = since < STEADY + COUNTED or since % SPARSE == 0
-        if nodes or (since >= STEADY and due):
+        if nodes or STEADY <= since < STEADY + COUNTED:
             self.costs.observe(nodes, verify, looking, learning + rest)
         if not since:
             self.costs.returned(None if nodes else verify)
@@ -241,6 +240,9 @@ class DraftController:
             # Each further step of a pause adds evidence, so the next plain steps are due later.
             gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
         gate.drafted = 0 if nodes else gate.drafted + 1
+        if self.paused and not self.active:
+            self.rest()
+            return
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain
         # The step that left tokens unread has paid for them.
@@ -261,6 +263,14 @@ class DraftController:
             pays = emitted > took
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
         self.weigh(winner, emitted - took, databases, head_share, later)
+
+    def rest(self) -> None:
+        """Count a step of a pause in which nothing was probed. Small models take so little time for
+        a step that nothing else may be computed for it."""
+        for name in self.ways:
+            gain = self.gains[name]
+            gain.unused += 1
+            gain.backoff -= 1
 
     def undoing(self, nodes: int, accepting: float, unread: int) -> float:
         """The seconds that a step is charged for accepting its draft, for the tokens that it left

@@ -65,9 +65,9 @@ LENGTHENED = 0.05
 """The share by which a text may grow before the table is recomputed."""
 UNDOING_GAIN = 0.1
 """The weight of a step in the mean times of undoing a draft and of returning to plain steps."""
-STEADY, COUNTED, SPARSE = 6, 3, 4
-"""Plain steps after a draft until plain decoding has reached its pace again, how many are then
-observed at least, and of how many later ones one is."""
+STEADY, COUNTED = 6, 3
+"""Plain steps after a draft until plain decoding has reached its pace again, and how many are then
+observed. Further ones are not, as that would slow down what drafts do not speed up."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)

@@ -25,7 +25,7 @@ from engine.drafting.controller import (
     TRIAL,
     DraftController,
 )
-from engine.drafting.costs import COUNTED, SPARSE, STEADY, CostCurve, Gain, Gate
+from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, HEAD, STACK, Step, Token
 
@@ -130,14 +130,14 @@ def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
     assert not any(first[lost(START, loss) + FIRST :])
 
 
-def test_a_long_pause_costs_little_to_observe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_pause_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     costs, seen = flat(), list[tuple[float, ...]]()
     monkeypatch.setattr(costs, "observe", lambda *of: seen.append(of))
     at_work = controller(costs, DATABASES)
-    for _ in range(STEADY + COUNTED + 10 * SPARSE):
+    for _ in range(STEADY + COUNTED + 10):
         at_work.plan(0)
         at_work.observe(step(0))
-    assert len(seen) == COUNTED + 10
+    assert len(seen) == COUNTED
 
 
 def guessed(right: float, seconds: float) -> float:
