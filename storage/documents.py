@@ -16,7 +16,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -129,6 +129,19 @@ def documents(
         raise StorageError(
             f"The file {str(path)!r} is empty: it holds no document. Leave it out, or get it again."
         )
+
+
+def batches(found: Iterable[Document], characters: int) -> Iterator[list[Document]]:
+    """Documents in groups of about so many characters."""
+    batch, size = list[Document](), 0
+    for each in found:
+        batch.append(each)
+        size += len(each) if isinstance(each, str) else sum(len(m.content) for m in each)
+        if size >= characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def found_in(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]:
