@@ -8,7 +8,7 @@ last answer.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 from app.service.attachments import without_files
@@ -255,23 +255,12 @@ class Chat:
 
     def prompt(self, owner: str, conversation_id: str, to: str | None) -> list[Message]:
         """The conversation as the model reads it: the system prompt, and the messages up to `to`
-        (None: no messages).
-
-        Consecutive messages of one role are joined and empty ones are left out, because chat
-        templates expect roles to take turns and a stopped answer may be empty.
-        """
+        (None: no messages)."""
         store = self.conversations(owner)
-        system = store.get(conversation_id).system_prompt.strip()
-        messages = [Message("system", system)] if system else []
+        messages = [Message("system", store.get(conversation_id).system_prompt.strip())]
         for stored in store.messages(conversation_id, pieces=False, to=to) if to else ():
-            if not stored.content.strip():
-                continue
-            if messages and messages[-1].role == stored.role:
-                both = f"{messages.pop().content}\n\n{stored.content}"
-                messages.append(Message(stored.role, both))
-            else:
-                messages.append(Message(stored.role, stored.content))
-        return messages
+            messages.append(Message(stored.role, stored.content))
+        return taking_turns(messages)
 
     @property
     def free(self) -> bool:
@@ -338,6 +327,19 @@ class Chat:
             raise PromptError("The model proposed no title. Write one with Rename.")
         store.rename(conversation_id, title)
         return title
+
+
+def taking_turns(messages: Iterable[Message]) -> list[Message]:
+    """The messages without empty ones, and with consecutive ones of one role joined: chat templates
+    expect roles to take turns, and a stopped answer may be empty."""
+    found: list[Message] = []
+    for each in messages:
+        if not each.content.strip():
+            continue
+        if found and found[-1].role == each.role:
+            each = Message(each.role, f"{found.pop().content}\n\n{each.content}")
+        found.append(each)
+    return found
 
 
 def title_in(stream: Stream[Event]) -> str:
