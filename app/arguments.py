@@ -152,16 +152,8 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, slots=True)
-class KeysOptions:
+def parse_keys(arguments: Sequence[str]) -> argparse.Namespace:
     """A command of `strata keys`: "list", or "make" or "revoke" with a `word`, a name or an id."""
-
-    command: str
-    word: str
-    data_dir: Path | None
-
-
-def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     parser = argparse.ArgumentParser(
         prog=f"strata {KEYS}", description="The keys with which other programs use the API."
     )
@@ -173,8 +165,7 @@ def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     revoking.add_argument("word", metavar="ID", help="as the list shows it")
     for each in (listing, making, revoking):
         each.add_argument("--data-dir", type=folder_name, metavar="DIR", help=DATA_HELP)
-    given = parser.parse_args(arguments)
-    return KeysOptions(given.command, getattr(given, "word", ""), given.data_dir)
+    return parser.parse_args(arguments)
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:

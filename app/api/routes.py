@@ -196,7 +196,7 @@ class Api:
             locked = self.service.programs.notices.locked
             storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
             return answer({"status": "ok", **storage})
-        words = "Loading model" if self.coming() else self.service.programs.outlook()
+        words = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
         return answer(problem(503, words, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:

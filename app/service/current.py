@@ -88,11 +88,6 @@ class Costs:
         self.known: tuple[BackendInfo, CostRecord] | None = None
 
     @property
-    def needed(self) -> bool:
-        """Whether the model needs a curve: one that decodes plainly does not."""
-        return self.engine.state.info.can_tree
-
-    @property
     def record(self) -> CostRecord | None:
         info = self.engine.state.info
         if self.known is not None and self.known[0].costs_key == info.costs_key:
@@ -109,13 +104,9 @@ class Costs:
         """When the curve was measured, in seconds since 1970; 0 if it was not."""
         return self.record.measured if self.record else 0.0
 
-    def store(self, info: BackendInfo) -> CostStore:
-        """The store of a curve, which is named by what runs the model and how."""
-        return CostStore(self.database, *info.costs_key)
-
     def save(self, info: BackendInfo, costs: CostRecord) -> None:
         self.known = info, costs
-        self.store(info).save(costs)
+        CostStore(self.database, *info.costs_key).save(costs)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure the curve once nobody uses the model, which takes about two seconds. Raises

@@ -165,13 +165,10 @@ class Programs:
     def task_for(self, owner: str) -> AbstractContextManager[Task]:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
-    def outlook(self) -> str:
-        return self.core.revival.outlook
-
     def check_loaded(self) -> None:
         """Raise ModelError with the outlook if no model is loaded."""
         if not self.core.engine.state.is_loaded:
-            raise ModelError(self.outlook())
+            raise ModelError(self.core.revival.outlook)
 
     def stop(self, task: Task) -> None:
         self.core.tasks.stop(task.owner, task.about)
