@@ -84,8 +84,6 @@ class Meter:
 
 
 class Counted(io.FileIO):
-    """A file that counts the bytes that were read from it."""
-
     def __init__(self, path: Path, meter: Meter) -> None:
         super().__init__(path)
         self.meter = meter
@@ -298,7 +296,6 @@ def text(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
 
 
 def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """A document per line."""
     number = 0
     while line := lines.readline(LONGEST):
         number += 1
@@ -315,7 +312,6 @@ def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docum
 
 
 def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """The documents of a list, or the only one."""
     content = lines.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise StorageError(

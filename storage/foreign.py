@@ -165,7 +165,6 @@ class Turn:
 
     @property
     def own(self) -> str:
-        """Its own words."""
         return "\n".join(text for text in self.texts if text.strip())
 
     def content(self, thoughts: Iterable[str] = ()) -> str:
@@ -440,7 +439,6 @@ def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
 
 
 def _chatgpt_details(turn: Turn, metadata: object) -> None:
-    """The attachments and the links of a message."""
     files = inside(metadata, "attachments")
     turn.left[FILES] += max(0, len(files if isinstance(files, list) else ()) - turn.left[IMAGES])
     references = inside(metadata, "content_references")

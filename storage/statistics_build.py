@@ -122,7 +122,6 @@ class Grams:
             self.starts.append(np.flatnonzero(changed))
 
     def level(self, size: int) -> Level:
-        """The n-grams of `size` tokens and one more."""
         starts = self.starts[size]
         last = self.columns[size][starts]
         real = last != self.pad

@@ -53,7 +53,6 @@ def chat_logprobs(tokens: Sequence[Token], names: dict[int, bytes]) -> Data:
 
 
 def text_logprobs(tokens: Sequence[Token], starts: Sequence[int], names: dict[int, bytes]) -> Data:
-    """The probabilities as the endpoint for texts sends them."""
     top = [alternatives(token, names) for token in tokens]
     return {
         "tokens": [written(names[token.id], BYTES) for token in tokens],
@@ -130,7 +129,6 @@ class Reply:
         return [grown.over.answered for grown in self.choices if grown.over is not None]
 
     def whole(self) -> Data:
-        """The answer of a request that is not streamed."""
         choices = []
         for number, grown in enumerate(self.choices):
             content: Data = {"text": grown.text}
@@ -151,7 +149,6 @@ class Reply:
         return {"usage": usage(self.answered, prompts), **figures(self.answered)}
 
     def head(self, objects: dict[str, str]) -> Data:
-        """The first fields of the answer and of each chunk."""
         return {
             "id": self.id,
             "object": objects[self.kind],
@@ -161,7 +158,6 @@ class Reply:
         }
 
     def logprobs(self, grown: Grown) -> Data | None:
-        """The probabilities of a choice or of a part of it, if they are requested."""
         if not self.with_logprobs:
             return None
         if self.kind == "chat":

@@ -244,8 +244,6 @@ class Body(Given):
 
 
 class Chat(Body):
-    """A conversation to answer."""
-
     messages: Annotated[list[SentMessage], FailFast()] = Field(
         min_length=1,
         max_length=MOST_MESSAGES,
@@ -295,7 +293,6 @@ class Completion:
 
     @property
     def prompt(self) -> str:
-        """The name of the parameter with the messages or the prompt."""
         return "messages" if self.kind == "chat" else "prompt"
 
 

@@ -75,7 +75,6 @@ class Gate:
         raise unknown(f"This key is not known, or was revoked. {HOW}", "invalid_api_key")
 
     async def check_on(self) -> None:
-        """Raise ApiError while the API is off."""
         if not await run_in_threadpool(self.on):
             raise ApiError(404, OFF, code="api_off")
 
@@ -238,7 +237,6 @@ class Api:
         }
 
     async def completion(self, kind: Kind, request: Request) -> Response:
-        """Handles a chat or text completion, streamed or not."""
         owner = await self.gate.enter(request)
         with ExitStack() as place:
             # Without a place the body is not read, so nothing of it needs memory.
@@ -255,7 +253,6 @@ class Api:
         return response
 
     def checked(self, kind: Kind, body: bytes) -> Completion:
-        """The checked request. Raises ApiError."""
         given = parsed(body)
         self.service.programs.check_loaded()
         try:

@@ -66,7 +66,6 @@ class Current:
 
     @property
     def statistics(self) -> StatisticsTable | None:
-        """The statistics for the loaded model's tokenizer, if there are any."""
         tokenizer = self.info.tokenizer_fingerprint
         if self.table is None or self.table[0] != tokenizer:
             self.table = tokenizer, open_table(self.folders, tokenizer, lambda problem: None)

@@ -33,7 +33,6 @@ class PastAnswersStore:
         return ModelNgrams(self.database, owner, fingerprint)
 
     def saved(self, owner: str, info: BackendInfo) -> str:
-        """The n-grams of a model as a file."""
         store = self.ngrams(owner, info.fingerprint)
         held = ngrams.NgramFile(store.learned(), store.load())
         return ngrams.to_file(info.name, info.tokenizer_fingerprint, held)
@@ -48,7 +47,6 @@ class PastAnswersStore:
         return len(held.grams)
 
     def drop(self, owner: str, fingerprint: str, pruning: Pruning) -> int:
-        """Drop n-grams by a pruning; returns their number."""
         dropped = self.ngrams(owner, fingerprint).drop(pruning)
         self.forget(owner)
         return dropped

@@ -173,7 +173,6 @@ class Families:
         self.latest[sampler] = family.profiled()
 
     def key(self, sampler: Sampler) -> ProfileKey:
-        """The key under which a profile of these models with that sampler is stored."""
         info = self.bare.target.info
         drafts = tuple(draft.info.fingerprint for draft in self.bare.drafts.values())
         machine = f"{info.device}/{info.dtype}/{info.threads}"
@@ -375,7 +374,6 @@ class Stacks:
         return families.of(sampling) if families else None
 
     def profile_for(self, sampling: Sampling) -> Profile | None:
-        """The profile nearest to a sampler, if there is any."""
         family = self.family_for(sampling)
         return family.profile if family else None
 

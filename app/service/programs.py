@@ -88,7 +88,6 @@ class Sessions:
         return best
 
     def enter(self, owner: str, name: str, text: str) -> None:
-        """Remember that a request begins in this session."""
         with self.lock:
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
@@ -113,7 +112,6 @@ class Sessions:
         self.forget(owner, name)
 
     def grow(self, owner: str, name: str, text: str) -> None:
-        """Add the text of an answer to a session."""
         with self.lock:
             if (owner, name) in self.known:
                 before, length = self.known[owner, name]
@@ -166,7 +164,6 @@ class Programs:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def check_loaded(self) -> None:
-        """Raise ModelError with the outlook if no model is loaded."""
         if not self.core.engine.state.is_loaded:
             raise ModelError(self.core.revival.outlook)
 

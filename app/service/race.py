@@ -179,12 +179,10 @@ class Race:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property
     def gains(self) -> bool:
-        """Whether drafting was faster."""
         return self.speedup.whole is not None and self.speedup.whole >= GAIN
 
 
