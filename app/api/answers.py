@@ -120,8 +120,7 @@ class Reply:
         grown.add(news)
         if not news.text and not news.reasoning and not (self.with_logprobs and news.tokens):
             return None
-        part = Grown(tokens=[*news.tokens], starts=[*news.starts], names=news.names)
-        logprobs = self.logprobs(part)
+        logprobs = self.logprobs(news)
         return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
 
     @property
@@ -157,7 +156,7 @@ class Reply:
             "system_fingerprint": f"fp_{self.info.fingerprint}",
         }
 
-    def logprobs(self, grown: Grown) -> Data | None:
+    def logprobs(self, grown: Grown | Piece) -> Data | None:
         if not self.with_logprobs:
             return None
         if self.kind == "chat":

@@ -91,11 +91,6 @@ class Families:
 
         return self.known[min(self.known, key=distance)] if self.known else self.bare
 
-    def add(self, profile: Profile) -> None:
-        """Use and store a profile that was just measured. Raises StorageError if storing fails."""
-        self.take(profile)
-        self.save(profile)
-
     def learn(self, sampling: Sampling, plan: Plan, rule: Rule, steps: Iterable[Step]) -> None:
         """Correct the profile by the steps of an answer, and plan again if it was too far off.
 
@@ -478,7 +473,8 @@ class Stacks:
                         yield item.share
                     elif isinstance(item, Profile) and self.families is not None:
                         self.trials = []
-                        self.families.add(item)
+                        self.families.take(item)
+                        self.families.save(item)
                     elif isinstance(item, list):
                         self.trials = item
             except StrataError:
