@@ -34,7 +34,7 @@ from app.api.running import Arrival, Running, Service
 from app.arguments import Options
 from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
 from app.http.login import LogIns, Throttle
-from app.http.problems import ApiError, api_error, encoded, problem
+from app.http.problems import EVENT_STREAM, ApiError, api_error, encoded, problem
 from app.service.session import Session
 from engine.errors import StrataError
 from engine.methods import offered
@@ -110,11 +110,6 @@ still have its own status."""
 QUIET_SECONDS = 15.0
 """After how many seconds without news a comment keeps the connection alive."""
 ALIVE, DONE = b": waiting\n\n", b"data: [DONE]\n\n"
-EVENTS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",
-}
 GONE = 499
 """The status of an answer that nobody reads, as some web servers use it."""
 JSON = "application/json"
@@ -134,7 +129,7 @@ class Stream(StreamingResponse):
     """A stream that stops its request when it ends, even if it never began."""
 
     def __init__(self, body: AsyncGenerator[bytes, None], running: Running) -> None:
-        super().__init__(body, headers=EVENTS)
+        super().__init__(body, headers=EVENT_STREAM)
         self.running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
