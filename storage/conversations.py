@@ -379,8 +379,10 @@ class Conversations:
         pieces: Iterable[Sequence[Any]] | None = None,
         after: str | None = None,
         shown: bool = True,
+        version_of: str | None = None,
     ) -> StoredMessage:
-        """Add a message after the last one, or as another version after the given parent.
+        """Add a message after the last one, as another version after the given parent, or as
+        another version of a message.
 
         A message that is not `shown` leaves the path unchanged, provided that another version
         exists.
@@ -390,18 +392,27 @@ class Conversations:
         with self._db.write() as handle:
             revision = self._touch(handle, id)
             self._check_run(run_id)
-            tree = self._tree(id, after)
+            tree = self._tree(id, version_of or after)
             parent = after or next(reversed(tree.path()), None)
-            return self._insert_message(
-                handle, id, revision, parent, role, content, run_id, pieces, shown
+            if version_of is not None:
+                parent = tree.parents[version_of]
+            message_id = secrets.token_urlsafe(12)
+            handle.execute(
+                INSERT_MESSAGE,
+                [
+                    message_id,
+                    id,
+                    revision,
+                    role,
+                    well_formed(content),
+                    run_id,
+                    time.time(),
+                    _pieces_json(pieces),
+                    parent,
+                    revision if shown else 0,
+                ],
             )
-
-    def add_version(self, id: str, message_id: str, role: str, content: str) -> StoredMessage:
-        """Add another version of a message, and show it."""
-        with self._db.write() as handle:
-            revision = self._touch(handle, id)
-            parent = self._tree(id, message_id).parents[message_id]
-            return self._insert_message(handle, id, revision, parent, role, content)
+            return self._read(self._tree(id), [message_id], True)[0]
 
     def extend(self, message_id: str, text: str) -> None:
         with self._db.write() as handle:
@@ -540,38 +551,6 @@ class Conversations:
         if not found.keys() >= set(ids):
             raise self._db.damaged()  # A table and its index disagree.
         return [found[id] for id in ids]
-
-    def _insert_message(
-        self,
-        handle: sqlite_utils.Database,
-        id: str,
-        revision: int,
-        parent: str | None,
-        role: str,
-        content: str,
-        run_id: str | None = None,
-        pieces: Iterable[Sequence[Any]] | None = None,
-        shown: bool = True,
-    ) -> StoredMessage:
-        """Store a message of a conversation that was already checked to be the owner's, and marked
-        as changed."""
-        message_id = secrets.token_urlsafe(12)
-        handle.execute(
-            INSERT_MESSAGE,
-            [
-                message_id,
-                id,
-                revision,
-                role,
-                well_formed(content),
-                run_id,
-                time.time(),
-                _pieces_json(pieces),
-                parent,
-                revision if shown else 0,
-            ],
-        )
-        return self._read(self._tree(id), [message_id], True)[0]
 
     def _conversation_of(self, message_id: str) -> str:
         rows = self._db.execute_read(

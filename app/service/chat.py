@@ -189,7 +189,7 @@ class Chat:
                 raise PromptError(
                     "Only what you said can be edited. Answer the message before it again instead."
                 )
-            message = store.add_version(conversation_id, message_id, "user", text)
+            message = store.append(conversation_id, "user", text, version_of=message_id)
             store.show(conversation_id, message.id)
         self.tasks.ask(owner, conversation_id, AnswerTarget(message.id))
         return message.id
