@@ -183,7 +183,9 @@ class Conversations:
                 f"You have {self.MOST:,} conversations, the most. Delete some first."
             )
         with self._db.write() as handle:
-            return self.get(self._insert(handle, title, "", {}, time.time()))
+            id = secrets.token_urlsafe(12)
+            self._insert(handle, id, Export(title, "", {}, time.time(), []))
+            return self.get(id)
 
     def room(self) -> int:
         """How many more conversations this owner may create."""
@@ -471,13 +473,7 @@ class Conversations:
         messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, exported, pinned, folder, _ = export
-                self._insert(handle, title, system_prompt, settings, created, id)
-                newest = max((message.chosen for message in exported), default=0)
-                handle.execute(
-                    "UPDATE conversations SET revision = ?, pinned = ?, folder = ? WHERE id = ?",
-                    [max(len(exported), newest), pinned, well_formed(folder), id],
-                )
+                self._insert(handle, id, export)
             handle.conn.executemany(INSERT_MESSAGE, messages)
         return [id for id, _ in made]
 
@@ -488,22 +484,16 @@ class Conversations:
             raise _missing(id)
         return rows[0]
 
-    def _insert(
-        self,
-        handle: sqlite_utils.Database,
-        title: str,
-        system_prompt: str,
-        settings: Mapping[str, Any],
-        created: float,
-        id: str = "",
-    ) -> str:
-        id, words = id or secrets.token_urlsafe(12), (_title(title), well_formed(system_prompt))
+    def _insert(self, handle: sqlite_utils.Database, id: str, export: Export) -> None:
+        title, system_prompt = _title(export.title), well_formed(export.system_prompt)
+        newest = max((message.chosen for message in export.messages), default=0)
+        row = [id, self._owner, title, system_prompt, to_json(export.settings), export.created]
+        row += [time.time(), max(len(export.messages), newest)]
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
-            "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [id, self._owner, *words, to_json(dict(settings)), created, time.time()],
+            "updated, revision, pinned, folder) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [*row, export.pinned, well_formed(export.folder)],
         )
-        return id
 
     def _update(self, id: str, column: str, value: str) -> None:
         with self._db.write() as handle:
