@@ -81,6 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         runtime = runtime_of(given)
     except SettingError as error:
         parser.error(str(error))
+    named = (source.strip() for source in given.drafts.split(","))
     share = page and given.share
     public = share or not is_local(given.host)
     made_up = page and public and auth is None
@@ -95,7 +96,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         made_up=made_up,
         browser=page and not given.no_browser,
         runtime=runtime,
-        drafts=drafts_of(given.drafts),
+        drafts=tuple(source for source in named if source not in ("", "auto")),
         page=page,
         api=not page or given.api,
         origins=tuple(given.api_origin),
@@ -152,16 +153,8 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, slots=True)
-class KeysOptions:
+def parse_keys(arguments: Sequence[str]) -> argparse.Namespace:
     """A command of `strata keys`: "list", or "make" or "revoke" with a `word`, a name or an id."""
-
-    command: str
-    word: str
-    data_dir: Path | None
-
-
-def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     parser = argparse.ArgumentParser(
         prog=f"strata {KEYS}", description="The keys with which other programs use the API."
     )
@@ -173,8 +166,7 @@ def parse_keys(arguments: Sequence[str]) -> KeysOptions:
     revoking.add_argument("word", metavar="ID", help="as the list shows it")
     for each in (listing, making, revoking):
         each.add_argument("--data-dir", type=folder_name, metavar="DIR", help=DATA_HELP)
-    given = parser.parse_args(arguments)
-    return KeysOptions(given.command, getattr(given, "word", ""), given.data_dir)
+    return parser.parse_args(arguments)
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
@@ -195,12 +187,6 @@ def runtime_of(given: argparse.Namespace) -> Runtime:
     """The settings that were given. Raises SettingError for one out of its range."""
     values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
     return Runtime(**{name: value for name, value in values.items() if value is not None})
-
-
-def drafts_of(text: str) -> tuple[str, ...]:
-    """The draft models that are named; none for auto, where those chosen before are taken."""
-    named = (source.strip() for source in text.split(","))
-    return tuple(source for source in named if source not in ("", "auto"))
 
 
 def port_number(text: str) -> int:

@@ -1,6 +1,7 @@
 """What `strata` and `python app.py` do: parse, open the storage, serve the page or the API, load
 the model."""
 
+import argparse
 import gc
 import os
 import sys
@@ -18,7 +19,6 @@ from app.arguments import (
     KEYS,
     SERVE,
     VLLM,
-    KeysOptions,
     Options,
     folder_of,
     parse,
@@ -182,8 +182,7 @@ def tell_of_keys(options: Options, database: "Database") -> None:
         tell(["Nobody can use the API yet, as there is no key. Make one: strata keys make NAME"])
 
 
-def manage_keys(options: KeysOptions) -> None:
-    """Run a command of `strata keys`. Raises StrataError."""
+def manage_keys(options: argparse.Namespace) -> None:
     from datetime import datetime
 
     from storage.api_keys import ApiKeys

@@ -7,6 +7,7 @@ split in the same way. Every process that tokenizes loads the tokenizer once.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from engine.errors import StorageError
 from engine.local import document_text
 from engine.models.loaders import tokenizer
 from engine.types import Document
-from storage.documents import Meter, Reading, documents
+from storage.documents import Meter, Reading, batches, documents
 
 VOLUME = 256 << 20
 """The approximate bytes of files that one process reads, and that an interruption repeats."""
@@ -42,17 +43,10 @@ class Corpus:
 
     def shards(self, volume: int, report: Callable[[float], None]) -> Iterator[list[Document]]:
         """The documents of a volume, in shards of about `characters` characters."""
-        meter, shard, size = Meter(), list[Document](), 0
-        whole = size_of(self.files[volume])
-        for path in self.files[volume]:
-            for found in documents(path, meter, self.reading):
-                shard.append(found)
-                size += length(found)
-                if size >= self.characters:
-                    report(meter.done / whole)
-                    yield shard
-                    shard, size = [], 0
-        if shard:
+        meter, whole = Meter(), size_of(self.files[volume])
+        read = (documents(path, meter, self.reading) for path in self.files[volume])
+        for shard in batches(chain.from_iterable(read), self.characters):
+            report(meter.done / whole)
             yield shard
 
     def tokenized(self, shard: Sequence[Document]) -> list[NDArray[np.uint32]]:
@@ -67,18 +61,11 @@ class Corpus:
 
 @lru_cache(maxsize=1)
 def tokenizer_of(model: str) -> Tokenizer:
-    """The tokenizer of a model. Raises ModelError."""
     return tokenizer(model)
 
 
 def tokens_of(reader: Tokenizer, document: Document) -> NDArray[np.uint32]:
     return np.array(reader.tokenize(document_text(document, reader)), dtype=np.uint32)
-
-
-def length(document: Document) -> int:
-    if isinstance(document, str):
-        return len(document)
-    return sum(len(message.content) for message in document)
 
 
 def size_of(files: Sequence[Path]) -> int:

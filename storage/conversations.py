@@ -52,7 +52,6 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, token: Token, step: int) -> Self:
-        """The piece of a token that this step emitted."""
         source, probability = token.source or TARGET, round(token.probability, 4)
         return cls(token.text, source, token.match_length, step, token.position, probability)
 
@@ -145,7 +144,6 @@ class Tree:
         return found
 
     def above(self, id: str) -> list[str]:
-        """The messages from the first one to this one, itself included."""
         found: list[str] = []
         here: str | None = id
         while here is not None:
@@ -185,7 +183,9 @@ class Conversations:
                 f"You have {self.MOST:,} conversations, the most. Delete some first."
             )
         with self._db.write() as handle:
-            return self.get(self._insert(handle, title, "", {}, time.time()))
+            id = secrets.token_urlsafe(12)
+            self._insert(handle, id, Export(title, "", {}, time.time(), []))
+            return self.get(id)
 
     def room(self) -> int:
         """How many more conversations this owner may create."""
@@ -253,7 +253,6 @@ class Conversations:
         return None
 
     def folders(self) -> Sequence[str]:
-        """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
         return sorted((as_text(row[0]) for row in rows), key=folded)
@@ -279,7 +278,6 @@ class Conversations:
         self._update(id, "title", _title(title))
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
-        """Give a conversation another system prompt; empty for none."""
         self._update(id, "system_prompt", well_formed(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
@@ -310,7 +308,6 @@ class Conversations:
         return id
 
     def revision(self, id: str) -> int:
-        """A number that grows with every change of a conversation."""
         return int(self._row("revision", id)[0])
 
     def mark_changed(self, id: str) -> None:
@@ -331,13 +328,11 @@ class Conversations:
             return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
-        """The id of the last message on the shown path."""
         self.get(id)
         path = self._tree(id).path()
         return path[-1] if path else None
 
     def has(self, id: str, message_id: str) -> bool:
-        """Whether a message is in a conversation, shown or not."""
         query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
         self.get(id)
         return bool(self._db.execute_read(query, [message_id, id]))
@@ -386,8 +381,10 @@ class Conversations:
         pieces: Iterable[Sequence[Any]] | None = None,
         after: str | None = None,
         shown: bool = True,
+        version_of: str | None = None,
     ) -> StoredMessage:
-        """Add a message after the last one, or as another version after the given parent.
+        """Add a message after the last one, as another version after the given parent, or as
+        another version of a message.
 
         A message that is not `shown` leaves the path unchanged, provided that another version
         exists.
@@ -397,18 +394,27 @@ class Conversations:
         with self._db.write() as handle:
             revision = self._touch(handle, id)
             self._check_run(run_id)
-            tree = self._tree(id, after)
+            tree = self._tree(id, version_of or after)
             parent = after or next(reversed(tree.path()), None)
-            return self._insert_message(
-                handle, id, revision, parent, role, content, run_id, pieces, shown
+            if version_of is not None:
+                parent = tree.parents[version_of]
+            message_id = secrets.token_urlsafe(12)
+            handle.execute(
+                INSERT_MESSAGE,
+                [
+                    message_id,
+                    id,
+                    revision,
+                    role,
+                    well_formed(content),
+                    run_id,
+                    time.time(),
+                    _pieces_json(pieces),
+                    parent,
+                    revision if shown else 0,
+                ],
             )
-
-    def add_version(self, id: str, message_id: str, role: str, content: str) -> StoredMessage:
-        """Add another version of a message, and show it."""
-        with self._db.write() as handle:
-            revision = self._touch(handle, id)
-            parent = self._tree(id, message_id).parents[message_id]
-            return self._insert_message(handle, id, revision, parent, role, content)
+            return self._read(self._tree(id), [message_id], True)[0]
 
     def extend(self, message_id: str, text: str) -> None:
         with self._db.write() as handle:
@@ -467,13 +473,7 @@ class Conversations:
         messages = [row for id, export in made for row in _rows(id, export)]
         with self._db.write() as handle:
             for id, export in reversed(made):
-                title, system_prompt, settings, created, exported, pinned, folder, _ = export
-                self._insert(handle, title, system_prompt, settings, created, id)
-                newest = max((message.chosen for message in exported), default=0)
-                handle.execute(
-                    "UPDATE conversations SET revision = ?, pinned = ?, folder = ? WHERE id = ?",
-                    [max(len(exported), newest), pinned, well_formed(folder), id],
-                )
+                self._insert(handle, id, export)
             handle.conn.executemany(INSERT_MESSAGE, messages)
         return [id for id, _ in made]
 
@@ -484,22 +484,16 @@ class Conversations:
             raise _missing(id)
         return rows[0]
 
-    def _insert(
-        self,
-        handle: sqlite_utils.Database,
-        title: str,
-        system_prompt: str,
-        settings: Mapping[str, Any],
-        created: float,
-        id: str = "",
-    ) -> str:
-        id, words = id or secrets.token_urlsafe(12), (_title(title), well_formed(system_prompt))
+    def _insert(self, handle: sqlite_utils.Database, id: str, export: Export) -> None:
+        title, system_prompt = _title(export.title), well_formed(export.system_prompt)
+        newest = max((message.chosen for message in export.messages), default=0)
+        row = [id, self._owner, title, system_prompt, to_json(export.settings), export.created]
+        row += [time.time(), max(len(export.messages), newest)]
         handle.execute(
             "INSERT INTO conversations (id, owner, title, system_prompt, settings, created, "
-            "updated) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [id, self._owner, *words, to_json(dict(settings)), created, time.time()],
+            "updated, revision, pinned, folder) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [*row, export.pinned, well_formed(export.folder)],
         )
-        return id
 
     def _update(self, id: str, column: str, value: str) -> None:
         with self._db.write() as handle:
@@ -547,38 +541,6 @@ class Conversations:
         if not found.keys() >= set(ids):
             raise self._db.damaged()  # A table and its index disagree.
         return [found[id] for id in ids]
-
-    def _insert_message(
-        self,
-        handle: sqlite_utils.Database,
-        id: str,
-        revision: int,
-        parent: str | None,
-        role: str,
-        content: str,
-        run_id: str | None = None,
-        pieces: Iterable[Sequence[Any]] | None = None,
-        shown: bool = True,
-    ) -> StoredMessage:
-        """Store a message of a conversation that was already checked to be the owner's, and marked
-        as changed."""
-        message_id = secrets.token_urlsafe(12)
-        handle.execute(
-            INSERT_MESSAGE,
-            [
-                message_id,
-                id,
-                revision,
-                role,
-                well_formed(content),
-                run_id,
-                time.time(),
-                _pieces_json(pieces),
-                parent,
-                revision if shown else 0,
-            ],
-        )
-        return self._read(self._tree(id), [message_id], True)[0]
 
     def _conversation_of(self, message_id: str) -> str:
         rows = self._db.execute_read(
@@ -689,7 +651,6 @@ def text_of(pieces: Iterable[Piece]) -> str:
 
 
 def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:
-    """The pieces of an answer from the tokens of its run's steps; None if they are damaged."""
     try:
         found = [
             Piece(text, source or TARGET, length, index, position, round(probability, 4))

@@ -16,7 +16,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
@@ -84,8 +84,6 @@ class Meter:
 
 
 class Counted(io.FileIO):
-    """A file that counts the bytes that were read from it."""
-
     def __init__(self, path: Path, meter: Meter) -> None:
         super().__init__(path)
         self.meter = meter
@@ -129,6 +127,19 @@ def documents(
         raise StorageError(
             f"The file {str(path)!r} is empty: it holds no document. Leave it out, or get it again."
         )
+
+
+def batches(found: Iterable[Document], characters: int) -> Iterator[list[Document]]:
+    """Documents in groups of about so many characters."""
+    batch, size = list[Document](), 0
+    for each in found:
+        batch.append(each)
+        size += len(each) if isinstance(each, str) else sum(len(m.content) for m in each)
+        if size >= characters:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def found_in(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]:
@@ -285,7 +296,6 @@ def text(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
 
 
 def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """A document per line."""
     number = 0
     while line := lines.readline(LONGEST):
         number += 1
@@ -302,7 +312,6 @@ def json_lines(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docum
 
 
 def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """The documents of a list, or the only one."""
     content = lines.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise StorageError(

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.errors import StorageError
 from engine.thinking import with_thinking
@@ -165,7 +165,6 @@ class Turn:
 
     @property
     def own(self) -> str:
-        """Its own words."""
         return "\n".join(text for text in self.texts if text.strip())
 
     def content(self, thoughts: Iterable[str] = ()) -> str:
@@ -440,7 +439,6 @@ def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
 
 
 def _chatgpt_details(turn: Turn, metadata: object) -> None:
-    """The attachments and the links of a message."""
     files = inside(metadata, "attachments")
     turn.left[FILES] += max(0, len(files if isinstance(files, list) else ()) - turn.left[IMAGES])
     references = inside(metadata, "content_references")
@@ -597,21 +595,6 @@ def _rows(
 # all of them
 
 
-class Thoughts(NamedTuple):
-    """The numbered pieces of thinking of a message, linked to those of the messages before it."""
-
-    before: "Thoughts | None"
-    pieces: list[tuple[int, str]]
-
-    def all(self) -> list[tuple[int, str]]:
-        found, part = list[list[tuple[int, str]]](), self
-        while True:
-            found.append(part.pieces)
-            if part.before is None:
-                return [piece for pieces in reversed(found) for piece in pieces]
-            part = part.before
-
-
 def _tree(
     nodes: dict[str, Any],
     shown: object,
@@ -628,13 +611,13 @@ def _tree(
     left = Counter({UNREADABLE: sum(not isinstance(node, dict) for node in nodes.values())})
     nodes = {id: node for id, node in nodes.items() if isinstance(node, dict)}
     numbers: dict[str, int | None] = {}
-    thoughts: dict[str, Thoughts] = {}
+    thoughts: dict[str, tuple[list[tuple[int, str]], str | None]] = {}
+    """The numbered pieces of thinking of a node without text, and such a node before it."""
     numbered, used = count(), set[int]()
     found: list[ExportedMessage] = []
     for id in _in_order(nodes, parent, numbers):
         before = str(nodes[id].get(parent))
         numbers[id] = above = numbers.get(before)
-        waiting = thoughts.get(before)
         try:
             turn, when = read(nodes[id]) or (Turn(""), 0.0)
         except StorageError:
@@ -642,16 +625,18 @@ def _tree(
                 raise
             left[UNREADABLE] += 1
             continue
-        if turn.thoughts:
-            waiting = Thoughts(waiting, [(next(numbered), each) for each in turn.thoughts])
-        own, bare = turn.role == "assistant", not turn.content().strip()
+        pieces = [(next(numbered), each) for each in turn.thoughts]
+        last, bare = before if before in thoughts else None, not turn.content().strip()
         left += turn.left
         left[EMPTY] += bare and bool(turn.role) and not (turn.thoughts or +turn.left)
         if bare:
-            if waiting:
-                thoughts[id] = waiting
+            thoughts[id] = pieces, last
             continue
-        thought = waiting.all() if waiting and own else []
+        chain = [pieces] if turn.role == "assistant" else []
+        while chain and last is not None:
+            earlier, last = thoughts[last]
+            chain.append(earlier)
+        thought = [piece for each in reversed(chain) for piece in each]
         used |= {number for number, _ in thought}
         content = turn.content(each for _, each in thought)
         numbers[id] = len(found)

@@ -276,15 +276,10 @@ def read_file(content: bytes, room: int) -> ImportedFile:
         reason = problems[0] if problems else "The file is empty."
         raise StorageError(f"The file holds no conversation that can be read. {reason}")
     left = sum((Counter(export.left_out) for export in found), Counter[str]())
-    return ImportedFile(found, [*_notices(problems, looked, len(entries)), *_left_out(left)])
+    return ImportedFile(found, _notices(problems, looked, len(entries), left))
 
 
-def _left_out(left: Counter[str]) -> list[str]:
-    parts = ", ".join(f"{what} ({number:,})" for what, number in left.most_common())
-    return [f"These parts of the conversations were left out: {parts}."] if parts else []
-
-
-def _notices(problems: Sequence[str], looked: int, entries: int) -> list[str]:
+def _notices(problems: Sequence[str], looked: int, entries: int, left: Counter[str]) -> list[str]:
     notices = []
     if problems:
         notices.append(
@@ -299,6 +294,9 @@ def _notices(problems: Sequence[str], looked: int, entries: int) -> list[str]:
             f"their origin and {MAX_FILE_CHARS:,} characters. Split it, or delete conversations to "
             "make room."
         )
+    if left:
+        parts = ", ".join(f"{what} ({number:,})" for what, number in left.most_common())
+        notices.append(f"These parts of the conversations were left out: {parts}.")
     return notices
 
 

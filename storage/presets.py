@@ -83,7 +83,6 @@ class PresetStore:
         return made
 
     def update(self, preset: StoredPreset) -> StoredPreset:
-        """Replace the name and the contents of the preset with this id."""
         self.get(preset.id)
         made = self._checked(preset, preset.id)
         self._db.execute_write(

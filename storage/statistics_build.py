@@ -122,7 +122,6 @@ class Grams:
             self.starts.append(np.flatnonzero(changed))
 
     def level(self, size: int) -> Level:
-        """The n-grams of `size` tokens and one more."""
         starts = self.starts[size]
         last = self.columns[size][starts]
         real = last != self.pad
@@ -207,7 +206,8 @@ def keys_of(
     order = order[ranks(owners) < FOLLOWERS]
     first = np.flatnonzero(ranks(owners[order]) == 0)
     which = owners[order[first]]
-    entries = np.empty(len(order), dtype=entry_type(vocabulary))
+    token_type = "<u4" if entry_format(vocabulary) is WIDE else "<u2"
+    entries = np.empty(len(order), dtype=[("share", "u1"), ("token", token_type)])
     entries["share"] = nearest(shares[order], SHARES)
     entries["token"] = tokens[order]
     found = Keys(
@@ -220,11 +220,6 @@ def keys_of(
     if size == KEY_SIZE:  # no longer key exists, and four wide tokens would not fit an integer
         return found, shorter
     return found, Chances(keys << bits | tokens, chances)
-
-
-def entry_type(vocabulary: int) -> np.dtype[np.void]:
-    token_type = "<u4" if entry_format(vocabulary) is WIDE else "<u2"
-    return np.dtype([("share", "u1"), ("token", token_type)])
 
 
 def ranks(owners: Ints) -> Ints:

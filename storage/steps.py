@@ -24,8 +24,6 @@ COLUMNS = """position, tokens, proposed, accepted, by_depth, draft_seconds, veri
 
 
 class RunToken(NamedTuple):
-    """One token of a run: the step that emitted it, its number, its text."""
-
     step: int
     id: int
     text: str

@@ -38,7 +38,6 @@ def title_of(text: str) -> str:
 
 
 def _bare(line: str) -> str:
-    """A line without its Markdown."""
     line = re.sub(r"^[\s#>*+`~-]+|^\s*\d+[.)]\s+", "", line).rstrip(" \t*`~")
     return line.replace("**", "").replace("`", "")
 

@@ -83,7 +83,6 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """The name of the model that distinguishes its formats."""
         return f"{self.model} ({self.weights})" if self.weights else self.model
 
 
@@ -326,7 +325,6 @@ class Traces:
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
-        """The newest `limit` runs, newest first."""
         return self.page(limit=max(0, limit))
 
     def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
@@ -345,7 +343,6 @@ class Traces:
         return int(self._db.execute_read(query, self._values(chosen))[0][0])
 
     def matches(self, run_id: str, chosen: Filter) -> bool:
-        """Whether a run is one of those of a filter."""
         query = f"SELECT 1 FROM runs WHERE {MATCHING} AND id = :id"
         return bool(self._db.execute_read(query, {**self._values(chosen), "id": run_id}))
 
@@ -396,7 +393,6 @@ class Traces:
         return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
-        """The steps of a run from number `start` on."""
         with self._db.read():
             self.get(run_id)
             with _checked(run_id):

@@ -53,7 +53,6 @@ def chat_logprobs(tokens: Sequence[Token], names: dict[int, bytes]) -> Data:
 
 
 def text_logprobs(tokens: Sequence[Token], starts: Sequence[int], names: dict[int, bytes]) -> Data:
-    """The probabilities as the endpoint for texts sends them."""
     top = [alternatives(token, names) for token in tokens]
     return {
         "tokens": [written(names[token.id], BYTES) for token in tokens],
@@ -121,8 +120,7 @@ class Reply:
         grown.add(news)
         if not news.text and not news.reasoning and not (self.with_logprobs and news.tokens):
             return None
-        part = Grown(tokens=[*news.tokens], starts=[*news.starts], names=news.names)
-        logprobs = self.logprobs(part)
+        logprobs = self.logprobs(news)
         return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
 
     @property
@@ -130,7 +128,6 @@ class Reply:
         return [grown.over.answered for grown in self.choices if grown.over is not None]
 
     def whole(self) -> Data:
-        """The answer of a request that is not streamed."""
         choices = []
         for number, grown in enumerate(self.choices):
             content: Data = {"text": grown.text}
@@ -151,7 +148,6 @@ class Reply:
         return {"usage": usage(self.answered, prompts), **figures(self.answered)}
 
     def head(self, objects: dict[str, str]) -> Data:
-        """The first fields of the answer and of each chunk."""
         return {
             "id": self.id,
             "object": objects[self.kind],
@@ -160,8 +156,7 @@ class Reply:
             "system_fingerprint": f"fp_{self.info.fingerprint}",
         }
 
-    def logprobs(self, grown: Grown) -> Data | None:
-        """The probabilities of a choice or of a part of it, if they are requested."""
+    def logprobs(self, grown: Grown | Piece) -> Data | None:
         if not self.with_logprobs:
             return None
         if self.kind == "chat":

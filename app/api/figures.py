@@ -181,8 +181,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Histogram:
-    """How many durations were how long."""
-
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
 

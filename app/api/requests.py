@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from app.http.problems import ApiError, refused
+from app.service.chat import taking_turns
 from app.service.preferences import SEEDS
 from engine.backends.base import BackendInfo
 from engine.backends.chat_template import SWITCHES
@@ -243,8 +244,6 @@ class Body(Given):
 
 
 class Chat(Body):
-    """A conversation to answer."""
-
     messages: Annotated[list[SentMessage], FailFast()] = Field(
         min_length=1,
         max_length=MOST_MESSAGES,
@@ -294,7 +293,6 @@ class Completion:
 
     @property
     def prompt(self) -> str:
-        """The name of the parameter with the messages or the prompt."""
         return "messages" if self.kind == "chat" else "prompt"
 
 
@@ -409,19 +407,14 @@ def reseeded(request: Request, number: int) -> Request:
 
 
 def conversation(given: list[SentMessage]) -> tuple[tuple[Message, ...], str]:
-    """The messages and the given beginning of the answer, which is the assistant's last message.
-
-    As on the page, consecutive messages of one role are joined, and empty ones are left out.
-    """
-    found: list[Message] = []
-    for each in given:
-        role = "system" if each.role == "developer" else each.role
-        message = Message(role, "\n".join(part.text for part in each.content))
-        if not message.content.strip():
-            continue
-        if found and found[-1].role == message.role:
-            message = Message(message.role, f"{found.pop().content}\n\n{message.content}")
-        found.append(message)
+    """The messages and the given beginning of the answer, which is the assistant's last message."""
+    found = taking_turns(
+        Message(
+            "system" if each.role == "developer" else each.role,
+            "\n".join(part.text for part in each.content),
+        )
+        for each in given
+    )
     begun = found.pop().content if found and found[-1].role == "assistant" else ""
     if not found or found[-1].role != "user":
         raise refused(

@@ -34,7 +34,7 @@ from app.api.running import Arrival, Running, Service
 from app.arguments import Options
 from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
 from app.http.login import LogIns, Throttle
-from app.http.problems import ApiError, api_error, encoded, problem
+from app.http.problems import EVENT_STREAM, ApiError, api_error, encoded, problem
 from app.service.session import Session
 from engine.errors import StrataError
 from engine.methods import offered
@@ -75,7 +75,6 @@ class Gate:
         raise unknown(f"This key is not known, or was revoked. {HOW}", "invalid_api_key")
 
     async def check_on(self) -> None:
-        """Raise ApiError while the API is off."""
         if not await run_in_threadpool(self.on):
             raise ApiError(404, OFF, code="api_off")
 
@@ -111,11 +110,6 @@ still have its own status."""
 QUIET_SECONDS = 15.0
 """After how many seconds without news a comment keeps the connection alive."""
 ALIVE, DONE = b": waiting\n\n", b"data: [DONE]\n\n"
-EVENTS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",
-}
 GONE = 499
 """The status of an answer that nobody reads, as some web servers use it."""
 JSON = "application/json"
@@ -135,7 +129,7 @@ class Stream(StreamingResponse):
     """A stream that stops its request when it ends, even if it never began."""
 
     def __init__(self, body: AsyncGenerator[bytes, None], running: Running) -> None:
-        super().__init__(body, headers=EVENTS)
+        super().__init__(body, headers=EVENT_STREAM)
         self.running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,7 +190,7 @@ class Api:
             locked = self.service.programs.notices.locked
             storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
             return answer({"status": "ok", **storage})
-        words = "Loading model" if self.coming() else self.service.programs.outlook()
+        words = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
         return answer(problem(503, words, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -238,7 +232,6 @@ class Api:
         }
 
     async def completion(self, kind: Kind, request: Request) -> Response:
-        """Handles a chat or text completion, streamed or not."""
         owner = await self.gate.enter(request)
         with ExitStack() as place:
             # Without a place the body is not read, so nothing of it needs memory.
@@ -255,7 +248,6 @@ class Api:
         return response
 
     def checked(self, kind: Kind, body: bytes) -> Completion:
-        """The checked request. Raises ApiError."""
         given = parsed(body)
         self.service.programs.check_loaded()
         try:

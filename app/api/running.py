@@ -75,8 +75,6 @@ Arrival = News | ApiError | None
 
 
 class Texts:
-    """The bytes of single tokens."""
-
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(WORDS)
@@ -174,7 +172,6 @@ class Service:
         self.texts = Texts(self.engine)
 
     def count(self, waiting: int, running: int) -> None:
-        """Change the numbers of requests that wait and that are being answered."""
         with self.lock:
             self.waiting += waiting
             self.running += running

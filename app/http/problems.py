@@ -36,6 +36,12 @@ class Headers:
 
 
 PLAIN = b"text/plain; charset=utf-8"
+EVENT_STREAM = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+"""The headers of server-sent events."""
 
 
 async def answer(

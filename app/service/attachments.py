@@ -95,7 +95,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A file that waits to be sent, and the key by which a page names it."""
+    """A file that waits to be sent, and the key by which a page names it; `size` in bytes."""
 
     key: str
     file: Attachment
@@ -190,7 +190,10 @@ class Attachments:
         ]
         with self.lock:
             kept = {**self.waiting.get(owner, {}), **{each.key: each for each in added}}
-            while len(kept) > len(added) and sum(map(length, kept.values())) > MAX_PENDING:
+            while (
+                len(kept) > len(added)
+                and sum(len(each.file.text) for each in kept.values()) > MAX_PENDING
+            ):
                 del kept[next(iter(kept))]
             self.waiting[owner] = kept
         return added
@@ -219,10 +222,6 @@ class Attachments:
             kept = self.waiting.get(owner, {})
             for key in keys:
                 kept.pop(key, None)
-
-
-def length(pending: Pending) -> int:
-    return len(pending.file.text)
 
 
 SECONDS = 20.0

@@ -354,7 +354,6 @@ def row_of(question: Question, result: Result, plain: tuple[int, ...] | None) ->
 
 
 def as_json(report: Report, results: Sequence[Result]) -> dict[str, Any]:
-    """The whole benchmark: its conditions, its figures, and every answer."""
     benchmark = report.benchmark
     return {
         "format": "strata-benchmark",

@@ -74,8 +74,6 @@ class Layers(Listed):
 
 
 class Sized(Listed):
-    """Something with a file size, which is published or estimated."""
-
     bytes: Whole
     bytes_are: Literal["published", "estimated"]
 
@@ -235,7 +233,6 @@ def parse(found: object) -> tuple[Entry, ...]:
 
 
 def entry(value: object) -> Entry:
-    """One family. Raises ModelError."""
     try:
         return Entry.model_validate(value)
     except ValidationError as error:

@@ -8,13 +8,12 @@ last answer.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 
 from app.service.attachments import without_files
 from app.service.history import Answered, History, StartedAnswer, begun
-from app.service.jobs import AnswerTarget, Task, Tasks
+from app.service.jobs import AnswerTarget, Tasks
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
 from engine.engine import Engine, Event, Measured, Request, Started
@@ -22,7 +21,6 @@ from engine.errors import EngineDied, ModelError, PromptError, StorageError, Str
 from engine.loaded import NO_MODEL
 from engine.methods import METHODS
 from engine.prompt import Size
-from engine.queue import Waiting
 from engine.settings import Generation, Sampling
 from engine.streams import Stream
 from engine.thinking import Splitter, answer_of
@@ -79,6 +77,16 @@ class Trash:
             self.watch()
 
 
+CHARACTERS = 4
+"""Characters per token, for an estimate where no tokenizer is available; about right for
+English."""
+NEXT = "?"
+"""Placeholder for a message that is not written yet."""
+QUOTED = 1_000
+"""Characters of each message that the model reads to find a title."""
+TOKENS, THOUGHT = 24, 1_000
+"""The most tokens of a title, and of the thinking before it."""
+INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
 UNTITLED = "New conversation"
 NOTHING_SAID = "There is no message to answer yet. Write something first."
 
@@ -126,7 +134,6 @@ class Chat:
         self.engine.forget(owner, conversation_id)
 
     def undo(self, owner: str, token: str) -> str:
-        """Undo a deletion; returns the id of the conversation. Raises StorageError."""
         conversation_id = self.conversations(owner).undo(token)
         self.trash.recall(token)
         return conversation_id
@@ -182,7 +189,7 @@ class Chat:
                 raise PromptError(
                     "Only what you said can be edited. Answer the message before it again instead."
                 )
-            message = store.add_version(conversation_id, message_id, "user", text)
+            message = store.append(conversation_id, "user", text, version_of=message_id)
             store.show(conversation_id, message.id)
         self.tasks.ask(owner, conversation_id, AnswerTarget(message.id))
         return message.id
@@ -226,7 +233,6 @@ class Chat:
         self.tasks.ask(owner, conversation_id, target)
 
     def unanswered(self, owner: str, conversation_id: str) -> AnswerTarget:
-        """The target of an answer to the last message. Raises PromptError if there is none."""
         last = self.conversations(owner).last(conversation_id)
         if last is None:
             raise PromptError(NOTHING_SAID)
@@ -247,35 +253,12 @@ class Chat:
 
     def prompt(self, owner: str, conversation_id: str, to: str | None) -> list[Message]:
         """The conversation as the model reads it: the system prompt, and the messages up to `to`
-        (None: no messages).
-
-        Consecutive messages of one role are joined and empty ones are left out, because chat
-        templates expect roles to take turns and a stopped answer may be empty.
-        """
+        (None: no messages)."""
         store = self.conversations(owner)
-        system = store.get(conversation_id).system_prompt.strip()
-        messages = [Message("system", system)] if system else []
+        messages = [Message("system", store.get(conversation_id).system_prompt.strip())]
         for stored in store.messages(conversation_id, pieces=False, to=to) if to else ():
-            if not stored.content.strip():
-                continue
-            if messages and messages[-1].role == stored.role:
-                both = f"{messages.pop().content}\n\n{stored.content}"
-                messages.append(Message(stored.role, both))
-            else:
-                messages.append(Message(stored.role, stored.content))
-        return messages
-
-
-CHARACTERS = 4
-"""Characters per token, for an estimate where no tokenizer is available; about right for
-English."""
-NEXT = "?"
-"""Placeholder for a message that is not written yet."""
-
-
-class Gauge:
-    def __init__(self, engine: Engine, chat: Chat, tasks: Tasks) -> None:
-        self.engine, self.chat, self.tasks = engine, chat, tasks
+            messages.append(Message(stored.role, stored.content))
+        return taking_turns(messages)
 
     @property
     def free(self) -> bool:
@@ -289,23 +272,20 @@ class Gauge:
         if not self.free or not self.engine.state.info.context_length:
             return None
         with suppress(StrataError):
-            messages = self.messages(owner, conversation, system, editing)
+            messages = self.next_prompt(owner, conversation, system, editing)
             if not messages and not text.strip():
                 return self.engine.measure(())
             return self.engine.measure((*messages, Message("user", text.strip() or NEXT)))
         return None
 
-    def messages(
+    def next_prompt(
         self, owner: str, conversation: str | None, system: str, editing: str | None
     ) -> Sequence[Message]:
         if conversation is None:
             return [Message("system", system)] if system.strip() else []
-        store = self.chat.conversations(owner)
-        messages = store.messages(conversation, pieces=False, to=editing)
+        messages = self.conversations(owner).messages(conversation, pieces=False, to=editing)
         before = messages[:-1] if editing else messages
-        if before:
-            return self.chat.prompt(owner, conversation, before[-1].id)
-        return self.messages(owner, None, store.get(conversation).system_prompt, None)
+        return self.prompt(owner, conversation, before[-1].id if before else None)
 
     def counts(self, texts: Sequence[str]) -> list[tuple[int, bool]]:
         """The number of tokens of each text, and whether it was counted and not estimated."""
@@ -314,39 +294,7 @@ class Gauge:
                 return [(count, True) for count in self.engine.counts(texts)]
         return [(-(-len(text) // CHARACTERS), False) for text in texts]
 
-
-QUOTED = 1_000
-"""Characters of each message that the model reads to find a title."""
-TOKENS, THOUGHT = 24, 1_000
-"""The most tokens of a title, and of the thinking before it."""
-INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
-
-
-def title_in(stream: Stream[Event]) -> str:
-    """The answer of a stream without its thinking, of at most TOKENS tokens."""
-    splitter, text, left = Splitter(), "", TOKENS
-    with closing(stream):
-        for event in stream:
-            if isinstance(event, Started):
-                splitter = Splitter(event.info.marks, event.thinks)
-            for token in event.tokens if isinstance(event, Step) else ():
-                text += splitter.push(token.text).content
-                left -= splitter.state == "answers"
-            if left <= 0:
-                break
-    return text + splitter.end().content
-
-
-@dataclass(frozen=True, slots=True)
-class Titles:
-    """`gate` makes a task wait while another model is swapped in."""
-
-    engine: Engine
-    tasks: Tasks
-    conversations: Callable[[str], Conversations]
-    gate: Callable[[Task], Iterator[Waiting]]
-
-    def suggest(self, owner: str, conversation_id: str) -> str:
+    def suggest_title(self, owner: str, conversation_id: str) -> str:
         """Let the model find a title for a conversation, and store it. The request waits for its
         turn, and drafting learns nothing from it.
 
@@ -369,7 +317,7 @@ class Titles:
             measured=Measured(),
         )
         with self.tasks.begin(owner, f"title of {conversation_id}") as task:
-            for _ in self.gate(task):
+            for _ in self.revival.gate(task):
                 pass
             stream = task.stop.start(lambda: self.engine.generate(request))
             title = title_of(title_in(stream).replace('"', ""))
@@ -377,3 +325,31 @@ class Titles:
             raise PromptError("The model proposed no title. Write one with Rename.")
         store.rename(conversation_id, title)
         return title
+
+
+def taking_turns(messages: Iterable[Message]) -> list[Message]:
+    """The messages without empty ones, and with consecutive ones of one role joined: chat templates
+    expect roles to take turns, and a stopped answer may be empty."""
+    found: list[Message] = []
+    for each in messages:
+        if not each.content.strip():
+            continue
+        if found and found[-1].role == each.role:
+            each = Message(each.role, f"{found.pop().content}\n\n{each.content}")
+        found.append(each)
+    return found
+
+
+def title_in(stream: Stream[Event]) -> str:
+    """The answer of a stream without its thinking, of at most TOKENS tokens."""
+    splitter, text, left = Splitter(), "", TOKENS
+    with closing(stream):
+        for event in stream:
+            if isinstance(event, Started):
+                splitter = Splitter(event.info.marks, event.thinks)
+            for token in event.tokens if isinstance(event, Step) else ():
+                text += splitter.push(token.text).content
+                left -= splitter.state == "answers"
+            if left <= 0:
+                break
+    return text + splitter.end().content

@@ -127,8 +127,6 @@ def characters(run: Run) -> float:
 
 
 class Pace:
-    """Says when the next update of the interface is due."""
-
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.next = perf_counter()

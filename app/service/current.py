@@ -66,7 +66,6 @@ class Current:
 
     @property
     def statistics(self) -> StatisticsTable | None:
-        """The statistics for the loaded model's tokenizer, if there are any."""
         tokenizer = self.info.tokenizer_fingerprint
         if self.table is None or self.table[0] != tokenizer:
             self.table = tokenizer, open_table(self.folders, tokenizer, lambda problem: None)
@@ -88,11 +87,6 @@ class Costs:
         self.known: tuple[BackendInfo, CostRecord] | None = None
 
     @property
-    def needed(self) -> bool:
-        """Whether the model needs a curve: one that decodes plainly does not."""
-        return self.engine.state.info.can_tree
-
-    @property
     def record(self) -> CostRecord | None:
         info = self.engine.state.info
         if self.known is not None and self.known[0].costs_key == info.costs_key:
@@ -109,13 +103,9 @@ class Costs:
         """When the curve was measured, in seconds since 1970; 0 if it was not."""
         return self.record.measured if self.record else 0.0
 
-    def store(self, info: BackendInfo) -> CostStore:
-        """The store of a curve, which is named by what runs the model and how."""
-        return CostStore(self.database, *info.costs_key)
-
     def save(self, info: BackendInfo, costs: CostRecord) -> None:
         self.known = info, costs
-        self.store(info).save(costs)
+        CostStore(self.database, *info.costs_key).save(costs)
 
     def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Measure the curve once nobody uses the model, which takes about two seconds. Raises

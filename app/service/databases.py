@@ -17,7 +17,7 @@ from engine.errors import StorageError
 from engine.types import CONTEXT, MODEL, STATISTICS
 from storage import drafting, ngrams
 from storage.database import Database
-from storage.drafting import CalibrationStore, ContextStore
+from storage.drafting import ContextStore
 from storage.ngrams import ModelNgrams, Pruning
 from storage.statistics import KEY_SIZE
 from storage.steps import Contributions, contributions
@@ -32,11 +32,7 @@ class PastAnswersStore:
     def ngrams(self, owner: str, fingerprint: str) -> ModelNgrams:
         return ModelNgrams(self.database, owner, fingerprint)
 
-    def calibrations(self, owner: str, fingerprint: str) -> CalibrationStore:
-        return CalibrationStore(self.database, owner, fingerprint)
-
     def saved(self, owner: str, info: BackendInfo) -> str:
-        """The n-grams of a model as a file."""
         store = self.ngrams(owner, info.fingerprint)
         held = ngrams.NgramFile(store.learned(), store.load())
         return ngrams.to_file(info.name, info.tokenizer_fingerprint, held)
@@ -51,7 +47,6 @@ class PastAnswersStore:
         return len(held.grams)
 
     def drop(self, owner: str, fingerprint: str, pruning: Pruning) -> int:
-        """Drop n-grams by a pruning; returns their number."""
         dropped = self.ngrams(owner, fingerprint).drop(pruning)
         self.forget(owner)
         return dropped

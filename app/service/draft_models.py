@@ -91,11 +91,6 @@ class Families:
 
         return self.known[min(self.known, key=distance)] if self.known else self.bare
 
-    def add(self, profile: Profile) -> None:
-        """Use and store a profile that was just measured. Raises StorageError if storing fails."""
-        self.take(profile)
-        self.save(profile)
-
     def learn(self, sampling: Sampling, plan: Plan, rule: Rule, steps: Iterable[Step]) -> None:
         """Correct the profile by the steps of an answer, and plan again if it was too far off.
 
@@ -173,7 +168,6 @@ class Families:
         self.latest[sampler] = family.profiled()
 
     def key(self, sampler: Sampler) -> ProfileKey:
-        """The key under which a profile of these models with that sampler is stored."""
         info = self.bare.target.info
         drafts = tuple(draft.info.fingerprint for draft in self.bare.drafts.values())
         machine = f"{info.device}/{info.dtype}/{info.threads}"
@@ -375,7 +369,6 @@ class Stacks:
         return families.of(sampling) if families else None
 
     def profile_for(self, sampling: Sampling) -> Profile | None:
-        """The profile nearest to a sampler, if there is any."""
         family = self.family_for(sampling)
         return family.profile if family else None
 
@@ -480,7 +473,8 @@ class Stacks:
                         yield item.share
                     elif isinstance(item, Profile) and self.families is not None:
                         self.trials = []
-                        self.families.add(item)
+                        self.families.take(item)
+                        self.families.save(item)
                     elif isinstance(item, list):
                         self.trials = item
             except StrataError:

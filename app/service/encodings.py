@@ -34,31 +34,33 @@ MARKS = (
 )
 CUT = "\ufffd"
 
-# Letters that are not ASCII, by language, the most frequent first.
-LATIN = {
-    "de": "üäöß", "fr": "éàèêçôîâûùïœëü", "es": "óíáéñúü¿¡ºª", "pt": "ãçáéíóêõâàúôºª",
-    "it": "èàùòìéó", "nl": "ëéïèöüóá", "nordic": "äåöøæé", "is": "áíðéþóöúýæ",
+ALPHABETS = {
+    "latin": {
+        "de": "üäöß", "fr": "éàèêçôîâûùïœëü", "es": "óíáéñúü¿¡ºª", "pt": "ãçáéíóêõâàúôºª",
+        "it": "èàùòìéó", "nl": "ëéïèöüóá", "nordic": "äåöøæé", "is": "áíðéþóöúýæ",
+    },
+    "central": {
+        "pl": "łęążóćśńź", "cs": "íáéěýžřčšůúťňďó", "sk": "áíéčžýšúľťôňäďóŕĺ", "hu": "áéóöőíüúű",
+        "hr": "čšžćđ", "ro": "ăîșțâşţ",
+    },
+    "turkish": {"tr": "ıüşğçöİâîû"},
+    "baltic": {"lt": "ėšųžįąūęč", "lv": "āīēšņžūļķčģ", "et": "äõüöšž"},
+    "vietnamese": {"vi": "àáâãèéêìíòóôõùúýăđĩũơư\u0300\u0301\u0303\u0309\u0323"},
+    "cyrillic": {
+        "ru": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё",
+        "uk": "оанивіетрслкудмпязьгйчбхцїжюєшфщґ",
+        "bg": "аиоентрсвлдкмпзуъгчбяцйщхжшюфь",
+        "sr": "аиоенјтрсдвклмупзгчшбжђљћњцхџф",
+    },
+    "greek": {"el": "αοιετσνηυρπκμλςγδωχθφβξζψάόίέήύώϊϋΐΰ"},
+    "hebrew": {"he": "יהולאמתרבשנדקעכחםפצטגןזסךףץ"},
+    "arabic": {
+        "ar": "اليمونرتبعدسفهكقحجةطشصخضأذثزىءئغظإآؤًٌٍَُِّْ،؟؛",
+        "fa": "اینردمهوتبسشکزلگخفقعحجپچصغطضظذثژءآ،؟؛",
+    },
+    "thai": {"th": "านรอกเงมยลวดทส่้ตะัปบคหแิจพชขใไีืุูโผซถศ็ฟธณำฐภษ์ฎฉฝฮฆฏญฬฤๆๅฒฯ๐๑๒๓๔๕๖๗๘๙"},
 }  # fmt: skip
-CENTRAL = {
-    "pl": "łęążóćśńź", "cs": "íáéěýžřčšůúťňďó", "sk": "áíéčžýšúľťôňäďóŕĺ", "hu": "áéóöőíüúű",
-    "hr": "čšžćđ", "ro": "ăîșțâşţ",
-}  # fmt: skip
-TURKISH = {"tr": "ıüşğçöİâîû"}
-BALTIC = {"lt": "ėšųžįąūęč", "lv": "āīēšņžūļķčģ", "et": "äõüöšž"}
-VIETNAMESE = {"vi": "àáâãèéêìíòóôõùúýăđĩũơư\u0300\u0301\u0303\u0309\u0323"}
-CYRILLIC = {
-    "ru": "оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё",
-    "uk": "оанивіетрслкудмпязьгйчбхцїжюєшфщґ",
-    "bg": "аиоентрсвлдкмпзуъгчбяцйщхжшюфь",
-    "sr": "аиоенјтрсдвклмупзгчшбжђљћњцхџф",
-}
-GREEK = {"el": "αοιετσνηυρπκμλςγδωχθφβξζψάόίέήύώϊϋΐΰ"}
-HEBREW = {"he": "יהולאמתרבשנדקעכחםפצטגןזסךףץ"}
-ARABIC = {
-    "ar": "اليمونرتبعدسفهكقحجةطشصخضأذثزىءئغظإآؤًٌٍَُِّْ،؟؛",
-    "fa": "اینردمهوتبسشکزلگخفقعحجپچصغطضظذثژءآ،؟؛",
-}
-THAI = {"th": "านรอกเงมยลวดทส่้ตะัปบคหแิจพชขใไีืุูโผซถศ็ฟธณำฐภษ์ฎฉฝฮฆฏญฬฤๆๅฒฯ๐๑๒๓๔๕๖๗๘๙"}
+"""The letters that are not ASCII, by script and language, the most frequent first."""
 
 CHINESE = (
     "的一是不了在人有我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后"
@@ -132,7 +134,7 @@ def ideographic(common: str, kana: float, hangul: float) -> Weigh:
     return weigh
 
 
-def weights_of(languages: Mapping[str, str], roman: bool = False) -> tuple[Weigh, ...]:
+def weights_of(languages: Mapping[str, str], roman: bool) -> tuple[Weigh, ...]:
     others, slope = ("".join(languages.values()), 0.3) if roman else ("", 0.65)
     return tuple(alphabetic(letters, others, slope) for letters in languages.values())
 
@@ -144,16 +146,7 @@ EASTERN: dict[str, Weigh] = {
     "ko": ideographic(KOREAN, 0.0, 0.3),
 }
 SCRIPTS: dict[str, tuple[Weigh, ...]] = {
-    "latin": weights_of(LATIN, roman=True),
-    "central": weights_of(CENTRAL, roman=True),
-    "turkish": weights_of(TURKISH, roman=True),
-    "baltic": weights_of(BALTIC, roman=True),
-    "vietnamese": weights_of(VIETNAMESE, roman=True),
-    "cyrillic": weights_of(CYRILLIC),
-    "greek": weights_of(GREEK),
-    "hebrew": weights_of(HEBREW),
-    "arabic": weights_of(ARABIC),
-    "thai": weights_of(THAI),
+    **{name: weights_of(known, name in ROMAN) for name, known in ALPHABETS.items()},
     **{name: (weigh,) for name, weigh in EASTERN.items()},
 }
 

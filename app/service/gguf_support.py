@@ -70,11 +70,9 @@ class GgufSupport:
                 f"terminal: {shlex.join(self.command())}"
             )
         busy = ModelError("GGUF support is being set up already. Wait until that is done.")
-        return self.slot.take(self.job, busy).start("gguf-support")
-
-    def job(self) -> Job[Progress, None]:
+        job = self.slot.take(lambda: Job(self.install, Progress(None, "Starting")), busy)
         self.lines.clear()
-        return Job(self.install, Progress(None, "Starting"))
+        return job.start("gguf-support")
 
     def stop(self) -> None:
         self.slot.cancel()

@@ -10,7 +10,6 @@ pages may watch it, including pages that open later.
 
 import atexit
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import Generic, TypeVar
 
+from app.service.pages import LimitedDict
 from engine.errors import Cancelled, StrataError, first_line
 from engine.queue import Waiting, before_it_began
 from engine.streams import Stream
@@ -136,7 +136,7 @@ class Tasks:
     def __init__(self, hung: Callable[[], None] = lambda: None) -> None:
         self.hung = hung
         """Called when a task still runs HUNG_SECONDS after it was stopped."""
-        self.requested: OrderedDict[tuple[str, str], Task] = OrderedDict()
+        self.requested = LimitedDict[tuple[str, str], Task](self.MOST_REQUESTED)
         self.known: dict[tuple[str, str], list[Task]] = {}
         self.lock = threading.Lock()
         self.over = threading.Condition(self.lock)
@@ -145,9 +145,6 @@ class Tasks:
         """Request a task that begins later. A stop in between already applies to it."""
         with self.lock:
             task = self.requested[owner, about] = Task(owner, about, target=target)
-            self.requested.move_to_end((owner, about))
-            while len(self.requested) > self.MOST_REQUESTED:
-                self.requested.popitem(last=False)
             return task
 
     @contextmanager

@@ -88,7 +88,6 @@ class Sessions:
         return best
 
     def enter(self, owner: str, name: str, text: str) -> None:
-        """Remember that a request begins in this session."""
         with self.lock:
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
@@ -113,7 +112,6 @@ class Sessions:
         self.forget(owner, name)
 
     def grow(self, owner: str, name: str, text: str) -> None:
-        """Add the text of an answer to a session."""
         with self.lock:
             if (owner, name) in self.known:
                 before, length = self.known[owner, name]
@@ -165,13 +163,9 @@ class Programs:
     def task_for(self, owner: str) -> AbstractContextManager[Task]:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
-    def outlook(self) -> str:
-        return self.core.revival.outlook
-
     def check_loaded(self) -> None:
-        """Raise ModelError with the outlook if no model is loaded."""
         if not self.core.engine.state.is_loaded:
-            raise ModelError(self.outlook())
+            raise ModelError(self.core.revival.outlook)
 
     def stop(self, task: Task) -> None:
         self.core.tasks.stop(task.owner, task.about)

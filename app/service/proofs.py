@@ -230,7 +230,6 @@ class Proofs:
 
 
 def plain_and(request: Request) -> tuple[Request, Request]:
-    """The two requests of a pair: plain decoding, and the given request."""
     return replace(request, method=PLAIN), request
 
 

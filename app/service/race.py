@@ -18,7 +18,6 @@ stays in the data directory until it is removed in the Models tab.
 import shutil
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -132,7 +131,7 @@ class Padded:
     def written(self, job: Loading) -> None:
         """Write the files in a separate process, because torch would stay in this one's memory."""
         assert self.path is not None
-        title, lines = title_of(PADDED), deque[str](maxlen=1)
+        title, last = title_of(PADDED), ""
         try:
             with subprocess.Popen(
                 command("engine.models.inflate", str(EMBEDDED), SIZE, str(self.path)),
@@ -142,19 +141,14 @@ class Padded:
                 text=True,
             ) as process:
                 assert process.stdout is not None
-                reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
-                reader.start()
-                try:
-                    while process.poll() is None:
-                        if job.stop.event.wait(LOOK_SECONDS):
-                            raise Cancelled("The race was stopped.")
-                        with suppress(IndexError, ValueError):
-                            job.report(Making(float(lines[-1]), f"Making {title}"))
-                finally:
-                    process.kill()
-                    reader.join()
+                with job.ending(process.kill):
+                    for last in process.stdout:
+                        with suppress(ValueError):
+                            job.report(Making(float(last), f"Making {title}"))
+            if job.stop.is_set():
+                raise Cancelled("The race was stopped.")
             if process.returncode:
-                why = lines[-1].strip() if lines else death(process.returncode, "The process")
+                why = last.strip() or death(process.returncode, "The process")
                 raise ModelError(f"{title} could not be made: {why}")
         except OSError as error:
             raise ModelError(f"{title} could not be made: {first_line(error)}.") from error
@@ -185,12 +179,10 @@ class Race:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property
     def gains(self) -> bool:
-        """Whether drafting was faster."""
         return self.speedup.whole is not None and self.speedup.whole >= GAIN
 
 

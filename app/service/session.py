@@ -6,7 +6,6 @@ No part knows the session. A tab calls the part that does the work.
 from app.service.answering import Answering, Generations
 from app.service.attachments import Attachments
 from app.service.benchmark import BenchmarkRuns
-from app.service.chat import Gauge, Titles
 from app.service.core import Core
 from app.service.databases import Entries
 from app.service.gguf_support import GgufSupport
@@ -38,8 +37,6 @@ class Session(Core):
             engine, self.current, guests, lambda: bool(self.tasks.known)
         )
         self.entries = Entries(engine, database, self.current, self.past_answers)
-        self.titles = Titles(engine, self.tasks, self.chat.conversations, self.model_swap.gate)
-        self.gauge = Gauge(engine, self.chat, self.tasks)
         self.why = Why(database, self.current)
         self.proofs = Proofs(self)
         self.background = Background(self.proofs)

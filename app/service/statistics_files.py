@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -29,8 +29,7 @@ from engine import process
 from engine.backends.base import BackendInfo
 from engine.engine import Engine
 from engine.errors import Cancelled, SettingError, StorageError, StrataError
-from engine.types import Document
-from storage.documents import Meter, documents
+from storage.documents import Meter, batches, documents
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import END, FAILED, FEWEST, MADE, STAGES, Spec, replacing
 
@@ -166,7 +165,7 @@ class StatisticsFiles:
         most = min(MOST_TOKENS, int(psutil.virtual_memory().available * SPARED) // TOKEN_BYTES)
         count = 0
         for file in files:
-            for batch in batches(documents(file, meter)):
+            for batch in batches(documents(file, meter), BATCH):
                 for document in self.engine.tokens(batch, spec.tokenizer):
                     np.array([*document, END], dtype=np.uint32).tofile(tokens)
                     count += len(document)
@@ -303,21 +302,6 @@ def reading(name: str, share: float, count: int, seconds: float) -> Progress:
         f"Reading {name} · {count:,} tokens · {count / spent:,.0f} tokens/s · about "
         f"{minutes}:{rest:02} left",
     )
-
-
-def batches(found: Iterator[Document]) -> Iterator[list[Document]]:
-    """Documents in groups of about BATCH characters."""
-    batch, size = list[Document](), 0
-    for document in found:
-        batch.append(document)
-        size += (
-            len(document) if isinstance(document, str) else sum(len(m.content) for m in document)
-        )
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def delete(files: Sequence[Path]) -> None:

@@ -225,8 +225,6 @@ MESSAGES = 64
 
 
 class Words:
-    """The texts of tokens, as far as they are known."""
-
     def __init__(self, current: Current, fingerprint: str, answer: Iterable[RunToken]) -> None:
         info, loaded = current.info, current.state.is_loaded
         self.engine = current.engine if loaded and info.fingerprint == fingerprint else None

@@ -245,7 +245,7 @@ def following(
             pair.verdict: gr.skip() if had else compare.idle(session),
             **controls.follow(method, length, sampler),
             **(
-                {runs.again_button: gr.update(visible=session.costs.needed)}
+                {runs.again_button: gr.update(visible=session.engine.state.info.can_tree)}
                 if runs.again_button
                 else {}
             ),

@@ -29,8 +29,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Scope
 
 from app.http.login import logged_in
+from app.http.problems import EVENT_STREAM
 from app.web.routes import script_address, script_route
-from app.web.stream import HEADERS, HELLO, compact
+from app.web.stream import HELLO, compact
 from assets import read
 
 STREAMS = re.compile(r"/stream/[\w-]+|/gradio_api/(?:queue/data|heartbeat/\w+)")
@@ -194,7 +195,7 @@ def routes() -> list[Route]:
                 if ending is not None:
                     ending.cancel()
 
-        return StreamingResponse(body(), headers=HEADERS)
+        return StreamingResponse(body(), headers=EVENT_STREAM)
 
     async def change(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):

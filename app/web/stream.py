@@ -26,6 +26,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.http.login import logged_in
+from app.http.problems import EVENT_STREAM
 from app.service.answering import UPDATE_SECONDS, Answer, Generations, Update
 from app.service.current import seen_in
 from app.service.why import server_words
@@ -45,11 +46,6 @@ MOST = 64
 """Most tokens in one event. Short events let a page get further even on a bad connection."""
 HELLO = b": open\nretry: 500\n\n"
 KEEP_ALIVE = b":\n\n"
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",
-}
 
 
 class StreamEvent(NamedTuple):
@@ -184,6 +180,6 @@ def routes(generations: Generations) -> list[Route]:
                 async for pending in stream_events:
                     yield encoded(pending)
 
-        return StreamingResponse(body(), headers=HEADERS)
+        return StreamingResponse(body(), headers=EVENT_STREAM)
 
     return [Route("/stream/{token}", stream, methods=["GET"])]

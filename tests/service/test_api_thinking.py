@@ -164,7 +164,7 @@ def test_thinking_is_told_apart_whatever_its_marks_are(
     begin, end, answer = data["thought"]
     assert text[begin:end].strip() == "first you think about <it> a while"
     assert text[answer:] == "Then that 😀." and message.content == text
-    assert session.titles.suggest(OWNER, conversation) == "Then that 😀"
+    assert session.chat.suggest_title(OWNER, conversation) == "Then that 😀"
 
 
 SPOKEN = "<think>\nHm 日.\n</think>\n\n👩‍🚀 日本語 — hi 😊, yes. END and more"

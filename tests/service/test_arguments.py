@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import socket
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import fields
 from errno import ENOSPC
@@ -14,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from app import build_statistics
-from app.arguments import KeysOptions, folder_of, is_local, parse, parse_keys
+from app.arguments import folder_of, is_local, parse, parse_keys
 from app.cli import importing, main, prepare_environment, tell_of_keys
 from app.http.access import pick_port
 from engine.backends import fast_path
@@ -158,11 +159,11 @@ def test_origins_of_pages_that_may_ask_are_named() -> None:
 
 
 def test_keys_are_listed_made_and_revoked() -> None:
-    assert parse_keys(["list"]) == KeysOptions("list", "", None)
-    assert parse_keys(["make", "Open WebUI"]) == KeysOptions("make", "Open WebUI", None)
-    assert parse_keys(["revoke", "abc", "--data-dir", "d"]) == KeysOptions(
-        "revoke", "abc", Path("d")
-    )
+    assert parse_keys(["list"]) == Namespace(command="list", data_dir=None)
+    making = Namespace(command="make", word="Open WebUI", data_dir=None)
+    assert parse_keys(["make", "Open WebUI"]) == making
+    revoking = Namespace(command="revoke", word="abc", data_dir=Path("d"))
+    assert parse_keys(["revoke", "abc", "--data-dir", "d"]) == revoking
     for wrong in ([], ["make"], ["steal"]):
         with pytest.raises(SystemExit):
             parse_keys(wrong)

@@ -66,7 +66,7 @@ def test_the_gauge_counts_what_was_said_and_what_is_written(
     def counted(*more: Message) -> Size:
         return Chat(toy).measure([*said, *more])
 
-    gauge = session.gauge
+    gauge = session.chat
     assert gauge.size("me", conversation, "", "and you?", None) == counted(
         Message("user", "and you?")
     )
@@ -78,9 +78,9 @@ def test_the_gauge_counts_what_was_said_and_what_is_written(
 
 
 def test_a_conversation_to_come_counts_its_system_prompt(session: Session, toy: ToyBackend) -> None:
-    found = session.gauge.size("me", None, "Be kind.", "hello", None)
+    found = session.chat.size("me", None, "Be kind.", "hello", None)
     assert found == Chat(toy).measure([Message("system", "Be kind."), Message("user", "hello")])
-    empty = session.gauge.size("me", None, "", "", None)
+    empty = session.chat.size("me", None, "", "", None)
     assert empty is not None and empty.tokens == 0
 
 
@@ -91,21 +91,21 @@ def test_nothing_is_asked_of_the_engine_while_an_answer_is_under_way(
     for name in ("measure", "counts"):
         monkeypatch.setattr(session.engine, name, lambda given, name=name: asked.append(name))
     with session.tasks.begin("someone else", "c"):
-        assert session.gauge.size("me", None, "", "hello", None) is None
-        assert session.gauge.counts(["12345", ""]) == [(2, False), (0, False)]
+        assert session.chat.size("me", None, "", "hello", None) is None
+        assert session.chat.counts(["12345", ""]) == [(2, False), (0, False)]
     assert asked == []
-    session.gauge.size("me", None, "", "hello", None)
+    session.chat.size("me", None, "", "hello", None)
     assert asked == ["measure"]
 
 
 def test_without_a_model_tokens_are_estimated(db: Database) -> None:
     session = Session(Local(), db)
-    assert session.gauge.size("me", None, "", "hello", None) is None
-    assert session.gauge.counts(["12345678"]) == [(2, False)]
+    assert session.chat.size("me", None, "", "hello", None) is None
+    assert session.chat.counts(["12345678"]) == [(2, False)]
 
 
 def test_files_are_counted_by_the_model_that_reads_them(session: Session) -> None:
-    assert session.gauge.counts(["hello"]) == [(5, True)]
+    assert session.chat.counts(["hello"]) == [(5, True)]
 
 
 def test_a_conversation_is_named_after_its_words_and_not_after_its_files(session: Session) -> None:

@@ -263,7 +263,7 @@ def test_a_title_waits_for_the_usual_model_too(session: Session, shelf: Shelf) -
     conversation = session.chat.say(OWNER, None, "hello there")
     session.model_swap.closed = True
     with ThreadPoolExecutor() as pool:
-        title = pool.submit(session.titles.suggest, OWNER, conversation)
+        title = pool.submit(session.chat.suggest_title, OWNER, conversation)
         assert soon(lambda: bool(session.model_swap.waiting)) and not title.done()
         session.model_swap.closed = False
         with suppress(PromptError):  # What a toy proposes may be no title.

@@ -216,7 +216,7 @@ def test_delete_takes_everything_with_it(db: Database, ada: Conversations) -> No
         lambda mine, id, message_id: mine.messages(id, to=message_id),
         lambda mine, id, message_id: mine.show(id, message_id),
         lambda mine, id, message_id: mine.copy(id, message_id),
-        lambda mine, id, message_id: mine.add_version(id, message_id, "user", "taken"),
+        lambda mine, id, message_id: mine.append(id, "user", "taken", version_of=message_id),
         lambda mine, id, message_id: mine.delete_message(id, message_id),
         lambda mine, id, _: mine.export(id),
         lambda mine, _, message_id: mine.extend(message_id, "taken"),

@@ -35,7 +35,7 @@ def id(ada: Conversations) -> str:
         ada.append(id, role, text)
     ada.append(id, "assistant", "B", after=named(ada, id)["a"])
     ada.append(id, "user", "C")
-    ada.add_version(id, named(ada, id)["a"], "user", "A")
+    ada.append(id, "user", "A", version_of=named(ada, id)["a"])
     return id
 
 
@@ -110,7 +110,7 @@ def test_every_change_makes_another_revision_and_nothing_else_does(
         lambda: ada.show(id, names["a"]),
         lambda: ada.append(id, "user", "x"),
         lambda: ada.extend(names["B"], "x"),
-        lambda: ada.add_version(id, names["b"], "assistant", "x"),
+        lambda: ada.append(id, "assistant", "x", version_of=names["b"]),
         lambda: tokens.append(ada.delete_message(id, names["b"])),
         lambda: ada.undo(tokens[-1]),
         lambda: tokens.append(ada.delete(id)) or ada.undo(tokens[-1]),

@@ -395,7 +395,7 @@ def test_another_version_answered_what_leads_to_it(db: Database, traces: Traces)
     first, second = (save(traces, conversation_id=id) for _ in range(2))
     said = store.append(id, "user", "one")
     store.append(id, "assistant", "two", first.id)
-    store.add_version(id, said.id, "user", "another one")
+    store.append(id, "user", "another one", version_of=said.id)
     answered = store.append(id, "assistant", "three", second.id)
     for run, words in ((first, "one"), (second, "another one")):
         found = traces.stored_prompt(run.id)

@@ -274,7 +274,7 @@ def test_a_search_leads_to_the_version_that_holds_the_words(on: ConversationList
     store = on.session.chat.conversations(OWNER)
     id = store.create("talk").id
     asked_first = store.append(id, "user", "Of whales, please")
-    store.add_version(id, asked_first.id, "user", "Of birds, please")
+    store.append(id, "user", "Of birds, please", version_of=asked_first.id)
     (entry,) = entries(on, "whales")
     assert entry["hit"] == ["Of ", "whales", ", please"]
     updates = on.open(OWNER, PAGE, {}, said(**entry))

@@ -82,7 +82,7 @@ def test_what_stands_below_a_message_travels_with_it(db: Database) -> None:
     store = Conversations(db, "local")
     conversation = store.create().id
     first = store.append(conversation, "user", "one")
-    other = store.add_version(conversation, first.id, "user", "two")
+    other = store.append(conversation, "user", "two", version_of=first.id)
     (turn,) = render.transcript(store.messages(conversation), continuable=True)["turns"]
     assert turn["versions"] == [first.id, other.id] and turn["on"] and "run" not in turn
 

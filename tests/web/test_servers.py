@@ -374,7 +374,7 @@ def test_what_needs_a_model_here_says_so() -> None:
         ):
             with pytest.raises(ModelError, match="needs a model on this machine"):
                 act()
-        assert session.gauge.counts(["four characters"]) == [(4, False)], "an estimate"
+        assert session.chat.counts(["four characters"]) == [(4, False)], "an estimate"
         assert session.engine.measure([Message("user", "four")]).room == 2048
 
 

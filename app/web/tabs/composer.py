@@ -83,7 +83,7 @@ class ComposerRequest:
 
 
 def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
-    counts = session.gauge.counts([each.file.block for each in pending])
+    counts = session.chat.counts([each.file.block for each in pending])
     return [
         {
             "key": each.key,
@@ -203,7 +203,7 @@ class Composer(Tab):
                     text = self.session.attachments.message(
                         owner, request.files, request.text("text")
                     )
-                size = self.session.gauge.size(owner, conversation, system or "", text, editing)
+                size = self.session.chat.size(owner, conversation, system or "", text, editing)
         if size is None:
             return {"number": request.number}
         return {

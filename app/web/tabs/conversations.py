@@ -233,7 +233,7 @@ class ConversationList(Tab):
         store.file(chosen.get("id", ""), chosen.get("folder", ""))
 
     def suggest(self, owner: str, data: gr.EventData) -> None:
-        self.session.titles.suggest(owner, texts_of(data).get("id", ""))
+        self.session.chat.suggest_title(owner, texts_of(data).get("id", ""))
 
     def remove(
         self, owner: str, page: str, memory: Memory, data: gr.EventData, conversation: str | None

@@ -42,7 +42,7 @@ from engine.drafting.calibration import Calibration
 from engine.errors import StorageError, StrataError
 from engine.types import CONTEXT, MODEL, STATISTICS, TARGET
 from storage.documents import KINDS, PACKED
-from storage.drafting import ContextStore
+from storage.drafting import CalibrationStore, ContextStore
 from storage.ngrams import MOST_BYTES, Pruning
 from storage.steps import Contributions
 
@@ -236,7 +236,7 @@ class Databases(Tab):
 
     def refresh(self, owner: str, conversation: str | None) -> Updates:
         session = self.session
-        store = session.past_answers.calibrations(owner, self.info.fingerprint)
+        store = CalibrationStore(session.database, owner, self.info.fingerprint)
         sums = session.entries.contributions(owner)
         below: Updates = {
             self.contributions: contributions_html(sums, self.info.name),

@@ -187,7 +187,7 @@ class Diagnostics(Tab):
                     "Measure again",
                     min_width=120,
                     elem_id="measure",
-                    visible=self.session.costs.needed,
+                    visible=self.session.engine.state.info.can_tree,
                 )
 
     def wire(self) -> None:
