@@ -18,14 +18,11 @@ import argparse
 import json
 import lzma
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -44,14 +41,12 @@ from engine.models.loaders import tokenizer as load_tokenizer
 from engine.runs import run as decoded
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
-from engine.types import Work
 from storage.statistics import StatisticsTable, find_table
 from storage.statistics_build import build
 
 TRAIN, TEST = "train", "test"
 NODES = (8, 16, 32, 64)
 BUDGET = 256 << 20
-SUFFIX, SUFFIX_ALL = SUFFIXES = ("suffix", "suffix-all")
 BLIND = "by probability"
 """Takes the place of a method: hierarchy drafting that does not know the noise."""
 TEMPLATE = "USER: {} ASSISTANT:"
@@ -322,10 +317,6 @@ def contestants(
     if peers:
         for name in ("lookup", "hd-published"):
             yield METHODS[name].title, name, METHODS[name].drafting
-    for size in nodes if peers and find_spec(PACKAGE) else ():
-        fixed = Drafting(nodes=size, budget="fixed")
-        yield f"Suffix decoding, {size}", SUFFIX, fixed
-        yield f"Suffix decoding, others too, {size}", SUFFIX_ALL, fixed
     for size in nodes:
         drafting = Drafting(nodes=size, budget="fixed")
         if drawn:
@@ -342,8 +333,7 @@ def measure(
     train = [recording for recording in material.recordings if recording.split == TRAIN]
     results: dict[str, Count] = {}
     for title, name, drafting in entries:
-        known = [*material.others, *train] if name == SUFFIX_ALL else train
-        make = suffix_drafters(known) if name in SUFFIXES else our_drafters(material, train, name)
+        make = our_drafters(material, train, name)
         count = results[title] = Count()
         for recording in tqdm(test, desc=title, leave=False):
             drafters = make(drafting, recording)
@@ -366,66 +356,3 @@ def our_drafters(
         return method_named(method, drafting).drafters(fresh, sampling=sampling)
 
     return drafters
-
-
-def suffix_drafters(
-    train: Sequence[Recording],
-) -> Callable[[Drafting, Recording], Sequence[Drafter]]:
-    drafter = SuffixDrafter()
-    for recording in train:
-        drafter.observe(recording.prompt, len(recording.prompt))
-        drafter.observe(recording.text, len(recording.answer))
-        drafter.finish(recording.text, len(recording.answer))
-    return lambda drafting, recording: [drafter]
-
-
-# suffix decoding
-
-
-PACKAGE = "arctic_inference"
-DEPTH = 64
-FACTOR = 16.0
-"""Nodes per matched token, at most. The package's own default of 1 drafts less and accepts less."""
-
-
-class SuffixDrafter:
-    """Suffix decoding as a drafter, by arctic-inference's cache (arXiv 2411.04975).
-
-    This is the most similar peer: suffix trees over the prompt and over past answers, in which the
-    longest match proposes a tree that grows by counted frequencies. The package is not required by
-    the project: `pip install --no-deps arctic-inference` compiles it in a few minutes.
-    """
-
-    name = "suffix"
-
-    def __init__(self) -> None:
-        module: Any = import_module(f"{PACKAGE}.suffix_decoding")
-        self.cache = module.SuffixDecodingCache(max_tree_depth=DEPTH)
-        self.requests = 0
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        if new == len(tokens):
-            self.requests += 1
-            self.cache.start_request(self.requests, list(tokens))
-        else:
-            self.cache.add_active_response(self.requests, list(tokens[len(tokens) - new :]))
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        self.cache.stop_request(self.requests)
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Add the cache's proposal for the last tokens to the tree."""
-        draft = self.cache.speculate(
-            self.requests,
-            list(tokens[-DEPTH:]),
-            max_spec_tokens=budget.nodes,
-            max_spec_factor=FACTOR,
-            min_token_prob=0.0,
-            use_tree_spec=True,
-        )
-        rows: list[int] = []
-        for token, parent in zip(draft.token_ids, draft.parents, strict=True):
-            above = rows[parent] if parent >= 0 else 0
-            deep = above < 0 or tree.depths[above] >= budget.depth
-            rows.append(-1 if deep else tree.add(above, token, self.name))
-        return {}

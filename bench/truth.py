@@ -25,7 +25,7 @@ from bench.harness import (
     texts_of,
 )
 from bench.page import loaded
-from bench.report import Record, cell, show_rows, table
+from bench.report import Record, show_rows
 from engine.compare import live
 from engine.metrics import summarise
 
@@ -33,8 +33,6 @@ HOT = 2.0
 """A temperature at which hardly a draft is accepted."""
 NEAR, ONE = 0.10, 0.05
 """How far a live speedup may be from the measured one; and from 1 if nothing is accepted."""
-SPREAD = 0.10
-"""How far the proofs of an answer may be apart, as a share of the least."""
 COLUMNS = {
     "category": "{category:.15}",
     "tokens": "{tokens}",
@@ -54,18 +52,13 @@ class Truth(Measurement):
     Every prompt is sent as by a new user: by an owner without past answers, through the app's own
     session and an engine process. The live speedup is what the panel shows when the answer is
     complete. Then the answer is proved, and the same prompt is compared with the same seed.
-
-    With `--proofs` every answer is proved several times, in rounds over all answers, so that the
-    proofs of an answer are minutes apart. Their ratios should agree, and none may be above 1 if no
-    draft was accepted. `--repeats 0` skips the comparisons.
     """
 
     groups = ("model", "prompts", "sampling")
 
     def add_options(self, add: Add) -> None:
         add("--hopeless", type=int, default=3, help=f"prompts answered at temperature {HOT:g}")
-        add("--repeats", type=at_least(0), default=3, help="pairs of a comparison; 0 for none")
-        add("--proofs", type=at_least(1), default=1, help="proofs of each answer")
+        add("--repeats", type=at_least(1), default=3, help="pairs of a comparison")
 
     def record(self, options: argparse.Namespace) -> Record:
         questions, generation = texts_of(options), generation_of(options)
@@ -79,11 +72,9 @@ class Truth(Measurement):
                 hopeless = number >= len(questions) - options.hopeless
                 preferences = Preferences(hot if hopeless else generation, "hd", fresh_seed=False)
                 row = {"owner": f"owner {number}", "category": category, "hopeless": hopeless}
-                rows.append(row | measured(session, row["owner"], text, preferences, options))
-            for _ in range(options.proofs - 1):
-                for row in tqdm(rows, desc="Proofs"):
-                    row["proofs"].append(proved(session, row["owner"], row["conversation"]))
-        return {"model": Path(source).name, "rows": rows, **summary(rows)}
+                given = session, row["owner"], text, preferences, options.repeats
+                rows.append(row | measured(*given))
+        return {"model": Path(source).name, "rows": rows, **differences(rows)}
 
     def show(self, record: Record) -> None:
         rows = [
@@ -101,8 +92,6 @@ class Truth(Measurement):
                     f"\n{name}: {within} of {len(found)} within {NEAR:.0%} of Compare, "
                     f"median {median(found):.1%}, worst {max(found):.1%}"
                 )
-        if len(rows[0]["proofs"]) > 1:
-            show_proofs(record)
         alone = [row["live"] for row in rows if row["tokens_per_forward"] < 1.005 and row["live"]]
         near = sum(abs(value - 1) <= ONE for value in alone)
         print(
@@ -111,80 +100,36 @@ class Truth(Measurement):
 
 
 def measured(
-    session: Session, owner: str, text: str, preferences: Preferences, options: argparse.Namespace
+    session: Session, owner: str, text: str, preferences: Preferences, repeats: int
 ) -> Record:
     conversation = session.chat.say(owner, None, text)
     for _ in session.answering.answer(owner, conversation, preferences):
         pass
     shown = summarise(session.history.last[owner, conversation].run)
-    proof = proved(session, owner, conversation)
-    compared = None
-    if options.repeats:
-        *_, progress = session.proofs.compare(owner, text, "", preferences, options.repeats)
-        assert isinstance(progress, Progress)
-        compared = progress.speedup.whole
+    *_, proof = session.proofs.prove(owner, conversation)
+    assert isinstance(proof, Proof) and proof.verdict is not None and proof.reruns is not None
+    *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
+    assert isinstance(progress, Progress)
     return {
-        "conversation": conversation,
         "tokens": shown.tokens,
         "kept": shown.kept,
         "tokens_per_forward": shown.mean_acceptance_length,
         "live": live(shown).whole,
-        "proof": proof["told"],
-        "compare": compared,
-        "compared": bool(options.repeats),
-        "identical": proof["identical"],
-        "proofs": [proof],
-    }
-
-
-def proved(session: Session, owner: str, conversation: str) -> Record:
-    """One proof: the speedup it shows, its range, the ratio it is based on, the number of pairs."""
-    *_, proof = session.proofs.prove(owner, conversation)
-    assert isinstance(proof, Proof) and proof.verdict is not None and proof.reruns is not None
-    found = proof.reruns
-    return {
+        "proof": proof.reruns.speedup.whole,
+        "compare": progress.speedup.whole,
         "identical": proof.verdict.identical,
-        "told": found.speedup.whole,
-        "range": found.range,
-        "ratio": found.plain_seconds / found.seconds,
-        "pairs": found.pairs,
     }
 
 
-def summary(rows: list[Record]) -> Record:
-    """The differences from Compare; the spread of an answer's proofs is a share of the least."""
-    ratios = [[proof["ratio"] for proof in row["proofs"]] for row in rows]
+def differences(rows: list[Record]) -> Record:
+    """How far the speedups of both ways are from Compare's."""
     return {
-        "live_off": [off(row["live"], row) for row in rows],
-        "proof_off": [off(row["proof"], row) for row in rows],
-        "proof_spread": [max(found) / min(found) - 1 for found in ratios],
-        "proofs_above_one": sum(
-            (proof["told"] or 0.0) > 1 for row in rows if not row["kept"] for proof in row["proofs"]
-        ),
+        f"{name}_off": [off(row[name], row["compare"]) for row in rows]
+        for name in ("live", "proof")
     }
 
 
-def off(figure: float | None, row: Record) -> float | None:
-    """The relative difference of a figure from Compare's, None if one of them is missing. A
-    comparison that shows no speedup, because no draft was accepted, counts as 1."""
-    if figure is None or not row["compared"]:
-        return None
-    return float(figure / (row["compare"] or 1.0) - 1.0)
-
-
-def show_proofs(record: Record) -> None:
-    spreads = record["proof_spread"]
-    cells = (
-        (
-            *(f"{row['category']:.15}", str(row["tokens"]), str(row["kept"]), f"{apart:.1%}"),
-            ", ".join(f"{cell('{told:.2f}', proof)} ({proof['pairs']})" for proof in row["proofs"]),
-        )
-        for row, apart in zip(record["rows"], spreads, strict=True)
-    )
-    print()
-    table(("category", "tokens", "guessed", "spread", "proofs (pairs)"), cells)
-    within = sum(value <= SPREAD for value in spreads)
-    print(
-        f"proofs of an answer: {within} of {len(spreads)} within {SPREAD:.0%} of each other, worst "
-        f"{max(spreads):.1%}; {record['proofs_above_one']} above 1 without an accepted draft"
-    )
+def off(figure: float | None, compared: float | None) -> float | None:
+    """The relative difference of a figure from Compare's, None if there is none. A comparison that
+    shows no speedup, because no draft was accepted, counts as 1."""
+    return None if figure is None else figure / (compared or 1.0) - 1.0

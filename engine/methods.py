@@ -132,10 +132,7 @@ class Method:
             found = [databases.learner()]
         if not plan.levels:
             return found
-        below = None
-        if plan.databases:
-            smallest = plan.levels[0].model
-            below = databases.below(known and family.sampling_of(smallest, known))
+        below = databases.below(known) if plan.databases else None
         drawn = sampling or Sampling()
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 

@@ -9,20 +9,21 @@ the figures takes time proportional to the number of sources, however many steps
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
 from engine.types import Event, Learned, Prefill, Run, Step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Metrics:
     """One run's figures; times in seconds. `share` and `rate` are per source.
 
     `levels` gives for each draft model the number of its forwards, and how many tokens were drafted
     for it and accepted by it. `kept_lengths` counts the steps that drafted by the number of tokens
-    that they kept; `by_depth` holds the (drafted, kept) tokens of depth 1, 2, ...
+    that they kept; `by_depth` holds the (drafted, kept) tokens of depth 1, 2, ... `several` counts
+    the tokens of the steps that emitted more than one.
 
     `plain_seconds` is the time that plain decoding would have taken for these tokens at the load of
     the machine, None if it is unknown for a step, and `plain_prefill_seconds` the same for the
@@ -31,31 +32,53 @@ class Metrics:
     without interruption does not need it.
     """
 
-    tokens: int
-    forwards: int
-    ttft_seconds: float
-    decode_seconds: float
-    draft_seconds: float
-    verify_seconds: float
-    sample_seconds: float
-    other_seconds: float
-    mean_acceptance_length: float
-    acceptance_rate: float
-    acceptance_ratio: float
-    proposed: dict[str, int]
-    accepted: dict[str, int]
-    share: dict[str, float]
-    look_up_seconds: dict[str, float]
-    lengths: dict[int, int]
+    tokens: int = 0
+    forwards: int = 0
+    several: int = 0
+    plain_steps: int = 0
     prefill_seconds: float = 0.0
+    first_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    other_seconds: float = 0.0
     learning_seconds: float = 0.0
-    levels: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    resumed_seconds: float = 0.0
     plain_prefill_seconds: float | None = None
     plain_seconds: float | None = None
-    plain_steps: int = 0
-    resumed_seconds: float = 0.0
-    kept_lengths: Mapping[int, int] = field(default_factory=dict)
+    sources: Counter[str] = field(default_factory=Counter)
+    proposed: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    kept_lengths: Counter[int] = field(default_factory=Counter)
     by_depth: tuple[tuple[int, int], ...] = ()
+    look_up_seconds: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    @property
+    def ttft_seconds(self) -> float:
+        return self.prefill_seconds + self.first_seconds
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.draft_seconds + self.verify_seconds + self.sample_seconds + self.other_seconds
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.tokens / self.forwards if self.forwards else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        drafted = self.proposed.total()
+        return self.kept / drafted if drafted else 0.0
+
+    @property
+    def acceptance_ratio(self) -> float:
+        return self.several / self.tokens if self.tokens else 0.0
+
+    @property
+    def share(self) -> dict[str, float]:
+        return {source: count / self.tokens for source, count in self.sources.items()}
 
     @property
     def tokens_per_second(self) -> float:
@@ -74,7 +97,7 @@ class Metrics:
 
     @property
     def kept(self) -> int:
-        return sum(self.accepted.values())
+        return self.accepted.total()
 
     def rate(self, source: str) -> float:
         """Accepted / proposed nodes of one source."""
@@ -82,25 +105,8 @@ class Metrics:
         return self.accepted.get(source, 0) / proposed if proposed else 0.0
 
 
-class Tally:
+class Tally(Metrics):
     """Counts one run, event by event. A step without tokens was cancelled, and is no forward."""
-
-    def __init__(self) -> None:
-        self.tokens = self.forwards = self.several = self.plain_steps = 0
-        self.prefill_seconds = self.learning_seconds = self.first_seconds = 0.0
-        self.resumed_seconds = 0.0
-        self.draft_seconds = self.verify_seconds = 0.0
-        self.sample_seconds = self.other_seconds = 0.0
-        self.plain_prefill_seconds: float | None = None
-        self.plain_seconds: float | None = None
-        self.sources: Counter[str] = Counter()
-        self.proposed: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
-        self.lengths: Counter[int] = Counter()
-        self.kept_lengths: Counter[int] = Counter()
-        self.by_depth: list[tuple[int, int]] = []
-        self.look_ups: dict[str, float] = {}
-        self.levels: dict[str, tuple[int, int, int]] = {}
 
     def add(self, event: Event) -> None:
         """Count the next event of the run."""
@@ -126,7 +132,7 @@ class Tally:
         else:
             self.plain_steps += 1
         depths = zip_longest(self.by_depth, step.by_depth, fillvalue=(0, 0))
-        self.by_depth = [(a + c, b + d) for (a, b), (c, d) in depths]
+        self.by_depth = tuple((a + c, b + d) for (a, b), (c, d) in depths)
         self.lengths[emitted] += 1
         self.sources.update(token.source for token in step.tokens)
         self.proposed.update(step.proposed)
@@ -146,39 +152,12 @@ class Tally:
         self.sample_seconds += step.sample_seconds
         self.other_seconds += step.other_seconds
         for name, seconds in step.look_ups.items():
-            self.look_ups[name] = self.look_ups.get(name, 0.0) + seconds
+            self.look_up_seconds[name] = self.look_up_seconds.get(name, 0.0) + seconds
 
     def metrics(self) -> Metrics:
         """The figures of the run so far; may be called from another thread than the one that adds
         events."""
-        sources = dict(self.sources)
-        tokens, forwards = self.tokens, self.forwards
-        drafted, kept = self.proposed.total(), self.accepted.total()
-        stages = self.draft_seconds, self.verify_seconds, self.sample_seconds, self.other_seconds
-        return Metrics(
-            tokens,
-            forwards,
-            self.prefill_seconds + self.first_seconds,
-            sum(stages),
-            *stages,
-            mean_acceptance_length=tokens / forwards if forwards else 0.0,
-            acceptance_rate=kept / drafted if drafted else 0.0,
-            acceptance_ratio=self.several / tokens if tokens else 0.0,
-            proposed=dict(self.proposed),
-            accepted=dict(self.accepted),
-            share={source: n / tokens for source, n in sources.items()},
-            look_up_seconds=dict(self.look_ups),
-            lengths=dict(sorted(self.lengths.items())),
-            prefill_seconds=self.prefill_seconds,
-            learning_seconds=self.learning_seconds,
-            levels=dict(self.levels),
-            plain_prefill_seconds=self.plain_prefill_seconds,
-            plain_seconds=self.plain_seconds,
-            plain_steps=self.plain_steps,
-            resumed_seconds=self.resumed_seconds,
-            kept_lengths=dict(sorted(self.kept_lengths.items())),
-            by_depth=tuple(self.by_depth),
-        )
+        return Metrics(*(copy(getattr(self, each.name)) for each in fields(Metrics)))
 
 
 def summarise(run: Run) -> Metrics:

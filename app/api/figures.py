@@ -97,7 +97,7 @@ def speculative(one: AnswerFigures) -> dict[str, Any] | None:
         "num_accepted_draft_tokens": metrics.kept,
         "mean_acceptance_length": 1 + metrics.kept / drafts,
         "draft_acceptance_rate": metrics.kept / drafted,
-        "acceptance_histogram": {str(kept): n for kept, n in metrics.kept_lengths.items()},
+        "acceptance_histogram": {str(kept): n for kept, n in sorted(metrics.kept_lengths.items())},
         "acceptance_rate_per_position": [kept / drafts for _, kept in metrics.by_depth],
     }
 

@@ -13,7 +13,6 @@ the cache is not `valid`, and the level reads again before it drafts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
@@ -37,10 +36,9 @@ LAG = 8
 class LevelDrafter:
     """One draft model. `batch` is T_i, the least number of tokens it proposes at a time.
 
-    `sampling` is the model's own sampler; with the rule "match", more drafts are accepted the more
-    it resembles the target's. All models know the tokens below `vocabulary`. `costs` limits the
-    drafts of databases below the level. `cancelled` is the cancellation check of the run, which
-    also ends reading.
+    It draws with the `sampling` of the run, as the target does. All models know the tokens below
+    `vocabulary`. `costs` limits the drafts of databases below the level. `cancelled` is the
+    cancellation check of the run, which also ends reading.
     """
 
     def __init__(
@@ -304,17 +302,14 @@ class Plans(Generic[Model]):
 
 
 class Family(Plans[Backend]):
-    """The plans of loaded models, which creates their drafters. `samplings` holds the samplers of
-    draft models that have one of their own. Raises ModelError for a model that cannot draft for the
-    target.
-    """
+    """The plans of loaded models, which creates their drafters. Raises ModelError for a model that
+    cannot draft for the target."""
 
     def __init__(
         self,
         target: Backend,
         drafts: Mapping[str, Backend],
         profile: Profile | None = None,
-        samplings: Mapping[str, Sampling] | None = None,
     ) -> None:
         if target.info.name in drafts:
             raise ModelError(
@@ -324,13 +319,8 @@ class Family(Plans[Backend]):
         for name, draft in drafts.items():
             check_drafts(target, name, draft)
         super().__init__(target, drafts, profile)
-        self.samplings = samplings or {}
         sizes = [model.info.vocabulary_size for model in (target, *drafts.values())]
         self.vocabulary = min(sizes)
-
-    def sampling_of(self, model: str, sampling: Sampling) -> Sampling:
-        """The sampler of a draft model in a run, with the seed of the run."""
-        return replace(self.samplings.get(model, sampling), seed=sampling.seed)
 
     def stack(
         self,
@@ -353,7 +343,7 @@ class Family(Plans[Backend]):
                 level.model,
                 self.drafts[level.model],
                 level.batch,
-                self.sampling_of(level.model, sampling),
+                sampling,
                 verifier(rule, sampling.seed, number, self.vocabulary),
                 self.vocabulary,
                 drafter,

@@ -227,7 +227,7 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
-    few, on_cpu = 0 if bits == "auto" else int(bits), device.startswith("cpu")
+    few, on_cpu = int(bits) if bits.isdigit() else 0, device.startswith("cpu")
     if few:
         halves = (each for each in (DTYPES.get(dtype), kind) if each in ("BF16", "F16"))
         kind = "F32" if on_cpu else next(halves, "BF16")

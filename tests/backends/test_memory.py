@@ -168,3 +168,8 @@ def test_the_need_is_what_a_loaded_model_takes() -> None:
     assert 0 < backend.bytes < need.cache, "it grows with its text"
     backend.prefill([5] * 600, never)
     assert backend.bytes == need.cache, "a full context, and the largest tree behind it"
+
+
+def test_bits_that_are_off_leave_the_weights_as_they_are() -> None:
+    given = str(SMALL), "cpu", "float32", 64
+    assert memory_need(*given, bits="off") == memory_need(*given)

@@ -173,13 +173,13 @@ def made_up(names: Sequence[str]) -> Profile:
     return Profile(models, {(i, j): pair for j in range(len(models)) for i in range(j)}, {})
 
 
-def toy_family(samplings: Mapping[str, Sampling] | None = None) -> Family:
+def toy_family() -> Family:
     """The toy and three draft models: the smaller, the worse."""
     drafts = {
         name: Strict(name=name, logits=deviating(deviation))
         for name, deviation in DEVIATIONS.items()
     }
-    return Family(ToyBackend(), drafts, made_up([*drafts, "toy"]), samplings)
+    return Family(ToyBackend(), drafts, made_up([*drafts, "toy"]))
 
 
 def generation(temperature: float, seed: int, most: int = 50, **cuts: float) -> Generation:

@@ -111,14 +111,6 @@ def test_every_model_has_random_numbers_of_its_own() -> None:
     assert [tuple(level.rule.random.random(4)) for level in again] == drawn[1:]  # type: ignore[attr-defined]
 
 
-def test_a_sampler_of_its_own_has_the_seed_of_the_run() -> None:
-    family = toy_family({"mid": Sampling(0.3, top_p=0.5, seed=1)})
-    plan = family.plan("small@3/mid@2", "match")
-    small, mid = levels_of(family.stack(plan, Sampling(1.2, seed=9), "match", None))
-    assert small.sampling == Sampling(1.2, seed=9)
-    assert mid.sampling == Sampling(0.3, top_p=0.5, seed=9)
-
-
 # vocabularies
 
 
