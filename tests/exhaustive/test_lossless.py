@@ -10,6 +10,7 @@ import pytest
 from engine.backends.base import LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
+from engine.drafting.base import Tier
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
 from engine.drafting.databases import Databases
@@ -129,7 +130,7 @@ def test_adversarial_drafters_change_nothing(
             as_plain(wanted, drafters, drafting)
 
 
-class Liar:
+class Liar(Tier):
     """A tier that answers with what a function makes of a draw of random numbers."""
 
     def __init__(self, name: str, say: Callable[[random.Random], Followers]) -> None:
@@ -142,12 +143,6 @@ class Liar:
 
     def unigrams(self) -> Followers:
         return self.say(random.Random(self.name))
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
 
 
 def letters(draw: random.Random) -> Followers:
