@@ -331,13 +331,6 @@ def test_a_correction_moves_the_prediction_to_what_happened_and_the_plan_with_it
     assert learned.off(profile) and not profile.learned("match small", near).off(profile)
 
 
-def test_what_answers_took_is_kept_with_the_profile() -> None:
-    profile = two_models().learned("match small/mid", Outcome(200, 1.5, 1.0, 2.0))
-    assert Profile.from_mapping(profile.mapping()) == profile
-    old = {name: value for name, value in profile.mapping().items() if name != "outcomes"}
-    assert Profile.from_mapping(old) == two_models()
-
-
 @pytest.mark.parametrize("wrong", [(0, 1.0, 1.0, 1.0), (5, 0.0, 1.0, 1.0), (5, 1.0, 1.0, -1.0)])
 def test_an_outcome_that_cannot_be_is_refused(wrong: tuple[int, float, float, float]) -> None:
     mapping = two_models().learned("match small", Outcome(200, 1.0, 1.0, 1.0)).mapping()
