@@ -19,7 +19,7 @@ from engine.models.memory import Need
 from engine.models.probe import Probe
 from engine.settings import Runtime
 
-RUNTIME = Runtime(threads=3)
+RUNTIME = Runtime(threads=3, bits="off")
 HUB_FILE = "owner/name-GGUF:part/of/it-Q4_K_M.gguf"
 
 
