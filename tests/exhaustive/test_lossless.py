@@ -10,6 +10,7 @@ import pytest
 from engine.backends.base import LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
+from engine.drafting.base import Tier
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
 from engine.drafting.databases import Databases
@@ -28,6 +29,7 @@ from tests.support.lossless import (
     Adversary,
     Paths,
     Stated,
+    as_plain,
     assert_lossless,
     curves,
     deep,
@@ -56,8 +58,7 @@ def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...]) -> 
             wanted = generation(temperature, seed)
             method = method_named("hd", Drafting(tiers=order, nodes=12))
             drafters = method.drafters(databases, None, wanted.sampling)
-            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
-            assert_lossless(plain_toy(wanted), fast)
+            fast = as_plain(wanted, drafters, method.drafting)
             accepted += sum(sum(step.accepted.values()) for step in fast)
     assert accepted > 100, "a run that accepts nothing proves nothing"
 
@@ -70,8 +71,7 @@ def test_every_cost_of_a_forward(costs: str) -> None:
         for seed in SEEDS:
             wanted = generation(temperature, seed)
             drafters = method_named("hd", drafting).drafters(databases, None, wanted.sampling)
-            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
-            assert_lossless(plain_toy(wanted), fast)
+            fast = as_plain(wanted, drafters, drafting, costs=curve)
             accepted += sum(sum(step.accepted.values()) for step in fast)
             drafted |= {bool(step.proposed) for step in fast}
     # Against a curve that follows the clock, drafts for this fast a model soon back off.
@@ -87,8 +87,7 @@ def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> 
     for number, temperature in enumerate(TEMPERATURES):
         wanted = generation(temperature, number)
         drafters = method.drafters(databases, None, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
-        assert_lossless(plain_toy(wanted), fast)
+        as_plain(wanted, drafters, method.drafting, costs=curve)
 
 
 @pytest.mark.soak(stay=28)
@@ -102,8 +101,7 @@ def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
             toy = ToyBackend(guesses=deviating(1.0))
             method = METHODS[name]
             drafters = method.drafters(databases, family, wanted.sampling, target=toy)
-            fast = events_of(toy, PROMPT, wanted, drafters, method.drafting)
-            assert_lossless(plain_toy(wanted), fast)
+            as_plain(wanted, drafters, method.drafting, backend=toy)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -113,8 +111,7 @@ def test_the_published_method(temperature: float) -> None:
         wanted = generation(temperature, seed)
         drafters = METHODS["hd-published"].drafters(databases, None, wanted.sampling)
         drafting = METHODS["hd-published"].drafting
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
-        assert_lossless(plain_toy(wanted), fast)
+        fast = as_plain(wanted, drafters, drafting)
         lengths += [len(step.tokens) for step in fast]
     assert max(lengths) == 5, "four drafted tokens and the bonus"
 
@@ -130,11 +127,10 @@ def test_adversarial_drafters_change_nothing(
             drafting = Drafting(nodes=30)
             own = method_named("hd", drafting).drafters(warm_toy(), None, wanted.sampling)
             drafters = [Adversary(adversary, obedient=obedient), *own]
-            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
-            assert_lossless(plain_toy(wanted), fast)
+            as_plain(wanted, drafters, drafting)
 
 
-class Liar:
+class Liar(Tier):
     """A tier that answers with what a function makes of a draw of random numbers."""
 
     def __init__(self, name: str, say: Callable[[random.Random], Followers]) -> None:
@@ -147,12 +143,6 @@ class Liar:
 
     def unigrams(self) -> Followers:
         return self.say(random.Random(self.name))
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
 
 
 def letters(draw: random.Random) -> Followers:
@@ -182,8 +172,7 @@ def test_tiers_that_lie_change_nothing(say: Callable[[random.Random], Followers]
             wanted = generation(temperature, seed)
             hierarchy = Hierarchy([Liar(name, say) for name in TIERS], calibration, wanted.sampling)
             drafting = Drafting(nodes=16)
-            fast = events_of(ToyBackend(), PROMPT, wanted, [hierarchy], drafting, costs=costs)
-            assert_lossless(plain_toy(wanted), fast)
+            fast = as_plain(wanted, [hierarchy], drafting, costs=costs)
             assert all(sum(step.proposed.values()) <= 16 for step in fast)
 
 
@@ -205,8 +194,7 @@ def test_noise_that_lies_changes_nothing(wrong: Sampling | None) -> None:
         for seed in SEEDS:
             wanted, drafting = generation(temperature, seed), Drafting(nodes=12)
             drafters = METHODS["hd"].drafters(databases, None, wrong)
-            fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
-            assert_lossless(plain_toy(wanted), fast)
+            fast = as_plain(wanted, drafters, drafting)
             accepted += sum(sum(step.accepted.values()) for step in fast)
     assert accepted > 100
 
@@ -227,8 +215,7 @@ def test_noise_that_is_poisoned_changes_nothing(
     for temperature in TEMPERATURES:
         wanted, drafting = generation(temperature, 3), Drafting(nodes=12)
         drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting)
-        assert_lossless(plain_toy(wanted), fast)
+        as_plain(wanted, drafters, drafting)
 
 
 def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
@@ -239,8 +226,7 @@ def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
     for seed in range(24):
         wanted = generation(0.7, seed)
         drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, drafting, costs=curve)
-        assert_lossless(plain_toy(wanted), fast)
+        fast = as_plain(wanted, drafters, drafting, costs=curve)
         kinds += [bool(step.proposed) for step in fast]
     probes = [at for at, drafted in enumerate(kinds) if drafted]
     gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
@@ -252,8 +238,7 @@ def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
     for seed in range(12):
         wanted = generation(0.7, seed)
         drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, Drafting(), costs=curve)
-        assert_lossless(plain_toy(wanted), fast)
+        fast = as_plain(wanted, drafters, Drafting(), costs=curve)
         # The last token of an answer leaves no room for a draft.
         kinds += [bool(step.proposed) for step in fast]
     plain = kinds.count(False)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench.measure import divergences
-from engine.decode import decode, never
+from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
 from engine.drafting.databases import Databases
@@ -22,7 +22,7 @@ from engine.methods import METHODS, method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Learned, Message, Prefill, Step
+from engine.types import Message, Prefill, Step
 from tests.conftest import ROOT
 from tests.support.gguf_files import opened_gguf
 from tests.support.lossless import (
@@ -530,12 +530,3 @@ def test_a_broken_backend_fails_these_tests(
     with pytest.raises((AssertionError, ModelError)):
         assert_lossless(plain, events_of(twin, prompt, wanted, [Adversary(say)]))
     twin.reset()
-
-
-@pytest.mark.soak(stay=1)
-def test_events_are_those_of_any_backend(subject: Subject) -> None:
-    wanted = generation(0.0, 0, 3)
-    events = list(decode(subject.backend, subject.prompts[0], [], wanted, Drafting()))
-    assert isinstance(events[0], Prefill) and events[0].tokens == len(subject.prompts[0])
-    assert all(isinstance(event, Step) for event in events[1:-1])
-    assert isinstance(events[-1], Learned)

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.backends.toy import (
-    VOCABULARY,
-    ToyBackend,
-    toy_logits,
-)
+from engine.backends.toy import VOCABULARY, ToyBackend, toy_logits
 from engine.decode import never
 from engine.drafting.databases import Databases
 from engine.hsd.family import LevelDrafter, Stack
@@ -26,6 +22,7 @@ from tests.support.lossless import (
     QUESTIONS,
     TEMPERATURES,
     Strict,
+    as_plain,
     assert_lossless,
     curves,
     events_of,
@@ -76,8 +73,7 @@ def test_every_stack_says_what_plain_decoding_says(
 ) -> None:
     wanted = generation(temperature, seed, 120)
     stack = stack_of(toy_models(names), batches, wanted.sampling)
-    fast = events_of(ToyBackend(), PROMPT, wanted, [stack], FIXED)
-    assert_lossless(plain_toy(wanted), fast)
+    fast = as_plain(wanted, [stack], FIXED)
     assert len(fast) < len(plain_toy(wanted))
 
 
@@ -90,8 +86,7 @@ def test_every_plan_whatever_a_forward_costs(plan: str, costs: str) -> None:
     for temperature, seed in DRAWS:
         wanted = generation(temperature, seed)
         drafters = method.drafters(databases, family, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting, costs=curve)
-        assert_lossless(plain_toy(wanted), fast)
+        fast = as_plain(wanted, drafters, method.drafting, costs=curve)
         drafted += drafted_by_models(fast)
     assert drafted > 7 or costs in ("never", "learning")
 
@@ -104,8 +99,7 @@ def test_every_plan_with_every_cut(plan: str, cuts: dict[str, float]) -> None:
     for seed, temperature in enumerate((0.7, 1.0, 1.5)):
         wanted = generation(temperature, seed, **cuts)
         drafters = method.drafters(databases, family, wanted.sampling)
-        fast = events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting)
-        assert_lossless(plain_toy(wanted), fast)
+        as_plain(wanted, drafters, method.drafting)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -117,8 +111,7 @@ def test_draft_models_may_have_samplers_of_their_own(plan: str) -> None:
         wanted, runs = generation(temperature, seed), []
         for each in (family, usual):
             drafters = method.drafters(warm_toy(), each, wanted.sampling)
-            runs.append(events_of(ToyBackend(), PROMPT, wanted, drafters, method.drafting))
-            assert_lossless(plain_toy(wanted), runs[-1])
+            runs.append(as_plain(wanted, drafters, method.drafting))
         differs |= runs[0] != runs[1]
     assert differs, "their samplers are heeded"
 
@@ -145,8 +138,7 @@ def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
         ]:
             wanted = Generation(sampling, most, stop)
             drafters = method.drafters(warm_toy(), family, sampling)
-            fast = events_of(Strict(context), PROMPT, wanted, drafters, method.drafting)
-            assert_lossless(plain_toy(wanted, PROMPT, context), fast)
+            fast = as_plain(wanted, drafters, method.drafting, backend=Strict(context))
             ends[fast[-1].finish] += 1
     assert min(ends[end] for end in ("length", "context", "stop", "eos")) > 3
 
@@ -163,8 +155,7 @@ def test_draft_models_may_have_a_shorter_context_than_the_target(shorter: str, l
             models[name].info = replace(models[name].info, context_length=short)
     wanted = generation(0.7, 3)
     stack = stack_of(models, (3, 2), wanted.sampling)
-    fast = events_of(ToyBackend(), PROMPT, wanted, [stack], FIXED)
-    assert_lossless(plain_toy(wanted), fast)
+    fast = as_plain(wanted, [stack], FIXED)
     end = len(PROMPT) + (left if shorter != "tiny" else 999)
     late = [token for token in tokens_of(fast) if token.position >= end]
     assert {token.source for token in late} <= {TARGET}
@@ -226,8 +217,7 @@ def test_the_target_itself_as_draft_model_is_always_right(
     for seed in range(3):
         wanted = generation(temperature, seed)
         top = stacked(twins, batches, wanted.sampling)[-1]
-        fast = events_of(ToyBackend(), PROMPT, wanted, [Stack(top, 2.0, 0.0)], FIXED)
-        assert_lossless(plain_toy(wanted), fast)
+        fast = as_plain(wanted, [Stack(top, 2.0, 0.0)], FIXED)
         assert all(step.accepted == step.proposed for step in fast)
         assert all(len(step.tokens) > batches[-1] for step in fast[:-1])
         for step in fast:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.decode import never
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.models.loaders import load
 from engine.settings import Drafting, Generation, Runtime, Sampling
@@ -24,7 +25,7 @@ def loaded(folder: Path, **settings: Any) -> Any:
     return load(str(folder), Runtime(dtype="float32", threads=1, **settings))
 
 
-class Guessing:
+class Guessing(Drafter):
     """Drafts the head's tree, two nodes wide, with wrong tokens among its own in three of ten
     places; learns nothing."""
 
@@ -60,12 +61,6 @@ class Guessing:
             self.calls += 1
         self.head.forget()
         return {"model": Work(0.0)}
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
 
 
 def guessing(backend: Any, sampling: Sampling) -> Guessing:

@@ -186,7 +186,7 @@ def generation(temperature: float, seed: int, most: int = 50, **cuts: float) -> 
     return Generation(Sampling(temperature=temperature, seed=seed, **cuts), max_tokens=most)
 
 
-class Adversary:
+class Adversary(Drafter):
     """A drafter made of a function, within its budget unless told otherwise; learns nothing."""
 
     name = "model"
@@ -204,12 +204,6 @@ class Adversary:
         for path in self.say(tokens):
             graft(tree, path[:depth], self.name, 1, nodes)
         return {self.name: Work(0.0)}
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing to learn."""
 
 
 Paths = list[tuple[int, ...]]

@@ -93,6 +93,11 @@ class Batch:
             request.drafts = drafts
         return sampled
 
+    def steps(self, count: int) -> None:
+        """So many steps."""
+        for _ in range(count):
+            self.step()
+
     def verified(self, request: Request) -> list[int]:
         """What a step says for a request; nothing while its prompt is being read."""
         if request.unread:

@@ -86,13 +86,6 @@ def test_vllm_s_figures_count_the_steps_that_drafted() -> None:
         "acceptance_histogram": {"0": 1, "1": 1, "3": 1},
         "acceptance_rate_per_position": [pytest.approx(n / 3) for n in (2, 1, 1)],
     }
-    found = speculative(answered())
-    assert found is not None
-    rates = found["acceptance_rate_per_position"]
-    assert 1 + sum(rates) == pytest.approx(found["mean_acceptance_length"])
-    histogram = found["acceptance_histogram"]
-    assert sum(int(kept) * n for kept, n in histogram.items()) == found["num_accepted_draft_tokens"]
-    assert sum(histogram.values()) == found["num_spec_steps"]
 
 
 def test_our_figures_by_source() -> None:

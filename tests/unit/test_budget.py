@@ -107,16 +107,6 @@ def test_a_draft_that_is_due_has_a_node_and_is_otherwise_the_best(
         assert every[budget.best - 1] >= max(every) * (1 - 1e-9)
 
 
-def test_a_jump_of_the_curve_hides_nothing_behind_it() -> None:
-    """The first node costs half a step, thirty of them not more."""
-    costs = CostCurve({0: 1.0, 1: 1.5, 30: 1.5})
-    budget = adaptive(costs)
-    assert (grown(budget, [0.4] * 30), budget.best) == (30, 30)
-    lonely = adaptive(costs)
-    grown(lonely, [0.4])
-    assert lonely.best == 0, "one alone does not pay"
-
-
 @pytest.mark.parametrize("budget", ["fixed", "adaptive"])
 def test_without_costs_or_with_a_fixed_budget_all_above_the_threshold_are_taken(
     budget: str,

@@ -17,7 +17,6 @@ from engine.drafting.budget import Budget
 from engine.drafting.controller import (
     DRAFTED,
     FIRST,
-    FULL,
     LONGEST,
     PLAIN,
     PROBE_SHARE,
@@ -159,25 +158,6 @@ def guessed(right: float, seconds: float) -> float:
 
 def test_a_head_whose_gains_come_in_bursts_goes_on_and_one_that_is_wrong_does_not() -> None:
     assert guessed(0.53, 1.74) > 0.9 and guessed(0.02, 1.74) < 0.03
-
-
-def test_draft_models_that_lose_leave_the_databases_at_work_and_the_other_way_round() -> None:
-    """Either has a balance of its own."""
-    costs = flat()
-    at_work = controller(costs, DATABASES, STACK)
-    for _ in range(50):
-        at_work.plan(20)
-        losing = not at_work.backing_off(STACK)
-        at_work.observe(drafts(STACK, 1, 0.5) if losing else step(3, 2, 0.25))
-    assert at_work.backing_off(STACK) and gain(costs).balance > START
-    assert asked(at_work.plan(20)) == [DATABASES]
-    costs = flat()
-    at_work = controller(costs, DATABASES, STACK)
-    for _ in range(50):
-        at_work.plan(20)
-        at_work.observe(step(3, 3, 1.25, draft_small=1.0))
-    assert at_work.backing_off(DATABASES) and gain(costs, STACK).balance == FULL
-    assert asked(at_work.plan(20)) == [STACK], "their look-ups came to nothing"
 
 
 # learning is charged

@@ -321,7 +321,6 @@ USER = {"role": "user", "content": "x"}
         "text",
         exported(format="other"),
         exported(version=3),
-        exported(version=True),
         exported(version=0),
         exported(settings={"x": "y" * 70_000}),
         exported(settings={"x": float("nan")}),

@@ -164,15 +164,3 @@ def test_an_impossible_row_is_passed_over(
             values,
         )
     assert calibrations.load() == ROWS[1:2]
-
-
-def test_rows_of_another_version_do_no_harm(calibrations: CalibrationStore) -> None:
-    """Tiers, lengths and strengths that this version does not know count as nothing learned."""
-    calibrations.save(
-        [
-            CalibrationRow("oracle", 1, 0, 1, 1),
-            CalibrationRow("context", 99, 0, 1, 1),
-            CalibrationRow("context", 1, 10**9, 1.0, 1.0),
-        ]
-    )
-    assert len(calibrations.load()) == 3 and Calibration(calibrations.load()).rows() == []

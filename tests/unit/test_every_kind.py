@@ -12,7 +12,7 @@ import pytest
 from storage import migrations
 from storage.database import Database
 from tests.conftest import ROOT
-from tests.support.every_kind import build, shown
+from tests.support.every_kind import shown
 
 FIXTURES = sorted((ROOT / "tests" / "fixtures").glob("*.db"))
 
@@ -60,17 +60,6 @@ def test_all_of_an_earlier_version_is_there_and_shown_as_it_was(
                 value = as_exported_now(value)
                 assert as_known_then(found[part], value) == value, part
             assert db.execute_read("PRAGMA foreign_key_check") == []
-
-
-@pytest.mark.soak
-def test_this_version_writes_the_same_twice_and_shows_it(tmp_path: Path) -> None:
-    """So what it writes is a fixture for those that follow."""
-    first, second = tmp_path / "a.db", tmp_path / "b.db"
-    build(first)
-    build(second)
-    assert first.read_bytes() == second.read_bytes()
-    with Database(first) as db:
-        assert shown(db) == json.loads(first.with_suffix(".json").read_text())
 
 
 def test_a_fixture_is_named_after_the_last_migration_of_its_version() -> None:

@@ -45,10 +45,6 @@ def test_a_draw_leaves_the_same_probabilities() -> None:
         assert drawn.probability(token) == pytest.approx(chance, rel=1e-6)
 
 
-def test_of_equals_the_smaller_number_is_the_likelier() -> None:
-    assert [t for t, _ in LogitGuess(np.zeros(5, np.float32)).likeliest(5)] == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_a_guess_draws_as_the_target_would(temperature: float) -> None:
     row = logits()
@@ -76,10 +72,6 @@ def test_a_head_that_cannot_draft_says_why() -> None:
     assert HeadInfo("MTP", 1, branches=False).drafts
     assert not HeadInfo("MTP", 1, branches=False, note="no memory").drafts
     assert not HeadInfo("MTP", 0, branches=False).drafts
-
-
-def test_the_toy_without_a_head_has_none() -> None:
-    assert ToyBackend().head is None and ToyBackend().info.head is None
 
 
 def test_the_toy_head_guesses_behind_what_is_decided() -> None:

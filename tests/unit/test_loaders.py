@@ -18,9 +18,8 @@ from engine.models.loaders import MODEL_LOADERS, free_name, name_of, settled
 from engine.models.memory import Need
 from engine.models.probe import Probe
 from engine.settings import Runtime
-from tests.conftest import EMBEDDED
 
-RUNTIME = Runtime(threads=3)
+RUNTIME = Runtime(threads=3, bits="off")
 HUB_FILE = "owner/name-GGUF:part/of/it-Q4_K_M.gguf"
 
 
@@ -108,14 +107,6 @@ def test_every_format_answers_for_its_models() -> None:
         assert format_of(source) is each and each.name(source) == "it"
         assert each.located(source) == source
         assert list(each.find("/models", ["it.txt"])) == [] == list(each.weight_files(Path(source)))
-
-
-def test_models_on_this_machine_need_no_download() -> None:
-    assert MODEL_LOADERS.present(str(EMBEDDED)) and not MODEL_LOADERS.present(
-        "owner/name:file.gguf"
-    )
-    assert MODEL_LOADERS.download(str(EMBEDDED), lambda *_: None, lambda: False) == str(EMBEDDED)
-    assert str(EMBEDDED) in MODEL_LOADERS.scan(str(EMBEDDED.parent))
 
 
 # the library of GGUF files

@@ -2,6 +2,7 @@
 row counts as none."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,41 +88,6 @@ def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> No
     assert costs_in(db).load() is not None
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *(
-            ("points", points)
-            for points in (
-                "not JSON",
-                b"\xff",
-                "[" * 100_000,
-                '{"0": 1, "many": 2}',
-                '{"0": 1, "-3": 2}',
-                '{"0": 1, "1000000000": 2}',
-                '{"0": 0, "3": 1}',
-                '{"0": NaN, "3": 1}',
-                '{"0": 1e999, "3": 1}',
-                f'{{"0": 1{"0" * 400}, "3": 1}}',
-                '{"0": 1e-300, "3": 1}',
-            )
-        ),
-        ("node", "much"),
-        ("node", float("inf")),
-        ("other", 1e300),
-        ("token", -1e-9),
-        ("row", float("inf")),
-        ("measured", 1e300),
-    ],
-)
-def test_a_damaged_curve_counts_as_none(db: Database, column: str, value: Any) -> None:
-    costs_in(db).save(Costs(POINTS, 0.0, 0.0, 1.0))
-    damage(db, "costs", column, value)
-    assert costs_in(db).load() is None
-    costs_in(db).save(Costs(POINTS, 0.0, 0.0, 1.0))
-    assert costs_in(db).load() is not None
-
-
 def test_no_point_lies_beyond_what_the_engine_tabulates() -> None:
     assert CostStore.MOST_NODES == LARGEST
 
@@ -162,29 +128,6 @@ def test_the_oldest_profiles_of_a_target_are_pruned(db: Database) -> None:
     assert store.load(other) == PROFILE
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("profile", "not JSON"),
-        ("profile", "[1, 2]"),
-        ("profile", b"\xff"),
-        ("profile", 7),
-        ("profile", '{"models": ' + "[" * 100_000),
-        ("profile", f'{{"models": {"1" * 10_000}}}'),
-        ("profile", f'{{"models": "{"x" * ProfileStore.MOST_PROFILE_BYTES}"}}'),
-        *(("drafts", value) for value in (b"\xff", "[", "", 3)),
-    ],
-    ids=lambda value: repr(value)[:20],
-)
-def test_a_damaged_profile_counts_as_none(db: Database, column: str, value: Any) -> None:
-    store = ProfileStore(db)
-    store.save(KEY, PROFILE)
-    damage(db, "profiles", column, value)
-    assert store.load(KEY) is None
-    store.save(KEY, PROFILE)
-    assert store.load(KEY) == PROFILE
-
-
 def test_text_that_is_none_counts_as_none(db: Database) -> None:
     store = ProfileStore(db)
     store.save(KEY, PROFILE)
@@ -210,26 +153,72 @@ def test_what_is_too_large_is_refused_and_changes_nothing(db: Database) -> None:
         assert store.chosen("f-target") is None
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("sources", "not JSON"),
-        ("sources", '"small"'),
-        ("sources", '["small", 3]'),
-        ("sources", "[" * 100_000),
-        ("sources", f'["{"x" * ProfileStore.MOST_CHOICE_BYTES}"]'),
-        ("spec", "null"),
-        ("spec", b"\xff"),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_a_damaged_choice_counts_as_none(db: Database, column: str, value: Any) -> None:
-    store = ProfileStore(db)
-    store.choose("f-target", *CHOICE)
-    damage(db, "stacks", column, value)
-    assert store.chosen("f-target") is None
-    store.choose("f-target", *CHOICE)
-    assert store.chosen("f-target") == CHOICE
+KEPT: dict[str, tuple[Callable[[Database], object], Callable[[Database], object]]] = {
+    "costs": (
+        lambda db: costs_in(db).save(Costs(POINTS, 0.0, 0.0, 1.0)),
+        lambda db: costs_in(db).load(),
+    ),
+    "profiles": (
+        lambda db: ProfileStore(db).save(KEY, PROFILE),
+        lambda db: ProfileStore(db).load(KEY),
+    ),
+    "stacks": (
+        lambda db: ProfileStore(db).choose("f-target", *CHOICE),
+        lambda db: ProfileStore(db).chosen("f-target"),
+    ),
+}
+"""How a row of a table is stored and read."""
+DAMAGES: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("costs", "points"): (
+        "not JSON",
+        b"\xff",
+        "[" * 100_000,
+        '{"0": 1, "many": 2}',
+        '{"0": 1, "-3": 2}',
+        '{"0": 1, "1000000000": 2}',
+        '{"0": 0, "3": 1}',
+        '{"0": NaN, "3": 1}',
+        '{"0": 1e999, "3": 1}',
+        f'{{"0": 1{"0" * 400}, "3": 1}}',
+        '{"0": 1e-300, "3": 1}',
+    ),
+    ("costs", "node"): ("much", float("inf")),
+    ("costs", "other"): (1e300,),
+    ("costs", "token"): (-1e-9,),
+    ("costs", "row"): (float("inf"),),
+    ("costs", "measured"): (1e300,),
+    ("profiles", "profile"): (
+        "not JSON",
+        "[1, 2]",
+        b"\xff",
+        7,
+        '{"models": ' + "[" * 100_000,
+        f'{{"models": {"1" * 10_000}}}',
+        f'{{"models": "{"x" * ProfileStore.MOST_PROFILE_BYTES}"}}',
+    ),
+    ("profiles", "drafts"): (b"\xff", "[", "", 3),
+    ("stacks", "sources"): (
+        "not JSON",
+        '"small"',
+        '["small", 3]',
+        "[" * 100_000,
+        f'["{"x" * ProfileStore.MOST_CHOICE_BYTES}"]',
+    ),
+    ("stacks", "spec"): ("null", b"\xff"),
+}
+
+
+@pytest.mark.parametrize(("table", "column"), DAMAGES)
+def test_a_damaged_row_counts_as_none(table: str, column: str) -> None:
+    save, load = KEPT[table]
+    for value in DAMAGES[table, column]:
+        with Database() as db:
+            save(db)
+            sound = load(db)
+            damage(db, table, column, value)
+            assert load(db) is None, repr(value)[:40]
+            save(db)
+            assert load(db) == sound is not None
 
 
 # sources

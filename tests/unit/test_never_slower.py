@@ -15,6 +15,7 @@ import pytest
 
 from engine.backends.toy import END
 from engine.decode import decode
+from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.controller import FULL, PLAIN, RARELY
 from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain
@@ -49,7 +50,7 @@ def coming(ahead: int) -> Callable[[Sequence[int]], Sequence[int]]:
     return lambda tokens: text()[len(tokens) : len(tokens) + ahead]
 
 
-class Costly:
+class Costly(Drafter):
     """Takes time to look up and to learn, and drafts what `knows` says.
 
     As a stack of draft models it learns nothing but the prompt, which it reads, and it leaves the
@@ -81,9 +82,6 @@ class Costly:
         if self.name == DATABASES or new == len(tokens):
             self.clock.now += self.learning * new
             self.learned += new
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Nothing is kept."""
 
 
 class Sure(Costly):

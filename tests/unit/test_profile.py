@@ -78,6 +78,11 @@ DAMAGES: dict[str, Damage] = {
     "survival that rises": lambda v: v["pairs"][0]["survival"].update(match=[0.5, 0.75]),
     "survival above one": lambda v: v["pairs"][0]["survival"].update(match=[1.5]),
     "survival below nothing": lambda v: v["pairs"][0]["survival"].update(match=[0.5, -0.5]),
+    "an outcome of no token": lambda v: v["outcomes"]["match small"][0].update(tokens=0),
+    "an outcome of no time": lambda v: v["outcomes"]["match small"][0].update(seconds=0.0),
+    "an outcome before its time": lambda v: v["outcomes"]["match small"][0].update(
+        plain_seconds=-1.0
+    ),
     "survival that is no number": lambda v: v["pairs"][0]["survival"].update(match=[nan]),
 }
 

@@ -293,10 +293,6 @@ def test_a_vocabulary_of_one() -> None:
     assert choose(np.float32([3.0]), sampling, 0) == 0
 
 
-def test_the_largest_seed_and_position_work() -> None:
-    assert 0 <= choose(LOGITS, Sampling(temperature=1.0, seed=2**63 - 1), 2**31) < len(LOGITS)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_choice_is_the_same_with_nothing_left_out(kind: str) -> None:
     """Quickly; tests/exhaustive/test_choices.py has more rows, and devices."""

@@ -48,8 +48,3 @@ def test_the_likeliest_tokens_come_in_falling_order(count: int) -> None:
     assert [share for _, share in found] == pytest.approx(
         [float(shares[token]) for token, _ in found], rel=1e-5
     )
-
-
-def test_of_two_that_are_as_likely_the_first_comes_first() -> None:
-    scores = LogitScores(lambda row: np.zeros(4, np.float32), [1], Sampling())
-    assert scores.likeliest(0, 9) == [(token, 0.25) for token in range(4)]

@@ -80,22 +80,6 @@ def test_cutting_keeps_the_first_nodes_and_a_valid_tree(paths: list[Path], nodes
 
 
 @settings(deadline=None, derandomize=True)
-@given(PATHS, st.integers(0, 20), PATHS)
-def test_a_cut_tree_grows_on_as_if_it_had_always_been_small(
-    paths: list[Path], nodes: int, more: list[Path]
-) -> None:
-    cut, small = tree_of(*paths), Tree(99)
-    cut.cut(nodes)
-    for row in range(1, len(cut) + 1):
-        small.add(cut.parents[row], cut.tokens[row], cut.sources[row], cut.match_lengths[row])
-    for path in more:
-        for tree in (cut, small):
-            graft(tree, path, "model", 1, 10**6)
-    assert_valid(cut)
-    assert paths_of(cut) == paths_of(small) and cut.sources == small.sources
-
-
-@settings(deadline=None, derandomize=True)
 @given(PATHS, st.integers(0, 30))
 def test_grafting_adds_what_fits_and_follows_what_is_there(paths: list[Path], nodes: int) -> None:
     tree, known = Tree(99), {()}
@@ -259,13 +243,3 @@ def test_within_its_levels_a_tree_keeps_what_is_not_deeper(
     )
     flat = tree_of(*[path for path in before if 0 < len(path) <= levels])
     assert paths_of(kept) == paths_of(flat.within(leaves)) and paths_of(tree) == before
-
-
-def test_a_narrow_tree_grows_on_like_any_other() -> None:
-    kept = tree_of((1,), (2,), (1, 3), (2, 4), (1, 5), (6,)).within(2)
-    assert paths_of(kept) == [(), (1,), (2,), (1, 3), (2, 4)]
-    graft(kept, (2, 4, 7), "model", 1, 99)
-    other = tree_of((8,))
-    kept.attach(3, other)
-    assert_valid(kept)
-    assert kept.path(5) == (2, 4, 7) and kept.path(6) == (1, 3, 8)

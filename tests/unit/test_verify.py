@@ -62,12 +62,6 @@ def certain(token: int, size: int = SYMBOLS) -> Law:
     return np.eye(size)[token]
 
 
-def test_a_rule_is_made_by_its_name() -> None:
-    assert isinstance(verifier("match", 3, 1, 9), Match)
-    made = verifier("rejection", 3, 1, 9)
-    assert isinstance(made, Rejection) and made.vocabulary == 9
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("row", [0, 2])
 def test_a_walk_goes_on_while_it_stays_in_the_tree(rule: str, row: int) -> None:

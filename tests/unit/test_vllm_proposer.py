@@ -1,8 +1,6 @@
 """The drafter that vLLM loads, asked with the exact types of vLLM's interface."""
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,6 @@ from app.vllm.proposer import Extension, Proposer
 from engine.drafting.chains import grow_chains
 from engine.errors import SettingError
 from engine.types import CONTEXT, MODEL, TARGET
-from tests.conftest import ROOT
 from tests.support.vllm_rows import LONGEST, Batch, Request, config
 
 CYCLE = 7
@@ -35,6 +32,15 @@ def request(name: str, begin: int = 0, **given: int) -> Request:
     return Request(name, prompt(begin), **given)
 
 
+def started(*requests: Request, **settings: int) -> tuple[Proposer, Batch]:
+    """A drafter, and rows in which these requests are."""
+    proposer = Proposer(config(**settings))
+    batch = Batch(proposer, circling)
+    for one in requests:
+        batch.add(one)
+    return proposer, batch
+
+
 def plain(one: Request, size: int) -> list[int]:
     """The request's tokens as a target without drafts says them."""
     tokens = list(one.tokens)
@@ -44,9 +50,9 @@ def plain(one: Request, size: int) -> list[int]:
 
 
 def test_drafts_are_right_tokens_and_save_forwards() -> None:
-    batch, one = Batch(Proposer(config()), circling), request("a")
+    one = request("a")
+    _, batch = started(one)
     said = plain(one, 200)
-    batch.add(one)
     steps = 0
     while len(one.tokens) < 150:
         batch.step()
@@ -55,9 +61,7 @@ def test_drafts_are_right_tokens_and_save_forwards() -> None:
 
 
 def test_a_prompt_that_is_still_read_has_no_drafts_and_is_no_sequence_yet() -> None:
-    proposer = Proposer(config())
-    batch = Batch(proposer, circling)
-    batch.add(request("a", unread=3))
+    proposer, batch = started(request("a", unread=3))
     for _ in range(3):
         assert batch.step() == [[]] and batch.requests[0].drafts == []
         assert not proposer.sequences.present
@@ -66,9 +70,8 @@ def test_a_prompt_that_is_still_read_has_no_drafts_and_is_no_sequence_yet() -> N
 
 
 def test_the_tokens_before_the_last_one_were_drafts() -> None:
-    proposer = Proposer(config())
-    batch, one = Batch(proposer, circling), request("a")
-    batch.add(one)
+    one = request("a")
+    proposer, batch = started(one)
     wanted: list[str] = []
     steps = []
     for _ in range(25):
@@ -86,9 +89,8 @@ def test_the_tokens_before_the_last_one_were_drafts() -> None:
 
 
 def test_what_was_never_seen_is_not_known() -> None:
-    proposer = Proposer(config())
-    batch, one = Batch(proposer, circling), request("a")
-    batch.add(one)
+    one = request("a")
+    proposer, batch = started(one)
     batch.step()
     unknown = {"sources": [None, None], "steps": [], "drafted": 0}
     assert proposer.sources([1, 2, 3], [4, 5]) == unknown
@@ -99,18 +101,13 @@ def test_what_was_never_seen_is_not_known() -> None:
 
 
 def test_rows_that_move_stay_the_same_sequences() -> None:
-    proposer = Proposer(config())
-    batch = Batch(proposer, circling)
     many = [request(str(n), n) for n in range(5)]
-    for one in many:
-        batch.add(one)
-    for _ in range(3):
-        batch.step()
+    proposer, batch = started(*many)
+    batch.steps(3)
     batch.remove(many[0])  # the last one is in its place now
     assert batch.requests[0] is many[4]
     before = {id(each) for each in proposer.sequences.present.values()}
-    for _ in range(3):
-        batch.step()
+    batch.steps(3)
     assert {id(each) for each in proposer.sequences.present.values()} == before
     for one in many[1:]:
         begin = one.tokens[:16]
@@ -118,10 +115,7 @@ def test_rows_that_move_stay_the_same_sequences() -> None:
 
 
 def test_equal_requests_side_by_side_are_two_sequences() -> None:
-    proposer = Proposer(config())
-    batch = Batch(proposer, circling)
-    batch.add(request("a"))
-    batch.add(request("b"))
+    proposer, batch = started(request("a"), request("b"))
     for _ in range(8):
         batch.step()
         assert len(proposer.sequences.present) == 2
@@ -129,11 +123,9 @@ def test_equal_requests_side_by_side_are_two_sequences() -> None:
 
 
 def test_another_request_in_the_row_of_one_that_ended_begins_anew() -> None:
-    proposer = Proposer(config())
-    batch, first = Batch(proposer, circling), request("a", 1)
-    batch.add(first)
-    for _ in range(4):
-        batch.step()
+    first = request("a", 1)
+    proposer, batch = started(first)
+    batch.steps(4)
     batch.remove(first)
     second = Request("b", [20, 21, 22, 23] * 4)
     batch.add(second)
@@ -147,8 +139,7 @@ def test_an_answer_that_is_over_is_known_to_the_next_conversation() -> None:
     batch = Batch(proposer, lambda tokens: 30 + (len(tokens) - 16) % 12)
     first = Request("a", [20, 21, 22, 23] * 4)
     batch.add(first)
-    for _ in range(8):
-        batch.step()
+    batch.steps(8)
     batch.remove(first)
     batch.add(Request("b", [40, 41, 42, 43] * 4))
     drafted = []
@@ -159,19 +150,14 @@ def test_an_answer_that_is_over_is_known_to_the_next_conversation() -> None:
 
 
 def test_a_preempted_request_comes_back_in_another_row_as_itself() -> None:
-    proposer = Proposer(config())
-    batch, one, other = Batch(proposer, circling), request("a", 2), request("b", 3)
-    batch.add(one)
-    batch.add(other)
-    for _ in range(4):
-        batch.step()
+    one, other = request("a", 2), request("b", 3)
+    proposer, batch = started(one, other)
+    batch.steps(4)
     batch.remove(one)
-    for _ in range(3 * GONE):
-        batch.step()
+    batch.steps(3 * GONE)
     one.unread = 2  # all of it is read again
     batch.add(one)
-    for _ in range(6):
-        batch.step()
+    batch.steps(6)
     assert len(proposer.sequences.present) == 2
     sources = proposer.sources(prompt(2), one.tokens[16:])["sources"]
     assert None not in sources and one.tokens == plain(request("a", 2), len(one.tokens))
@@ -180,9 +166,8 @@ def test_a_preempted_request_comes_back_in_another_row_as_itself() -> None:
 
 
 def test_steps_that_were_not_shown_are_unknown() -> None:
-    proposer = Proposer(config())
-    batch, one = Batch(proposer, circling), request("a")
-    batch.add(one)
+    one = request("a")
+    proposer, batch = started(one)
     batch.step()
     said = len(one.tokens)
     batch.step(ask=False)
@@ -221,9 +206,8 @@ def test_two_ranks_decide_the_same() -> None:
 
 
 def test_drafts_end_where_the_context_does() -> None:
-    proposer = Proposer(config(tokens=6))
-    batch, one = Batch(proposer, circling), Request("a", prompt(0, LONGEST - 60))
-    batch.add(one)
+    one = Request("a", prompt(0, LONGEST - 60))
+    _, batch = started(one, tokens=6)
     most = 0
     while len(one.tokens) < LONGEST - 2:
         batch.step()
@@ -233,19 +217,16 @@ def test_drafts_end_where_the_context_does() -> None:
 
 
 def test_no_token_beyond_the_vocabulary_is_drafted() -> None:
-    proposer = Proposer(config(vocabulary=5))
-    batch, one = Batch(proposer, circling), request("a")
-    batch.add(one)
+    one = request("a")
+    _, batch = started(one, vocabulary=5)
     for _ in range(20):
         batch.step()
         assert max([0, *one.drafts]) < 5
 
 
 def test_a_request_may_say_that_it_wants_no_drafts() -> None:
-    proposer = Proposer(config())
-    batch, one, other = Batch(proposer, circling), request("a"), request("b", 2)
-    batch.add(one)
-    batch.add(other)
+    one, other = request("a"), request("b", 2)
+    proposer, batch = started(one, other)
     said = {
         "a": SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"strata": "off"})),
         "b": SimpleNamespace(sampling_params=SimpleNamespace(extra_args=None)),
@@ -297,24 +278,20 @@ def test_who_finds_nothing_looks_less_often_and_begins_again_at_once(
     fresh = iter(draw.sample(range(1000), 900))
     batch, one = Batch(proposer, lambda tokens: next(fresh)), request("a")
     batch.add(one)
-    for _ in range(200):
-        batch.step()
+    batch.steps(200)
     assert looked[0] < 60 and sum(proposer.accepted.values()) == 0
     batch.choose = circling
-    for _ in range(40):
-        batch.step()
+    batch.steps(40)
     looked[0] = 0
-    for _ in range(20):
-        batch.step()
+    batch.steps(20)
     assert looked[0] == 20 and one.drafts
 
 
 def test_a_fault_ends_drafting_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    proposer = Proposer(config())
-    batch, one = Batch(proposer, circling), request("a")
-    batch.add(one)
+    one = request("a")
+    proposer, batch = started(one)
     batch.step()
 
     def broken(*_: object) -> None:
@@ -349,12 +326,10 @@ def test_what_was_learned_is_there_after_a_start(tmp_path: Path) -> None:
         proposer = Proposer(config(rank=rank, **kept))
         batch, one = Batch(proposer, circling), request("a")
         batch.add(one)
-        for _ in range(6):
-            batch.step()
+        batch.steps(6)
         batch.remove(one)
         batch.add(request("b", 3))
-        for _ in range(GONE + 1):
-            batch.step()
+        batch.steps(GONE + 1)
         if proposer.learned.thread is not None:
             proposer.learned.thread.shutdown()
         again = Learned(Attached(**kept), writes=False)
@@ -397,14 +372,3 @@ def test_statistics_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     proposer = Proposer(config(statistics=str(damaged)))
     proposer.load_model()
     assert proposer.names == [CONTEXT, MODEL]
-
-
-def test_nothing_heavy_is_imported_with_the_drafter() -> None:
-    code = (
-        "import sys, app.vllm.proposer\n"
-        "print([n for n in ('torch', 'transformers', 'vllm', 'gradio') if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
