@@ -49,15 +49,18 @@ def milliseconds(seconds: float) -> str:
 
 
 def progress(report: Progress) -> str:
+    share = report.share
+    return progress_bar(
+        report.words + (f" · {100 * share:.0f} %" if share is not None else ""), share
+    )
+
+
+def progress_bar(words: str, share: float | None) -> str:
     """A bar that fills, or that moves if the progress is not known."""
-    if report.share is None:
-        return (
-            '<div class="progress"><div class="bar empty"><i class="moving"></i></div>'
-            f"<small>{escape(report.words)}</small></div>"
-        )
+    look = 'class="moving"' if share is None else f'style="width:{100 * share:.2f}%"'
     return (
-        f'<div class="progress"><div class="bar empty"><i style="width:{100 * report.share:.1f}%">'
-        f"</i></div><small>{escape(report.words)} · {100 * report.share:.0f} %</small></div>"
+        f'<div class="progress"><div class="bar empty"><i {look}></i></div>'
+        f"<small>{escape(words)}</small></div>"
     )
 
 
@@ -86,6 +89,6 @@ def template_source(name: str) -> str:
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
 
 
-def template(name: str, **values: object) -> str:
+def template(name: str, /, **values: object) -> str:
     """A template of assets/templates, filled with values, which are escaped."""
     return TEMPLATES.get_template(name).render(values)
