@@ -1,6 +1,6 @@
 """HTML and formats of numbers that several tabs use. Every text is escaped here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from jinja2 import Environment, FunctionLoader
@@ -64,29 +64,13 @@ def progress_bar(words: str, share: float | None) -> str:
     )
 
 
-def table(titles: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "tiers") -> str:
-    """A table of the class `kind`. The cells of its rows are markup already."""
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def source_tag(source: str, explained: bool = True) -> str:
-    """The name of a token source in its colour, with a tooltip if `explained`."""
-    look = ink(source)
-    kind = f"k-{source}" if source in INKS else "k-draft"
-    meaning = f' title="{escape(look.meaning)}"' if explained else ""
-    return (
-        f'<span class="tok {kind}" style="--k:{look.colour}"{meaning}>{escape(look.title)}</span>'
-    )
-
-
 def template_source(name: str) -> str:
     """A file of assets/templates without line breaks and indents."""
     return "".join(line.strip() for line in read(f"templates/{name}").splitlines())
 
 
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
+TEMPLATES.globals |= {"ink": ink, "inks": INKS, "milliseconds": milliseconds}
 
 
 def template(name: str, /, **values: object) -> str:

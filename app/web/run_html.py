@@ -9,7 +9,7 @@ from typing import NamedTuple
 from app.service.comparison import Progress, Proof
 from app.service.why import server_words
 from app.web.colors import INKS, STAGES, ink, others
-from app.web.markup import fine_print, milliseconds, source_tag, template, times
+from app.web.markup import fine_print, milliseconds, template, times
 from app.web.metrics_panel import NO_DIFFERENCE, NO_GAIN, range_of
 from engine.compare import Speedup
 from engine.errors import SettingError
@@ -248,12 +248,8 @@ def step_card(step: Step, count: int) -> str:
         names=names,
         times={name: getattr(step, f"{name}_seconds") for name in STAGES},
         stages=STAGES,
-        inks=INKS,
         draft=DRAFT,
         head=HEAD,
-        ink=ink,
-        source_tag=source_tag,
-        milliseconds=milliseconds,
     )
 
 

@@ -36,7 +36,7 @@ from app.web.kit import (
     upload_content,
     uploaded,
 )
-from app.web.markup import finding, fine_print, milliseconds, source_tag, template
+from app.web.markup import finding, fine_print, template
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
 from engine.errors import StorageError, StrataError
@@ -310,7 +310,6 @@ def found_html(hits: Mapping[str, Hit]) -> str:
         unknown=UNKNOWN,
         times=TIMES,
         shown=shown,
-        source_tag=source_tag,
     )
 
 
@@ -323,8 +322,6 @@ def contributions_html(sums: Contributions, model: str) -> str:
         whole=sums.tokens.total(),
         sources=[*INKS, *others({*sums.tokens, *sums.drafted})],
         target=TARGET,
-        source_tag=source_tag,
-        milliseconds=milliseconds,
     )
 
 
