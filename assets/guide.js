@@ -125,7 +125,27 @@ sheet.addEventListener("click", (event) => {
   if (event.target === sheet) sheet.close();
 });
 
-// tour
+// tour: each step has a selector or a tab, a title and a text
+
+const TOUR = [
+  { at: "#race .keys", title: "Watch a race",
+    words: "One prompt, decoded plainly and with guesses, played back side by side. The demonstration "
+      + "model is far smaller than real ones, so race at the pace of a real model: the same weights, "
+      + "padded to the cost of 0.5\u00a0B parameters, which say nearly the same." },
+  { at: "#tokens .legend", title: "Where words come from",
+    words: "Coloured words were guessed: from this chat, from past answers, or from general text. The "
+      + "others are the model's own. Point at a word, or tap it, to see more." },
+  { at: "#figures", title: "How fast it is",
+    words: "The figures follow each answer: tokens per second, the speedup, and how many tokens one "
+      + "step of the model gave." },
+  { at: "#prove, [data-act=prove]", title: "Prove it",
+    words: "Guesses never change the text. Prove it decodes an answer again without them, and compares "
+      + "the two word by word." },
+  { at: "tab:Compare", title: "Compare",
+    words: "One prompt, two ways to answer it, measured in turn on this machine." },
+  { at: "tab:Models", title: "Models",
+    words: "Load a model of your own here, or take one from the catalogue." },
+];
 
 let at = -1;
 let lit = null;
@@ -146,7 +166,7 @@ function targetOf({ at: where }) {
 }
 
 function go(to) {
-  const steps = props.tour.filter((step) => shown(targetOf(step)));
+  const steps = TOUR.filter((step) => shown(targetOf(step)));
   const step = steps[to];
   if (!step) {
     endTour();

@@ -7,7 +7,7 @@ from html import escape
 from app.service.benchmark import BenchmarkStatus
 from app.service.benchmark_report import DROP, Drop, Figures, Report, differences, shared
 from app.web.charts import ALL, category_name
-from app.web.markup import DASH, finding, fine_print, milliseconds, times
+from app.web.markup import DASH, finding, fine_print, milliseconds, progress_bar, template, times
 from app.web.run_html import title_of
 from engine.methods import PLAIN
 from engine.settings import shortened
@@ -36,7 +36,6 @@ def status(standing: BenchmarkStatus | None, problem: str = "") -> str:
     """The progress of the running benchmark, or why the last one ended early."""
     if standing is None:
         return finding("differs", "Ended early", problem) if problem else ""
-    share = 100 * standing.done / standing.runs if standing.runs else 0.0
     words = f"{standing.done:,} of {standing.runs:,} runs"
     if standing.waiting:
         words += "; waiting: other requests come first"
@@ -44,10 +43,7 @@ def status(standing: BenchmarkStatus | None, problem: str = "") -> str:
         words += f"; question {standing.question + 1:,}, {title_of(standing.method)}"
     if standing.seconds_left is not None:
         words += f"; {remaining(standing.seconds_left)} left"
-    return (
-        f'<div class="progress"><div class="bar empty"><i style="width:{share:.2f}%"></i></div>'
-        f"<small>{escape(words)}</small></div>"
-    )
+    return progress_bar(words, standing.done / standing.runs if standing.runs else 0.0)
 
 
 def remaining(seconds: float) -> str:
@@ -236,19 +232,4 @@ def title(stored: Benchmark) -> str:
 
 
 def table(name: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that scrolls if it is too wide. All cells are escaped here."""
-    head = "".join(
-        f'<th scope="col" title="{escape(EXPLAINED.get(each, ""))}">{escape(each)}</th>'
-        for each in titles
-    )
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(each)}</td>" for each in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<div class="results" role="region" tabindex="0" aria-label="{escape(name)}">'
-        f"<table><caption>{escape(name)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return template("results.html", name=name, titles=titles, rows=rows, explained=EXPLAINED)

@@ -1,6 +1,6 @@
 """HTML and formats of numbers that several tabs use. Every text is escaped here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from jinja2 import Environment, FunctionLoader
@@ -49,32 +49,18 @@ def milliseconds(seconds: float) -> str:
 
 
 def progress(report: Progress) -> str:
-    """A bar that fills, or that moves if the progress is not known."""
-    if report.share is None:
-        return (
-            '<div class="progress"><div class="bar empty"><i class="moving"></i></div>'
-            f"<small>{escape(report.words)}</small></div>"
-        )
-    return (
-        f'<div class="progress"><div class="bar empty"><i style="width:{100 * report.share:.1f}%">'
-        f"</i></div><small>{escape(report.words)} · {100 * report.share:.0f} %</small></div>"
+    share = report.share
+    return progress_bar(
+        report.words + (f" · {100 * share:.0f} %" if share is not None else ""), share
     )
 
 
-def table(titles: Iterable[str], rows: Iterable[Sequence[str]], kind: str = "tiers") -> str:
-    """A table of the class `kind`. The cells of its rows are markup already."""
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def source_tag(source: str, explained: bool = True) -> str:
-    """The name of a token source in its colour, with a tooltip if `explained`."""
-    look = ink(source)
-    kind = f"k-{source}" if source in INKS else "k-draft"
-    meaning = f' title="{escape(look.meaning)}"' if explained else ""
+def progress_bar(words: str, share: float | None) -> str:
+    """A bar that fills, or that moves if the progress is not known."""
+    look = 'class="moving"' if share is None else f'style="width:{100 * share:.2f}%"'
     return (
-        f'<span class="tok {kind}" style="--k:{look.colour}"{meaning}>{escape(look.title)}</span>'
+        f'<div class="progress"><div class="bar empty"><i {look}></i></div>'
+        f"<small>{escape(words)}</small></div>"
     )
 
 
@@ -84,8 +70,9 @@ def template_source(name: str) -> str:
 
 
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
+TEMPLATES.globals |= {"ink": ink, "inks": INKS, "milliseconds": milliseconds}
 
 
-def template(name: str, **values: object) -> str:
+def template(name: str, /, **values: object) -> str:
     """A template of assets/templates, filled with values, which are escaped."""
     return TEMPLATES.get_template(name).render(values)

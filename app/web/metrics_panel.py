@@ -65,7 +65,7 @@ def panel(**more: Any) -> gr.HTML:
 
 
 def template() -> str:
-    return markup.template("panel.html", inks=INKS, stages=STAGES, explained=EXPLAINED)
+    return markup.template("panel.html", stages=STAGES, explained=EXPLAINED)
 
 
 def panel_values(

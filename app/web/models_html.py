@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.current import NO_HEAD, drafters
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
-from app.web.markup import Facts, facts, finding, fine_print, millions
+from app.web.markup import Facts, facts, finding, fine_print, millions, template
 from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
@@ -278,11 +277,6 @@ def broken(problem: str) -> str:
 def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "") -> str:
     """The card of a family. `here` holds the sources that are on this machine, `needs` the memory
     that the family takes; `tail` is markup."""
-    licence = link(entry.licence_address, entry.licence)
-    head = (
-        f"<h4>{escape(entry.name)}</h4><p>{escape(entry.maker)} · {licence}"
-        f"</p><p>{escape(entry.description)}</p>"
-    )
     drafts = [f"{model.name}, {size(model, here)}" for model in entry.drafts]
     listed = [
         ("model", f"{entry.target.name}, {millions(entry.target.parameters)}"),
@@ -294,7 +288,7 @@ def family(entry: Entry, here: Collection[str], needs: Facts = (), tail: str = "
     ]
     if entry.stack:
         listed.append(("suggested", " / ".join(model.name for model in entry.stack)))
-    return head + facts([*listed, *needs]) + tail
+    return template("family.html", entry=entry) + facts([*listed, *needs]) + tail
 
 
 def weights_of(model: Model) -> str:
@@ -311,27 +305,17 @@ def head_of(head: Head | None) -> str:
     return f"{head.name}, {where}"
 
 
-def link(address: str, words: str) -> str:
-    """A link that opens in another tab of the browser."""
-    return (
-        f'<a href="{escape(address)}" target="_blank" rel="noopener noreferrer">{escape(words)}</a>'
-    )
-
-
 def starter(entry: Entry, fewer_bits: bool = False) -> str:
     """The offer of a real model while the demonstration model is loaded. `fewer_bits` says that a
     processor computes it with weights of 8 bits."""
-    target = entry.target
-    need = target.need(TABLE_CONTEXT, "cpu")
-    rounded = "on a processor with weights of 8 bits, for speed · " if fewer_bits else ""
-    licence = link(entry.licence_address, entry.licence)
-    home = link(f"https://huggingface.co/{target.source.partition(':')[0]}", "on Hugging Face")
-    return (
-        f"<h3>A real model, one click away: {escape(entry.name)}</h3>"
-        f"<p>{escape(entry.description)}</p>"
-        f'<p class="fine">{amount(target.bytes)} to download · {licence} · at most '
-        f"{amount(need.total)} of memory with {TABLE_CONTEXT:,} tokens of context · {rounded}by "
-        f"{escape(entry.maker)}, {home}</p>"
+    return template(
+        "family.html",
+        starter=True,
+        entry=entry,
+        size=amount(entry.target.bytes),
+        need=amount(entry.target.need(TABLE_CONTEXT, "cpu").total),
+        context=f"{TABLE_CONTEXT:,}",
+        fewer_bits=fewer_bits,
     )
 
 

@@ -12,26 +12,10 @@ from itertools import groupby
 
 from app.service.exports import SPEAKERS
 from app.web.colors import INKS, Ink, ink, others
+from assets import read
 from storage.conversations import Conversation, Piece, StoredMessage
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-STYLE = """
-:root { color-scheme: light dark; --text: #1f2937; --quiet: #5b667c; --page: #fcfcfd;
-  --said: #f0f2f5; --line: #d9dee7; --wash: 15%; }
-@media (prefers-color-scheme: dark) { :root { --text: #e5e9f0; --quiet: #a0abc0; --page: #101319;
-  --said: #1b202a; --line: #323947; --wash: 22%; } }
-body { margin: 0 auto; max-width: 46rem; padding: 2.5rem 1.25rem; background: var(--page);
-  color: var(--text); font: 15px/1.7 system-ui, -apple-system, "Segoe UI", sans-serif; }
-h1 { font-size: 1.35rem; line-height: 1.3; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-p.about, h2, ul { color: var(--quiet); font-size: .8rem; font-weight: 500; margin: 0; }
-ul { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; list-style: none; padding: .8rem 0 0; }
-h2 { margin: 1.6rem 0 .25rem; }
-div { white-space: pre-wrap; overflow-wrap: anywhere; }
-div.user, div.system { background: var(--said); border-radius: 10px; padding: .5rem .9rem; }
-span[class] { text-decoration: underline var(--k) 2px; text-underline-offset: 4px;
-  text-decoration-skip-ink: none; background: color-mix(in srgb, var(--k) var(--wash), transparent);
-  border-radius: 2px; }
-"""
 
 
 def page(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
@@ -47,7 +31,7 @@ def page(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}{rules(names)}</style></head><body>\n"
+        f"<title>{title}</title><style>\n{read('page_export.css')}{rules(names)}</style></head><body>\n"
         f'<h1>{title}</h1><p class="about">{when:%Y-%m-%d}, written with Strata. '
         "A colour says what guessed a word before the model chose it.</p>"
         f"{legend(pieces, names)}\n{''.join(sections)}</body></html>\n"

@@ -1,11 +1,7 @@
 """Describes runs as HTML: the verdict on two runs, and a run with its steps for Diagnostics. Every
-text is escaped.
+text is escaped."""
 
-The card of a step consists of SECTIONS, which are functions from a step to markup. To show more of
-a step, add a function.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from typing import NamedTuple
@@ -13,7 +9,7 @@ from typing import NamedTuple
 from app.service.comparison import Progress, Proof
 from app.service.why import server_words
 from app.web.colors import INKS, STAGES, ink, others
-from app.web.markup import DASH, fine_print, milliseconds, source_tag, table, times
+from app.web.markup import fine_print, milliseconds, template, times
 from app.web.metrics_panel import NO_DIFFERENCE, NO_GAIN, range_of
 from engine.compare import Speedup
 from engine.errors import SettingError
@@ -21,7 +17,7 @@ from engine.methods import PLAIN, method_named
 from engine.queue import Waiting
 from engine.runs import Verdict, from_server
 from engine.servers.client import GUARANTEE
-from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step, Token
+from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step
 from storage.traces import StoredPrompt, Trace
 
 
@@ -218,126 +214,43 @@ def continued(run: Run) -> str:
 def prompt(stored: StoredPrompt | None, exact: str | None = None) -> str:
     """The prompt of a run as far as it is stored, and which part of it is not known. `exact` is the
     text of the prompt's tokens, None if these are not kept or belong to another model."""
-    whole = exact_prompt(exact) if exact is not None else ""
-    if stored is None:
-        return whole or UNKNOWN_PROMPT
-    parts = [("system", stored.system_prompt)] if stored.system_prompt.strip() else []
-    parts += stored.messages
-    room, shown = MOST_CHARS, list[str]()
+    if stored is None and exact is None:
+        return UNKNOWN_PROMPT
+    parts = []
+    if stored is not None:
+        system = [("system", stored.system_prompt)] if stored.system_prompt.strip() else []
+        parts = [*system, *stored.messages]
+    room, shown = MOST_CHARS, list[tuple[str, str]]()
     for role, text in reversed(parts):
         if room <= 0:
             break
-        shown.append(message(role, text[-room:]))
+        shown.insert(0, (role, text[-room:]))
         room -= len(text)
-    left = "" if room >= 0 else f" Only the last {MOST_CHARS:,} characters are shown."
-    return (
-        f'<h4>{escape(stored.title)}</h4><div class="asked" tabindex="0" role="region" '
-        f'aria-label="What it read">{"".join(reversed(shown))}</div>'
-        '<p class="fine">These are the messages before the answer, and the system prompt that the '
-        f"conversation has now.{left}{'' if whole else NOT_KEPT}</p>{whole}"
+    return template(
+        "prompt.html",
+        stored=stored,
+        messages=shown,
+        cut=room < 0,
+        most=MOST_CHARS,
+        not_kept=NOT_KEPT,
+        exact=exact,
     )
-
-
-def exact_prompt(text: str) -> str:
-    """The prompt exactly as the model read it; only the end of a long one."""
-    cut = f"The last {MOST_CHARS:,} of {len(text):,} characters. " if len(text) > MOST_CHARS else ""
-    return (
-        "<details class='exact'><summary>The exact prompt</summary><p "
-        f"class='fine'>{cut}Everything the model read, with what the chat template added and "
-        "without what did not fit the context.</p><pre "
-        f"tabindex='0'>{escape(text[-MOST_CHARS:])}</pre></details>"
-    )
-
-
-def message(role: str, text: str) -> str:
-    return f"<div><b>{escape(role)}</b><pre>{escape(text)}</pre></div>"
 
 
 def step_card(step: Step, count: int) -> str:
     """One step of a run that has `count` steps."""
-    emitted = len(step.tokens)
-    words = f"{emitted} token{'' if emitted == 1 else 's'} in {milliseconds(step.seconds)}"
-    if step.finish:
-        words += f", and the answer ended ({step.finish})"
-    head = f"<h4>Step {step.index + 1:,} of {count:,}: {escape(words)}</h4>"
-    return f'<div class="step">{head}{"".join(section(step) for section in SECTIONS)}</div>'
-
-
-def emitted_tokens(step: Step) -> str:
-    if not step.tokens:
-        return fine_print("It was cancelled and gave no token.")
-    return f'<div class="emitted">{"".join(map(chip, step.tokens))}</div>'
-
-
-def chip(token: Token) -> str:
-    look, text = ink(token.source), token.text or "·"
-    known = token.source in INKS
-    kind = f"k-{token.source}" if known else "k-draft" if token.source.startswith(DRAFT) else ""
-    style = "" if known else f' style="--k:{look.colour}"'
-    facts = [look.title]
-    if token.match_length:
-        facts.append(f"match of {token.match_length} tokens")
-    if token.probability:
-        facts.append(f"probability {100 * token.probability:.0f} %")
-    title = escape(" · ".join(facts))
-    return f'<span class="tok {kind}"{style} title="{title}">{escape(text)}</span>'
-
-
-def sources(step: Step) -> str:
-    """How many tokens each source drafted for a step, and how many of them were accepted."""
     found = {**step.proposed, **step.accepted, **step.look_ups}
     names = [name for name in INKS if name in found and name != TARGET] + others(found)
-    if not names:
-        return fine_print("Nothing was drafted: this is a plain step.")
-    rows = [
-        [
-            source_tag(name, explained=False),
-            f"{step.proposed.get(name, 0):,}",
-            f"{step.accepted.get(name, 0):,}",
-            milliseconds(step.look_ups[name]) if name in step.look_ups else DASH,
-        ]
-        for name in names
-    ]
-    depths = ", ".join(f"{kept} of {drafted}" for drafted, kept in step.by_depth)
-    depth = fine_print(f"Accepted by position in the draft: {depths}.") if depths else ""
-    return table(("source", "drafted", "accepted", "search"), rows) + depth + levels(step)
-
-
-def levels(step: Step) -> str:
-    """The passes and the kept guesses of the head and the draft models in a step."""
-    words = [
-        f"{ink(name).title}: {forwards} passes"
-        + ("" if name == HEAD else f", kept {kept} of {drafted} guesses of the model below it")
-        for name, (forwards, drafted, kept) in step.levels.items()
-    ]
-    return fine_print(". ".join(words) + ".") if words else ""
-
-
-def stages(step: Step) -> str:
-    """The time of each stage of a step, and the time that plain decoding would have taken."""
-    parts = {name: float(getattr(step, f"{name}_seconds")) for name in STAGES}
-    whole = sum(parts.values()) or 1.0
-    bar = "".join(
-        f'<i style="background:{STAGES[name]};flex:0 0 {100 * seconds / whole:.1f}%"></i>'
-        for name, seconds in parts.items()
+    return template(
+        "step.html",
+        step=step,
+        count=count,
+        names=names,
+        times={name: getattr(step, f"{name}_seconds") for name in STAGES},
+        stages=STAGES,
+        draft=DRAFT,
+        head=HEAD,
     )
-    words = "".join(
-        f'<span><i style="background:{STAGES[name]}"></i>{name} <b>{milliseconds(seconds)}</b>'
-        "</span>"
-        for name, seconds in parts.items()
-    )
-    plain = (
-        "How long plain decoding would have taken is not known."
-        if step.plain_seconds is None
-        else f"Plain decoding would have taken {milliseconds(step.plain_seconds)}."
-    )
-    return (
-        f'<div class="bar" aria-hidden="true">{bar}</div><div class="stages">{words}</div>'
-        f'<p class="fine">{plain}</p>'
-    )
-
-
-SECTIONS: tuple[Callable[[Step], str], ...] = (emitted_tokens, sources, stages)
 
 
 def step_row(step: Step) -> list[str]:

@@ -135,7 +135,7 @@ def test_the_exact_prompt_is_told_while_its_model_is_loaded(
     shown = on.opened(store, gone_on)
     assert "It was continued once." in shown[on.title]
     assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
-    assert "The last 20,000 of 20,001" in run_html.exact_prompt("a" * 20_001)
+    assert "The last 20,000 of 20,001" in run_html.prompt(None, "a" * 20_001)
 
 
 def test_a_long_answer_is_shown_in_part(

@@ -287,15 +287,15 @@ def test_the_context_field_says_what_is_loaded(
     current = on.session.current
     for length, words in (
         (2048, "one reads at most 2,048 tokens, so 2,048 are loaded."),
-        (8192, models.help_of("context_length")),
+        (8192, models.META["context_length"]["help"]),
     ):
         monkeypatch.setattr(type(current), "info", replace(current.info, context_length=length))
         for shown in (on.refresh(source, *values()), on.hint(source)):
             assert shown[context]["info"] == words
         assert on.overview()[context]["info"] == words, "at once when the tab opens"
         other = on.hint(shop.source("two"))
-        assert other[context]["info"] == models.help_of("context_length")
-        chosen = on.choose(shop.source("two"))
+        assert other[context]["info"] == models.META["context_length"]["help"]
+        chosen = on.screen(shop.source("two"))
         assert "info" not in chosen[context], "together with a value it is taken for typing"
 
 
@@ -323,7 +323,7 @@ def test_what_there_is_is_shown_before_anything_is_weighed(
 
 def test_the_needs_follow_the_settings(on: models.ModelsTab, shop: Shop) -> None:
     def need(source: str | None, **changes: Any) -> str:
-        return on.weigh(source, *values(**changes))[on.needed]
+        return on.needs(source, *values(**changes))[on.needed]
 
     source = shop.source("two")
     assert "cache</dt><dd>8 B" in need(source)
@@ -335,8 +335,8 @@ def test_the_needs_follow_the_settings(on: models.ModelsTab, shop: Shop) -> None
     assert "It is downloaded first" in need("hub/x")
     assert "Choose a model" in need(None)
     *_, card = on.cards
-    assert "fits" in on.weigh(source, *values(context_length=64))[card.facts]
-    assert "32.0 KiB, does not fit" in on.weigh(source, *values())[card.facts]
+    assert "fits" in on.needs(source, *values(context_length=64))[card.facts]
+    assert "32.0 KiB, does not fit" in on.needs(source, *values())[card.facts]
 
 
 def test_a_chosen_model_brings_its_own_settings(
@@ -344,11 +344,11 @@ def test_a_chosen_model_brings_its_own_settings(
 ) -> None:
     for name, length in (("two", 1024), ("three", 8192)):
         list(session.models.load(shop.source(name), Runtime(context_length=length)))
-    shown = on.choose(shop.source("two"))
+    shown = on.screen(shop.source("two"))
     assert shown[on.runtime["context_length"]]["value"] == 1024
     assert "cache</dt><dd>1 B" in shown[on.needed]
     Path(shop.source("two")).unlink()
-    shown = on.choose(shop.source("two"))
+    shown = on.screen(shop.source("two"))
     assert shown[on.choice]["value"] == shop.source("three"), "the file is gone"
 
 
@@ -482,7 +482,7 @@ def test_a_damaged_catalogue_is_told_and_the_tab_works(
 def test_the_usual_settings_come_back(on: models.ModelsTab, shop: Shop) -> None:
     last(on.load(shop.source("two"), *values(context_length=2048, threads=3)))
     parts = on.runtime
-    assert on.choose(shop.source("two"))[parts["threads"]]["value"] == 3
+    assert on.screen(shop.source("two"))[parts["threads"]]["value"] == 3
     shown = on.reset(shop.source("two"))
     assert shown[parts["threads"]]["value"] == 0
     assert shown[parts["context_length"]]["value"] == Runtime().context_length

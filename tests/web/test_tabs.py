@@ -44,7 +44,7 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
     note = "llama.cpp's fast path <crashes>."
     for can_tree in (True, False):
         toy.info = replace(toy.info, note=note, can_tree=can_tree)
-        assert '<p class="note">llama.cpp&#x27;s fast path &lt;crashes&gt;.</p>' in header.header(
+        assert '<p class="note">llama.cpp&#39;s fast path &lt;crashes&gt;.</p>' in header.header(
             session, ()
         )
         assert ("will be plain" in compare.idle(session)) is not can_tree

@@ -23,8 +23,7 @@ from app.web.kit import (
     notify_errors,
     small_button,
 )
-from app.web.markup import table
-from storage.api_keys import ApiKey
+from app.web.markup import template
 
 NO_KEY = "YOUR-KEY"
 """The placeholder for a key in the examples, because keys are not known after they were shown."""
@@ -44,16 +43,6 @@ def state_line(session: Session, address: str) -> str:
         "class='fine'>Programs on this machine need no key, unless Strata asks for a password. "
         "All other programs do.</p>"
     )
-
-
-def keys_table(keys: list[ApiKey]) -> str:
-    if not keys:
-        return "<p>There are no keys yet.</p>"
-    rows = (
-        [escape(key.name), moment(key.created), moment(key.used) if key.used else "never"]
-        for key in keys
-    )
-    return table(("Name", "Made", "Last used"), rows, "keys")
 
 
 def moment(seconds: float) -> str:
@@ -152,7 +141,7 @@ class Programs(Tab):
         key = secret or NO_KEY
         return {
             **self.switched(address),
-            self.keys: keys_table(keys),
+            self.keys: template("keys.html", keys=keys, moment=moment),
             self.secret: gr.update(value=secret, visible=bool(secret)),
             self.which: gr.update(choices=[(key.name, key.id) for key in keys], value=None),
             self.confirmation.shown: gr.update(visible=False),

@@ -36,7 +36,7 @@ from app.web.kit import (
     upload_content,
     uploaded,
 )
-from app.web.markup import finding, fine_print, milliseconds, source_tag, table
+from app.web.markup import finding, fine_print, template
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.drafting.calibration import Calibration
 from engine.errors import StorageError, StrataError
@@ -300,68 +300,28 @@ TIMES = {CONTEXT: "times", MODEL: "answers", STATISTICS: "times"}
 
 
 def shown(text: str) -> str:
-    return f"<code>{escape(repr(text)[1:-1].replace(' ', '␣'))}</code>"
+    return repr(text)[1:-1].replace(" ", "␣")
 
 
 def found_html(hits: Mapping[str, Hit]) -> str:
-    found = "".join(hit_html(source, each) for source, each in hits.items())
-    return f'<div class="found">{found}</div>'
-
-
-def hit_html(source: str, each: Hit) -> str:
-    """The entries of one database for some words."""
-    if not each.matched:
-        return f"<div><h4>{source_tag(source)}</h4><p class='fine'>{UNKNOWN[source]}</p></div>"
-    tokens = "token" if each.matched == 1 else "tokens"
-    rows = [
-        [shown(entry.text), f"{entry.count:,}", f"{100 * entry.share:.0f} %"]
-        for entry in each.entries
-    ]
-    return (
-        f"<div><h4>{source_tag(source)}</h4><p class='fine'>After {shown(each.key)} "
-        f"({each.matched} {tokens}):</p>{table(['next', TIMES[source], 'share'], rows)}</div>"
+    return template(
+        "found.html",
+        hits=hits,
+        unknown=UNKNOWN,
+        times=TIMES,
+        shown=shown,
     )
 
 
 def contributions_html(sums: Contributions, model: str) -> str:
-    """A table of what each source contributed to the latest answers of a model."""
-    if not sums.runs:
-        return "<p class='fine'>No answer with drafts by this model is stored yet.</p>"
-    whole = sums.tokens.total()
-    sources = [*INKS, *others({*sums.tokens, *sums.drafted})]
-    rows = [
-        [
-            source_tag(source),
-            f"{100 * sums.tokens[source] / whole:.0f} %" if whole else "–",
-            "–" if source == TARGET else f"{sums.accepted[source]:,}",
-            # A server reports only accepted tokens.
-            f"{sums.drafted[source]:,}"
-            if source != TARGET and sums.drafted[source] >= sums.accepted[source]
-            else "–",
-            milliseconds(sums.look_ups[source]) if source in sums.look_ups else "–",
-        ]
-        for source in sources
-    ]
-    titles = ["source", "share of the tokens", "accepted", "drafted", "search"]
-    answers = f"{sums.runs:,} latest answers" if sums.runs > 1 else "latest answer"
-    return (
-        f"<p class='fine'>The {answers} of {escape(model)}: {whole:,} tokens.</p>"
-        f"{table(titles, rows)}{saved_time(sums, whole)}"
-    )
-
-
-def saved_time(sums: Contributions, whole: int) -> str:
-    """The seconds that drafting saved, as far as they are known, and how they were measured."""
-    if not sums.timed:
-        return "<p class='fine'>How long plain decoding would have taken is not known.</p>"
-    gain = sums.plain - sums.spent
-    words = f"{gain:.1f} s less" if gain >= 0 else f"{-gain:.1f} s more"
-    part = "these tokens" if sums.timed == whole else f"{sums.timed:,} of these tokens"
-    return (
-        f"<p class='fine'>Decoding {part} took {sums.spent:.1f} s, <b>{words}</b> than plain "
-        f"decoding would have taken ({sums.plain:.1f} s). Each step is compared with the plain "
-        "steps of the same answer. What a single database saved is not known, as the drafts of "
-        "all are verified together.</p>"
+    """What each source contributed to the latest answers of a model."""
+    return template(
+        "contributions.html",
+        sums=sums,
+        model=model,
+        whole=sums.tokens.total(),
+        sources=[*INKS, *others({*sums.tokens, *sums.drafted})],
+        target=TARGET,
     )
 
 

@@ -27,9 +27,11 @@ from app.web.kit import (
     Trigger,
     Updates,
     hide,
+    html,
     notify_errors,
     payload,
     show,
+    small_button,
     warn,
     watched,
 )
@@ -78,7 +80,7 @@ def source_box(
             scale=5,
             elem_id=f"{name}-source",
         )
-        add = gr.Button("Add", size="sm", scale=1, min_width=60, elem_id=f"{name}-add")
+        add = small_button("Add", scale=1, min_width=60, elem_id=f"{name}-add")
     return box, add
 
 
@@ -113,12 +115,11 @@ def controls(
     return {item.name: made[item.name] for item in fields(Runtime)}, groups
 
 
-def help_of(name: str) -> str:
-    return str(next(item.metadata["help"] for item in fields(Runtime) if item.name == name))
+META = {item.name: item.metadata for item in fields(Runtime)}
 
 
 def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
-    meta = next(item.metadata for item in fields(Runtime) if item.name == name)
+    meta = META[name]
     return gr.Dropdown(
         list(offered), value=AUTO, label=meta["label"], info=meta["help"], allow_custom_value=True
     )
@@ -151,9 +152,9 @@ class ModelsTab(Tab):
         starters = [*first, *catalogue.build_starter("starter-models", session)]
         with gr.Row(elem_classes="cards"):
             with gr.Column(elem_classes="card", scale=3):
-                self.facts = gr.HTML(elem_id="models-loaded", apply_default_css=False)
-                self.exact = gr.Button(
-                    f"Load in {FLOAT32}", size="sm", visible=False, elem_id="models-exact"
+                self.facts = html(elem_id="models-loaded")
+                self.exact = small_button(
+                    f"Load in {FLOAT32}", visible=False, elem_id="models-exact"
                 )
             with gr.Column(elem_classes="card", scale=3):
                 self.build_list()
@@ -171,12 +172,10 @@ class ModelsTab(Tab):
                         ),
                         elem_id="models-key",
                     )
-                self.needed = gr.HTML(elem_id="models-need", apply_default_css=False)
+                self.needed = html(elem_id="models-need")
                 self.place = JobCard.build("models", "Load")
                 with gr.Row(elem_classes="presets"):
-                    self.reset_button = gr.Button(
-                        "Reset to defaults", size="sm", elem_id="models-reset"
-                    )
+                    self.reset_button = small_button("Reset to defaults", elem_id="models-reset")
         self.gguf = GgufSection(session, memory)
         self.cards = [*starters, *catalogue.build()]
         self.places = [self.place, *(card.place for card in self.cards)]
@@ -191,14 +190,14 @@ class ModelsTab(Tab):
         )
         self.choice = gr.Radio([], show_label=False, container=False, elem_id="models-choice")
         with gr.Row(elem_classes="tools"):
-            button = gr.Button("Remove", size="sm", min_width=40, elem_id="models-remove")
+            button = small_button("Remove", min_width=40, elem_id="models-remove")
         with gr.Column(visible=False, elem_classes="asking") as asking:
-            self.question = gr.HTML(elem_id="models-question", apply_default_css=False)
+            self.question = html(elem_id="models-question")
             with gr.Row():
-                yes = gr.Button(
-                    "Remove", size="sm", variant="stop", min_width=40, elem_id="models-remove-yes"
+                yes = small_button(
+                    "Remove", variant="stop", min_width=40, elem_id="models-remove-yes"
                 )
-                no = gr.Button("Keep", size="sm", min_width=40, elem_id="models-remove-no")
+                no = small_button("Keep", min_width=40, elem_id="models-remove-no")
         self.removing = Confirmation(button, asking, yes, no)
         self.box, self.add_button = source_box(
             "models", "Folder, GGUF file, Hugging Face id or address"
@@ -221,11 +220,11 @@ class ModelsTab(Tab):
         seen = settle.outputs or ()
         self.on(self.tab.select, self.show, inputs, seen, mode="multiple", guard=REFRESH)
         chosen = self.on(
-            self.choice.input, self.choose, self.choice, shown, mode="always_last", guard=ACT
+            self.choice.input, self.screen, self.choice, shown, mode="always_last", guard=ACT
         )
         self.then(chosen, self.hint, self.choice, context)
         edits = [control.input for control in controls]  # type: ignore[attr-defined]
-        self.on(edits, self.weigh, inputs, needs, mode="always_last", guard=ACT)
+        self.on(edits, self.needs, inputs, needs, mode="always_last", guard=ACT)
         adding = [self.add_button.click, self.box.submit]
         added = self.on(adding, self.add, self.box, [self.box, *shown], guard=ACT)
         self.then(added, header)
@@ -297,7 +296,7 @@ class ModelsTab(Tab):
         if chosen and (chosen != source or not values):
             return {**shown, **self.settings(offered[chosen])}
         shown |= self.limited(offered[chosen] if chosen else None)
-        return {**shown, **self.needs(chosen, values)}
+        return {**shown, **self.needs(chosen, *values)}
 
     def listed(self, offered: Mapping[str, Candidate], *chosen: str | None) -> Updates:
         choices = [models_html.choice(candidate) for candidate in offered.values()]
@@ -309,7 +308,7 @@ class ModelsTab(Tab):
                 visible=self.models.is_loaded
                 and bool(models_html.precision(self.session.current.info))
             ),
-            **self.starters(),
+            **dict.fromkeys(self.boxes, gr.update(visible=self.models.demonstration)),
             self.choice: gr.update(choices=choices, **value),
         }
 
@@ -327,11 +326,6 @@ class ModelsTab(Tab):
         plain = pace(self.session.current.plain) if self.models.is_loaded else ""
         return models_html.loaded(info, self.models.source, drafts, costs, plain)
 
-    def starters(self) -> Updates:
-        """Show or hide the offers for users of the demonstration model."""
-        shown = gr.update(visible=self.models.demonstration)
-        return dict.fromkeys(self.boxes, shown)
-
     def settings(self, candidate: Candidate) -> Updates:
         """Show the settings with which a model runs or ran last, and the memory that it needs."""
         runtime = self.models.runtime if candidate.loaded else candidate.runtime
@@ -346,9 +340,7 @@ class ModelsTab(Tab):
             offered = choices("device", runtime.device, self.devices(candidate.source))
             device = gr.update(choices=offered, value=runtime.device)
             shown[self.runtime["device"]] = device
-        context = self.runtime["context_length"]
-        shown[context] = gr.update(value=runtime.context_length)
-        return {**shown, **self.needs(candidate.source, list(values.values()))}
+        return {**shown, **self.needs(candidate.source, *values.values())}
 
     def hint(self, source: str | None) -> Updates:
         """Show the help text of the context length. This is a separate event, because a number
@@ -356,15 +348,11 @@ class ModelsTab(Tab):
         return self.limited(self.candidates().get(source or ""))
 
     def limited(self, candidate: Candidate | None) -> Updates:
-        info = self.limit(candidate) if candidate else help_of("context_length")
+        """Show the help text of the context length. A loaded model may have less than requested."""
+        info, actual = META["context_length"]["help"], self.session.current.info.context_length
+        if candidate and candidate.loaded and actual < self.models.runtime.context_length:
+            info = f"{candidate.name} reads at most {actual:,} tokens, so {actual:,} are loaded."
         return {self.runtime["context_length"]: gr.update(info=info)}
-
-    def limit(self, candidate: Candidate) -> str:
-        """The help text of the context length. A loaded model may have less than requested."""
-        actual = self.session.current.info.context_length
-        if candidate.loaded and actual < self.models.runtime.context_length:
-            return f"{candidate.name} reads at most {actual:,} tokens, so {actual:,} are loaded."
-        return help_of("context_length")
 
     def devices(self, source: str) -> list[str]:
         found = []
@@ -379,7 +367,7 @@ class ModelsTab(Tab):
         given = zip(fields(Runtime), values, strict=True)
         return Runtime(**{item.name: number(item.default, value) for item, value in given})
 
-    def needs(self, source: str | None, values: Sequence[object]) -> Updates:
+    def needs(self, source: str | None, *values: object) -> Updates:
         if source is None:
             return {self.needed: fine_print("Choose a model to see the memory it needs.")}
         try:
@@ -428,12 +416,6 @@ class ModelsTab(Tab):
     def settle(self, source: str | None, *values: object) -> Updates:
         """Update the tab after a load that another page or the program began."""
         return {self.place.status: "", **self.refresh(source, *values)}
-
-    def weigh(self, source: str | None, *values: object) -> Updates:
-        return self.needs(source, values)
-
-    def choose(self, source: str) -> Updates:
-        return self.screen(source)
 
     def add(self, named: str) -> Updates:
         """Add the models of a folder, or a single model, and choose the first of them."""

@@ -16,7 +16,7 @@ from app.service.jobs import Progress as Making
 from app.service.models import Models, is_embedded
 from app.service.race import BYTES, PROMPT, NoGain, Race
 from app.service.session import Session
-from app.web import header, render
+from app.web import render
 from app.web.kit import Tab, Updates, html, notify_errors, numbered, payload, small_button
 from app.web.markup import template
 from app.web.run_html import title_of
@@ -62,7 +62,11 @@ def welcome(models: Models) -> tuple[gr.Column, list[gr.Button]]:
         )
         with gr.Row(elem_classes="examples"):
             buttons = [small_button(text) for text in examples(models)]
-        html(header.OFFER)
+        html(
+            '<p class="offer">New here? <button type="button" class="to-tour">Take the tour'
+            '</button> It takes 20 seconds. <button type="button" class="no-tour">No, thanks'
+            "</button></p>"
+        )
     return empty, buttons
 
 
