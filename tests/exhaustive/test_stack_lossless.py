@@ -102,20 +102,6 @@ def test_every_plan_with_every_cut(plan: str, cuts: dict[str, float]) -> None:
         as_plain(wanted, drafters, method.drafting)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_draft_models_may_have_samplers_of_their_own(plan: str) -> None:
-    own = {"tiny": Sampling(0.0), "small": Sampling(1.3, top_k=9), "mid": Sampling(0.4, top_p=0.7)}
-    method, family, usual = method_named(plan, FIXED), toy_family(own), toy_family()
-    differs = False
-    for seed, temperature in enumerate(TEMPERATURES):
-        wanted, runs = generation(temperature, seed), []
-        for each in (family, usual):
-            drafters = method.drafters(warm_toy(), each, wanted.sampling)
-            runs.append(as_plain(wanted, drafters, method.drafting))
-        differs |= runs[0] != runs[1]
-    assert differs, "their samplers are heeded"
-
-
 @pytest.mark.soak(stay=5)
 @pytest.mark.parametrize("plan", [*PLANS, "hd", "hd-published"])
 def test_an_answer_ends_where_the_plain_one_does(plan: str) -> None:
