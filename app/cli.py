@@ -183,6 +183,7 @@ def tell_of_keys(options: Options, database: "Database") -> None:
 
 
 def manage_keys(options: argparse.Namespace) -> None:
+    """Run a command of `strata keys`. Raises StrataError."""
     from datetime import datetime
 
     from storage.api_keys import ApiKeys

@@ -61,6 +61,7 @@ class Corpus:
 
 @lru_cache(maxsize=1)
 def tokenizer_of(model: str) -> Tokenizer:
+    """The tokenizer of a model. Raises ModelError."""
     return tokenizer(model)
 
 

@@ -144,6 +144,7 @@ class Tree:
         return found
 
     def above(self, id: str) -> list[str]:
+        """The messages from the first one to this one, itself included."""
         found: list[str] = []
         here: str | None = id
         while here is not None:
@@ -253,6 +254,7 @@ class Conversations:
         return None
 
     def folders(self) -> Sequence[str]:
+        """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
         return sorted((as_text(row[0]) for row in rows), key=folded)
@@ -278,6 +280,7 @@ class Conversations:
         self._update(id, "title", _title(title))
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
+        """Give a conversation another system prompt; empty for none."""
         self._update(id, "system_prompt", well_formed(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
@@ -308,6 +311,7 @@ class Conversations:
         return id
 
     def revision(self, id: str) -> int:
+        """A number that grows with every change of a conversation."""
         return int(self._row("revision", id)[0])
 
     def mark_changed(self, id: str) -> None:
@@ -328,11 +332,13 @@ class Conversations:
             return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
+        """The id of the last message on the shown path."""
         self.get(id)
         path = self._tree(id).path()
         return path[-1] if path else None
 
     def has(self, id: str, message_id: str) -> bool:
+        """Whether a message is in a conversation, shown or not."""
         query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
         self.get(id)
         return bool(self._db.execute_read(query, [message_id, id]))
@@ -651,6 +657,7 @@ def text_of(pieces: Iterable[Piece]) -> str:
 
 
 def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:
+    """The pieces of an answer from the tokens of its run's steps; None if they are damaged."""
     try:
         found = [
             Piece(text, source or TARGET, length, index, position, round(probability, 4))

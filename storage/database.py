@@ -79,6 +79,7 @@ def path_bytes(path: str) -> bytes:
 
 
 def path_text(stored: bytes) -> str:
+    """The path that `path_bytes` stored."""
     return stored.decode("utf-8", "surrogateescape")
 
 
@@ -88,6 +89,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(blob: bytes) -> tuple[int, ...]:
+    """The token ids of a blob that `pack_tokens` made."""
     return struct.unpack(f"<{len(blob) // 4}I", blob)
 
 
@@ -316,6 +318,7 @@ class Database:
         return int(found[0][0]) if found else None
 
     def wipes(self, owner: str) -> int:
+        """How often the past answers of an owner were wiped."""
         found = self.execute_read("SELECT wipes FROM owners WHERE name = ?", [owner])
         return found[0][0] if found and isinstance(found[0][0], int) else 0
 

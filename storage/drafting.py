@@ -92,6 +92,7 @@ class ContextStore:
         return min(self.CAP, self._end(key) - int(first))
 
     def clear(self, conversation_id: str) -> None:
+        """Forget the conversation's logs, of every tokenizer."""
         self._conversations.get(conversation_id)
         self._db.execute_write("DELETE FROM contexts WHERE conversation = ?", [conversation_id])
 
@@ -122,6 +123,7 @@ class CalibrationStore:
         self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
 
     def load(self) -> list[CalibrationRow]:
+        """All usable rows, in no useful order."""
         rows = self._db.execute_read(
             "SELECT tier, match_length, strength, reached, trusted FROM calibrations "
             "WHERE owner = ? AND fingerprint = ?",
@@ -162,6 +164,7 @@ class DraftingStore:
 
     @property
     def locked(self) -> str:
+        """Why writes wait, "" if none does."""
         return self.writes.locked
 
     @property
@@ -187,6 +190,8 @@ class DraftingStore:
         return tried(owner, read) or Past((), None, UNREAD)
 
     def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
+        """The newest tokens of a conversation, oldest first."""
+
         def read() -> Sequence[int]:
             store = ContextStore(self.database, owner)
             return store.load(conversation, tokenizer) if store.has(conversation) else ()

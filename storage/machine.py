@@ -33,6 +33,7 @@ class CostStore:
         self._key = (db.key("fingerprints", fingerprint), kind, device, dtype, threads)
 
     def load(self) -> Costs | None:
+        """The curve; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT points, node, other, measured, token, row FROM costs WHERE fingerprint = ? "
             "AND kind = ? AND device = ? AND dtype = ? AND threads = ?",
@@ -101,6 +102,7 @@ class ProfileStore:
         self._db = db
 
     def load(self, key: ProfileKey) -> dict[str, Any] | None:
+        """The profile's mapping; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT CAST(profile AS BLOB) FROM profiles "
             "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
@@ -128,6 +130,7 @@ class ProfileStore:
             )
 
     def chosen(self, target: str) -> Choice | None:
+        """The stack chosen for the target with this fingerprint; None if none is stored."""
         rows = self._db.execute_read(
             "SELECT CAST(sources AS BLOB), CAST(spec AS BLOB) FROM stacks WHERE fingerprint = ?",
             (self._db.key("fingerprints", target),),

@@ -124,6 +124,7 @@ class ModelNgrams:
         return int(self._db.execute_read(query, self._parameters(pruning))[0][0]) if pruning else 0
 
     def drop(self, pruning: Pruning) -> int:
+        """Delete the n-grams that match. Returns their number."""
         if not pruning:
             return 0
         query = f"DELETE FROM ngrams WHERE {PRUNED}"
@@ -175,6 +176,7 @@ class ModelNgrams:
         return self._sizes()[0]
 
     def size_bytes(self) -> int:
+        """The approximate size of the n-grams on disk, in bytes."""
         rows, token_bytes = self._sizes()
         return token_bytes + rows * self.ROW_BYTES
 

@@ -122,6 +122,7 @@ class Grams:
             self.starts.append(np.flatnonzero(changed))
 
     def level(self, size: int) -> Level:
+        """The n-grams of `size` tokens and one more."""
         starts = self.starts[size]
         last = self.columns[size][starts]
         real = last != self.pad

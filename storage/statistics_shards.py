@@ -221,6 +221,7 @@ class Job:
     most: int
 
     def count_shard(self, name: str, shard: Any) -> None:
+        """Tokenize and count a shard. Raises StrataError."""
         count_shard(self.folder, name, self.texts.tokenized(shard), self.vocabulary, self.most)
 
     def count_volume(

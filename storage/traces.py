@@ -325,6 +325,7 @@ class Traces:
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
+        """The newest `limit` runs, newest first."""
         return self.page(limit=max(0, limit))
 
     def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
@@ -393,6 +394,7 @@ class Traces:
         return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
+        """The steps of a run from number `start` on."""
         with self._db.read():
             self.get(run_id)
             with _checked(run_id):

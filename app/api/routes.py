@@ -75,6 +75,7 @@ class Gate:
         raise unknown(f"This key is not known, or was revoked. {HOW}", "invalid_api_key")
 
     async def check_on(self) -> None:
+        """Raise ApiError while the API is off."""
         if not await run_in_threadpool(self.on):
             raise ApiError(404, OFF, code="api_off")
 
@@ -248,6 +249,7 @@ class Api:
         return response
 
     def checked(self, kind: Kind, body: bytes) -> Completion:
+        """The checked request. Raises ApiError."""
         given = parsed(body)
         self.service.programs.check_loaded()
         try:

@@ -200,6 +200,7 @@ class Recorder:
         return bool(over and run.tokens and opened or fresh and (text or self.message_id))
 
     def store(self, over: bool) -> bool:
+        """Store what is due, in one transaction. Raises StorageError."""
         if self.due(over):
             run = self.run
             fresh = run.steps[self.stored :]
@@ -500,6 +501,7 @@ class Answer:
 
     @property
     def message_id(self) -> str:
+        """The id of the answer's message, "" until it is stored."""
         return self.update.recorder.message_id if self.update else ""
 
     def run(self, items: Iterator[Update | Waiting]) -> None:

@@ -209,6 +209,7 @@ class BenchmarkRuns:
             job.report(replace(job.progress, waiting=waiting))
 
     def report(self, owner: str, benchmark: str) -> Report:
+        """The report of a benchmark. Raises StorageError."""
         store = self.store(owner)
         stored = store.get(benchmark)
         plan = stored_plan(stored, store.questions(benchmark))
@@ -308,6 +309,7 @@ class Runner:
         raise AssertionError("the last attempt is not given up")
 
     def wait_for_others(self) -> None:
+        """Wait until no other task runs, for at most QUIET seconds."""
         latest = monotonic() + QUIET
         for _ in self.task.wait(lambda: not self.core.tasks.others(None) or monotonic() >= latest):
             self.runs.show_waiting(True)
@@ -344,6 +346,7 @@ class Runner:
         return run, disturbed
 
     def same_model(self, started: Started) -> None:
+        """Raise ModelError if another model is loaded."""
         if started.info != self.info:
             raise ModelError(
                 f"{self.info.name} was replaced by {started.info.name}. What was measured is kept. "

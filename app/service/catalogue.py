@@ -233,6 +233,7 @@ def parse(found: object) -> tuple[Entry, ...]:
 
 
 def entry(value: object) -> Entry:
+    """One family. Raises ModelError."""
     try:
         return Entry.model_validate(value)
     except ValidationError as error:

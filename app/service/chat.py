@@ -134,6 +134,7 @@ class Chat:
         self.engine.forget(owner, conversation_id)
 
     def undo(self, owner: str, token: str) -> str:
+        """Undo a deletion; returns the id of the conversation. Raises StorageError."""
         conversation_id = self.conversations(owner).undo(token)
         self.trash.recall(token)
         return conversation_id
@@ -233,6 +234,7 @@ class Chat:
         self.tasks.ask(owner, conversation_id, target)
 
     def unanswered(self, owner: str, conversation_id: str) -> AnswerTarget:
+        """The target of an answer to the last message. Raises PromptError if there is none."""
         last = self.conversations(owner).last(conversation_id)
         if last is None:
             raise PromptError(NOTHING_SAID)

@@ -154,6 +154,7 @@ class Models:
 
     @property
     def loading(self) -> Progress | None:
+        """The progress of the current load; None if there is none."""
         return job.progress if (job := self.slot.running) is not None else None
 
     @property

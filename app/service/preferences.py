@@ -206,6 +206,7 @@ class Presets:
         return [*PRESETS, *self.store(owner).list()]
 
     def get(self, owner: str, id: str) -> StoredPreset:
+        """A built-in preset or one of the owner's. Raises StorageError."""
         known = next((preset for preset in PRESETS if preset.id == id), None)
         return known or self.store(owner).get(id)
 

@@ -164,6 +164,7 @@ class Programs:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def check_loaded(self) -> None:
+        """Raise ModelError with the outlook if no model is loaded."""
         if not self.core.engine.state.is_loaded:
             raise ModelError(self.core.revival.outlook)
 

@@ -179,6 +179,7 @@ class Race:
 
     @property
     def seconds(self) -> tuple[float, float]:
+        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property

@@ -226,7 +226,8 @@ class DraftController:
         gate = self.costs.gate
         verify = gate.load.steady(step.verify_seconds, computing)
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
-        head = step.look_ups.get(HEAD, 0.0)
+        # With a head, it is look-ups that decide whether to ask it, and some are made twice.
+        head = sum(step.look_ups.values()) - sum(models) if HEAD in step.look_ups else 0.0
         # The time of models does not count as the cost of nodes from databases.
         looking = step.draft_seconds - learning - sum(models) - head
         settling = accepting if nodes else 0.0
@@ -241,7 +242,7 @@ class DraftController:
             gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
         gate.drafted = 0 if nodes else gate.drafted + 1
         if self.paused and not self.active:
-            self.rest()
+            self.skip()
             return
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain
@@ -264,13 +265,12 @@ class DraftController:
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
         self.weigh(winner, emitted - took, databases, head_share, later)
 
-    def rest(self) -> None:
-        """Count a step of a pause in which nothing was probed. Small models take so little time for
-        a step that nothing else may be computed for it."""
+    def skip(self) -> None:
+        """Count a step of a pause without a probe. Nothing else is computed, because the steps of
+        small models take little time."""
         for name in self.ways:
-            gain = self.gains[name]
-            gain.unused += 1
-            gain.backoff -= 1
+            self.gains[name].unused += 1
+            back_off(name, self.gains[name], None)
 
     def undoing(self, nodes: int, accepting: float, unread: int) -> float:
         """The seconds that a step is charged for accepting its draft, for the tokens that it left

@@ -67,7 +67,7 @@ UNDOING_GAIN = 0.1
 """The weight of a step in the mean times of undoing a draft and of returning to plain steps."""
 STEADY, COUNTED = 6, 3
 """Plain steps after a draft until plain decoding has reached its pace again, and how many are then
-observed. Further ones are not, as that would slow down what drafts do not speed up."""
+observed. Further ones are not: while drafting is paused, watching would only cost time."""
 FEWEST = 2
 SLOW = 0.2
 SLOW_SIZES = (0, 1, 3, 7, 15, 31)

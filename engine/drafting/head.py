@@ -15,6 +15,7 @@ probability is almost zero, and the time of the head is saved.
 Invariant: guesses decide nothing. A head that is wrong, or fails, costs only time.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -189,6 +190,8 @@ class HeadStep:
         self.pace: HeadPace | None = budget.costs.gate.head if budget.costs else None
         self.calls: list[Call] = []
         self.spent = 0.0
+        self.searched = defaultdict[str, float](float)
+        """The seconds of look-ups in each database, which growing the tree does not make again."""
 
     def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
         """Call the head level by level while that pays, and add its guesses to the tier."""
@@ -239,12 +242,14 @@ class HeadStep:
         """The tree as grown from the present evidence."""
         tree, costs = Tree(self.tokens[-1]), self.budget.costs
         if self.budget.leaves == 1:
-            chances, expected, _ = self.hierarchy.grow_path(tree, self.tokens, self.budget)
+            chances, expected, work = self.hierarchy.grow_path(tree, self.tokens, self.budget)
         else:
             trial = copy(self.budget)
-            self.hierarchy.grow_tree(tree, self.tokens, trial)
+            work = self.hierarchy.grow_tree(tree, self.tokens, trial)
             chances = self.hierarchy.chances()
             expected = trial.expected if costs is None else sum(chances)
+        for source, done in work.items():
+            self.searched[source] += done.seconds
         return Look(tree, chances, expected, 1.0 if costs is None else costs.table[len(tree)])
 
     def settle(self, emitted: Sequence[int]) -> None:
@@ -317,7 +322,13 @@ class HeadDrafter(Drafter):
         if hierarchy is self.alone:
             self.grew_alone = True
             self.alone.grow(tree, tokens, budget)
-        return {HEAD: Work(seconds, len(self.step.calls))}
+        searched = self.step.searched
+        searched.pop(HEAD, None)
+        seconds -= sum(searched.values())
+        return {
+            HEAD: Work(seconds, len(self.step.calls)),
+            **{source: Work(spent) for source, spent in searched.items()},
+        }
 
     def clear(self) -> None:
         """Drop the guesses of the head."""

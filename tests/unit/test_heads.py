@@ -6,10 +6,12 @@ import pytest
 from engine.backends.toy import ToyBackend, deviating, shuffled, toy_logits
 from engine.decode import never
 from engine.heads.base import HeadInfo, LogitGuess
+from engine.methods import METHODS
 from engine.sampling import choose, probabilities
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Message
+from engine.types import CONTEXT, HEAD, MODEL, Message
+from tests.support.lossless import PROMPT, events_of, generation, warm_toy
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -115,3 +117,15 @@ def test_a_shuffled_head_is_as_sure_and_wrong() -> None:
     assert sure == pytest.approx([probabilities(toy_logits(s)).max() for s in suffixes])
     right = [shuffled(s).argmax() == toy_logits(s).argmax() for s in suffixes]
     assert sum(right) < 5
+
+
+def test_what_databases_search_for_a_head_is_their_time() -> None:
+    """Growing the tree afterwards finds what was searched before the head was asked."""
+    toy, method, wanted = ToyBackend(guesses=deviating(1.0)), METHODS["hd+head"], generation(0.0, 1)
+    drafters = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
+    steps = events_of(toy, PROMPT, wanted, drafters, method.drafting)
+    drafted = [step for step in steps if step.proposed]
+    assert len(drafted) > 3 and any(step.levels.get(HEAD) for step in drafted)
+    for step in drafted:
+        searched = [step.look_ups[source] for source in (CONTEXT, MODEL, HEAD)]
+        assert min(searched) > 0 and sum(searched) <= step.draft_seconds
