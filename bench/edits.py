@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import count, islice
@@ -36,7 +36,7 @@ CONTEXT = 3
 """The fewest unchanged lines around a change that are repeated with it."""
 SEARCHED = 2000
 """The most commits that are searched for edits."""
-LOCK_FILES = ("*.lock", "*-lock.*", "*.sum")
+LOCK_FILES = ("*.lock", "*package-lock.json", "*pnpm-lock.yaml", "*go.sum")
 
 
 class Edits(Measurement):
@@ -54,14 +54,14 @@ class Edits(Measurement):
 
     def record(self, options: argparse.Namespace) -> Record:
         tokenizer = load_tokenizer(options.vocabulary)
+        edits = chosen(options, tokenizer)
         with ExitStack() as stack:
             table = find_table(tokenizer.info.tokenizer_fingerprint, ASSETS / "statistics")
             if table is not None:
                 stack.callback(table.close)
-            edits = chosen(options, tokenizer)
             formats = {}
             for name, form in FORMATS.items():
-                tasks = list(recordings(edits, name, form, options.old == PAST, tokenizer))
+                tasks = list(recordings(edits, form, options.old == PAST, tokenizer))
                 material = Material(tasks, tokenizer.info.vocabulary_size, table)
                 results = measure(material, tasks, contestants(options.nodes, options.peers))
                 formats[name] = {
@@ -126,30 +126,24 @@ def chosen(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Edit]:
 
 
 def edits_in(repository: str) -> Iterator[Edit]:
-    """The largest change of each commit, newest commit first, if it is one of a text file."""
+    """The edits of the newest commits, the newest first. Merges have none."""
     listed = git(
-        *(repository, "log", f"-{SEARCHED}", "--no-merges", "--diff-filter=M", "--numstat", "-z"),
-        *("--no-ext-diff", "--ignore-submodules", "--format=%x01%H%x00%s", "--", "."),
-        *(f":!{name}" for name in LOCK_FILES),
+        *(repository, "log", f"-{SEARCHED}", "--format=%x01%H%x00%s", "--numstat", "-z"),
+        *("--diff-filter=M", "--ignore-submodules", "--no-show-signature"),
+        *("--", ".", *(f":!{name}" for name in LOCK_FILES)),
     )
-    for entry in listed.decode(errors="replace").split("\x01")[1:]:
-        commit, subject, *lines = entry.split("\0")
-        changes = [line.strip("\n").split("\t", 2) for line in lines if line.strip("\n")]
-        sizes = {
-            path: int(added) + int(deleted)
-            for added, deleted, path in changes
-            if added != "-"  # of a binary file
-        }
-        if sizes:
+    for entry in listed.split(b"\x01")[1:]:
+        with suppress(UnicodeDecodeError):
+            commit, subject, *lines = entry.decode().split("\0")
+            sizes = {}
+            for line in filter(None, (line.strip("\n") for line in lines)):
+                added, deleted, path = line.split("\t", 2)
+                sizes[path] = 0 if added == "-" else int(added) + int(deleted)  # "-": binary
             path = max(sizes, key=lambda path: sizes[path])
-            try:
-                old, new = (
-                    git(repository, "cat-file", "blob", f"{version}:{path}").decode()
-                    for version in (f"{commit}^", commit)
-                )
-            except UnicodeDecodeError:
-                continue
-            yield Edit(commit, subject, path, old, new)
+            if sizes[path]:
+                versions = (f"{commit}^:{path}", f"{commit}:{path}")
+                old, new = (git(repository, "cat-file", "blob", each).decode() for each in versions)
+                yield Edit(commit, subject, path, old, new)
 
 
 def git(repository: str, *command: str) -> bytes:
@@ -169,50 +163,51 @@ def git(repository: str, *command: str) -> bytes:
 # tasks
 
 
+def passages(edit: Edit, context: int) -> list[tuple[str, str]]:
+    """The passages that change, before and after, with `context` lines around each change."""
+    old, new = (text.splitlines(keepends=True) for text in (edit.old, edit.new))
+    groups = SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(context)
+    return [
+        ("".join(old[group[0][1] : group[-1][2]]), "".join(new[group[0][3] : group[-1][4]]))
+        for group in groups
+    ]
+
+
 def changes(edit: Edit) -> list[tuple[str, str]]:
-    """The passages that change, before and after, with as many lines around them as tell them from
-    the rest of the old file."""
-    old, new = edit.old.splitlines(keepends=True), edit.new.splitlines(keepends=True)
-    for lines in count(CONTEXT):
-        groups = SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(lines)
-        found = [
-            ("".join(old[g[0][1] : g[-1][2]]), "".join(new[g[0][3] : g[-1][4]])) for g in groups
-        ]
-        if all(edit.old.count(before) == 1 for before, _ in found):
-            return found
-    raise AssertionError
-
-
-def whole_file(edit: Edit) -> str:
-    return edit.new
+    """The passages that change, with enough context that each occurs only once in the old file."""
+    text, wider = edit.old, (passages(edit, context) for context in count(CONTEXT))
+    return next(found for found in wider if all(text.find(o) == text.rfind(o) for o, _ in found))
 
 
 def search_replace(edit: Edit) -> str:
     return "\n".join(
-        f"{edit.path}\n<<<<<<< SEARCH\n{before}=======\n{after}>>>>>>> REPLACE\n"
-        for before, after in changes(edit)
+        f"{edit.path}\n<<<<<<< SEARCH\n{ended(old)}=======\n{ended(new)}>>>>>>> REPLACE\n"
+        for old, new in changes(edit)
     )
 
 
 def tool_calls(edit: Edit) -> str:
     calls = [
-        {"path": edit.path, "old_string": before, "new_string": after}
-        for before, after in changes(edit)
+        {"path": edit.path, "old_string": old, "new_string": new} for old, new in changes(edit)
     ]
     return json.dumps(calls, ensure_ascii=False)
+
+
+def ended(lines: str) -> str:
+    return lines if lines.endswith("\n") else f"{lines}\n"
 
 
 Format = tuple[str, Callable[[Edit], str]]
 """How an answer is asked for, and how it is written."""
 FORMATS: Mapping[str, Format] = {
-    "whole file": ("Write the whole new file.", whole_file),
+    "whole file": ("Write the whole new file.", lambda edit: edit.new),
     "search-replace": ("Write search/replace blocks.", search_replace),
     "tool calls": ("Call the tool `edit` with path, old_string and new_string.", tool_calls),
 }
 
 
 def recordings(
-    edits: Sequence[Edit], name: str, form: Format, past: bool, tokenizer: Tokenizer
+    edits: Sequence[Edit], form: Format, past: bool, tokenizer: Tokenizer
 ) -> Iterator[Recording]:
     """The tasks in one format, each after the conversation in which the old file was written, if
     that is where it stands."""
@@ -223,7 +218,7 @@ def recordings(
         return Recording(commit, split, asked, said)
 
     instruction, answer = form
-    for edit in tqdm(edits, desc=name, leave=False):
+    for edit in edits:
         task = f"{edit.subject}\n\nChange {edit.path}. {instruction}"
         if past:
             yield recording(edit.commit, PAST, f"Write {edit.path}.", edit.old)
