@@ -1,11 +1,12 @@
-"""Editing a text: tokens per forward that drafters achieve on the commits of a git repository.
+"""Edits: the tokens per forward that drafters would achieve on the commits of a git repository.
 
-Each commit gives one task: change a file as its subject says. The recorded answer is what a perfect
-model would write, in three formats: the whole new file, search-and-replace blocks, or the arguments
-of tool calls. The old file is in the prompt, or was an answer in an earlier conversation. Tasks are
-replayed (bench/replay.py) from the oldest commit to the newest, each format with databases of its
-own, and every answer is learned afterwards. Nothing is therefore known of a commit, or of later
-ones, before it is replayed.
+Each commit gives one task: to change a file as the commit's subject says. The recorded answer is
+what a perfect model would write, in one of three formats: the whole new file, search-and-replace
+blocks, or tool calls. The old file is in the prompt, or was an answer in an earlier conversation.
+
+The tasks are replayed (bench/replay.py) from the oldest to the newest, each format with databases
+of its own, and every answer is learned afterwards. Each file is edited once. So when a task is
+replayed, its old file is known from one place alone, and its new file from nowhere.
 """
 
 import argparse
@@ -15,10 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
-
-from tqdm import tqdm
 
 from assets import ASSETS
 from bench.harness import EMBEDDED, Add, Measurement, at_least
@@ -35,7 +34,7 @@ PROMPT = "prompt"
 CONTEXT = 3
 """The fewest unchanged lines around a change that are repeated with it."""
 SEARCHED = 2000
-"""The most commits that are searched for edits."""
+"""The most commits that are searched for edits, the newest ones."""
 LOCK_FILES = ("*.lock", "*package-lock.json", "*pnpm-lock.yaml", "*go.sum")
 
 
@@ -107,22 +106,23 @@ class Edit:
 
 
 def chosen(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Edit]:
-    """The edits to replay, oldest first. Raises SettingError if there is none."""
+    """The edits to replay, oldest first, one for each file: answers to others would tell what is in
+    it. Raises SettingError if there is none."""
     least, most = options.tokens
-    usable = (
-        edit
-        for edit in edits_in(options.repository)
-        if all(least <= len(tokens_of(tokenizer, text)) <= most for text in (edit.old, edit.new))
-    )
-    bar = tqdm(usable, desc="Commits", total=options.skip + options.limit, leave=False)
-    found = list(islice(bar, options.skip, options.skip + options.limit))
-    if not found:
+    found: dict[str, Edit] = {}
+    for edit in edits_in(options.repository):
+        if all(least <= len(tokens_of(tokenizer, text)) <= most for text in (edit.old, edit.new)):
+            found.setdefault(edit.path, edit)
+        if len(found) == options.skip + options.limit:
+            break
+    edits = list(found.values())[options.skip :]
+    if not edits:
         raise SettingError(
             f"In {options.repository!r} no edit is left among the newest {SEARCHED} commits, after "
             f"{options.skip} are skipped: an edit is a commit that changes a text file of {least} "
             f"to {most} tokens. Choose other --tokens, a smaller --skip or another repository."
         )
-    return found[::-1]
+    return edits[::-1]
 
 
 def edits_in(repository: str) -> Iterator[Edit]:

@@ -92,13 +92,21 @@ def test_the_newest_commits_are_taken_and_those_that_are_skipped_are_newer_still
     assert subjects(repository, skip=1) == ["First"]
 
 
+def test_each_file_is_edited_once_by_its_newest_usable_commit(repository: Repository) -> None:
+    repository.commit("Third", {"ä b.txt": TEXT})
+    assert subjects(repository) == ["Second", "Third"]
+    repository.commit("Fourth", {"ä b.txt": "too small"})
+    assert subjects(repository) == ["Second", "Third"]
+    assert subjects(repository, limit=1, skip=1) == ["Second"]
+
+
 def test_a_folder_of_a_repository_has_the_edits_below_it(repository: Repository) -> None:
     repository.commit("Add", {"inner/c.txt": TEXT})
-    repository.commit("Inside", {"inner/c.txt": changed(1), "a.txt": TEXT})
+    repository.commit("Inside", {"inner/c.txt": changed(1), "a.txt": changed(2, changed(3))})
     inner = Repository.__new__(Repository)
     inner.folder = repository.folder / "inner"
     assert subjects(inner) == ["Inside"]
-    assert subjects(repository) == ["First", "Second", "Inside"]
+    assert subjects(repository) == ["First", "Inside"], "which changes another file more"
 
 
 def merged(repository: Repository) -> None:
