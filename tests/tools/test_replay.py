@@ -22,7 +22,7 @@ from bench.replay import (
 )
 from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
-from engine.drafting.base import Drafter
+from engine.drafting.base import Drafter, Learner
 from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
@@ -161,10 +161,11 @@ def test_an_earlier_conversation_is_learned_in_its_turn_and_not_counted(title: s
     assert before.forwards < 0.9 * alone.forwards == 0.9 * after.forwards
 
 
-class Noting(Drafter):
+class Noting(Learner):
     """Drafts nothing, and notes what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(())
         self.told = list[tuple[str, list[int], int]]()
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
