@@ -12,6 +12,7 @@ COMMANDS = {
     "curve": "curve.Curve",
     "gpu": "gpu.Gpu",
     "replay": "replay.Replay",
+    "edits": "edits.Edits",
     "store": "store.Store",
     "vllm": "vllm.Servers",
     "inflate": "inflate.Inflate",

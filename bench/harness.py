@@ -78,6 +78,9 @@ def shared_options(add: Add, groups: Collection[str]) -> None:
     if "drafts" in groups:
         add("--drafts", help="folders, *.gguf or hub ids, comma between (embedded: brings two)")
         add("--profile-tokens", type=int, default=TOKENS, help="tokens per prompt of the profile")
+    if "replay" in groups:
+        add("--nodes", type=at_least(0), nargs="*", default=[8, 16, 32, 63])
+        add("--peers", action=argparse.BooleanOptionalAction, default=True)
 
 
 def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], Any]:

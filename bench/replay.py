@@ -28,7 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from assets import ASSETS
-from bench.harness import Add, Measurement, Setup, at_least
+from bench.harness import Add, Measurement, Setup
 from bench.report import Record, show_rows
 from engine.backends.base import Tokenizer
 from engine.decode import draft
@@ -44,8 +44,7 @@ from engine.tree import Tree
 from storage.statistics import StatisticsTable, find_table
 from storage.statistics_build import build
 
-TRAIN, TEST = "train", "test"
-NODES = (8, 16, 32, 64)
+TRAIN, TEST, PAST = "train", "test", "past"
 BUDGET = 256 << 20
 BLIND = "by probability"
 """Takes the place of a method: hierarchy drafting that does not know the noise."""
@@ -67,15 +66,13 @@ COLUMNS = {
 class Replay(Measurement):
     """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
 
-    groups = ("model", "prompts", "sampling")
+    groups = ("model", "prompts", "sampling", "replay")
 
     def add_options(self, add: Add) -> None:
         add("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
         add("--record", action="store_true", help="first let the model answer, into --traces")
         add("--vocabulary", help="GGUF or tokenizer folder, for texts")
         add("--statistics", type=Path, nargs="*", default=[], help="others' answers, for texts")
-        add("--nodes", type=at_least(0), nargs="*", default=list(NODES))
-        add("--peers", action=argparse.BooleanOptionalAction, default=True)
         add("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
 
     def record(self, options: argparse.Namespace) -> Record:
@@ -310,6 +307,14 @@ def replay(
         drafter.finish(tokens, len(recording.answer))
 
 
+def learn(drafters: Sequence[Drafter], recording: Recording) -> None:
+    """Let the drafters of a conversation learn it at once."""
+    for drafter in drafters:
+        drafter.observe(recording.prompt, len(recording.prompt))
+        drafter.observe(recording.text, len(recording.answer))
+        drafter.finish(recording.text, len(recording.answer))
+
+
 def contestants(
     nodes: Sequence[int], peers: bool, drawn: bool = False
 ) -> Iterator[tuple[str, str, Drafting]]:
@@ -329,7 +334,8 @@ def measure(
     test: Sequence[Recording],
     entries: Iterable[tuple[str, str, Drafting]],
 ) -> dict[str, Count]:
-    """Replay recordings with every contestant, each on databases of its own."""
+    """Replay recordings with every contestant, each on databases of its own. Those of the split
+    "past" are learned in their turn, and not counted."""
     train = [recording for recording in material.recordings if recording.split == TRAIN]
     results: dict[str, Count] = {}
     for title, name, drafting in entries:
@@ -337,7 +343,10 @@ def measure(
         count = results[title] = Count()
         for recording in tqdm(test, desc=title, leave=False):
             drafters = make(drafting, recording)
-            replay(drafters, drafting, recording, material.vocabulary, count)
+            if recording.split == PAST:
+                learn(drafters, recording)
+            else:
+                replay(drafters, drafting, recording, material.vocabulary, count)
     return results
 
 

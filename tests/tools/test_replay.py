@@ -3,6 +3,7 @@
 import json
 import lzma
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from bench.replay import (
     Count,
     Material,
     Recording,
+    learn,
     measure,
     read_traces,
     replay,
 )
 from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
-from engine.drafting.base import Drafter
+from engine.drafting.base import Drafter, Learner
 from engine.drafting.databases import Databases
 from engine.errors import SettingError
 from engine.methods import METHODS, Method, method_named
@@ -143,6 +145,41 @@ def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> Non
     assert again < 0.9 * 10 * alone, "learned from the answers before"
     other = forwards(*recordings(*[text] * 9, split="other"), *recordings(text))
     assert other == alone, "another split teaches nothing"
+
+
+@pytest.mark.parametrize("title", ["Published", "Ours"])
+def test_an_earlier_conversation_is_learned_in_its_turn_and_not_counted(title: str) -> None:
+    entries = [entry for entry in ENTRIES if entry[0] == title]
+    said = recordings("a long and winding answer that nobody would guess at once", split="past")
+    again = [replace(said[0], split="test")]
+
+    def count(*texts: Recording) -> Count:
+        return measure(Material(texts, VOCABULARY), texts, entries)[title]
+
+    alone, before, after = count(*again), count(*said * 9, *again), count(*again, *said * 9)
+    assert alone.tokens == before.tokens == len(again[0].answer)
+    assert before.forwards < 0.9 * alone.forwards == 0.9 * after.forwards
+
+
+class Noting(Learner):
+    """Drafts nothing, and notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.told = list[tuple[str, list[int], int]]()
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        self.told.append(("observe", [*tokens], new))
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        self.told.append(("finish", [*tokens], new))
+
+
+def test_an_earlier_conversation_is_told_as_a_run_tells_it() -> None:
+    noting, recording = Noting(), Recording("1", "past", [1, 2], [3, 4, 5])
+    learn([noting], recording)
+    whole = [1, 2, 3, 4, 5]
+    assert noting.told == [("observe", [1, 2], 2), ("observe", whole, 3), ("finish", whole, 3)]
 
 
 def lines(*records: object) -> str:
