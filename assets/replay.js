@@ -163,7 +163,7 @@ function drawTree({ guesses }) {
 function about(source, match, percent, accepted, reached) {
   const parts = [look(source).title];
   parts.push(accepted ? "accepted" : reached ? "rejected" : "not checked, as an earlier guess was wrong");
-  if (match) parts.push("match of " + plural(match, "token"));
+  if (match) parts.push("match of " + (match < 8 ? plural(match, "token") : match + " or more tokens"));
   if (percent) parts.push("the model gave it " + chance(percent));
   return parts.join("  ·  ");
 }

@@ -365,9 +365,12 @@ class Local:
 
     def past_answers(self, owner: str) -> PastAnswers:
         def recall() -> PastAnswers:
-            stored = self.store.past(owner, self.loaded.backend.info.fingerprint)
+            info = self.loaded.backend.info
+            stored = self.store.past(owner, info.fingerprint)
             fresh: list[tuple[int, ...]] = []
             tier = ModelTier(stored.grams, fresh.extend)
+            for name, tokens in self.store.texts(owner, info.tokenizer_fingerprint):
+                tier.texts.read(name, tokens)
             calibration = Calibration(stored.rows or ())
             return PastAnswers(tier, calibration, fresh, stored.wipes, stored.rows is not None)
 
@@ -380,7 +383,13 @@ class Local:
         def recall() -> OpenConversation:
             tokenizer, fresh = self.loaded.backend.info.tokenizer_fingerprint, list[int]()
             log = self.store.log(owner, name, tokenizer) if name else ()
-            context = ContextTier(log, fresh.extend, self.store.cap)
+
+            def save(tokens: Sequence[int]) -> None:
+                fresh.extend(tokens)
+                if name:
+                    past.tier.texts.read(name, tokens)
+
+            context = ContextTier(log, save, self.store.cap)
             databases = Databases(context, past.tier, memory.statistics, past.calibration)
             return OpenConversation(databases, fresh)
 
@@ -394,7 +403,7 @@ class Local:
         loaded.memory.fit(request.owner)
         tier, calibration = past.tier, measured.calibration
         if measured.unlearned:
-            tier = tier.without(measured.unlearned, measured.new)
+            tier = tier.without(measured.unlearned, measured.new, measured.conversation)
         rows = past.calibration.rows() if calibration is None else calibration
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
         prompt = list(request.prompt)

@@ -11,6 +11,7 @@ Invariant: nothing that is drafted, verified or learned depends on this record.
 """
 
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,10 @@ from engine.types import Step
 NODE = struct.Struct("<HBBBB")
 """The token in three bytes, the row of the parent, the index of the source and the match length in
 half a byte each, and a percentage."""
-ROWS, TOKENS, SOURCES, LONGEST = 256, 1 << 24, 16, 15
-"""The largest numbers of rows, tokens and sources, and the longest match, that can be recorded."""
+ROWS, TOKENS, SOURCES = 256, 1 << 24, 16
+"""The largest numbers of rows, tokens and sources that can be recorded."""
+LENGTHS = (*range(9), 16, 32, 64)
+"""The match lengths that can be recorded; another one becomes the next smaller."""
 
 
 class Node(NamedTuple):
@@ -65,7 +68,7 @@ def recorded(tree: Tree, scores: Scores, accepted: Sequence[int]) -> bytes | Non
         [token & 0xFFFF for token in tokens],
         [token >> 16 for token in tokens],
         tree.parents[1:],
-        [numbers[source] << 4 | min(length, LONGEST) for source, length in pairs],
+        [numbers[source] << 4 | bisect_right(LENGTHS, length) - 1 for source, length in pairs],
         percents[1:],
     )
     return b"".join(packed)
@@ -89,7 +92,7 @@ def nodes(step: Step) -> tuple[Node, ...] | None:
     for row, (token, parent, evidence, chance) in enumerate(rows, 1):
         if parent >= row:
             raise ValueError("a node before its parent")
-        source, length = sources[evidence >> 4], evidence & LONGEST
+        source, length = sources[evidence >> 4], LENGTHS[evidence & 15]
         found.append(Node(token, parent, source, length, chance, row in kept, parent in visited))
     return tuple(found)
 

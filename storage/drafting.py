@@ -8,7 +8,7 @@ transactions: what was learned from an answer is not stored if its owner's past 
 was read, and neither is the log of a conversation that was deleted in the meantime.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
@@ -111,6 +111,63 @@ class ContextStore:
         return int(rows[0][0]) if rows else 0
 
 
+class TextStore:
+    """What an owner has read and the models have said, in the tokens of one tokenizer: the logs of
+    all conversations, since past answers were last wiped."""
+
+    CAP = 1 << 20
+    """The number of tokens beyond which older ones are not returned."""
+
+    def __init__(self, db: Database, owner: str, tokenizer: str = "") -> None:
+        self._db = db
+        self._key = (owner, tokenizer)
+
+    def wipe(self) -> None:
+        """Never return what is there now, of any tokenizer."""
+        self._db.execute_write(
+            "UPDATE owners SET wiped = (SELECT coalesce(max(rowid), 0) FROM contexts) "
+            "WHERE name = ?",
+            self._key[:1],
+        )
+
+    def load(self) -> Sequence[tuple[str, Sequence[int]]]:
+        """The newest parts of logs, with their conversations, oldest first."""
+        chunks = self._chunks("newer < ?", 4 * self.CAP)
+        return [(conversation, unpack_tokens(blob)) for conversation, blob in chunks][::-1]
+
+    def place(self, tokens: Sequence[int], asked_in: str) -> tuple[str, str] | None:
+        """The id and the title of the newest other conversation whose log has these tokens; None if
+        none has."""
+        wanted = pack_tokens(tokens)
+        where = "instr(tokens, ?) AND conversation <> ?"
+        for conversation, blob in self._chunks(where, wanted, asked_in):
+            at = blob.find(wanted)
+            while at % 4 > 0:
+                at = blob.find(wanted, at + 1)
+            if at >= 0:
+                query = "SELECT title FROM conversations WHERE id = ?"
+                (title,) = self._db.execute_read(query, [conversation])[0]
+                return conversation, str(title)
+        return None
+
+    def _chunks(self, where: str, *values: int | bytes | str) -> Iterator[tuple[str, bytes]]:
+        """Chunks of logs with their conversations, the newest first; damaged ones are skipped.
+        `newer` is the number of bytes in newer ones."""
+        rows = self._db.execute_read(
+            "SELECT conversation, tokens FROM (SELECT conversation, tokens, contexts.rowid AS at, "
+            "sum(length(tokens)) OVER (ORDER BY contexts.rowid DESC) - length(tokens) AS newer "
+            "FROM contexts JOIN conversations ON conversations.id = conversation "
+            "JOIN owners ON owners.id = owner "
+            "JOIN fingerprints ON fingerprints.id = fingerprint "
+            "WHERE owners.name = ? AND fingerprints.name = ? AND contexts.rowid > owners.wiped) "
+            f"WHERE {where} ORDER BY at DESC",
+            (*self._key, *values),
+        )
+        for conversation, blob in rows:
+            if isinstance(blob, bytes) and len(blob) % 4 == 0:
+                yield conversation, blob
+
+
 class CalibrationStore:
     """How reliable each kind of evidence was in one owner's answers from one model, as counts.
 
@@ -189,6 +246,10 @@ class DraftingStore:
         tried = self.writes.tried
         return tried(owner, read) or Past((), None, UNREAD)
 
+    def texts(self, owner: str, tokenizer: str) -> Iterable[tuple[str, Sequence[int]]]:
+        """The owner's texts, to copy from."""
+        return self.writes.tried(owner, TextStore(self.database, owner, tokenizer).load) or ()
+
     def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
         """The newest tokens of a conversation, oldest first."""
 
@@ -230,6 +291,8 @@ class DraftingStore:
             log = ContextStore(self.database, owner)
             if taught.tokens and log.has(taught.conversation):
                 log.append(taught.conversation, taught.tokenizer, taught.tokens)
+            if wiped:
+                TextStore(self.database, owner).wipe()
         return wiped or over
 
 
@@ -245,6 +308,7 @@ def wipe(database: Database, owner: str, fingerprint: str | None = None) -> None
                 values,
             )
         handle.execute("UPDATE owners SET wipes = wipes + 1 WHERE id = :owner", values)
+        TextStore(database, owner).wipe()
 
 
 def lend(database: Database, owner: str | None, fingerprint: str) -> None:

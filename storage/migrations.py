@@ -424,6 +424,14 @@ ALTER TABLE speeds ADD COLUMN drafted REAL NOT NULL DEFAULT 0;
 ALTER TABLE owners ADD COLUMN wipes INTEGER NOT NULL DEFAULT 0;
 """,
     ),
+    (
+        # The last row of `contexts` when an owner's past answers were wiped: what had been said
+        # until then is not copied in other conversations any more.
+        "0020-wiped-texts",
+        """
+ALTER TABLE owners ADD COLUMN wiped INTEGER NOT NULL DEFAULT 0;
+""",
+    ),
 )
 
 

@@ -372,6 +372,7 @@ class RunningAnswer:
             run,
             started.calibration,
             self.recorder.run_id or None,
+            self.request.conversation,
             all(map(keeps_text_of, parts_of(run))),
             begun is None or begun.exact and one_run(run),
         )

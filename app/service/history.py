@@ -31,7 +31,8 @@ PROVABLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What is needed to decode the last answer again: its prompt, model, settings and run.
+    """What is needed to decode the last answer of a conversation again: its prompt, model, settings
+    and run.
 
     `calibration` holds the evidence weights before the answer, `run_id` is the id of the stored
     run, and `same_text` says whether decoding again must give the same text. `one` is False if the
@@ -45,6 +46,7 @@ class Answered:
     run: Run
     calibration: tuple[CalibrationRow, ...]
     run_id: str | None
+    conversation: str = ""
     same_text: bool = True
     one: bool = True
 

@@ -102,7 +102,8 @@ class Proofs:
         request = Request(
             (), answered.prompt, generation, answered.method, None, owner, background=background
         )
-        measured = Measured((*answered.prompt, *tokens), len(tokens), answered.calibration)
+        known = (*answered.prompt, *tokens)
+        measured = Measured(known, len(tokens), answered.conversation, answered.calibration)
         return self.pairs(plain_and(request), measured, task, answered.info)
 
     def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
@@ -174,10 +175,11 @@ class Proofs:
         """
 
         def exclude(started: Started) -> Measured:
-            for (user, _), last in reversed(self.core.history.last.items()):
+            for (user, conversation), last in reversed(self.core.history.last.items()):
                 if (user, last.prompt, last.info) == (owner, started.prompt, started.info):
                     tokens = tuple(token.id for token in last.run.tokens)
-                    return Measured((*last.prompt, *tokens), len(tokens), last.calibration)
+                    known = (*last.prompt, *tokens)
+                    return Measured(known, len(tokens), conversation, last.calibration)
             return Measured()
 
         left, right = (

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 from app.service.current import Current
 from engine.compare import FEWEST
+from engine.drafting.calibration import LONGEST
+from engine.drafting.tiers import MODEL_KEY
 from engine.engine import ServerCounted
 from engine.errors import StorageError, StrataError
 from engine.metrics import Metrics
@@ -33,6 +35,7 @@ from engine.runs import from_server
 from engine.types import CONTEXT, MODEL, STATISTICS, UNKNOWN, Run, Step
 from storage.conversations import Conversations, StoredMessage
 from storage.database import Database
+from storage.drafting import TextStore
 from storage.ngrams import ModelNgrams
 from storage.steps import RunToken
 from storage.traces import Trace, Traces, Worth
@@ -284,7 +287,10 @@ class Origins:
         if not whole or not size:
             return {}
         if node.source == MODEL:
+            if size >= LONGEST and (kept := self.text_of((*match, node.token))):
+                return {"conversation": kept[0], "title": kept[1]}
             past = ModelNgrams(self.database, self.owner, self.model_fingerprint)
+            match = match[-MODEL_KEY:]
             times, of = past.follows(match, node.token)
             return {"times": times, "of": of} if times else {}
         if node.source == STATISTICS and self.current.info.fingerprint == self.model_fingerprint:
@@ -293,6 +299,14 @@ class Origins:
             if followers is not None and node.token in followers.counts:
                 return {"share": round(followers.counts[node.token] / followers.total, 4)}
         return {}
+
+    def text_of(self, tokens: Sequence[int]) -> tuple[str, str] | None:
+        """The id and the title of another conversation that has these tokens; None if unknown."""
+        info = self.current.info
+        if info.fingerprint != self.model_fingerprint:
+            return None
+        texts = TextStore(self.database, self.owner, info.tokenizer_fingerprint)
+        return texts.place(tokens, self.trace.conversation_id or "")
 
     @cached_property
     def spoken(self) -> list[Spoken]:

@@ -54,7 +54,7 @@ function describe(run, at) {
   const parts = [
     name.title + ": " + name.meaning, "step " + (run.steps[at] + 1), "position " + (at + 1),
   ];
-  if (match) parts.push("match of " + match + (match === 1 ? " token" : " tokens"));
+  if (match) parts.push("match of " + match + (match === 1 ? " token" : match < 8 ? " tokens" : " or more tokens"));
   if (percent) parts.push("probability " + (percent === 1 ? "at most 1 %" : percent + " %"));
   return parts.join("  ·  ");
 }

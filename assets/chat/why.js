@@ -71,6 +71,7 @@ function copiedFrom(place, run) {
 }
 
 function evidence(kept) {
+  if (kept.conversation) return "Copied from the conversation “" + oneLine(kept.title) + "”. ";
   if (kept.times) {
     return "It followed these words " + kept.times + " times out of " + kept.of
       + " in answers so far. ";

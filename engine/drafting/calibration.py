@@ -35,13 +35,17 @@ from engine.types import (
 )
 
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
-    CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2), (0.5, 0.2)),
+    CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2))
+    + 2 * ((0.5, 0.2),),
     MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
-"""Per match length (longer ones share the last entry): a key with n occurrences and d distinct next
-tokens has the weight n / (n + a d + b) before anything is observed. Fitted by maximum likelihood to
-recorded answers of Vicuna-7B (docs/log.md)."""
+"""Per match length: a key with n occurrences and d distinct next tokens has the weight n / (n + a d
++ b) before anything is observed. Fitted by maximum likelihood to recorded answers of Vicuna-7B
+(docs/log.md)."""
+COPIED = ((0.07, 0.0), (0.012, 0.0), (0.006, 0.0), (0.002, 0.0))
+"""The same for matches of 8, 16, 32 and 64 tokens or more in texts that are kept, from edits of
+files (docs/log.md)."""
 HEAD_DEPTHS, HEAD_CLASSES = 5, 7
 """A head's evidence is classified by depth (deeper levels count as the last one) and by the
 probability of its likeliest token. Together these are as many classes as there are strengths."""
@@ -72,6 +76,25 @@ UNSEEN = 1e-4
 """The probability of a token under no evidence at all."""
 LONGEST = 8
 """The longest key of any tier."""
+LONG = (16, 32, 64)
+"""Longer matches are classes of evidence by their length, from these numbers of tokens on. Their
+match lengths are the ones after LONGEST."""
+CLASSES = LONGEST + len(LONG)
+"""The match lengths of evidence, as it is learned and stored."""
+WINDOW = LONG[-1]
+"""How many of the last tokens tiers are asked with."""
+
+
+def least_length(match_length: int) -> int:
+    """The fewest tokens that match in evidence of a match length."""
+    return match_length if match_length <= LONGEST else LONG[match_length - LONGEST - 1]
+
+
+def prior_pair(counted: Sequence[tuple[float, float]], length: int) -> tuple[float, float]:
+    """The pair of a match length, where `counted` are those of the lengths that are counted."""
+    if length <= len(counted):
+        return counted[length - 1]
+    return COPIED[max(0, length - LONGEST)]
 
 
 def priors_of(a: float, b: float) -> list[float]:
@@ -155,13 +178,13 @@ class Calibration:
     def __init__(self, rows: Iterable[CalibrationRow] = ()) -> None:
         self.weights = {
             tier: [
-                EvidenceWeights(tier, length, priors_of(*pairs[min(length, len(pairs)) - 1]))
-                for length in range(1, LONGEST + 1)
+                EvidenceWeights(tier, length, priors_of(*prior_pair(pairs, length)))
+                for length in range(1, CLASSES + 1)
             ]
             for tier, pairs in PRIORS.items()
         }
         self.weights[HEAD] = [
-            EvidenceWeights(HEAD, length, head_priors()) for length in range(1, LONGEST + 1)
+            EvidenceWeights(HEAD, length, head_priors()) for length in range(1, CLASSES + 1)
         ]
         self.errors = ErrorModel()
         self.unigrams = {
@@ -186,7 +209,7 @@ class Calibration:
         counted = 0 <= row.reached < inf and 0 <= row.credited < inf
         if row.tier == NOISE and counted:
             self.errors.load(row.strength, row.reached, row.credited)
-        if name not in self.weights or not 0 <= row.match_length <= LONGEST or not counted:
+        if name not in self.weights or not 0 <= row.match_length <= CLASSES or not counted:
             return
         weights = self.of(name, row.match_length)
         rates = {RANK_SUFFIX: weights.rates, NOISY_RANK_SUFFIX: weights.noisy_rates}.get(":" + kind)
@@ -206,7 +229,7 @@ class Calibration:
             CalibrationRow(NOISE, 0, which, *learned)
             for which, learned in enumerate(self.errors.learned())
         ]
-        for weights in (self.of(tier, n) for tier in self.weights for n in range(LONGEST + 1)):
+        for weights in (self.of(tier, n) for tier in self.weights for n in range(CLASSES + 1)):
             tier, length = weights.tier, weights.match_length
             for strength in range(STRENGTHS):
                 reached, credited = weights.reached[strength], weights.credited[strength]

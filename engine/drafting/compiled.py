@@ -13,14 +13,15 @@ from engine.drafting import noise
 from engine.drafting.base import Frozen, Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import (
-    LONGEST,
+    CLASSES,
     MEMORY,
     PRIOR_OBSERVATIONS,
     UNSEEN,
     Calibration,
 )
+from engine.drafting.copies import CompiledCopies, Copies
 from engine.drafting.hierarchy import LUCKIEST, NEGLIGIBLE, SLIGHT, Hierarchy
-from engine.drafting.ngrams import CompiledCounts
+from engine.drafting.ngrams import CompiledCounts, Counts
 from engine.drafting.tiers import (
     REMEMBERED,
     STATISTICS_KEY,
@@ -103,7 +104,7 @@ class CompiledHierarchy(Hierarchy):
 def compiled_calibration(calibration: Calibration) -> Any:
     """The compiled core's view of what is learned, made once."""
     if calibration.compiled is None:
-        lengths = range(LONGEST + 1)
+        lengths = range(CLASSES + 1)
         calibration.compiled = native.core.Calibration(
             {tier: [calibration.of(tier, n) for n in lengths] for tier in calibration.weights},
             calibration.errors,
@@ -130,9 +131,23 @@ def source_of(tier: Tier) -> Any:
         return core.Statistics(
             table.look_up, table.unigrams, in_memory(), STATISTICS_KEY, REMEMBERED
         )
-    if isinstance(tier, ContextTier | ModelTier) and isinstance(tier.counts, CompiledCounts):
-        if kind in (ContextTier, ModelTier):
-            return tier.counts.compiled
-        if isinstance(tier, WithoutAnswer) and kind is WithoutAnswer:
-            return core.Less(source_of(tier.tier), tier.counts.compiled)
+    if (
+        isinstance(tier, ContextTier | ModelTier)
+        and kind in (ContextTier, ModelTier, WithoutAnswer)
+        and isinstance(tier.counts, CompiledCounts)
+    ):
+        return core.Copied(counts_of(tier), compiled(tier.copies), tier.hidden)
     return core.Asked(tier.matches, tier.unigrams)
+
+
+def counts_of(tier: ContextTier | ModelTier) -> Any:
+    """The compiled counts of a tier."""
+    own = compiled(tier.counts)
+    if isinstance(tier, WithoutAnswer):
+        return native.core.Less(counts_of(tier.tier), own)
+    return own
+
+
+def compiled(part: Counts | Copies | CompiledCopies) -> Any:
+    assert isinstance(part, CompiledCounts | CompiledCopies)
+    return part.compiled

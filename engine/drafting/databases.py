@@ -14,6 +14,7 @@ anything is drafted from them again.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -54,8 +55,10 @@ class Databases:
         statistics: NgramTable | None = None,
         calibration: Calibration | None = None,
     ) -> None:
-        self.context = context or ContextTier()
         self.learned = model or ModelTier()
+        self.context = context or ContextTier(
+            save=partial(self.learned.texts.read, f"conversation {next(USES)}")
+        )
         self.model: Tier = self.learned
         self.statistics = statistics
         self.calibration = calibration or Calibration()
@@ -157,6 +160,11 @@ class Store(Protocol):
     def past(self, owner: str, fingerprint: str) -> Past:
         """What is stored of the past answers of the model `fingerprint` to an owner."""
         return Past()
+
+    def texts(self, owner: str, tokenizer: str) -> Iterable[tuple[str, Sequence[int]]]:
+        """The newest of an owner's texts since the past answers were last wiped, as conversations
+        with tokens of their logs, oldest first."""
+        return ()
 
     def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
         """The newest tokens of a conversation, oldest first; none of an unknown conversation."""
@@ -274,8 +282,10 @@ class DraftingMemory:
             owner, conversation, past = self.to_forget.popleft()
             if past:
                 self.forget(owner)
-            else:
-                self.close(owner, conversation)
+                continue
+            self.close(owner, conversation)
+            if conversation is not None and owner in self.past_answers:
+                self.past_answers[owner].tier.texts.forget(conversation)
 
     @property
     def bytes(self) -> int:

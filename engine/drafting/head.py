@@ -23,7 +23,7 @@ from time import perf_counter
 
 from engine.drafting.base import Drafter, Tier
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, LONGEST
+from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, WINDOW
 from engine.drafting.costs import WHOLE, HeadPace
 from engine.drafting.hierarchy import Hierarchy
 from engine.heads.base import Guess, Head
@@ -170,7 +170,7 @@ def frontier(tree: Tree, level: Sequence[Node], depth: int) -> list[Node]:
         number = numbers.get(tree.path(tree.parents[row])) if tree.depths[row] == depth else None
         if number is not None:
             parent, token = level[number], tree.tokens[row]
-            suffix = (*parent.suffix[1 - LONGEST :], token)
+            suffix = (*parent.suffix[1 - WINDOW :], token)
             found.append(Node(row, (*parent.path, token), suffix, number))
     return found
 
@@ -201,7 +201,7 @@ class HeadStep:
             return
         clock = perf_counter()
         guess = head.start(self.tokens, tier.sampling, cancelled)
-        level = [Node(0, (), tuple(self.tokens[-LONGEST:]), 0)]
+        level = [Node(0, (), tuple(self.tokens[-WINDOW:]), 0)]
         if guess is not None:
             tier.add(level[0].suffix, guess, 0, self.decided)
         look = self.called(0, missing, look, clock)

@@ -28,7 +28,15 @@ import numpy as np
 
 from engine.drafting.base import Drafter, Tier
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import LONGEST, RANKS, Calibration, Evidence, EvidenceWeights, Rate
+from engine.drafting.calibration import (
+    RANKS,
+    WINDOW,
+    Calibration,
+    Evidence,
+    EvidenceWeights,
+    Rate,
+    least_length,
+)
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
@@ -108,7 +116,7 @@ class Hierarchy(Drafter):
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         """Grow the tree best first."""
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
-        suffix = tuple(tokens[-LONGEST:])
+        suffix = tuple(tokens[-WINDOW:])
         before = len(tree)
         self.tree, self.candidates, self.first = tree, [], before + 1
         # Nothing is learned from a probe, because that would need the look-ups that it spares.
@@ -170,12 +178,12 @@ class Hierarchy(Drafter):
                 return
             negative, _, parent, candidate, suffix, depth = heappop(heap)
             probability, token, weights = -negative, candidate[1], candidate[3]
-            known = len(tree)
-            row = tree.add(parent, token, self.sources[weights.tier], weights.match_length)
+            known, length = len(tree), least_length(weights.match_length)
+            row = tree.add(parent, token, self.sources[weights.tier], length)
             if len(tree) > known:
                 budget.added(len(tree), probability)
                 self.candidates.append(candidate)
-            suffix = (*suffix[1 - LONGEST :], token)
+            suffix = (*suffix[1 - WINDOW :], token)
             depth += 1
 
     def expand(
@@ -315,7 +323,7 @@ class Hierarchy(Drafter):
         if self.grown == start:
             self.settle(tokens[start:])
             for at in range(start, len(tokens)):
-                self.learn(tuple(tokens[max(0, at - LONGEST) : at]), at, tokens[at])
+                self.learn(tuple(tokens[max(0, at - WINDOW) : at]), at, tokens[at])
         self.grown = None
         self.forget()  # the tiers answer differently after they have learned
         for tier in self.tiers:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 from engine.backends.base import common_prefix
 from engine.drafting.base import Frozen, NgramTable, Tier
+from engine.drafting.copies import CompiledCopies, Copies, Part, Texts, copying, with_copies
 from engine.drafting.ngrams import NgramCounts, counting
 from engine.types import CONTEXT, MODEL, STATISTICS, Followers, Gram
 
@@ -27,7 +28,8 @@ and when it learns."""
 
 
 class ContextTier(Tier):
-    """The tokens of one conversation, and counts of what followed each key of one to eight of them.
+    """The tokens of one conversation, counts of what followed each key of one to eight of them, and
+    the longest match where more tokens match.
 
     Long matches make copying work, because each drafted token lengthens the match for the next one.
     `log` is the log of an earlier session, of which only the last `cap` tokens count. Between two
@@ -35,6 +37,7 @@ class ContextTier(Tier):
     """
 
     name = source = CONTEXT
+    hidden: Sequence[Part] = ()
 
     def __init__(
         self,
@@ -44,25 +47,27 @@ class ContextTier(Tier):
     ) -> None:
         self.seen: list[int] = []
         self.save, self.cap = save, cap
-        self.counts = counting(CONTEXT_KEY)
+        self.counts, self.copies = counting(CONTEXT_KEY), copying()
         self.start(log)
 
     def start(self, tokens: Sequence[int]) -> None:
         """Start from the newest tokens of a stored log."""
         self.log: list[int] = []
         self.counts.clear()
+        self.copies.clear()
         self.extend(tokens[-self.cap :])
         self.unsaved = len(self.log)
 
     @property
     def bytes(self) -> int:
         """The approximate size in memory."""
-        return self.counts.bytes + len(self.log) * LOGGED
+        return self.counts.bytes + self.copies.bytes + len(self.log) * LOGGED
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the log and count each after the keys that end before it."""
         before = self.log[-CONTEXT_KEY:]
         self.counts.read([*before, *tokens], len(before))
+        self.copies.read(tokens)
         self.log += tokens
 
     def skip(self, tokens: Sequence[int]) -> None:
@@ -76,7 +81,7 @@ class ContextTier(Tier):
             self.seen = list(prompt)
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
-        return self.counts.matches(suffix)
+        return with_copies(self.counts.matches(suffix), self.copies.longest(suffix))
 
     def unigrams(self) -> Followers | None:
         return self.counts.unigrams
@@ -116,7 +121,7 @@ def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:
 
 class ModelTier(Tier):
     """5-grams of one model's past answers to one owner, in any conversation, with the number of
-    answers that contained each.
+    answers that contained each; and the texts of the owner's conversations, for long matches.
 
     It learns an answer when the answer is complete; within an answer, the context tier has higher
     locality. `learned` is called with each new answer's n-grams.
@@ -129,7 +134,9 @@ class ModelTier(Tier):
         grams: Iterable[Gram] = (),
         learned: Callable[[Iterable[tuple[int, ...]]], None] = lambda grams: None,
     ) -> None:
-        self.counts = counting(MODEL_KEY)
+        self.counts, self.texts = counting(MODEL_KEY), Texts()
+        self.hidden: Sequence[Part] = ()
+        """The parts of the texts that are not copied."""
         self.learned = learned
         self.size = 0
         same: dict[int, int] = {}  # a store returns a new int object every time
@@ -141,7 +148,11 @@ class ModelTier(Tier):
     def bytes(self) -> int:
         """The approximate size in memory."""
         numbers = self.size * GRAM if isinstance(self.counts, NgramCounts) else 0
-        return self.counts.bytes + numbers
+        return self.counts.bytes + self.texts.bytes + numbers
+
+    @property
+    def copies(self) -> Copies | CompiledCopies:
+        return self.texts.copies
 
     def add(self, gram: tuple[int, ...], documents: int = 1) -> None:
         """Count an n-gram that `documents` answers contained."""
@@ -155,11 +166,16 @@ class ModelTier(Tier):
                 for token, documents in followers.counts.items():
                     yield (*key, token), documents
 
-    def without(self, tokens: Sequence[int], new: int) -> "ModelTier":
-        """The tier as if it had not learned this answer: the last `new` of `tokens`."""
-        return WithoutAnswer(self, grams_of(tokens, new))
+    def without(self, tokens: Sequence[int], new: int, conversation: str = "") -> "ModelTier":
+        """The tier as if it had not learned this answer, the last `new` of `tokens`, and nothing
+        were known of its conversation."""
+        return WithoutAnswer(self, grams_of(tokens, new), self.texts.parts.get(conversation, ()))
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        return with_copies(self.counted(suffix), self.copies.longest(suffix, self.hidden))
+
+    def counted(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        """What counts alone tell."""
         return self.counts.matches(suffix)
 
     def unigrams(self) -> Followers | None:
@@ -175,13 +191,15 @@ class ModelTier(Tier):
 
 
 class WithoutAnswer(ModelTier):
-    """A view of a tier without the n-grams of one answer."""
+    """A view of a tier without the n-grams of one answer, and without some parts of its texts."""
 
-    def __init__(self, tier: ModelTier, grams: Iterable[tuple[int, ...]]) -> None:
+    def __init__(
+        self, tier: ModelTier, grams: Iterable[tuple[int, ...]], hidden: Sequence[Part] = ()
+    ) -> None:
         super().__init__()
-        self.tier = tier
+        self.tier, self.texts, self.hidden = tier, tier.texts, (*tier.hidden, *hidden)
         for *key, token in grams:
-            known = tier.matches(tuple(key))
+            known = tier.counted(tuple(key))
             # It may have been pruned meanwhile.
             if len(known) == len(key) > 0 and token in known[-1].counts:
                 self.add((*key, token))
@@ -192,9 +210,9 @@ class WithoutAnswer(ModelTier):
             if documents > own.get(gram, 0):
                 yield gram, documents - own.get(gram, 0)
 
-    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+    def counted(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         found: list[Followers] = []
-        for known, own in zip_longest(self.tier.matches(suffix), super().matches(suffix)):
+        for known, own in zip_longest(self.tier.counted(suffix), super().counted(suffix)):
             left = known.less(own) if known and own else known
             if left is None:
                 break

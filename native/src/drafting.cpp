@@ -8,6 +8,7 @@
 
 #include <unordered_map>
 
+#include "copies.hpp"
 #include "hierarchy.hpp"
 #include "module.hpp"
 #include "ngrams.hpp"
@@ -21,7 +22,7 @@ namespace strata {
 using Array = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // The last tokens of a list.
-static Suffix suffix_of(nb::handle tokens, Py_ssize_t end, int longest = LONGEST) {
+static Suffix suffix_of(nb::handle tokens, Py_ssize_t end, int longest = WINDOW) {
     Suffix suffix;
     for (Py_ssize_t at = std::max<Py_ssize_t>(0, end - longest); at < end; ++at)
         suffix.push(nb::cast<Token>(tokens[at]));
@@ -46,7 +47,7 @@ static nb::tuple python_of(const Followers &followers) {
 
 static nb::list python_of(Source &source, nb::handle suffix) {
     Room room;
-    Followers found[LONGEST];
+    Followers found[CLASSES];
     const int size = source.matches(suffix_of(suffix, nb::len(suffix)), found, room);
     nb::list made;
     for (int at = 0; at < size; ++at) made.append(python_of(found[at]));
@@ -98,7 +99,7 @@ class Asked : public Source {
         const nb::object said = ask(tuple_of(suffix.tokens.data(), suffix.size));
         int size = 0;
         for (nb::handle each : said) {
-            if (size == LONGEST) throw nb::value_error("a match of more than eight tokens");
+            if (size == CLASSES) throw nb::value_error("a match of more than eleven lengths");
             found[size++] = Known(each).in(room);
         }
         return size;
@@ -195,7 +196,7 @@ class Calibration {
                                 array(each.attr("reached")), array(each.attr("credited")),
                                 rates(each.attr("rates")), rates(each.attr("noisy_rates"))});
             }
-            if (made.size() != LONGEST + 1) throw nb::value_error("weights of eight match lengths");
+            if (made.size() != CLASSES + 1) throw nb::value_error("weights of eleven match lengths");
         }
     }
     const std::vector<Weights> *of(const std::string &tier) const { return &tiers.at(tier); }
@@ -333,7 +334,7 @@ class Drafter {
             parents.append(node.parent);
             depths.append(nb::cast<int>(depths[node.parent]) + 1);
             origins.append(credited(node.candidate));
-            lengths.append(static_cast<int>(node.candidate.match_length));
+            lengths.append(least_length(node.candidate.match_length));
             children.append(nb::dict());
         }
     }
@@ -491,6 +492,36 @@ void bind_drafting(nb::module_ &module) {
         .def_prop_ro("bytes", &Counts::bytes);
     nb::class_<Less, Source>(module, "Less")
         .def(nb::init<Source &, Source &>(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+    nb::class_<Copies>(module, "Copies")
+        .def(nb::init<>())
+        .def("read",
+             [](Copies &self, const std::vector<Token> &tokens) {
+                 nb::gil_scoped_release released;
+                 self.read(tokens.data(), tokens.size());
+             })
+        .def("end", &Copies::end)
+        .def("remove", &Copies::remove)
+        .def("clear", &Copies::clear)
+        .def("part",
+             [](const Copies &self, std::size_t start, std::size_t end) {
+                 nb::list made;
+                 for (std::size_t at = start; at < std::min(end, self.size()); ++at)
+                     made.append(self.token(at));
+                 return made;
+             })
+        .def("longest",
+             [](const Copies &self, nb::handle suffix, const Copies::Parts &hidden) {
+                 Room room;
+                 Followers found;
+                 const Suffix last = suffix_of(suffix, static_cast<Py_ssize_t>(nb::len(suffix)));
+                 const int length = self.longest(last, found, room, hidden);
+                 return nb::make_tuple(length, length ? nb::object(python_of(found)) : nb::none());
+             })
+        .def("__len__", &Copies::size)
+        .def_prop_ro("bytes", &Copies::bytes);
+    nb::class_<Copied, Source>(module, "Copied")
+        .def(nb::init<Source &, const Copies &, Copies::Parts>(), nb::keep_alive<1, 2>(),
+             nb::keep_alive<1, 3>());
     nb::class_<Asked, Source>(module, "Asked").def(nb::init<nb::callable, nb::callable>());
     nb::class_<Table>(module, "Table")
         .def("__init__", &make_table, nb::kw_only(), "counts"_a, "shares"_a, "rounded"_a, "tokens"_a,

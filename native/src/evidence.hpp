@@ -11,10 +11,19 @@ namespace strata {
 
 using Token = std::uint32_t;
 
-// The longest key of any database.
+// The longest key of counts.
 constexpr int LONGEST = 8;
+// From so many tokens on, longer matches are further classes of evidence.
+constexpr int LONG[] = {16, 32, 64};
+// The match lengths of evidence, and how many of the last tokens databases are asked with.
+constexpr int CLASSES = LONGEST + 3, WINDOW = 64;
 // The most next tokens that are kept for a key.
 constexpr int WIDEST = 32;
+
+// The fewest tokens that match in evidence of a match length.
+inline int least_length(int match_length) {
+    return match_length <= LONGEST ? match_length : LONG[match_length - LONGEST - 1];
+}
 
 // A next token and its count. `place` is its place in the order of first occurrence.
 struct Follower {
@@ -51,13 +60,13 @@ struct Followers {
 
 // The last tokens of a text, the newest last.
 struct Suffix {
-    std::array<Token, LONGEST> tokens{};
+    std::array<Token, WINDOW> tokens{};
     int size = 0;
 
     void push(Token token) {
-        if (size == LONGEST) {
+        if (size == WINDOW) {
             std::copy(tokens.begin() + 1, tokens.end(), tokens.begin());
-            tokens[LONGEST - 1] = token;
+            tokens[WINDOW - 1] = token;
         } else {
             tokens[size++] = token;
         }
@@ -65,7 +74,8 @@ struct Suffix {
     // The token that many places before the end, from 1.
     Token back(int places) const { return tokens[size - places]; }
     bool operator==(const Suffix &other) const {
-        return size == other.size &&
+        // Suffixes of one tree differ at their ends.
+        return size == other.size && (!size || back(1) == other.back(1)) &&
                std::equal(tokens.begin(), tokens.begin() + size, other.tokens.begin());
     }
 };

@@ -5,7 +5,7 @@ namespace strata {
 Hierarchy::Hierarchy(std::vector<Tier> tiers, Constants constants, Limits limits, Dice dice,
                      Errors errors)
     : tiers(std::move(tiers)), constants(constants), limits(limits), dice(dice), errors(errors),
-      answers(this->tiers.size() * LONGEST), lengths(this->tiers.size()) {}
+      answers(this->tiers.size() * CLASSES), lengths(this->tiers.size()) {}
 
 // Answers do not outlive what a tier learns from elsewhere.
 void Hierarchy::refresh() {
@@ -32,7 +32,7 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
     for (int at = 0; at < asked; ++at) tiers[at].source->expect(suffix);
     for (int at = 0; at < asked; ++at) {
         const auto clock = std::chrono::steady_clock::now();
-        lengths[at] = tiers[at].source->matches(suffix, &answers[at * LONGEST], room);
+        lengths[at] = tiers[at].source->matches(suffix, &answers[at * CLASSES], room);
         const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - clock;
         spent[tiers[at].timed] += passed.count();
         longest = std::max(longest, lengths[at]);
@@ -40,7 +40,7 @@ Hierarchy::Chain Hierarchy::chain(int asked, const Suffix &suffix) {
     Chain made{suffix, asked, static_cast<int>(evidence.size()), 0};
     for (int at = longest - 1; at >= 0; --at) {
         for (int tier = 0; tier < asked; ++tier) {
-            const Followers *matches = &answers[tier * LONGEST];
+            const Followers *matches = &answers[tier * CLASSES];
             // A shorter match at the same places says nothing that the longer one did not.
             if (at < lengths[tier] &&
                 (at + 1 == lengths[tier] || matches[at].total > matches[at + 1].total))

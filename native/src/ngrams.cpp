@@ -274,7 +274,7 @@ Followers less(const Followers &all, const Followers &taken, Room &room) {
 }
 
 int Less::matches(const Suffix &suffix, Followers *found, Room &room) {
-    Followers own[LONGEST];
+    Followers own[CLASSES];
     const int known = all.matches(suffix, found, room), shorter = taken.matches(suffix, own, room);
     for (int at = 0; at < std::min(known, shorter); ++at) {
         found[at] = less(found[at], own[at], room);

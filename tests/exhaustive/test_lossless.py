@@ -139,7 +139,7 @@ class Liar(Tier):
 
     def matches(self, suffix: tuple[int, ...]) -> list[Followers]:
         draw = random.Random(sum(suffix))
-        return [self.say(draw) for _ in range(draw.randrange(len(suffix) + 1))]
+        return [self.say(draw) for _ in range(draw.randrange(min(len(suffix), 11) + 1))]
 
     def unigrams(self) -> Followers:
         return self.say(random.Random(self.name))

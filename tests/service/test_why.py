@@ -90,16 +90,22 @@ def test_the_place_that_is_shown_holds_what_was_copied(session: Session) -> None
     assert places > 5
 
 
-def test_past_answers_tell_how_often(session: Session) -> None:
-    ask(session, "tell me a story of a boat")
-    run_id, run = last_run(session, ask(session, "tell me a story of a boat"))
+def test_past_answers_tell_how_often_or_where(session: Session) -> None:
+    asked = "tell me a story of a boat"
+    first = ask(session, asked)
+    run_id, run = last_run(session, ask(session, asked))
     told = [
         guess
         for each in explained(session, run_id, run)
         for guess in each.get("accepted", ())
-        if guess["source"] == MODEL and "times" in guess
+        if guess["source"] == MODEL
     ]
-    assert told and all(0 < guess["times"] <= guess["of"] for guess in told)
+    counted = [guess for guess in told if "times" in guess]
+    assert all(0 < guess["times"] <= guess["of"] for guess in counted)
+    copied = [guess for guess in told if guess["match"] >= 8 and "title" in guess]
+    assert copied and {guess["conversation"] for guess in copied} == {first}, [
+        (g["match"], g.get("times")) for g in told
+    ]
 
 
 def test_nobody_else_is_told(session: Session) -> None:

@@ -111,7 +111,7 @@ def test_damaged_rows_say_nothing() -> None:
         CalibrationRow("harvest", 1, 0, 9.0, 3.0),
         CalibrationRow("harvest:rank", 1, 0, 9.0, 3.0),
         CalibrationRow("", 1, 0, 9.0, 3.0),
-        *(CalibrationRow(tier, size, 0, 9.0, 3.0) for tier in kinds for size in (-1, 9, 10**9)),
+        *(CalibrationRow(tier, size, 0, 9.0, 3.0) for tier in kinds for size in (-1, 12, 10**9)),
         *(CalibrationRow(tier, 1, kind, 9.0, 3.0) for tier in kinds for kind in (-1, 10**6)),
         *(
             CalibrationRow(tier, 1, 0, reached, trusted)

@@ -351,7 +351,7 @@ WIDE: Mapping[int, float] = dict.fromkeys(range(2000), 1.0)
         ValueError("damaged"),
         None,
         [None],
-        [sure(1)] * 9,
+        [sure(1)] * 12,
         [Followers(9, 1, {-1: 1})],
         [Followers(9, 1, {1 << 40: 1})],
         [Followers(2000, 2000, dict(WIDE))],

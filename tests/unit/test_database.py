@@ -40,6 +40,7 @@ PINNED = {
     "0017-costs-measured-again": "114c0795b2b40d32",
     "0018-speeds-with-drafts": "73178aad72641c6f",
     "0019-wipes": "4a44fea5de50e980",
+    "0020-wiped-texts": "d45a5c06f2c5c5b6",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

@@ -160,7 +160,7 @@ def tree_with(guesses: dict[tuple[int, ...], dict[int, float]], temperature: flo
     merged = databases.with_head(TIERS, tier, sampling if temperature > 0 else None)
     merged.observe(known, len(known))
     for path, chances in guesses.items():
-        suffix = (*known, *path)[-8:]
+        suffix = (*known, *path)[-64:]
         tier.add(suffix, Says(chances), len(path), len(known) + len(path))
     return merged, known
 

@@ -12,7 +12,7 @@ from engine.backends.base import LogitScores
 from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.methods import METHODS
-from engine.recorded import LONGEST, NODE, Node, nodes, percent, recorded
+from engine.recorded import LENGTHS, NODE, Node, nodes, percent, recorded
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Step, Token
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_not_recorded() -> None:
         wide.add(0, token, "context", 99)
     told = recorded(wide, scores, [])  # type: ignore[arg-type]
     found = nodes(Step(0, (), {"context": 255}, tree=told))
-    assert found is not None and len(found) == 255 and found[0].match_length == LONGEST
+    assert found is not None and len(found) == 255 and found[0].match_length == LENGTHS[-1]
     wide.add(0, 999, "context")
     assert recorded(wide, scores, []) is None  # type: ignore[arg-type]
     for token, sources in ((1 << 24, 1), (5, 17)):
