@@ -30,6 +30,7 @@ from engine.settings import Sampling
 from engine.tree import Tree
 
 CLASSES = {f"{name.title()}ForCausalLM" for name in FUSED}
+CLASSES |= {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}
 HEAD_SIZES = (32, 64, 128, 256)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHUNK = 128
@@ -106,8 +107,10 @@ class NativeForwards:
             *(config.hidden_size, config.intermediate_size),
             *(config.num_attention_heads, *self.shape[1:], config.vocab_size),
         ]
+        experts, normalised = experts_of(layers)
         self.decoder = core.Decoder(
-            sizes,
+            [*sizes, *experts],
+            normalised,
             model.model.norm.variance_epsilon,
             first.scaling,
             [parts_of(layer) for layer in layers],
@@ -166,14 +169,27 @@ class NativeForwards:
 
 
 def parts_of(layer: Any) -> list[Any]:
-    """The norms and matrices of a layer, in the core's order."""
+    """The norms, the router and the matrices of a layer, in the core's order."""
     attention, own = layer.self_attn, []
+    mlp = getattr(layer.mlp, "experts", layer.mlp)
+    router = None if mlp is layer.mlp else layer.mlp.gate.weight.data.view(-1)
     for name in ("q_norm", "k_norm"):
         norm = getattr(attention, name, None)
         own.append(None if norm is None else norm.weight.data)
-    modules = [getattr(attention, name, None) or getattr(layer.mlp, name) for name in MATRICES]
+    modules = [getattr(attention, name, None) or getattr(mlp, name) for name in MATRICES]
     norms = layer.input_layernorm.weight.data, layer.post_attention_layernorm.weight.data
-    return [*norms, *own, *(module.matrix for module in modules)]
+    return [*norms, *own, router, *(module.matrix for module in modules)]
+
+
+def experts_of(layers: Sequence[Any]) -> tuple[list[int], bool]:
+    """The number of experts, of those chosen for a row, and their inner width, zeros without any;
+    and whether the weights of those chosen add up to 1."""
+    mixtures = [layer.mlp for layer in layers if hasattr(layer.mlp, "experts")]
+    if not mixtures:
+        return [0, 0, 0], False
+    experts, router = mixtures[0].experts, mixtures[0].gate
+    sizes = [experts.count, router.top_k, experts.down_proj.in_features]
+    return sizes, getattr(router, "norm_topk_prob", True)
 
 
 def rotary_factors(model: Any, positions: int, size: int) -> list[torch.Tensor]:
@@ -220,8 +236,11 @@ def obstacle(backend: TransformersBackend) -> str:
         return "its rotary factors depend on the length of the text"
     if config.hidden_act != "silu" or model.model.layers[0].self_attn.head_dim not in HEAD_SIZES:
         return "its activations or the size of its heads are not known"
-    linear = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
-    if not isinstance(model.get_output_embeddings(), PackedLinear) or any(linear):
+    left = (
+        isinstance(each, torch.nn.Linear) or hasattr(each, "gate_up_proj")
+        for each in model.modules()
+    )
+    if not isinstance(model.get_output_embeddings(), PackedLinear) or any(left):
         return "some of its matrices could not be converted"
     return ""
 
