@@ -39,6 +39,9 @@ SHARE = 0.15
 """How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
 differently, an input of a product may round to the next of its 8 bits. A wrong mask or position
 differs by more than half."""
+USUAL_ROWS = 0.75
+"""The share of rows for which this holds in a mixture: a row whose router nearly hesitates between
+two experts may take the other one."""
 TRIED = 40
 """Tokens before the trees of the trial."""
 
@@ -181,6 +184,10 @@ def parts_of(layer: Any) -> list[Any]:
     return [*norms, *own, router, *(module.matrix for module in modules)]
 
 
+def is_mixture(model: Any) -> bool:
+    return any(hasattr(layer.mlp, "experts") for layer in model.model.layers)
+
+
 def experts_of(layers: Sequence[Any]) -> tuple[list[int], bool]:
     """The number of experts, of those chosen for a row, and their inner width, zeros without any;
     and whether the weights of those chosen add up to 1."""
@@ -259,7 +266,8 @@ def tried(backend: TransformersBackend) -> str:
     except Exception as error:
         # An unknown module lacks attributes; the core raises ValueError and TypeError.
         return f"its forwards fail ({first_line(error).rstrip('.')})"
-    gap = float(((outside - inside).norm(dim=1) / outside.norm(dim=1)).max())
+    gaps = (outside - inside).norm(dim=1) / outside.norm(dim=1)
+    gap = float(gaps.quantile(USUAL_ROWS if is_mixture(backend.model) else 1.0))
     if not gap <= SHARE:
         return f"its logits are off by {gap:.2g} of their norm"
     path = [0, *path_rows(trees[0])]

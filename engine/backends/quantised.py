@@ -255,16 +255,17 @@ class PackedExperts(nn.Module):
     """The experts of a mixture in few bits: maps (rows, width) to (rows, width), in float32, with
     the indices of the chosen experts and their weights, both of shape (rows, chosen).
 
-    Its matrices have the outputs of all experts behind each other.
+    Its matrices have the outputs of all experts behind each other, and are empty until their
+    weights are read.
     """
 
-    gate_proj: PackedLinear
-    up_proj: PackedLinear
-    down_proj: PackedLinear
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, experts: Any) -> None:
         super().__init__()
-        self.count = count
+        self.count, width, inner = experts.down_proj.shape
+        outer, inside = (width, self.count * inner), (inner, self.count * width)
+        shapes = {"gate_proj": outer, "up_proj": outer, "down_proj": inside}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Linear(*shape, bias=False, device="meta"))
 
     def take(self, name: str, weights: torch.Tensor, bits: int, room: Room) -> None:
         """Round one of the library's parameters, shape (experts, outputs, inputs)."""
@@ -386,9 +387,8 @@ class Packer(HfQuantizer):
         """Take one parameter of some experts, and put others of few bits in their place."""
         experts = module_at(model, path)
         if not isinstance(experts, PackedExperts):
-            experts = PackedExperts(len(weights))
-            above, _, own = path.rpartition(".")
-            setattr(module_at(model, above), own, experts)
+            experts = PackedExperts(experts)
+            model.set_submodule(path, experts)
         experts.take(name, weights, self.quantization_config.bits, self.room)
 
     def is_serializable(self) -> bool:

@@ -14,8 +14,8 @@ from engine.backends.base import digest
 from engine.models.memory import DraftingForecast
 
 ENDING = ".gguf"
-IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3"), 50_000_000
-"""The architectures of files that the compiled core computes (Mistral's say llama), and the bytes
+IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3", "qwen3moe"), 50_000_000
+"""The architectures of files that the compiled core computes (Mistral's and Mixtral's say llama), and the bytes
 of a file from which on it does so without being asked."""
 MAGIC = b"GGUF"
 """The first bytes of a file."""

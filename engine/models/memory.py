@@ -292,7 +292,7 @@ def packed_bytes(
     bits = 8 if HEAD.search(name) or EMBEDDING.search(name) else bits
     packed, other = 0, FLOAT32 if on_cpu else embedding
     if on_cpu:
-        fits = fits and shape[1] % PACKED_INPUTS == 0
+        fits = fits and shape[0] >= PACKED_OUTPUTS and shape[1] % PACKED_INPUTS == 0
         packed = packed_size(shape, bits, *PACKED_SCALES[bits]) if fits else 0
     elif fits:
         packed = rounded_size(shape, bits)
