@@ -1,4 +1,4 @@
-"""Forwards of Llama-like models of few bits as one call of the compiled core.
+"""Forwards of Llama-like models of few bits, also with experts, as one call of the compiled core.
 
 Torch computes norms, rotary embeddings, gates and attention as separate operations, which together
 take as long as the products do. The core computes them between two products, in the same threads,
@@ -110,7 +110,7 @@ class NativeForwards:
             *(config.hidden_size, config.intermediate_size),
             *(config.num_attention_heads, *self.shape[1:], config.vocab_size),
         ]
-        experts, normalised = experts_of(layers)
+        experts, normalised = experts_of(model)
         self.decoder = core.Decoder(
             [*sizes, *experts],
             normalised,
@@ -184,17 +184,18 @@ def parts_of(layer: Any) -> list[Any]:
     return [*norms, *own, router, *(module.matrix for module in modules)]
 
 
-def is_mixture(model: Any) -> bool:
-    return any(hasattr(layer.mlp, "experts") for layer in model.model.layers)
+def mixtures_of(model: Any) -> list[Any]:
+    """The parts of layers that are mixtures of experts."""
+    return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
 
 
-def experts_of(layers: Sequence[Any]) -> tuple[list[int], bool]:
+def experts_of(model: Any) -> tuple[list[int], bool]:
     """The number of experts, of those chosen for a row, and their inner width, zeros without any;
     and whether the weights of those chosen add up to 1."""
-    mixtures = [layer.mlp for layer in layers if hasattr(layer.mlp, "experts")]
-    if not mixtures:
+    mixture = next(iter(mixtures_of(model)), None)
+    if mixture is None:
         return [0, 0, 0], False
-    experts, router = mixtures[0].experts, mixtures[0].gate
+    experts, router = mixture.experts, mixture.gate
     sizes = [experts.count, router.top_k, experts.down_proj.in_features]
     return sizes, getattr(router, "norm_topk_prob", True)
 
@@ -267,7 +268,7 @@ def tried(backend: TransformersBackend) -> str:
         # An unknown module lacks attributes; the core raises ValueError and TypeError.
         return f"its forwards fail ({first_line(error).rstrip('.')})"
     gaps = (outside - inside).norm(dim=1) / outside.norm(dim=1)
-    gap = float(gaps.quantile(USUAL_ROWS if is_mixture(backend.model) else 1.0))
+    gap = float(gaps.quantile(USUAL_ROWS if mixtures_of(backend.model) else 1.0))
     if not gap <= SHARE:
         return f"its logits are off by {gap:.2g} of their norm"
     path = [0, *path_rows(trees[0])]

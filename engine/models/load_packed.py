@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.backends.base import BackendInfo, digest
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, alone
-from engine.backends.native_forward import SHARE, is_mixture
+from engine.backends.native_forward import SHARE, mixtures_of
 from engine.backends.quantised import (
     HEAD_BITS,
     Layout,
@@ -104,6 +104,8 @@ TRIED = (
     "The sea was calm that morning, and nobody in the village saw the three boats that came back."
 )
 """The text after which logits are compared."""
+PARTS = 5
+"""The texts of a mixture after which they are compared, each a token shorter."""
 ROUNDED = 0.5
 """How far logits may be from those of llama.cpp, as a share of their norm, where weights are
 rounded to 4 bits; otherwise SHARE."""
@@ -262,17 +264,18 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
 
 def compare(backend: "PackedBackend", path: Path, threads: int, allowed: float) -> None:
     """Raise Foreign if the logits after a text are further from those of llama.cpp than `allowed`,
-    as a share of their norm."""
+    as a share of their norm. In a mixture, where a row may have other experts if its router nearly
+    hesitates, it is the median of a few texts."""
     runtime = Runtime(64, threads, gpu_layers=0, head="off")
     model, context = opened(path, runtime, fast=False)
     library = LlamaCppBackend(model, context, backend.tokens, None, backend.info, 64)
     tokens = backend.tokenize(TRIED)[:60]
     gaps = []
-    for part in range(5 if is_mixture(backend.model) else 1):
+    for part in range(PARTS if mixtures_of(backend.model) else 1):
         text = tokens[: len(tokens) - part]
         expected = alone(library, text)
         gaps.append(np.linalg.norm(backend.alone(text) - expected) / np.linalg.norm(expected))
-    gap = float(np.median(gaps))  # some rows of a mixture may have other experts
+    gap = float(np.median(gaps))
     if not gap <= allowed:
         raise Foreign(f"its logits differ from those of llama.cpp by {gap:.2g} of their norm")
 

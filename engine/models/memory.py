@@ -167,7 +167,7 @@ ROUTER = re.compile(r"\.(?:gate|router)\.weight$")
 EXPERTS = ".experts."
 ACTIVATIONS = ("hidden_act", "mlp_hidden_act", "hidden_activation")
 ODD_EXPERTS = {"deepseek_v4", "gpt_oss", "llama4_text"}
-"""Types of models whose experts have SiLU gates and something more, so that they stay as they are."""
+"""Types of models whose experts have more than SiLU gates, so that they stay as they are."""
 FLOAT32 = 4
 """Recurrences are computed and kept in float32, whatever the weights are."""
 STATE, BOTH, ATTENTION = "state", "both", "attention"

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.backends import native_forward
 from engine.backends.native_forward import NativeForwards
-from engine.backends.quantised import SORTED, PackedExperts, PackedLinear
+from engine.backends.quantised import SORTED, PackedExperts, PackedLinear, Room
 from engine.models.memory import memory_need
 from engine.native import core
 from tests.support.backends import MIXTURES, load, prompt_of, save_model
@@ -31,8 +31,6 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 def experts_of(bits: int) -> PackedExperts:
-    from engine.backends.quantised import Room
-
     experts, room = PackedExperts(Stacks), Room(0)
     experts.take("gate_up_proj", numbers(COUNT, 2 * INNER, WIDTH, seed=1), bits, room)
     experts.take("down_proj", numbers(COUNT, WIDTH, INNER, seed=2), bits, room)
@@ -123,8 +121,15 @@ def test_experts_that_do_not_fit_are_refused(changes: dict[str, Any], part: str)
     experts = experts_of(8)
     states, choices, shares = routed(2)
     given = {
-        **{"gate": "gate", "up": "up", "down": "down", "count": COUNT, "states": states},
-        **{"choices": choices, "shares": shares, "out": torch.ones(2, WIDTH), "threads": 1},
+        "gate": "gate",
+        "up": "up",
+        "down": "down",
+        "count": COUNT,
+        "states": states,
+        "choices": choices,
+        "shares": shares,
+        "out": torch.ones(2, WIDTH),
+        "threads": 1,
         **changes,
     }
     for name in ("gate", "up", "down"):

@@ -212,9 +212,7 @@ def test_a_model_computes_what_llama_cpp_computes(
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("family", ["llama", "qwen3moe"])
-def test_a_mixture_computes_what_llama_cpp_computes(
-    family: str, kind: str, tmp_path: Path
-) -> None:
+def test_a_mixture_computes_what_llama_cpp_computes(family: str, kind: str, tmp_path: Path) -> None:
     """As files of the architecture "llama" with experts are Mixtral's."""
     file = tmp_path / f"{kind}.gguf"
     quantize(mixture_of(tmp_path, family), file, kind, 1)
