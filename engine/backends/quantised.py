@@ -259,6 +259,10 @@ class PackedExperts(nn.Module):
     weights are read.
     """
 
+    gate_proj: PackedLinear
+    up_proj: PackedLinear
+    down_proj: PackedLinear
+
     def __init__(self, experts: Any) -> None:
         super().__init__()
         self.count, width, inner = experts.down_proj.shape

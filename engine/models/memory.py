@@ -253,7 +253,7 @@ def memory_need(
         parameters += each.parameter_count
         if few and floating and name not in own:
             embedding = SIZES.get(each.dtype if on_cpu else str(kind), 1)
-            if stays(name, config, on_cpu):
+            if stays(name, each, config, on_cpu):
                 weights += each.parameter_count * (FLOAT32 if on_cpu else embedding)
                 continue
             weights += packed_bytes(name, each, few, tied, embedding, on_cpu)
@@ -271,12 +271,15 @@ def memory_need(
     return Need(parameters, weights, cache, forecast_of(config, folder, found))
 
 
-def stays(name: str, config: Mapping[str, Any], on_cpu: bool) -> bool:
-    """Whether a matrix is not converted to few bits: a router, or experts with another gate."""
+def stays(name: str, weight: "TensorInfo", config: Mapping[str, Any], on_cpu: bool) -> bool:
+    """Whether a tensor is not converted to few bits because it belongs to a router, or to experts
+    that the core does not compute."""
     if EXPERTS not in name:
         return ROUTER.search(name) is not None
+    if not on_cpu or config.get("model_type") in ODD_EXPERTS:
+        return True
     activation = next((config[key] for key in ACTIVATIONS if config.get(key)), "silu")
-    return not on_cpu or activation != "silu" or config.get("model_type") in ODD_EXPERTS
+    return activation != "silu" or any(size % PACKED_INPUTS for size in weight.shape[-2:])
 
 
 def packed_bytes(

@@ -59,7 +59,8 @@ struct Experts {
 
 // Choose the experts of a row by its logits, which are lost.
 INLINE void choose(const Experts &all, int row, bool normalised) {
-    float *logits = all.logits + size_t(row) * all.count, peak = logits[0], mass = 0.0f, kept = 0.0f;
+    float *logits = all.logits + size_t(row) * all.count;
+    float peak = logits[0], mass = 0.0f, kept = 0.0f;
     for (int e = 1; e < all.count; ++e) peak = logits[e] > peak ? logits[e] : peak;
     for (int e = 0; e < all.count; ++e)
         mass += logits[e] = passes::exponential<float, uint32_t>(logits[e] - peak);
@@ -95,7 +96,8 @@ INLINE void sort_rows(Experts &all) {
 }
 
 // A product of all groups with their experts' parts of some matrices, which have one shape.
-INLINE void multiply_groups(const Team &team, const Experts &all, const Product *products, int count) {
+INLINE void multiply_groups(const Team &team, const Experts &all, const Product *products,
+                            int count) {
     const Matrix &first = *products->matrix;
     const int blocks = first.blocks() / all.count;
     team.each(all.groups * count * blocks, [&](int at) {

@@ -186,12 +186,12 @@ struct Held {
 };
 
 // What the chosen experts give for some rows, by the shares of their choices.
-void mix(const Held &gate, const Held &up, const Held &down, int count, Array<const float, 2> states,
-         Array<const int64_t, 2> choices, Array<const float, 2> shares, Rows out, int threads) {
+void mix(const Held &gate, const Held &up, const Held &down, int count,
+         Array<const float, 2> states, Array<const int64_t, 2> choices,
+         Array<const float, 2> shares, Rows out, int threads) {
     const Matrix &first = gate.matrix, &second = up.matrix, &last = down.matrix;
-    check(count > 0 && first.outputs % (count * CHANNELS) == 0 && first.inputs % CHANNELS == 0 &&
-              second.outputs == first.outputs && second.inputs == first.inputs &&
-              last.outputs == count * first.inputs && first.outputs == count * last.inputs,
+    check(count > 0 && first.outputs == count * last.inputs && first.outputs == second.outputs &&
+              first.inputs == second.inputs && last.outputs == count * first.inputs,
           "the experts do not fit");
     const size_t rows = states.shape(0), chosen = choices.shape(1);
     check(int(states.shape(1)) == first.inputs && out.shape(0) == rows &&
@@ -221,8 +221,7 @@ struct Decoder {
         model.shape = {sizes[0], sizes[1], sizes[2], sizes[3],   sizes[4], sizes[5],
                        sizes[6], sizes[7], sizes[8], normalised, eps,      scale};
         const Shape &shape = model.shape;
-        check(shape.chosen >= 0 && shape.chosen <= shape.experts && shape.small % CHANNELS == 0,
-              "the experts do not fit");
+        check(shape.chosen >= 0 && shape.chosen <= shape.experts, "the experts do not fit");
         check(shape.size == 32 || shape.size == 64 || shape.size == 128 || shape.size == 256,
               "heads of this size are not known");
         check(shape.shared > 0 && shape.heads > 0 && shape.heads % shape.shared == 0,
@@ -345,10 +344,11 @@ void bind_quantised(nb::module_ &module) {
                arg("states").noconvert(), arg("choices").noconvert(), arg("shares").noconvert(),
                arg("out").noconvert(), arg("threads"), nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Decoder>(module, "Decoder")
-        .def(nb::init<std::vector<int>, bool, float, float, nb::list, Vector, const Held &, Rows, Rows,
-                      nb::object>(),
-             arg("sizes"), arg("normalised"), arg("eps"), arg("scale"), arg("layers"), arg("norm").noconvert(),
-             arg("head"), arg("cosines").noconvert(), arg("sines").noconvert(), arg("held"))
+        .def(nb::init<std::vector<int>, bool, float, float, nb::list, Vector, const Held &, Rows,
+                      Rows, nb::object>(),
+             arg("sizes"), arg("normalised"), arg("eps"), arg("scale"), arg("layers"),
+             arg("norm").noconvert(), arg("head"), arg("cosines").noconvert(),
+             arg("sines").noconvert(), arg("held"))
         .def("compute", &Decoder::compute, arg("states").noconvert(), arg("length"),
              arg("positions").noconvert(), arg("parents").noconvert(), arg("parts").noconvert(),
              arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));

@@ -317,7 +317,8 @@ struct Inputs {
     // Take a row of others, of as many numbers.
     INLINE void copy(int row, const Inputs &others, int other) const {
         const auto each = [&](auto *to, const auto *from, int many) {
-            for (int i = 0; i < many; ++i) to[size_t(i) * rows + row] = from[size_t(i) * others.rows + other];
+            for (int i = 0; i < many; ++i)
+                to[size_t(i) * rows + row] = from[size_t(i) * others.rows + other];
         };
         each(words, others.words, count / STEP);
         each(scales, others.scales, count / GROUP);
@@ -419,7 +420,8 @@ struct Product {
     bool onto;
 };
 
-INLINE void multiply_block(const Matrix &matrix, const Inputs &inputs, int at, float *out, bool onto) {
+INLINE void multiply_block(const Matrix &matrix, const Inputs &inputs, int at, float *out,
+                           bool onto) {
     if (matrix.lows)
         block<4, FINE, true>(matrix, inputs, at, out, onto);
     else if (matrix.bits == 4)

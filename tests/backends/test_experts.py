@@ -4,6 +4,7 @@ are converted, and that a row depends on nothing but its own choices."""
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,7 +14,7 @@ from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import SORTED, PackedExperts, PackedLinear, Room
 from engine.models.memory import memory_need
 from engine.native import core
-from tests.support.backends import MIXTURES, load, prompt_of, save_model
+from tests.support.backends import MIXTURES, after, load, prompt_of, save_model
 
 pytestmark = pytest.mark.model
 COUNT, CHOSEN, WIDTH, INNER = 8, 3, 160, 96
@@ -189,6 +190,14 @@ def test_the_core_computes_whole_forwards_with_experts(kind: str, tmp_path: Path
     assert model.info.note == ""
 
 
+def test_the_weights_of_the_chosen_need_not_add_up_to_one(tmp_path: Path) -> None:
+    folder = save_model("qwen3-moe", tmp_path, num_experts_per_tok=1, norm_topk_prob=False)
+    model, text = load(folder, bits="8"), prompt_of(40, 160)
+    assert isinstance(model.captured, NativeForwards), model.info.note
+    inside, outside = after(model.open(), text), model.alone(text)
+    assert np.linalg.norm(inside - outside) < 0.02 * np.linalg.norm(outside)
+
+
 def test_some_layers_may_have_no_experts(tmp_path: Path) -> None:
     folder = save_model("qwen3-moe", tmp_path, mlp_only_layers=[0])
     model = load(folder, bits="8")
@@ -203,9 +212,8 @@ def test_other_experts_stay_as_they_are(changes: dict[str, Any], tmp_path: Path)
     model = load(folder, bits="4")
     experts = model.model.model.layers[0].mlp.experts
     assert experts.gate_up_proj.dtype == torch.float32 and model.info.can_tree
-    if "hidden_act" in changes:
-        need = memory_need(str(folder), "cpu", "auto", 1024, bits="4")
-        assert need.weights == model.info.memory_bytes
+    need = memory_need(str(folder), "cpu", "auto", 1024, bits="4")
+    assert need.weights == model.info.memory_bytes
 
 
 def test_experts_that_stay_leave_forwards_to_torch(tmp_path: Path) -> None:
