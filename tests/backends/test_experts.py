@@ -143,12 +143,15 @@ def test_experts_that_do_not_fit_are_refused(changes: dict[str, Any], part: str)
 
 
 def of_few_bits(folder: Path, packed: Any) -> Any:
-    """The library's model with the weights that the numbers of another stand for."""
+    """The library's model with the weights that the numbers of another stand for, which are near
+    its own."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for path, module in packed.named_modules():
         if isinstance(module, PackedExperts):
             own = model.get_submodule(path)
-            own.gate_up_proj.data, own.down_proj.data = stacked(module)
+            for kept, rounded in zip(own.parameters(), stacked(module), strict=True):
+                assert float((rounded - kept).norm() / kept.norm()) < 0.12
+                kept.data = rounded
         elif isinstance(module, PackedLinear) and ".experts." not in path:
             model.get_submodule(path).weight.data = module.weight
     return model.eval()
@@ -170,7 +173,7 @@ def test_a_mixture_computes_with_the_weights_that_it_has(
     expected = of_few_bits(folder, model.model)(text).logits[0]
     gaps = (found - expected).norm(dim=1) / expected.norm(dim=1)
     # Where a router hesitates, rounded inputs may have other experts.
-    assert float(gaps.median()) < 0.05
+    assert float(gaps.median()) < 0.1
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -67,19 +67,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Models of transformers, by the library's class of their config and its settings."""
-EXPERTS = {**WIDE, **LENGTH, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
-NAMED = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96}
+EXPERTS = {
+    **BROAD, **LENGTH, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+}  # fmt: skip
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": (
-        "MixtralConfig", {**EXPERTS, "num_local_experts": 8, "num_experts_per_tok": 2},
-    ),
-    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, **NAMED, "norm_topk_prob": True}),
-    "qwen2-moe": (
-        "Qwen2MoeConfig", {**EXPERTS, **NAMED, "shared_expert_intermediate_size": 160},
-    ),
+    "mixtral": ("MixtralConfig", {**EXPERTS, "num_local_experts": 8}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 160}),
     "lfm2-moe": (
         "Lfm2MoeConfig",
-        {**EXPERTS, **NAMED, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+        {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
     ),
 }  # fmt: skip
 """The same of mixtures of experts, in sizes that can have few bits."""
