@@ -7,6 +7,9 @@ in the time of one (native/src/rows.hpp), which is what verifying a draft needs.
 converted while a model is read, one after the other, so at no time does the whole model lie in
 memory in its original size.
 
+The experts of a mixture are converted as well, into matrices that have the outputs of all experts
+behind each other. A row is multiplied by those that are chosen for it (native/src/experts.hpp).
+
 Embeddings keep the type of the files, because a step reads a few rows of them. What remains, such
 as norms, is float32, and so are the states between the layers.
 
@@ -22,7 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers.activations import SiLUActivation
 from transformers.core_model_loading import ConversionOps
+from transformers.integrations import moe
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -246,6 +251,69 @@ class StoredEmbedding(nn.Module):
         return nn.functional.embedding(tokens, self.weight).float()
 
 
+class PackedExperts(nn.Module):
+    """The experts of a mixture in few bits: maps (rows, width) to (rows, width), in float32, with
+    the indices of the chosen experts and their weights, both of shape (rows, chosen).
+
+    Its matrices have the outputs of all experts behind each other, and are empty until their
+    weights are read.
+    """
+
+    gate_proj: PackedLinear
+    up_proj: PackedLinear
+    down_proj: PackedLinear
+
+    def __init__(self, experts: Any) -> None:
+        super().__init__()
+        self.count, width, inner = experts.down_proj.shape
+        outer, inside = (width, self.count * inner), (inner, self.count * width)
+        shapes = {"gate_proj": outer, "up_proj": outer, "down_proj": inside}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Linear(*shape, bias=False, device="meta"))
+
+    def take(self, name: str, weights: torch.Tensor, bits: int, room: Room) -> None:
+        """Round one of the library's parameters, shape (experts, outputs, inputs)."""
+        names = STACKS[name]
+        for own, part in zip(names, weights.chunk(len(names), dim=1), strict=True):
+            setattr(self, own, PackedLinear(part.flatten(0, 1), None, bits, room))
+
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        rows = hidden_states.float().contiguous()
+        out = torch.empty_like(rows)
+        for first in range(0, len(rows), SORTED):
+            part = slice(first, first + SORTED)
+            core.mix(
+                *(self.gate_proj.matrix, self.up_proj.matrix, self.down_proj.matrix, self.count),
+                *(rows[part], top_k_index[part].contiguous()),
+                *(top_k_weights[part].float().contiguous(), out[part], torch.get_num_threads()),
+            )
+        return out
+
+
+STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The library's parameters of all experts, and the matrices that they become."""
+USUAL = ("has_gate", "is_concatenated")
+UNUSUAL = ("has_bias", "is_transposed", "has_post_expert_norm")
+"""What the library notes of modules with experts that compute in its general way."""
+SORTED = 128
+"""Rows that are sorted by their experts at a time, which bounds the memory for what these give."""
+
+
+def can_pack_experts(module: nn.Module) -> bool:
+    """Whether a module has the experts that the core computes: SiLU gates, and nothing else beside
+    two products."""
+    usual = all(getattr(module, name, False) for name in USUAL)
+    if not usual or any(getattr(module, name) for name in UNUSUAL):
+        return False
+    own: Any = module
+    activation, default = own.act_fn, type(own)._apply_gate.__module__ == moe.__name__
+    silu = isinstance(activation, SiLUActivation) or activation is nn.functional.silu
+    _, width, inner = own.down_proj.shape
+    return silu and default and can_pack(width, inner) and can_pack(inner, width)
+
+
 # Loading, by the interface that the library has for this.
 
 
@@ -264,8 +332,14 @@ class Pack(ConversionOps):
 
     def convert(self, input_dict: dict[str, Any], *places: Any, **given: Any) -> dict[str, Any]:
         model, name = given["model"], given["full_layer_name"]
-        (weight,) = next(iter(input_dict.values()))
-        self.packer.pack(model, name.rpartition(".")[0], weight)
+        weight = next(iter(input_dict.values()))
+        if isinstance(weight, list):
+            (weight,) = weight
+        path, _, own = name.rpartition(".")
+        if own in STACKS:
+            self.packer.pack_experts(model, path, own, weight)
+        else:
+            self.packer.pack(model, path, weight)
         del weight, input_dict
         give_back_freed()  # otherwise the original weights of all layers add up
         if given.get("missing_keys"):
@@ -287,7 +361,10 @@ class Packer(HfQuantizer):
         path, _, name = param_name.rpartition(".")
         if param_name in model.all_tied_weights_keys:
             return False  # it becomes the embedding, and is converted after loading
-        return name == "weight" and self.fits(module_at(model, path))
+        module = module_at(model, path)
+        if name in STACKS:
+            return self.on_cpu and can_pack_experts(module)
+        return name == "weight" and self.fits(module)
 
     def fits(self, module: nn.Module) -> bool:
         if type(module) is not nn.Linear:
@@ -309,6 +386,14 @@ class Packer(HfQuantizer):
             else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
         )
         setattr(module_at(model, above), name, packed)
+
+    def pack_experts(self, model: Any, path: str, name: str, weights: torch.Tensor) -> None:
+        """Take one parameter of some experts, and put others of few bits in their place."""
+        experts = module_at(model, path)
+        if not isinstance(experts, PackedExperts):
+            experts = PackedExperts(experts)
+            model.set_submodule(path, experts)
+        experts.take(name, weights, self.quantization_config.bits, self.room)
 
     def is_serializable(self) -> bool:
         return False

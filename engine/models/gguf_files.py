@@ -14,9 +14,9 @@ from engine.backends.base import digest
 from engine.models.memory import DraftingForecast
 
 ENDING = ".gguf"
-IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3"), 50_000_000
-"""The architectures of files that the compiled core computes (Mistral's say llama), and the bytes
-of a file from which on it does so without being asked."""
+IN_CORE, SMALL_FILE = ("llama", "qwen2", "qwen3", "qwen3moe"), 50_000_000
+"""The architectures of files that the compiled core computes (those of Mistral and Mixtral say
+llama), and the bytes of a file from which on it does so without being asked."""
 MAGIC = b"GGUF"
 """The first bytes of a file."""
 HUB_SOURCE = re.compile(r"(\w[\w.-]*/\w[\w.-]*):(.+\.gguf)", re.IGNORECASE)

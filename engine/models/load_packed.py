@@ -27,14 +27,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.backends.base import BackendInfo, digest
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, alone
-from engine.backends.native_forward import SHARE
+from engine.backends.native_forward import SHARE, mixtures_of
 from engine.backends.quantised import (
     HEAD_BITS,
     Layout,
     Numbers,
+    PackedExperts,
     PackedLinear,
     Room,
     can_pack,
+    can_pack_experts,
     sizes,
 )
 from engine.backends.special_tokens import imitable
@@ -86,14 +88,24 @@ INSIDE = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 """The names of tensors in the file and in the library, outside of layers and in them."""
+ROUTER = ".ffn_gate_inp."
+"""Part of the names of matrices that choose experts, which remain in float32."""
+MIXTURES = {"llama": "mixtral", "qwen3moe": "qwen3_moe"}
+"""The library's names of architectures that have experts."""
 FACTORS = "rope_freqs"
 """A tensor by which the rotary frequencies are divided."""
 TRIED = (
     "The sea was calm that morning, and nobody in the village saw the three boats that came back."
 )
 """The text after which logits are compared."""
+PARTS = 5
+"""The texts of a mixture after which they are compared, each a token shorter."""
 ROUNDED = 0.5
 """How far logits may be from those of llama.cpp, as a share of their norm, where weights are
 rounded to 4 bits; otherwise SHARE."""
@@ -104,7 +116,10 @@ FULL = (Kind.F32, Kind.F16, Kind.BF16)
 LARGER = 1.25
 """How much more memory the weights may take than in llama.cpp, if nothing was chosen."""
 UNUSED = "The head in a GGUF file drafts only where llama.cpp computes the model"
-UNKNOWN = ("expert_count", "attention.sliding_window", "attention.scale", "attention.clamp_kqv")
+UNKNOWN = (
+    "expert_shared_count", "expert_gating_func", "expert_group_count", "expert_weights_scale",
+    "attention.sliding_window", "attention.scale", "attention.clamp_kqv",
+)  # fmt: skip
 """Values of a header that change what a layer computes, and that are not known here."""
 
 
@@ -118,7 +133,7 @@ class File:
     def __init__(self, path: Path) -> None:
         headers = [header(part) for part in parts_of(path)]
         self.path, self.values = path, headers[0].values
-        self.tensors = [tensor for each in headers for tensor in each.tensors]
+        self.tensors = [flat(tensor) for each in headers for tensor in each.tensors]
         self.family = str(self.values.get("general.architecture"))
 
     def own(self, name: str, other: Any = None) -> Any:
@@ -143,10 +158,19 @@ class File:
         if self.own("attention.value_length", size) != size or turned != size:
             raise Foreign("its heads turn in part, or have keys and values of different sizes")
         names = {tensor.name for tensor in self.tensors}
+        experts, inner = self.own("expert_count", 0), self.own("feed_forward_length")
+        kind = MIXTURES.get(self.family) if experts else self.family
+        if kind is None:
+            raise Foreign(f"{self.family} models with experts are not known")
         return AutoConfig.for_model(
-            self.family,
+            kind,
             hidden_size=width,
-            intermediate_size=self.own("feed_forward_length"),
+            intermediate_size=inner,
+            num_experts=experts,
+            num_local_experts=experts,
+            num_experts_per_tok=self.own("expert_used_count", 0),
+            moe_intermediate_size=self.own("expert_feed_forward_length", inner),
+            norm_topk_prob=True,
             num_hidden_layers=self.own("block_count"),
             num_attention_heads=heads,
             num_key_value_heads=self.own("attention.head_count_kv", heads),
@@ -167,6 +191,12 @@ class File:
         return found
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor with the rows of all experts behind each other."""
+    *above, columns = tensor.shape
+    return replace(tensor, shape=(math.prod(above), columns)) if above else tensor
+
+
 def suits(path: Path, runtime: Runtime) -> bool:
     """Whether a GGUF file is better computed by the core than by llama.cpp: it is of a known
     family, its matrices have few bits and nearly keep their size, and it has no head, which would
@@ -176,7 +206,10 @@ def suits(path: Path, runtime: Runtime) -> bool:
         config = file.config(runtime.context_length)
         heads = heads_near(path) if runtime.head == "auto" else runtime.head != "off"
         tensors = [each for each in file.tensors if not each.name.startswith(FACTORS)]
-        full = any(len(each.shape) == 2 and Kind(each.kind) in FULL for each in tensors)
+        full = any(
+            len(each.shape) == 2 and Kind(each.kind) in FULL and ROUTER not in each.name
+            for each in tensors
+        )
         theirs = sum(rows_in(each).nbytes for each in tensors)
     except Exception:  # whatever it is, llama.cpp says what it thinks of the file
         return False
@@ -231,13 +264,18 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
 
 def compare(backend: "PackedBackend", path: Path, threads: int, allowed: float) -> None:
     """Raise Foreign if the logits after a text are further from those of llama.cpp than `allowed`,
-    as a share of their norm."""
+    as a share of their norm. In a mixture, where a row may have other experts if its router nearly
+    hesitates, it is the median of a few texts."""
     runtime = Runtime(64, threads, gpu_layers=0, head="off")
     model, context = opened(path, runtime, fast=False)
     library = LlamaCppBackend(model, context, backend.tokens, None, backend.info, 64)
     tokens = backend.tokenize(TRIED)[:60]
-    expected = alone(library, tokens)
-    gap = float(np.linalg.norm(backend.alone(tokens) - expected) / np.linalg.norm(expected))
+    gaps = []
+    for part in range(PARTS if mixtures_of(backend.model) else 1):
+        text = tokens[: len(tokens) - part]
+        expected = alone(library, text)
+        gaps.append(np.linalg.norm(backend.alone(text) - expected) / np.linalg.norm(expected))
+    gap = float(np.median(gaps))
     if not gap <= allowed:
         raise Foreign(f"its logits differ from those of llama.cpp by {gap:.2g} of their norm")
 
@@ -293,6 +331,11 @@ def built(file: File, length: int, bits: int) -> Any:
         make: Any = AutoModelForCausalLM.from_config
         model = make(config, dtype=torch.float32)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    for path, module in list(model.named_modules()):
+        if hasattr(module, "gate_up_proj"):
+            if not can_pack_experts(module):
+                raise Foreign("its experts have other sizes than whole groups of 32")
+            model.set_submodule(path, PackedExperts(module))
     room = Room()
     for tensor in file.tensors:
         stem, _, ending = tensor.name.rpartition(".")
@@ -377,7 +420,7 @@ def room_of(tensor: Tensor, name: str, bits: int) -> int:
     shape, count = tensor.shape, math.prod(tensor.shape)
     if name == "token_embd.weight":
         return 0
-    if len(shape) != 2 or not can_pack(*shape):
+    if len(shape) != 2 or ROUTER in name or not can_pack(*shape):
         return count * FLOAT32
     bits = max(bits, HEAD_BITS) if name == "output.weight" else bits
     kept = KEPT.get(Kind(tensor.kind))

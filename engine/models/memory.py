@@ -163,6 +163,11 @@ EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\
 PACKED_OUTPUTS = 16
 """Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
 HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.weight$")
+ROUTER = re.compile(r"\.(?:gate|router)\.weight$")
+EXPERTS = ".experts."
+ACTIVATIONS = ("hidden_act", "mlp_hidden_act", "hidden_activation")
+ODD_EXPERTS = {"deepseek_v4", "gpt_oss", "llama4_text"}
+"""Types of models whose experts have more than SiLU gates, so that they stay as they are."""
 FLOAT32 = 4
 """Recurrences are computed and kept in float32, whatever the weights are."""
 STATE, BOTH, ATTENTION = "state", "both", "attention"
@@ -248,6 +253,9 @@ def memory_need(
         parameters += each.parameter_count
         if few and floating and name not in own:
             embedding = SIZES.get(each.dtype if on_cpu else str(kind), 1)
+            if stays(name, each, config, on_cpu):
+                weights += each.parameter_count * (FLOAT32 if on_cpu else embedding)
+                continue
             weights += packed_bytes(name, each, few, tied, embedding, on_cpu)
             continue
         weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)
@@ -263,20 +271,34 @@ def memory_need(
     return Need(parameters, weights, cache, forecast_of(config, folder, found))
 
 
+def stays(name: str, weight: "TensorInfo", config: Mapping[str, Any], on_cpu: bool) -> bool:
+    """Whether a tensor is not converted to few bits because it belongs to a router, or to experts
+    that the core does not compute."""
+    if EXPERTS not in name:
+        return ROUTER.search(name) is not None
+    if not on_cpu or config.get("model_type") in ODD_EXPERTS:
+        return True
+    activation = next((config[key] for key in ACTIVATIONS if config.get(key)), "silu")
+    return activation != "silu" or any(size % PACKED_INPUTS for size in weight.shape[-2:])
+
+
 def packed_bytes(
     name: str, weight: "TensorInfo", bits: int, tied: bool, embedding: int, on_cpu: bool
 ) -> int:
     """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): what is no
     matrix becomes float32 on a processor, and a number of an embedding takes `embedding` bytes. An
     embedding that is `tied` is the output matrix as well."""
-    count, fits = weight.parameter_count, len(weight.shape) == 2
+    count, shape = weight.parameter_count, list(weight.shape)
+    if EXPERTS in name and len(shape) == 3:
+        shape = [shape[0] * shape[1], shape[2]]
+    fits = len(shape) == 2
     bits = 8 if HEAD.search(name) or EMBEDDING.search(name) else bits
     packed, other = 0, FLOAT32 if on_cpu else embedding
     if on_cpu:
-        fits = fits and weight.shape[1] % PACKED_INPUTS == 0
-        packed = packed_size(weight.shape, bits, *PACKED_SCALES[bits]) if fits else 0
+        fits = fits and shape[0] >= PACKED_OUTPUTS and shape[1] % PACKED_INPUTS == 0
+        packed = packed_size(shape, bits, *PACKED_SCALES[bits]) if fits else 0
     elif fits:
-        packed = rounded_size(weight.shape, bits)
+        packed = rounded_size(shape, bits)
     if EMBEDDING.search(name):
         return count * embedding + (packed if tied else 0)
     return packed if fits else count * other

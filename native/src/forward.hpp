@@ -13,6 +13,7 @@ struct Work {
     const Forward &forward;
     float *normed, *query, *key, *value, *mixed, *gate, *up;
     char *inputs;
+    Experts *experts;
     Meeting meeting;
 
     int rows() const { return forward.rows; }
@@ -216,6 +217,21 @@ INLINE void attend(const Work &work, int number, int head, int first) {
     }
 }
 
+// Choose the experts of all rows by their normed states.
+INLINE void route(const Team &team, const Work &work, const float *router) {
+    const Experts &all = *work.experts;
+    team.each(all.count, [&](int expert) {
+        const float *weights = router + size_t(expert) * all.width;
+        for (int row = 0; row < all.rows; ++row) {
+            const float *states = work.normed + size_t(row) * all.width;
+            Floats sum = {};
+            for (int i = 0; i < all.width; i += LANES) sum += load(states + i) * load(weights + i);
+            all.logits[size_t(row) * all.count + expert] = added(sum);
+        }
+    });
+    team.each(all.rows, [&](int row) { choose(all, row, work.shape().normalised); });
+}
+
 INLINE void compute_layer(const Team &team, const Work &work, int number) {
     const Layer &layer = work.model.layers[number];
     const Shape &shape = work.shape();
@@ -238,15 +254,16 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
     const Product back{layer.output, states, true};
     multiplied(team, work.of(attended), &back, 1);
     take_norms(team, work, layer.between);
+    if (layer.router) {
+        route(team, work, layer.router);
+        mix_experts(team, *work.experts, layer, work.of(shape.width), states, true);
+        return;
+    }
     const Product two[] = {{layer.gate, work.gate, false}, {layer.up, work.up, false}};
     multiplied(team, work.of(shape.width), two, 2);
     take_groups(team, work, shape.inner, [&](int row, int first, int many, float *out) {
         const size_t at = size_t(row) * shape.inner + first;
-        for (int i = 0; i < many; i += LANES) {
-            const Floats gate = load(work.gate + at + i), e = exponential(-positive(gate));
-            const Floats share = (gate < 0.0f ? e : Floats{} + 1.0f) / (1.0f + e);
-            store(out + i, gate * share * load(work.up + at + i));
-        }
+        open_gate(work.gate + at, work.up + at, many, out);
     });
     const Product down{layer.down, states, true};
     multiplied(team, work.of(shape.inner), &down, 1);
@@ -287,8 +304,9 @@ void compute(const Model &model, Forward &forward, int threads) {
     char *bytes = room.of(sizeof(float) * numbers + Inputs::bytes(forward.rows, padded(widest)));
     float *at[7] = {(float *)bytes};
     for (int i = 1; i < 7; ++i) at[i] = at[i - 1] + size_t(widths[i - 1]) * forward.rows;
+    Experts experts(forward.rows, shape.experts, shape.chosen, shape.width, shape.small);
     Work work{model, forward, at[0], at[1], at[2], at[3], at[4], at[5], at[6],
-              bytes + sizeof(float) * numbers, Meeting(threads)};
+              bytes + sizeof(float) * numbers, &experts, Meeting(threads)};
     in_parallel(threads, [](void *given) {
         const Work &work = *static_cast<Work *>(given);
         compute_all(Team(static_cast<Work *>(given)->meeting), work);

@@ -185,46 +185,74 @@ struct Held {
     }
 };
 
+// What the chosen experts give for some rows, by the shares of their choices.
+void mix(const Held &gate, const Held &up, const Held &down, int count,
+         Array<const float, 2> states, Array<const int64_t, 2> choices,
+         Array<const float, 2> shares, Rows out, int threads) {
+    const Matrix &first = gate.matrix, &second = up.matrix, &last = down.matrix;
+    check(count > 0 && first.outputs == count * last.inputs && first.outputs == second.outputs &&
+              first.inputs == second.inputs && last.outputs == count * first.inputs,
+          "the experts do not fit");
+    const size_t rows = states.shape(0), chosen = choices.shape(1);
+    check(int(states.shape(1)) == first.inputs && out.shape(0) == rows &&
+              int(out.shape(1)) == first.inputs && choices.shape(0) == rows &&
+              shares.shape(0) == rows && shares.shape(1) == chosen,
+          "the rows do not fit");
+    for (size_t i = 0; i < choices.size(); ++i)
+        check(choices.data()[i] >= 0 && choices.data()[i] < count, "there is no such expert");
+    Layer layer{};
+    layer.gate = &first, layer.up = &second, layer.down = &last;
+    level->mix(layer, count, states.data(), int(rows), choices.data(), shares.data(), int(chosen),
+               out.data(), threads);
+}
+
 // A model with the objects that hold its weights and factors.
 struct Decoder {
     Model model;
     nb::object held;
     Rows cosines, sines;
 
-    // `layers` are lists of 4 norms, the last two of which may be None, and 7 matrices.
-    Decoder(std::vector<int> sizes, float eps, float scale, nb::list layers, Vector norm,
-            const Held &head, Rows cosines, Rows sines, nb::object held)
+    // `layers` are lists of 4 norms and a router, of which the last three may be None, and 7
+    // matrices.
+    Decoder(std::vector<int> sizes, bool normalised, float eps, float scale, nb::list layers,
+            Vector norm, const Held &head, Rows cosines, Rows sines, nb::object held)
         : held(std::move(held)), cosines(cosines), sines(sines) {
-        check(sizes.size() == 6, "there are six sizes");
-        model.shape = {sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps, scale};
+        check(sizes.size() == 9, "there are nine sizes");
+        model.shape = {sizes[0], sizes[1], sizes[2], sizes[3],   sizes[4], sizes[5],
+                       sizes[6], sizes[7], sizes[8], normalised, eps,      scale};
         const Shape &shape = model.shape;
+        check(shape.chosen >= 0 && shape.chosen <= shape.experts, "the experts do not fit");
         check(shape.size == 32 || shape.size == 64 || shape.size == 128 || shape.size == 256,
               "heads of this size are not known");
         check(shape.shared > 0 && shape.heads > 0 && shape.heads % shape.shared == 0,
               "the heads are no whole groups");
         const int attended = shape.heads * shape.size, keys = shape.shared * shape.size;
-        const int shapes[][2] = {{attended, shape.width},    {keys, shape.width},
-                                 {keys, shape.width},        {shape.width, attended},
-                                 {shape.inner, shape.width}, {shape.inner, shape.width},
-                                 {shape.width, shape.inner}};
         for (nb::handle each : layers) {
             nb::sequence parts = nb::cast<nb::sequence>(each);
-            check(nb::len(parts) == 11, "a layer has eleven parts");
+            check(nb::len(parts) == 12, "a layer has twelve parts");
             Layer layer{};
             const float **norms[] = {&layer.before, &layer.between, &layer.query_norm,
-                                     &layer.key_norm};
+                                     &layer.key_norm, &layer.router};
+            const int numbers[] = {shape.width, shape.width, shape.size, shape.size,
+                                   shape.experts * shape.width};
             const Matrix **matrices[] = {&layer.query, &layer.key, &layer.value, &layer.output,
                                          &layer.gate, &layer.up, &layer.down};
-            for (int i = 0; i < 4; ++i) {
+            for (int i = 0; i < 5; ++i) {
                 if (i >= 2 && nb::object(parts[i]).is_none()) continue;
                 Vector found;
                 check(nb::try_cast<Vector>(parts[i], found, false) &&
-                          int(found.size()) == (i < 2 ? shape.width : shape.size),
-                      "a norm does not fit");
+                          int(found.size()) == numbers[i],
+                      i < 4 ? "a norm does not fit" : "a router does not fit");
                 *norms[i] = found.data();
             }
+            const int many = layer.router ? shape.experts : 1;
+            const int inner = layer.router ? shape.small : shape.inner;
+            const int shapes[][2] = {{attended, shape.width},     {keys, shape.width},
+                                     {keys, shape.width},         {shape.width, attended},
+                                     {many * inner, shape.width}, {many * inner, shape.width},
+                                     {many * shape.width, inner}};
             for (int i = 0; i < 7; ++i) {
-                const Matrix &found = nb::cast<const Held &>(parts[4 + i]).matrix;
+                const Matrix &found = nb::cast<const Held &>(parts[5 + i]).matrix;
                 check(found.outputs == shapes[i][0] && found.inputs == shapes[i][1],
                       "a matrix does not fit");
                 *matrices[i] = &found;
@@ -312,11 +340,15 @@ void bind_quantised(nb::module_ &module) {
              nb::call_guard<nb::gil_scoped_release>())
         .def("multiply", &Held::multiply, arg("values").noconvert(), arg("out").noconvert(),
              arg("threads"), nb::call_guard<nb::gil_scoped_release>());
+    module.def("mix", &mix, arg("gate"), arg("up"), arg("down"), arg("count"),
+               arg("states").noconvert(), arg("choices").noconvert(), arg("shares").noconvert(),
+               arg("out").noconvert(), arg("threads"), nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Decoder>(module, "Decoder")
-        .def(nb::init<std::vector<int>, float, float, nb::list, Vector, const Held &, Rows, Rows,
-                      nb::object>(),
-             arg("sizes"), arg("eps"), arg("scale"), arg("layers"), arg("norm").noconvert(),
-             arg("head"), arg("cosines").noconvert(), arg("sines").noconvert(), arg("held"))
+        .def(nb::init<std::vector<int>, bool, float, float, nb::list, Vector, const Held &, Rows,
+                      Rows, nb::object>(),
+             arg("sizes"), arg("normalised"), arg("eps"), arg("scale"), arg("layers"),
+             arg("norm").noconvert(), arg("head"), arg("cosines").noconvert(),
+             arg("sines").noconvert(), arg("held"))
         .def("compute", &Decoder::compute, arg("states").noconvert(), arg("length"),
              arg("positions").noconvert(), arg("parents").noconvert(), arg("parts").noconvert(),
              arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));

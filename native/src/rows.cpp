@@ -313,6 +313,17 @@ struct Inputs {
         }
         scales[size_t(group) * rows + row] = peak / 127.0f;
     }
+
+    // Take a row of others, of as many numbers.
+    INLINE void copy(int row, const Inputs &others, int other) const {
+        const auto each = [&](auto *to, const auto *from, int many) {
+            for (int i = 0; i < many; ++i)
+                to[size_t(i) * rows + row] = from[size_t(i) * others.rows + other];
+        };
+        each(words, others.words, count / STEP);
+        each(scales, others.scales, count / GROUP);
+        each(sums, others.sums, count / FINE);
+    }
 };
 
 // What a row's sums over a group of weights begin with.
@@ -409,21 +420,32 @@ struct Product {
     bool onto;
 };
 
+INLINE void multiply_block(const Matrix &matrix, const Inputs &inputs, int at, float *out,
+                           bool onto) {
+    if (matrix.lows)
+        block<4, FINE, true>(matrix, inputs, at, out, onto);
+    else if (matrix.bits == 4)
+        block<4, FINE, false>(matrix, inputs, at, out, onto);
+    else if (matrix.fine)
+        block<8, FINE, false>(matrix, inputs, at, out, onto);
+    else
+        block<8, GROUP, false>(matrix, inputs, at, out, onto);
+}
+
 INLINE void multiplied(const Team &team, const Inputs &inputs, const Product *products, int count) {
     int blocks = 0;
     for (int i = 0; i < count; ++i) blocks += products[i].matrix->blocks();
     team.each(blocks, [&](int at) {
         const Product *product = products;
         for (; at >= product->matrix->blocks(); ++product) at -= product->matrix->blocks();
-        const Matrix &matrix = *product->matrix;
-        if (matrix.lows)
-            block<4, FINE, true>(matrix, inputs, at, product->out, product->onto);
-        else if (matrix.bits == 4)
-            block<4, FINE, false>(matrix, inputs, at, product->out, product->onto);
-        else if (matrix.fine)
-            block<8, FINE, false>(matrix, inputs, at, product->out, product->onto);
-        else
-            block<8, GROUP, false>(matrix, inputs, at, product->out, product->onto);
+        multiply_block(*product->matrix, inputs, at, product->out, product->onto);
+    });
+}
+
+INLINE void take_rows(const Team &team, const Inputs &inputs, const float *values, int count) {
+    team.each(inputs.rows, [&](int row) {
+        for (int g = 0; g * GROUP < count; ++g)
+            inputs.take(row, g, values + size_t(row) * count + g * GROUP, count);
     });
 }
 
@@ -461,11 +483,7 @@ void multiply(const float *values, int rows, const Matrix &matrix, float *out, i
     in_parallel(threads, [](void *work) {
         Multiplication &all = *static_cast<Multiplication *>(work);
         const Team team(all.meeting);
-        team.each(all.inputs.rows, [&](int row) {
-            const int count = all.matrix.inputs;
-            for (int g = 0; g * GROUP < count; ++g)
-                all.inputs.take(row, g, all.values + size_t(row) * count + g * GROUP, count);
-        });
+        take_rows(team, all.inputs, all.values, all.matrix.inputs);
         multiplied(team, all.inputs, &all.product, 1);
     }, &all);
 }
@@ -574,10 +592,11 @@ void pack(const float *weights, const Matrix &matrix, int first, int outputs, in
 
 // Forwards.
 
+#include "experts.hpp"
 #include "forward.hpp"
 
 }  // namespace
 
-const Level LEVEL{multiply, compute, pack};
+const Level LEVEL{multiply, compute, mix, pack};
 
 }  // namespace rows

@@ -54,14 +54,19 @@ struct Matrix {
     int width() const { return blocks() * CHANNELS; }
 };
 
-// The parts of a layer of a Llama-like model; what may be missing is a null pointer.
+// The parts of a layer of a Llama-like model; what may be missing is a null pointer. A layer with a
+// router, which has the shape (experts, width), is a mixture: the last three matrices have the
+// outputs of all experts behind each other, whole blocks of each.
 struct Layer {
-    const float *before, *between, *query_norm, *key_norm;
+    const float *before, *between, *query_norm, *key_norm, *router;
     const Matrix *query, *key, *value, *output, *gate, *up, *down;
 };
 
+// `experts`, of which a row has `chosen`, have the inner width `small`. With `normalised` the shares
+// of those chosen add up to 1.
 struct Shape {
-    int width, inner, heads, shared, size, vocabulary;
+    int width, inner, heads, shared, size, vocabulary, experts, chosen, small;
+    bool normalised;
     float eps, scale;
 };
 
@@ -90,6 +95,10 @@ struct Level {
     // The product of `rows` rows of `inputs` numbers, into rows of `width()` numbers.
     void (*multiply)(const float *inputs, int rows, const Matrix &matrix, float *out, int threads);
     void (*compute)(const Model &model, Forward &forward, int threads);
+    // What the chosen ones of `count` experts give for each row, by `shares`; `choices` and
+    // `shares` have the shape (rows, chosen). Of the layer, only gate, up and down are read.
+    void (*mix)(const Layer &layer, int count, const float *states, int rows,
+                const int64_t *choices, const float *shares, int chosen, float *out, int threads);
     // Round some blocks of weights, rows of `inputs` numbers, into the same blocks of a matrix.
     void (*pack)(const float *weights, const Matrix &matrix, int first, int outputs, int threads);
 };

@@ -89,6 +89,25 @@ def file_of(folder: Path, family: str, kinds: str = "", width: int = WIDTH, **va
     return write_gguf(folder / f"{family}-{kinds}.gguf", family, header, arrays, BYTES_TYPES)
 
 
+EXPERTS, USED, NARROW = 8, 3, 96
+
+
+def mixture_of(folder: Path, family: str, **values: Any) -> Path:
+    """The same with experts."""
+    inner = "feed_forward_length" if family == "llama" else "expert_feed_forward_length"
+    own = {"expert_count": EXPERTS, "expert_used_count": USED, inner: NARROW, **values}
+    file = file_of(folder, family, "" if family == "llama" else "n", **own)
+    draw, arrays = np.random.default_rng(4), dict[str, Any]()
+    shapes = {"gate": (NARROW, WIDTH), "up": (NARROW, WIDTH), "down": (WIDTH, NARROW)}
+    for layer in range(LAYERS):
+        name = f"blk.{layer}.ffn_"
+        arrays[f"{name}gate_inp.weight"] = weights(draw, EXPERTS, WIDTH)
+        for part, shape in shapes.items():
+            arrays[f"{name}{part}.weight"] = None
+            arrays[f"{name}{part}_exps.weight"] = weights(draw, EXPERTS, *shape)
+    return rewritten(file, folder / f"{family}-experts.gguf", arrays=arrays)
+
+
 def rows_of(kind: Kind, seed: int = 0) -> tuple[Any, Any]:
     """Rows of a type as the file has them, and the weights that they stand for."""
     draw = np.random.default_rng(seed)
@@ -189,6 +208,38 @@ def test_a_model_computes_what_llama_cpp_computes(
     assert text == other.tokenize("the cat sat on the mat, and the dog saw it. " * 3)
     left, right = after(mine, text), after(other, text)
     assert np.linalg.norm(left - right) < 0.15 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("family", ["llama", "qwen3moe"])
+def test_a_mixture_computes_what_llama_cpp_computes(family: str, kind: str, tmp_path: Path) -> None:
+    """As files of the architecture "llama" with experts are Mixtral's."""
+    file = tmp_path / f"{kind}.gguf"
+    quantize(mixture_of(tmp_path, family), file, kind, 1)
+    mine, other = load(str(file), EIGHT), load(str(file), Runtime(head="off", bits="off"))
+    assert isinstance(mine.captured, NativeForwards) and mine.info.note == ""  # type: ignore[attr-defined]
+    assert mine.info.exact and mine.info.parameters == other.info.parameters
+    assert mine.info.memory_bytes == need(str(file), EIGHT).weights
+    experts = mine.model.model.layers[1].mlp.experts  # type: ignore[attr-defined]
+    stored = File(file).tensor("blk.1.ffn_down_exps.weight")
+    assert torch.equal(experts.down_proj.weight, load_packed.weights_of(stored))
+    text = mine.tokenize("the cat sat on the mat, and the dog saw it. " * 3)
+    gaps = []
+    for length in range(len(text) - 4, len(text) + 1):
+        left, right = after(mine, text[:length]), after(other, text[:length])
+        gaps.append(np.linalg.norm(left - right) / np.linalg.norm(right))
+    assert np.median(gaps) < 0.2
+    assert_exact(mine, text[:20], Generation(Sampling(0.7, seed=5), max_tokens=40))
+
+
+def test_a_router_of_a_mixture_has_no_few_bits(tmp_path: Path, eager: None) -> None:
+    """It is stored in float32, and no reason to leave the file to llama.cpp."""
+    file = tmp_path / "it.gguf"
+    quantize(mixture_of(tmp_path, "qwen3moe"), file, "Q8_0", 1)
+    stored = File(file).tensor("blk.0.ffn_gate_inp.weight")
+    assert Kind(stored.kind) == Kind.F32 and load_packed.suits(file, Runtime(threads=1))
+    gate = built(File(file), 64, 8).model.layers[0].mlp.gate
+    assert torch.equal(gate.weight, load_packed.weights_of(stored))
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K_M"])
@@ -303,7 +354,7 @@ def test_a_conversation_has_the_words_of_the_file(exact: Path) -> None:
     ("values", "part"),
     [
         ({"rope.scaling.type": "yarn"}, r"positions are scaled \(yarn\)"),
-        ({"expert_count": 4, "expert_used_count": 2}, "llama.expert_count"),
+        ({"expert_count": 4, "expert_shared_count": 1}, "llama.expert_shared_count"),
         ({"rope.dimension_count": 16}, "turn in part"),
         ({"attention.sliding_window": [64, 64]}, "attention.sliding_window .*differs"),
         ({"attention.head_count_kv": [2, 1]}, "attention.head_count_kv .*differs"),
@@ -351,6 +402,12 @@ def test_tensors_that_are_not_known_or_missing_are_refused(tmp_path: Path) -> No
     )
     with pytest.raises(Foreign, match=r"blk\.1\.ffn_up\.weight has the shape \(128, 128\)"):
         built(File(other), 256, 8)
+    qwen = mixture_of(tmp_path, "qwen3moe", expert_feed_forward_length=72)
+    with pytest.raises(Foreign, match="experts have other sizes than whole groups of 32"):
+        built(File(qwen), 256, 8)
+    dense = file_of(tmp_path, "qwen2", "b", expert_count=4)
+    with pytest.raises(Foreign, match="qwen2 models with experts are not known"):
+        File(dense).config(256)
     gemma = rewritten(file, tmp_path / "gemma.gguf", architecture="gemma2")
     with pytest.raises(Foreign, match="it is a gemma2 model"):
         File(gemma).config(256)

@@ -48,6 +48,8 @@ FAMILIES = {
     "mistral": ("mistral-window", {**LENGTH, "sliding_window": None}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {}),
+    "qwen3 with experts": ("qwen3-moe", {"mlp_only_layers": [1], "num_hidden_layers": 3}),
 }  # fmt: skip
 """Models whose forwards the core computes."""
 
@@ -381,7 +383,9 @@ def made(**changes: Any) -> Any:
     ones = torch.ones(width)
     given = {
         "sizes": SIZES,
+        "experts": [0, 0, 0],
         "norms": [ones, ones, None, None],
+        "router": None,
         "matrices": [packed(*shape, 8)[0] for shape in shapes],
         "norm": ones,
         "head": packed(vocabulary, width, 8)[0],
@@ -389,10 +393,11 @@ def made(**changes: Any) -> Any:
         "sines": torch.zeros(9, size // 2),
         **changes,
     }
-    layers = [[*given["norms"], *(each.matrix for each in given["matrices"])]]
-    factors = given["cosines"], given["sines"]
+    matrices = [each.matrix for each in given["matrices"]]
+    layers = [[*given["norms"], given["router"], *matrices]]
+    sizes, factors = [*given["sizes"], *given["experts"]], [given["cosines"], given["sines"]]
     return core.Decoder(
-        given["sizes"], 1e-5, 0.2, layers, given["norm"], given["head"].matrix, *factors, given
+        sizes, True, 1e-5, 0.2, layers, given["norm"], given["head"].matrix, *factors, given
     )
 
 
@@ -472,7 +477,11 @@ def test_a_decoder_of_other_sizes_is_refused(place: int, size: int, part: str) -
     [
         ({"norms": [None, torch.ones(128), None, None]}, "a norm does not fit"),
         ({"norms": [torch.ones(128)] * 3 + [None]}, "a norm does not fit"),
-        ({"norms": [torch.ones(128)] * 2 + [None]}, "eleven parts"),
+        ({"norms": [torch.ones(128)] * 2 + [None]}, "twelve parts"),
+        ({"router": torch.ones(4 * 128)}, "a router does not fit"),
+        ({"router": torch.ones(4 * 128), "experts": [4, 2, 64]}, "a matrix does not fit"),
+        ({"experts": [4, 5, 64]}, "the experts do not fit"),
+        ({"experts": [4, -1, 64]}, "the experts do not fit"),
         ({"norm": torch.ones(64)}, "the last norm does not fit"),
         ({"cosines": torch.ones(9, 8)}, "rotary factors do not fit"),
         ({"sines": torch.ones(4, 16)}, "rotary factors do not fit"),
@@ -576,10 +585,11 @@ def test_more_threads_compute_the_same_forward(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3 with experts"])
 def test_accelerated_answers_are_the_plain_ones(
-    families: dict[str, Any], temperature: float
+    families: dict[str, Any], name: str, temperature: float
 ) -> None:
-    model = families["llama"]
+    model = families[name]
     prompt = prompt_of(20, model.info.vocabulary_size)
     assert_exact(model, prompt, Generation(Sampling(temperature, seed=5), max_tokens=60))
 

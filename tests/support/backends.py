@@ -67,6 +67,19 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """Models of transformers, by the library's class of their config and its settings."""
+EXPERTS = {
+    **BROAD, **LENGTH, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+}  # fmt: skip
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralConfig", {**EXPERTS, "num_local_experts": 8}),
+    "qwen3-moe": ("Qwen3MoeConfig", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen2-moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 160}),
+    "lfm2-moe": (
+        "Lfm2MoeConfig",
+        {**EXPERTS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
+}  # fmt: skip
+"""The same of mixtures of experts, in sizes that can have few bits."""
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -94,7 +107,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
     import torch
     import transformers
 
-    name, settings = KINDS[kind]
+    name, settings = (KINDS | MIXTURES)[kind]
     config = getattr(transformers, name)(**{**settings, **SPECIAL, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
