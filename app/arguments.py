@@ -69,10 +69,10 @@ COMMANDS = f"""commands:
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line of a server; exits with status 2 and one clear line when it makes no
     sense."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    page = words[:1] != [SERVE]
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    page = argv[:1] != [SERVE]
     parser = parser_of(page)
-    given = parser.parse_args(words if page else words[1:])
+    given = parser.parse_args(argv if page else argv[1:])
     auth = given.auth if page else None
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and colon and password):

@@ -56,19 +56,19 @@ SERVER_KEY = "STRATA_SERVER_KEY"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted. Returns the exit status, 2 for an error that the user must fix."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     show_any_character()
-    if words[:1] != [VLLM]:
-        prepare_environment(page=words[:1] != [SERVE])
+    if argv[:1] != [VLLM]:
+        prepare_environment(page=argv[:1] != [SERVE])
     try:
-        if words[:1] == [VLLM]:
+        if argv[:1] == [VLLM]:
             from app.vllm.serve import run
 
-            run(words[1:])
-        elif words[:1] == [KEYS]:
-            manage_keys(parse_keys(words[1:]))
+            run(argv[1:])
+        elif argv[:1] == [KEYS]:
+            manage_keys(parse_keys(argv[1:]))
         else:
-            serve(parse(words))
+            serve(parse(argv))
     except StrataError as error:
         print(f"strata: {error}", file=sys.stderr)
         return 2
@@ -272,14 +272,14 @@ def load(session: "Session", loading: Iterator["Progress"]) -> None:
     from tqdm import tqdm
 
     look = {"bar_format": "{desc} {bar} {percentage:.0f} %", "leave": False, "disable": None}
-    words = ""
+    text = ""
     try:
         with tqdm(total=1.0, delay=0.2, **look) as bar:
             for progress in loading:
-                words = progress.words
-                bar.set_description_str(words, refresh=False)
+                text = progress.text
+                bar.set_description_str(text, refresh=False)
                 bar.update((progress.share or 0.0) - bar.n)
-        print(words, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
         tell(session.models.notices)
     except StrataError as error:
         tell([str(error)])

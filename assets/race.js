@@ -42,7 +42,7 @@ function take(value) {
     busy(true);
     const count = value.tokens ? " … " + value.tokens + " tokens" : " …";
     line.textContent = value.state === "waiting" ? "Waiting for the model …"
-      : value.state === "making" ? value.words
+      : value.state === "making" ? value.text
       : value.state === "plain" ? "Recording plain decoding" + count
         : "Recording with guessing" + count;
   }

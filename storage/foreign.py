@@ -68,15 +68,15 @@ COUNTED = {
     **dict.fromkeys(("citations", "annotations", "sources"), CITATIONS),
     **dict.fromkeys(("images",), IMAGES),
 }
-"""Fields of a message that hold no words of it."""
+"""Fields of a message that hold none of its text."""
 THOUGHTS = ("reasoning_content", "reasoningContent", "reasoning", "thinking", "thoughts")
-WORDS = ("summary", "text", "refusal", "content", "transcript", "thinking", "reasoning", "value")
+FIELDS = ("summary", "text", "refusal", "content", "transcript", "thinking", "reasoning", "value")
 """Where an object keeps its text."""
 CONTENTS = ("content", "value", "text", "parts")
 """Where a message keeps its content."""
 
 
-def words_of(value: object) -> str:
+def text_of(value: object) -> str:
     """All texts of a value, whatever it is made of."""
     found, waiting = list[str](), [value]
     while waiting:
@@ -86,7 +86,7 @@ def words_of(value: object) -> str:
             case list(items):
                 waiting += reversed(items)
             case dict(items):
-                waiting += [items[name] for name in reversed(WORDS) if name in items]
+                waiting += [items[name] for name in reversed(FIELDS) if name in items]
     return "\n".join(text for text in found if text.strip())
 
 
@@ -105,7 +105,7 @@ class Turn:
     thoughts: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    goes_on: bool = False
+    continues: bool = False
     links: dict[str, str] = field(default_factory=dict)
     """What stands for a citation of the text, by its mark."""
 
@@ -129,22 +129,22 @@ class Turn:
 
     def add_text(self, text: str) -> None:
         """A bare text continues the bare text before it."""
-        if self.goes_on:
+        if self.continues:
             self.texts[-1] += text
         elif text.strip():
             self.texts.append(text)
-            self.goes_on = True
+            self.continues = True
 
     def add_part(self, part: Mapping[str, Any]) -> None:
-        kind, words = part.get("type", part.get("content_type")), words_of(part)
-        if kind in TEXTS and (words or kind):
-            self.texts += [words] if words else []
-            self.goes_on = False
+        kind, text = part.get("type", part.get("content_type")), text_of(part)
+        if kind in TEXTS and (text or kind):
+            self.texts += [text] if text else []
+            self.continues = False
             return
         name = kind.lower() if isinstance(kind, str) else ""
         what = next((what for pattern, what in KINDS if pattern.search(name)), UNKNOWN)
-        if what == THINKING and words:
-            self.thoughts.append(words)
+        if what == THINKING and text:
+            self.thoughts.append(text)
         else:
             self.left[what] += 1
 
@@ -315,8 +315,8 @@ MARKUP = re.compile(
 def unquoted(block: str) -> str:
     """The thinking in a block of Open WebUI: without its heading, its quotation marks at the lines'
     beginnings, and the spelling of HTML."""
-    words = html.unescape(re.sub(r"\A\s*<summary>.*?</summary>", "", block, count=1, flags=re.S))
-    return re.sub(r"(?m)^> ?", "", words).strip()
+    text = html.unescape(re.sub(r"\A\s*<summary>.*?</summary>", "", block, count=1, flags=re.S))
+    return re.sub(r"(?m)^> ?", "", text).strip()
 
 
 def role_of(item: Mapping[str, Any], name: str) -> str:
@@ -345,9 +345,9 @@ def plain_turn(item: object, name: str) -> Turn:
     if content is not None and not isinstance(content, str | list | dict):
         raise refusal(f"in {name}, content cannot be {quoted(content)}. Give a text")
     turn.add(content)
-    turn.texts += [words for words in [words_of(item.get("refusal"))] if words]
-    turn.thoughts += [words for each in THOUGHTS if (words := words_of(item.get(each)))][:1]
-    if spoken := words_of(inside(item.get("audio"), "transcript")):
+    turn.texts += [text for text in [text_of(item.get("refusal"))] if text]
+    turn.thoughts += [text for each in THOUGHTS if (text := text_of(item.get(each)))][:1]
+    if spoken := text_of(inside(item.get("audio"), "transcript")):
         turn.texts += [spoken] if not turn.texts else []
         turn.left[RECORDINGS] += 1
     for each, what in COUNTED.items():
@@ -386,8 +386,8 @@ def is_plain(data: object) -> bool:
 
 # ChatGPT
 
-SAID = ("text", "multimodal_text")
-NOT_SAID = {
+TEXT_TYPES = ("text", "multimodal_text")
+OTHER_TYPES = {
     "code": CALLS,
     "user_editable_context": INSTRUCTIONS,
     "model_editable_context": HIDDEN,
@@ -395,7 +395,7 @@ NOT_SAID = {
     **dict.fromkeys(("execution_output", "tether_quote", "tether_browsing_display"), RESULTS),
     **dict.fromkeys(("sonic_webpage", "system_error", "citable_code_output"), RESULTS),
 }
-"""Types of content that are no words of the user or of the answer."""
+"""Types of content that are neither text of the user nor of the answer."""
 
 
 def read_chatgpt(entry: dict[str, Any]) -> Export:
@@ -426,11 +426,15 @@ def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
     elif role == "assistant" and recipient not in (None, "", "all"):
         turn.left = Counter([CANVAS if str(recipient).startswith("canmore") else CALLS])
     elif kind == "thoughts" or inside(message, "channel") == "analysis":
-        turn.thoughts = [words_of([content.get("thoughts"), turn.texts])]
-    elif isinstance(kind, str) and kind not in SAID and (role == "assistant" or kind in NOT_SAID):
-        turn.left = Counter([NOT_SAID.get(kind, UNKNOWN)])
+        turn.thoughts = [text_of([content.get("thoughts"), turn.texts])]
+    elif (
+        isinstance(kind, str)
+        and kind not in TEXT_TYPES
+        and (role == "assistant" or kind in OTHER_TYPES)
+    ):
+        turn.left = Counter([OTHER_TYPES.get(kind, UNKNOWN)])
     else:
-        turn.add(None if turn.texts else words_of(content.get("text")))
+        turn.add(None if turn.texts else text_of(content.get("text")))
         _chatgpt_details(turn, metadata)
         turn.finish()
         return turn, moment(inside(message, "create_time"), "create_time")
@@ -528,13 +532,13 @@ def read_llama_cpp(entry: dict[str, Any]) -> Export:
     left = Counter({UNREADABLE: len(items) - len(nodes)})
     node = conv.get("currNode") or next(reversed(nodes), None)
     path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
-    prompts = [item for item in path if item.get("role") == "system" and _words(item)]
+    prompts = [item for item in path if item.get("role") == "system" and _own_text(item)]
 
     def read(item: dict[str, Any]) -> Timed | None:
         return None if prompts and item is prompts[0] else _llama_cpp_turn(item)
 
     found, more = _tree(nodes, node, "parent", read)
-    system = _words(prompts[0]) if prompts else ""
+    system = _own_text(prompts[0]) if prompts else ""
     when = _in_seconds(conv.get("lastModified"))
     return _foreign(conv.get("name"), when, found, left + more, system)
 
@@ -551,7 +555,7 @@ def _llama_cpp_turn(item: dict[str, Any]) -> Timed | None:
     return turn, moment(_in_seconds(item.get("timestamp")), "the time of a message")
 
 
-def _words(item: dict[str, Any]) -> str:
+def _own_text(item: dict[str, Any]) -> str:
     return plain_turn({"content": "", **item}, "a message").own
 
 
@@ -573,7 +577,7 @@ def read_plain(data: dict[str, Any] | list[Any]) -> Export:
     found, left = _tree(
         *_rows(typed(entry[name], list, name), lambda *item: (plain_turn(*item), time.time()))
     )
-    system = words_of(entry.get("system"))
+    system = text_of(entry.get("system"))
     if found and found[0].role == "system":
         system = "\n\n".join(filter(None, [system, found[0].content]))
         rest = found[1:]

@@ -217,18 +217,18 @@ class Counters:
             return "\n".join([*self.lines(waiting, running, model), ""])
 
     def lines(self, waiting: int, running: int, model: str) -> Iterator[str]:
-        for name, words, value in (
+        for name, description, value in (
             ("vllm:num_requests_running", "Requests that are answered now.", running),
             ("vllm:num_requests_waiting", "Requests that wait now.", waiting),
             ("strata_model_loaded", "Whether a model is loaded.", int(bool(model))),
         ):
-            yield from family(name, "gauge", words, [({"model_name": model}, value)])
+            yield from family(name, "gauge", description, [({"model_name": model}, value)])
         refused = [({"status": str(status)}, n) for status, n in sorted(self.refused.items())]
         name = "strata_requests_refused_total"
         yield from family(name, "counter", "Requests not answered.", refused)
         totals = self.totals.items()
-        for name, words, key in SUMS:
-            yield from counter(name, words, {model: {"": t.sums[key]} for model, t in totals})
+        for name, description, key in SUMS:
+            yield from counter(name, description, {model: {"": t.sums[key]} for model, t in totals})
         yield from counter(
             "vllm:request_success_total",
             "Answers by how they ended.",
@@ -241,20 +241,20 @@ class Counters:
             {model: dict(enumerate(t.per_position)) for model, t in totals},
             "position",
         )
-        for name, total, words, sources in (
+        for name, total, description, sources in (
             ("drafted", "draft", "Drafted", {model: t.drafted for model, t in totals}),
             ("accepted", "accepted", "Accepted drafted", {m: t.accepted for m, t in totals}),
         ):
-            of_each = f"{words} tokens by source."
+            of_each = f"{description} tokens by source."
             yield from counter(f"strata_{name}_tokens_total", of_each, sources, "source")
             sums = {model: {"": found.total()} for model, found in sources.items()}
             name = f"vllm:spec_decode_num_{total}_tokens_total"
-            yield from counter(name, f"{words} tokens.", sums)
-        for name, words, known in (
+            yield from counter(name, f"{description} tokens.", sums)
+        for name, description, known in (
             ("vllm:time_to_first_token_seconds", "From asking to the first token.", self.first),
             ("vllm:e2e_request_latency_seconds", "From asking to the end.", self.whole),
         ):
-            yield from histogram(name, words, known)
+            yield from histogram(name, description, known)
 
 
 SUMS = (
@@ -275,15 +275,15 @@ SUMS = (
 )
 
 
-def family(name: str, kind: str, words: str, samples: Samples) -> Iterator[str]:
-    yield f"# HELP {name} {words}"
+def family(name: str, kind: str, description: str, samples: Samples) -> Iterator[str]:
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {kind}"
     for labels, value in samples:
         yield f"{name}{{{written(labels)}}} {value:.17g}"
 
 
 def counter(
-    name: str, words: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
+    name: str, description: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
 ) -> Iterator[str]:
     """What only grows, by model; where there is a label, by its values as well."""
     samples = [
@@ -291,12 +291,12 @@ def counter(
         for model, values in models.items()
         for value, n in values.items()
     ]
-    return family(name, "counter", words, samples)
+    return family(name, "counter", description, samples)
 
 
-def histogram(name: str, words: str, known: Mapping[str, Histogram]) -> Iterator[str]:
+def histogram(name: str, description: str, known: Mapping[str, Histogram]) -> Iterator[str]:
     """Durations by model: each class counts all that were no longer."""
-    yield f"# HELP {name} {words}"
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} histogram"
     for model, found in known.items():
         below = 0

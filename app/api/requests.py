@@ -140,8 +140,8 @@ def switch(name: str) -> str:
 
 
 def whole(low: int, high: int, default: int | None = None) -> Any:
-    words = f"a whole number from {low} to {high:,}"
-    return Field(default=default, ge=low, le=high, description=words)
+    message = f"a whole number from {low} to {high:,}"
+    return Field(default=default, ge=low, le=high, description=message)
 
 
 Whole = Annotated[int, BeforeValidator(integral)]
@@ -305,8 +305,10 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = read_json(body, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"The body is not JSON: {words[:200]}.", code="invalid_json") from error
+        message = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(
+            400, f"The body is not JSON: {message[:200]}.", code="invalid_json"
+        ) from error
     if not isinstance(found, dict):
         raise ApiError(400, f"The body is {quoted(found)}, not a JSON object.")
     return found
@@ -319,10 +321,10 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
     try:
         body = model.model_validate(values)
     except ValidationError as error:
-        path, code, words = problem_of(error, model)
+        path, code, message = problem_of(error, model)
         # The error names a single message; of other groups it names the whole group.
         name = spelled(path[: 3 if path[0] == "messages" else 1])
-        raise refused(words, name, code if code == UNSUPPORTED else None) from error
+        raise refused(message, name, code if code == UNSUPPORTED else None) from error
     check_model(body.model, info)
     generation = Generation(
         sampling_of(body, info),
@@ -359,8 +361,8 @@ def check_neutral(values: Mapping[str, Any]) -> None:
     for name, neutral in NEUTRAL.items():
         value = values.get(name)
         if value is not None and not any(same(value, each) for each in neutral):
-            words = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
-            raise refused(words, name, UNSUPPORTED)
+            message = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
+            raise refused(message, name, UNSUPPORTED)
 
 
 def same(value: Any, neutral: Any) -> bool:

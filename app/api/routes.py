@@ -97,8 +97,8 @@ def is_of_this_machine(request: Request) -> bool:
     return name in LOOPBACK and origin in (None, f"http://{host.lower()}")
 
 
-def unknown(words: str, code: str) -> ApiError:
-    return ApiError(401, words, None, code, {"www-authenticate": "Bearer"})
+def unknown(message: str, code: str) -> ApiError:
+    return ApiError(401, message, None, code, {"www-authenticate": "Bearer"})
 
 
 # the routes
@@ -181,7 +181,7 @@ class Api:
 
     def refusal(self, error: ApiError) -> Response:
         self.service.counters.failed(error.status)
-        body = problem(error.status, error.words, error.param, error.code)
+        body = problem(error.status, error.message, error.param, error.code)
         return answer(body, error.status, error.headers)
 
     async def health(self, request: Request) -> Response:
@@ -191,8 +191,8 @@ class Api:
             locked = self.service.programs.notices.locked
             storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
             return answer({"status": "ok", **storage})
-        words = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
-        return answer(problem(503, words, code="model_not_loaded"), 503)
+        message = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
+        return answer(problem(503, message, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:
         await self.gate.enter(request)
@@ -211,8 +211,8 @@ class Api:
         await self.gate.enter(request)
         name, loaded = request.path_params["model"], self.service.engine.state.is_loaded
         if not loaded or name != self.service.engine.state.info.name:
-            words = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
-            raise ApiError(404, words, "model", "model_not_found")
+            message = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
+            raise ApiError(404, message, "model", "model_not_found")
         return answer(self.description())
 
     def description(self) -> dict[str, Any]:
@@ -307,7 +307,7 @@ class Api:
                 coming = asyncio.ensure_future(running.next())
             if isinstance(news, ApiError):  # The status was sent already.
                 self.service.counters.failed(news.status)
-                yield event(problem(news.status, news.words, news.param, news.code))
+                yield event(problem(news.status, news.message, news.param, news.code))
             else:
                 if running.completion.usage:
                     yield event(reply.last())
@@ -325,16 +325,16 @@ async def body_of(request: Request) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_REQUEST:
-                    words = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
-                    raise ApiError(413, words, code="request_too_large")
+                    message = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
+                    raise ApiError(413, message, code="request_too_large")
     except TimeoutError as error:
-        words = (
+        message = (
             f"The request did not arrive within {BODY_SECONDS:g} seconds: {len(body):,} bytes did. "
             "Send all of it at once."
         )
         # Closing the connection saves reading the rest.
         headers = {"connection": "close"}
-        raise ApiError(408, words, code="request_timeout", headers=headers) from error
+        raise ApiError(408, message, code="request_timeout", headers=headers) from error
     return bytes(body)
 
 

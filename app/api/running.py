@@ -231,8 +231,8 @@ class Running:
             thread.start()
         except RuntimeError as error:
             place.close()
-            words = "The system starts no further thread for an answer. Ask again in a moment."
-            raise later(503, words, AGAIN_SECONDS, "no_thread") from error
+            message = "The system starts no further thread for an answer. Ask again in a moment."
+            raise later(503, message, AGAIN_SECONDS, "no_thread") from error
 
     def work(self) -> None:
         outcome: ApiError | None = None

@@ -104,9 +104,9 @@ excludes images, forms and links that an answer or an import may contain."""
 class Refusal(Exception):
     """Why a request is refused: the status and the text of the response."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status, self.words = status, words
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
 
 
 class Hosts:
@@ -271,11 +271,11 @@ def for_programs(path: str) -> bool:
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
     if path != JOIN and not for_programs(path):
-        await answer(send, refusal.status, refusal.words)
+        await answer(send, refusal.status, refusal.message)
         return
-    body = problem(refusal.status, refusal.words)
+    body = problem(refusal.status, refusal.message)
     if path == JOIN:  # The page's script reads JSON.
-        body = {"error": refusal.words, "detail": refusal.words}
+        body = {"error": refusal.message, "detail": refusal.message}
     await answer(send, refusal.status, encoded(body).decode(), kind=b"application/json")
 
 

@@ -131,7 +131,7 @@ class Drafter:
     problem: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return self.how or self.problem
 
 

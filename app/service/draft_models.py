@@ -49,15 +49,15 @@ def place_of(profile: Profile) -> tuple[float, ...]:
     return tuple(profile.sampling[name] for name in SAMPLER)
 
 
-def sampler_words(sampler: Sampler) -> str:
-    words = [f"temperature {sampler.get('temperature', 0.0):g}"]
+def sampler_label(sampler: Sampler) -> str:
+    facts = [f"temperature {sampler.get('temperature', 0.0):g}"]
     neutral = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
-    words += [
+    facts += [
         f"{name.replace('_', '-')} {sampler[name]:g}"
         for name, off in neutral.items()
         if sampler.get(name, off) != off
     ]
-    return ", ".join(words)
+    return ", ".join(facts)
 
 
 Family = Plans[State | Draft]

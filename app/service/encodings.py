@@ -292,14 +292,14 @@ def plausibility(text: str, weigh: Weigh, script: str) -> float:
 
 
 def weight(letter: str, before: str, after: str, weigh: Weigh, script: str) -> float:
-    kind, words = unicodedata.category(letter)[0], before.isalpha()
+    kind, in_word = unicodedata.category(letter)[0], before.isalpha()
     if letter in PUNCTUATION:
-        symbol = kind == "S" and (words or after.isalpha())
-        inside = words and after.isalpha() and letter not in APOSTROPHES
+        symbol = kind == "S" and (in_word or after.isalpha())
+        inside = in_word and after.isalpha() and letter not in APOSTROPHES
         return -0.5 if script not in EASTERN and (symbol or inside) else 0.7
     if kind == "C" or letter == CUT:
         return -2.0
-    if kind == "M" and not (before > "\x7f" or words):
+    if kind == "M" and not (before > "\x7f" or in_word):
         return -1.0
     if kind not in "LM" and script not in EASTERN:
         return -0.5
@@ -309,5 +309,5 @@ def weight(letter: str, before: str, after: str, weigh: Weigh, script: str) -> f
     if script not in ROMAN and (all(latin) or any(latin) and script not in EASTERN):
         return -0.5
     shouted = 0.08 if letter.isupper() and before.isupper() else 0.0
-    alone = script not in ROMAN and script not in EASTERN and not (words or after.isalpha())
+    alone = script not in ROMAN and script not in EASTERN and not (in_word or after.isalpha())
     return min(weigh(letter) - shouted, 0.5 if alone else 1.0)

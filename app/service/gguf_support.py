@@ -82,8 +82,8 @@ class GgufSupport:
         try:
             status = self.run(command, job)
         except OSError as error:
-            words = f"{command[0]} cannot be run ({error.strerror or error})"
-            raise ModelError(f"{NOT_SET_UP}: {words}. By hand: {shlex.join(command)}") from error
+            problem = f"{command[0]} cannot be run ({error.strerror or error})"
+            raise ModelError(f"{NOT_SET_UP}: {problem}. By hand: {shlex.join(command)}") from error
         if job.stop.is_set():
             raise Cancelled(f"{NOT_SET_UP}: it was stopped.")
         if status or not self.installed():

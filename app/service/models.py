@@ -266,8 +266,8 @@ class Models:
         """
         source = settled(source) or str(EMBEDDED)
         if source == self.source and runtime == self.runtime:
-            words = f"{self.engine.state.info.name} is already loaded with these settings."
-            return iter([Progress(1.0, words)])
+            text = f"{self.engine.state.info.name} is already loaded with these settings."
+            return iter([Progress(1.0, text)])
 
         def make() -> Loading:
             self.problem = ""
@@ -318,13 +318,13 @@ class Models:
 
     def fetch(self, source: str, report: Report, stop: Stop) -> None:
         """Download the missing files of a model, until it is stopped."""
-        words = f"Downloading {title_of(source)}"
+        text = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
             share = done / total if total else None
-            report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
+            report(Progress(share, f"{text}: {amount(done)} of {amount(total)}"))
 
-        report(Progress(None, f"{words} …"))
+        report(Progress(None, f"{text} …"))
         self.loaders.download(source, progress, stop.is_set)
 
     def fetch_alone(self, source: str, title: str) -> Iterator[Progress]:

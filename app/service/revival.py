@@ -176,18 +176,18 @@ class Revival:
         return len(self.deaths) == DEATHS and self.deaths[-1] - self.deaths[0] < WINDOW
 
     def give_up(self, last: ModelSetup, reason: str, again: bool) -> None:
-        words = reason
+        problem = reason
         if self.last is not None:
             when = "within five minutes, for the third time"
             if again:
                 when = f"while {last.name} was being loaded"
             first = reason.partition(". ")[0].rstrip(".")
-            words = f"The engine ended again {when} ({first})."
+            problem = f"The engine ended again {when} ({first})."
         self.last = None
         self.put_off(last)
         advice = " Or choose another model or other settings in the Models tab."
         by_hand = advice if self.page else ""
-        self.tell(f"{words} {last.name} is tried again {self.when}.{by_hand}")
+        self.tell(f"{problem} {last.name} is tried again {self.when}.{by_hand}")
 
     def put_off(self, last: ModelSetup) -> None:
         """Try to load a model later; each wait is longer than the last."""

@@ -83,27 +83,29 @@ def about(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.0f} minutes"
 
 
-def counted_words(counted: ServerCounted) -> str:
+def counted_sentence(counted: ServerCounted) -> str:
     if not counted.drafted:
         return "The server as a whole drafted nothing while it answered."
     share = 100 * counted.accepted / counted.drafted
-    words = (
+    sentence = (
         f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
         f"tokens ({share:.0f} %) while it answered."
     )
     return (
-        words if counted.own is None else f"{words} {counted.own:,} were drafted for this answer."
+        sentence
+        if counted.own is None
+        else f"{sentence} {counted.own:,} were drafted for this answer."
     )
 
 
-def server_words(run: Run, counted: ServerCounted | None = None) -> str | None:
+def server_sentence(run: Run, counted: ServerCounted | None = None) -> str | None:
     """A sentence about a server's run, from the current counters or the stored ones. None for a run
     on this machine, "" if the server has no counters."""
     server = from_server(run)
     if server is None:
         return None
     found = counted or stored(server.get("counted"))
-    return "" if found is None else counted_words(found)
+    return "" if found is None else counted_sentence(found)
 
 
 def stored(value: Any) -> ServerCounted | None:
@@ -224,7 +226,7 @@ MESSAGES = 64
 """How many messages before an answer are searched for the origin of a guess."""
 
 
-class Words:
+class TokenTexts:
     def __init__(self, current: Current, fingerprint: str, answer: Iterable[RunToken]) -> None:
         info, loaded = current.info, current.state.is_loaded
         self.engine = current.engine if loaded and info.fingerprint == fingerprint else None
@@ -342,14 +344,14 @@ class Why:
         at = token - first
         here = [node for node in guesses if at < len(path) and node.parent == path[at]]
         model_fingerprint = traces.model_fingerprint(run_id)
-        words = Words(self.current, model_fingerprint, answer)
+        texts = TokenTexts(self.current, model_fingerprint, answer)
         before = answer[token - 1].id if token else ROOT
-        words.look_up((before, node.token) for node in here)
+        texts.look_up((before, node.token) for node in here)
         origins = Origins(
             self.database, owner, self.current, trace, model_fingerprint, answer, first, token
         )
         for node in here:
-            text = answer[token].text if node.accepted else words.text(before, node.token)
+            text = answer[token].text if node.accepted else texts.text(before, node.token)
             guess = {
                 "text": text,
                 "id": node.token,
@@ -370,14 +372,14 @@ class Why:
         trace, answer = traces.get(run_id), traces.tokens(run_id)
         first = max(0, first)
         steps = traces.steps(run_id, first, PAGE)
-        words = Words(self.current, traces.model_fingerprint(run_id), answer)
+        texts = TokenTexts(self.current, traces.model_fingerprint(run_id), answer)
         before: dict[int, int] = {}
         last = ROOT
         for each in answer:
             before.setdefault(each.step, last)
             last = each.id
         trees = {step.index: guesses_of(step) for step in steps}
-        words.look_up(
+        texts.look_up(
             (parent_token(tree, node, before.get(index, ROOT)), node.token)
             for index, tree in trees.items()
             for node in tree or ()
@@ -392,7 +394,7 @@ class Why:
             "lead": lead[-LEAD:],
             "cut": len(lead) > LEAD,
             "steps": [
-                step_of(words, step, trees[step.index], before.get(step.index, ROOT))
+                step_of(texts, step, trees[step.index], before.get(step.index, ROOT))
                 for step in steps
                 if step.tokens
             ],
@@ -419,7 +421,7 @@ def parent_token(tree: Sequence[Node] | None, node: Node, root: int) -> int:
     return tree[node.parent - 1].token if tree and node.parent else root
 
 
-def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) -> Data:
+def step_of(texts: TokenTexts, step: Step, tree: Sequence[Node] | None, root: int) -> Data:
     """A step of a replay: its guesses, its emitted tokens, and its times in microseconds.
 
     A guess is [text, parent row, source, match length, percent, accepted, reached]. If its text is
@@ -427,7 +429,7 @@ def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) ->
     """
     guesses: list[list[object]] = []
     for node in tree or ():
-        text = words.text(parent_token(tree, node, root), node.token)
+        text = texts.text(parent_token(tree, node, root), node.token)
         known: object = node.token if text is None else text
         accepted, reached = int(node.accepted), int(node.reached)
         guesses.append(

@@ -56,14 +56,14 @@ class VllmOptions:
     rest: tuple[str, ...]
 
 
-def parse(words: Sequence[str]) -> VllmOptions:
+def parse(arguments: Sequence[str]) -> VllmOptions:
     """Parse the arguments after `strata vllm`; exits with status 2 and one line about an invalid
     argument."""
-    words = list(words)
+    arguments = list(arguments)
     own, rest = (
-        (words[: words.index("--")], words[words.index("--") + 1 :])
-        if "--" in words
-        else (words, [])
+        (arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :])
+        if "--" in arguments
+        else (arguments, [])
     )
     parser = argparse.ArgumentParser(
         prog=f"strata {VLLM}",
@@ -119,9 +119,9 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def run(words: Sequence[str]) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Become the server. Raises StrataError."""
-    options = parse(words)
+    options = parse(arguments)
     build = installed()
     attached = attached_of(options, build)
     if not plugged():

@@ -317,9 +317,9 @@ def with_room(figure: go.Figure, models: int) -> go.Figure:
     return figure
 
 
-def without_axes(figure: go.Figure, words: str) -> go.Figure:
+def without_axes(figure: go.Figure, text: str) -> go.Figure:
     figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
-    figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 

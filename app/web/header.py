@@ -64,7 +64,7 @@ def header(session: Session, notices: Sequence[str]) -> str:
     loading = models.loading
     if loading:
         share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
-        facts.append(loading.words + share)
+        facts.append(loading.text + share)
     notes = [info.note] if info.note and (models.is_loaded or not loading) else []
     if models.demonstration:
         where = "" if session.guests else " Load your own in the Models tab."

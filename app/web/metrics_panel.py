@@ -189,5 +189,5 @@ def ribbon(steps: Sequence[Step], sources: Sequence[str]) -> list[int | str]:
     latest = [step for step in steps if step.tokens][-RIBBON:]
     letter = dict(zip(sources, LETTERS + LETTERS[-1] * len(sources), strict=False))
     columns = ("".join(letter[t.source] for t in step.tokens) for step in latest)
-    words = "".join(column[0].upper() + column[1:] for column in columns)
-    return [latest[0].index if latest else 0, words]
+    letters = "".join(column[0].upper() + column[1:] for column in columns)
+    return [latest[0].index if latest else 0, letters]

@@ -29,7 +29,7 @@ from app.http.login import logged_in
 from app.http.problems import EVENT_STREAM
 from app.service.answering import UPDATE_SECONDS, Answer, Generations, Update
 from app.service.current import seen_in
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web import render
 from app.web.metrics_panel import panel_values, with_pace
 from app.web.run_html import waiting_line
@@ -105,7 +105,7 @@ class AnswerEvents:
         """The values of the panel, with the new steps."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps, self.tokens_in_figures = update.forwards, update.tokens
-        served = server_words(update.recorder.collector.plan, update.counted)
+        served = server_sentence(update.recorder.collector.plan, update.counted)
         values = panel_values(update.metrics, fresh, server=served)
         return with_pace(values, seen_in(update.metrics))
 

@@ -166,7 +166,7 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     """What is measured at each load is another figure each time."""
     shelf.guesses, times = deviating(0.5), count(1)
     monkeypatch.setattr(engine.loaded, "expensive", lambda *_: f"a guess takes {next(times)} ms")
-    words = [progress.words for progress in told(session, shelf.source("three"))]
+    words = [progress.text for progress in told(session, shelf.source("three"))]
     assert "Timing the head of three …" in words
     conversation = session.chat.say(OWNER, None, "hello there")
     list(session.answering.answer(OWNER, conversation, Preferences(GENERATION)))

@@ -60,14 +60,14 @@ def test_a_head_is_told_with_its_depth_or_why_it_does_not_draft() -> None:
     assert head.how == "MTP, up to 8 tokens ahead, where it pays" and not head.problem
     broken = replace(MTP, depth=0, note="The head of m cannot be used: it has another vocabulary.")
     _, head, _ = drafters(replace(INFO, head=broken))
-    assert not head.how and head.words == broken.note
+    assert not head.how and head.text == broken.note
 
 
 def test_a_model_that_decodes_plainly_is_drafted_for_by_nothing_and_says_so() -> None:
     plain = replace(INFO, can_tree=False, head=MTP)
     for each in drafters(plain, ["small"]):
-        assert not each.how and "decodes plainly" in each.words
-    assert drafters(info(can_tree=False))[1].words == NO_HEAD
+        assert not each.how and "decodes plainly" in each.text
+    assert drafters(info(can_tree=False))[1].text == NO_HEAD
     assert line(plain, ["small"]) == "Guesses come from: nothing, as it decodes plainly."
 
 

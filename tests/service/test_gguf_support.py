@@ -99,7 +99,7 @@ def test_the_compilation_tells_how_far_it_is() -> None:
         progress = gguf_support.after(progress, line.strip())
         seen.append(progress)
     assert [progress.share for progress in seen] == [None, None, 1 / 3, 1 / 3, 1.0, None, None]
-    words = [progress.words for progress in seen]
+    words = [progress.text for progress in seen]
     assert words[0] == "Collecting llama-cpp-python<0.3.37,>=0.3.36"
     assert words[2] == words[3] == "Compiling file 1 of 3", "a warning is no news"
     assert words[6] == "Successfully installed llama-cpp-python-0.3.36"

@@ -152,12 +152,12 @@ def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: S
     assert first is not None and first == local(session).loaded.costs
     assert session.current.plain.tokens_per_second > 0
     session.current.plain = UNMEASURED
-    words = [progress.words for progress in told(session, shop.source("two"))]
+    words = [progress.text for progress in told(session, shop.source("two"))]
     assert "Measuring two …" in words and words[-1] == "two is loaded."
     second = session.costs.record
     assert second is not None and second == local(session).loaded.costs != first
     assert session.current.plain.tokens_per_second > 0
-    again = [progress.words for progress in told(session, shop.source("one"))]
+    again = [progress.text for progress in told(session, shop.source("one"))]
     assert "Measuring one …" not in again, "its costs are stored"
     assert session.costs.record == local(session).loaded.costs == first
 
@@ -354,7 +354,7 @@ def test_a_download_that_no_one_foresaw_to_fail_says_so(session: Session) -> Non
 
     session.models.loaders = replace(session.models.loaders, download=fall)
     found = session.models.fetch_alone("hub/two", "two")
-    assert next(found).words.startswith("Downloading two")
+    assert next(found).text.startswith("Downloading two")
     with pytest.raises(ModelError, match=r"two was not loaded: cable cut\. Choose another one\."):
         list(found)
 
@@ -389,19 +389,19 @@ def loading_stop(session: Session) -> Stop:
 
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
     found = told(session, "hub/two")
-    shares = [p.share for p in found if p.words.startswith("Downloading two:")]
+    shares = [p.share for p in found if p.text.startswith("Downloading two:")]
     assert shares == [1 / 3, 2 / 3, 1.0]
     assert Progress(1 / 3, "Downloading two: 1.0 KiB of 3.0 KiB") in found
     assert found[-1] == Progress(1.0, "two is loaded.") and session.models.source == "hub/two"
     told(session, "hub/three")
-    assert not [p for p in told(session, "hub/two") if "Downloading" in p.words]
+    assert not [p for p in told(session, "hub/two") if "Downloading" in p.text]
 
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
     backend = loaded(session)
     shop.between = lambda: loading_stop(session).event.wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
-        if "Downloading two:" in progress.words:
+        if "Downloading two:" in progress.text:
             break
     session.models.stop()
     with pytest.raises(Cancelled, match="was stopped"):
@@ -424,7 +424,7 @@ def test_a_stop_while_it_waits_for_the_model_leaves_everything(
     user = local(session).start(OWNER, work)
     assert began.wait(10)
     loading = session.models.load(shop.source("two"))
-    assert next(loading).words == "Loading two …"
+    assert next(loading).text == "Loading two …"
     session.models.stop()
     with pytest.raises(Cancelled, match="before it began"):
         list(loading)
@@ -454,7 +454,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
-    assert next(loading).words == "Loading two …"
+    assert next(loading).text == "Loading two …"
     assert stop_of(session.tasks, conversation).wait(10)
     gate.set()
     *_, last = updates

@@ -51,7 +51,7 @@ def text(tmp_path: Path, content: str = TEXT, name: str = "notes.txt") -> Path:
 def built(files: StatisticsFiles, *paths: Path, **more: Any) -> list[str]:
     """What was told of a build, and what it made."""
     job = files.start(paths, **more)
-    return [*(progress.words for progress in job.watch()), job.result()]
+    return [*(progress.text for progress in job.watch()), job.result()]
 
 
 def left(folder: Path) -> list[str]:
@@ -108,7 +108,7 @@ def test_stopped_it_leaves_what_was_there_and_nothing_else(
     job = files.start([text(tmp_path, TEXT * 60)])
     with pytest.raises(Cancelled, match="Nothing was changed"):
         for progress in job.watch():
-            if progress.words.startswith(stage):
+            if progress.text.startswith(stage):
                 files.stop()
     assert left(folder) == [f"bytes{SUFFIX}"]
     assert (folder / f"bytes{SUFFIX}").read_bytes() == before

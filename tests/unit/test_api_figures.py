@@ -216,7 +216,7 @@ def test_no_name_of_a_model_breaks_a_line(name: str) -> None:
 )
 def test_errors_of_ours_have_a_status(error: StrataError, status: int) -> None:
     found = api_error(error, "messages")
-    assert found.status == status and found.words == str(error)
+    assert found.status == status and found.message == str(error)
     assert ("retry-after" in found.headers) is (status in (429, 503))
     long = isinstance(error, PromptError) and "tokens" in str(error)
     assert (found.code == "context_length_exceeded") is long

@@ -64,8 +64,8 @@ def test_what_gains_nothing_is_not_played() -> None:
 
 def test_it_is_told_how_far_the_padded_model_is() -> None:
     data = race_value(Progress(0.42, "Making tiny-chat, padded to 0.5 B"))
-    assert data == {"state": "making", "words": "Making tiny-chat, padded to 0.5 B … 42 %"}
-    assert race_value(Progress(None, "Making it …"))["words"] == "Making it …"
+    assert data == {"state": "making", "text": "Making tiny-chat, padded to 0.5 B … 42 %"}
+    assert race_value(Progress(None, "Making it …"))["text"] == "Making it …"
 
 
 def test_the_page_offers_the_pace_of_a_real_model_only_where_it_can_be_had(

@@ -19,7 +19,7 @@ from app.service.comparison import Progress, Side
 from app.service.current import line
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web.run_html import heading, same_texts, two_servers
 from app.web.tabs import compare
 from engine.backends.toy import ToyBackend
@@ -109,7 +109,7 @@ def test_a_server_with_our_drafter_tells_sources_steps_and_counters() -> None:
         assert run.method == "server" and run.prefill is not None and run.prefill.tokens == 7
         assert run.settings["server"]["counted"] == {"drafted": 40, "accepted": 24, "own": 40}
         assert "drafting" not in run.settings, "what drafts there is not ours to set"
-        words = server_words(run)
+        words = server_sentence(run)
         assert words is not None and words in heading(store.get(run_id), run)
         assert "The server as a whole accepted 24 of 40 drafted tokens (60 %)" in words
 
@@ -119,8 +119,8 @@ def test_what_a_damaged_file_says_of_counters_is_left_out() -> None:
         _, update = say(session)
         run = update.recorder.run
         for wrong in (None, 3, {"drafted": "a"}, {"drafted": 3}):
-            assert server_words(replace(run, settings={"server": {"counted": wrong}})) == ""
-        assert server_words(replace(run, settings={})) is None
+            assert server_sentence(replace(run, settings={"server": {"counted": wrong}})) == ""
+        assert server_sentence(replace(run, settings={})) is None
 
 
 def test_a_second_turn_sends_the_whole_conversation() -> None:

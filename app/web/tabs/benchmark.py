@@ -275,10 +275,10 @@ class BenchmarkTab(Tab):
         return {
             self.files: gr.update(visible=source == FILE),
             self.text: gr.update(visible=source == OWN),
-            self.question_count: self.counted_words(source, path or "", text or "", given),
+            self.question_count: self.question_count_text(source, path or "", text or "", given),
         }
 
-    def counted_words(self, source: str, path: str, text: str, given: Set | None) -> str:
+    def question_count_text(self, source: str, path: str, text: str, given: Set | None) -> str:
         """The number of questions in words; "" before any are chosen."""
         if source == FILE and not (path.strip() or given) or source == OWN and not text.strip():
             return ""
@@ -383,13 +383,13 @@ class BenchmarkTab(Tab):
                 return {self.result: NOTHING, self.detail: "", self.chart: hidden}
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
-            words = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
-            words += benchmark_html.figures(report)
+            text = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
+            text += benchmark_html.figures(report)
             if other and other != chosen:
-                words += benchmark_html.comparison(report, self.runs.report(owner, other))
+                text += benchmark_html.comparison(report, self.runs.report(owner, other))
             drawn = charts.by_category(report)
             return {
-                self.result: words,
+                self.result: text,
                 self.detail: benchmark_html.categories(report),
                 self.chart: gr.update(value=drawn, visible=bool(report.figures)),
                 self.tools: gr.update(visible=report.benchmark.done > 0),

@@ -11,7 +11,7 @@ import gradio as gr
 from app.service.answering import Answer
 from app.service.comparison import Proof
 from app.service.current import seen_in
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web.kit import (
     AT_ONCE,
     REFRESH,
@@ -117,9 +117,9 @@ class Chat(ChatView):
             left = self.ended(page, answer, drawn)
             if (update := answer.update) is not None:
                 figures = update.metrics
-                words = ending(update.finish, figures, update.seed, update.dropped)
-                served = server_words(update.recorder.collector.plan, update.counted)
-                values = panel_values(figures, update.steps, ended=words, server=served)
+                text = ending(update.finish, figures, update.seed, update.dropped)
+                served = server_sentence(update.recorder.collector.plan, update.counted)
+                values = panel_values(figures, update.steps, ended=text, server=served)
                 left[self.figures] = with_pace(values, seen_in(figures))
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}

@@ -70,10 +70,10 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
 def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
     """The card of a database while a server runs the model, for which nothing here drafts."""
     state = "drafts there" if tier in server.databases else "not known there"
-    words = (
+    text = (
         f"{info.name} runs on {server.host}. Nothing is learned from its answers on this machine."
     )
-    return card(tier, words, [("on the server", state)])
+    return card(tier, text, [("on the server", state)])
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:

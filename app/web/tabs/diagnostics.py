@@ -74,16 +74,16 @@ def measured(session: Session, busy: bool = False) -> str:
     """When and on what the cost curve was measured."""
     info, costs = session.current.info, session.costs
     if busy:
-        words = "Measuring what a step costs …"
+        text = "Measuring what a step costs …"
     elif costs.curve is None:
-        words = "The cost of a step was not measured."
+        text = "The cost of a step was not measured."
     else:
         threads = f", {info.threads} threads" if info.threads > 1 else ""
-        words = (
+        text = (
             f"Cost of a step: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
             f"{info.device}, {info.dtype}{threads}. Every answer since has refined it."
         )
-    return f"<p class='fine'>{escape(words)}</p>"
+    return f"<p class='fine'>{escape(text)}</p>"
 
 
 def filter_of(model: str, method: str, conversation: str, kind: str, seconds: str) -> Filter:

@@ -82,7 +82,7 @@ ABOUT_PACE = (
 def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data:
     if isinstance(item, Making):
         share = "" if item.share is None else f" {100 * item.share:.0f} %"
-        return {"state": "making", "words": item.words.removesuffix(" …") + f" …{share}"}
+        return {"state": "making", "text": item.text.removesuffix(" …") + f" …{share}"}
     if isinstance(item, Waiting):
         return {"state": "waiting"}
     if isinstance(item, NoGain):
@@ -119,12 +119,12 @@ def lane(run: Run) -> render.Data:
 def outcome(race: Race) -> str:
     plain, fast = race.seconds
     by = f" with {race.model}" if race.model else ""
-    words = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
-    words += f"with guessing {fast:.2f} s{ratio(race)}. "
+    text = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
+    text += f"with guessing {fast:.2f} s{ratio(race)}. "
     found = race.verdict
     if found.identical:
-        return words + f"Both say the same, all {found.tokens:,} tokens."
-    return words + f"The texts part at token {found.position:,}, where rounding decided."
+        return text + f"Both say the same, all {found.tokens:,} tokens."
+    return text + f"The texts part at token {found.position:,}, where rounding decided."
 
 
 def ratio(race: Race) -> str:
