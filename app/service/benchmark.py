@@ -264,17 +264,17 @@ class Runner:
             run, disturbed = self.answer(question, cell.method)
         except PromptError as error:
             return replace(made, problem=str(error))
-        figures, prefill = summarise(run), run.prefill
+        metrics, prefill = summarise(run), run.prefill
         return replace(
             made,
-            tokens=figures.tokens,
-            forwards=figures.forwards,
-            drafted=sum(figures.proposed.values()),
-            kept=figures.kept,
+            tokens=metrics.tokens,
+            forwards=metrics.forwards,
+            drafted=sum(metrics.proposed.values()),
+            kept=metrics.kept,
             prefill_seconds=prefill.seconds if prefill else 0.0,
-            first_seconds=figures.ttft_seconds,
-            decode_seconds=figures.decode_seconds,
-            learning_seconds=figures.learning_seconds,
+            first_seconds=metrics.ttft_seconds,
+            decode_seconds=metrics.decode_seconds,
+            learning_seconds=metrics.learning_seconds,
             disturbed=disturbed,
             answer=tuple(token.id for token in run.tokens),
         )

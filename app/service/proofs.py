@@ -234,8 +234,8 @@ def plain_and(request: Request) -> tuple[Request, Request]:
 
 
 def reruns_of(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
-    figures = [(summarise(plain), summarise(fast)) for plain, fast in pairs]
-    return reruns(figures, summarise(answered.run))
+    metrics = [(summarise(plain), summarise(fast)) for plain, fast in pairs]
+    return reruns(metrics, summarise(answered.run))
 
 
 def agreed(answered: Answered) -> Callable[[Sequence[tuple[Run, Run]], float], bool]:

@@ -41,13 +41,13 @@ SLIGHT = 0.02
 """The share of an answer's time below which a gain or a loss is not noticeable."""
 
 
-def worth_of(figures: Metrics) -> Worth:
-    plain = figures.plain_seconds
+def worth_of(metrics: Metrics) -> Worth:
+    plain = metrics.plain_seconds
     if plain is not None:
-        prompt = figures.plain_prefill_seconds
-        plain += figures.prefill_seconds if prompt is None else prompt
-    known = UNKNOWN not in figures.share
-    return Worth(figures.tokens, figures.kept, figures.seconds, plain, {}, known=known)
+        prompt = metrics.plain_prefill_seconds
+        plain += metrics.prefill_seconds if prompt is None else prompt
+    known = UNKNOWN not in metrics.share
+    return Worth(metrics.tokens, metrics.kept, metrics.seconds, plain, {}, known=known)
 
 
 def sentence(worth: Worth) -> str:

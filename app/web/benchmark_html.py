@@ -5,7 +5,7 @@ from datetime import datetime
 from html import escape
 
 from app.service.benchmark import BenchmarkStatus
-from app.service.benchmark_report import DROP, Drop, Figures, Report, differences, shared
+from app.service.benchmark_report import DROP, Drop, MethodMetrics, Report, differences, shared
 from app.web.charts import ALL, category_name
 from app.web.markup import DASH, finding, fine_print, milliseconds, progress_bar, template, times
 from app.web.run_html import title_of
@@ -14,7 +14,7 @@ from engine.settings import shortened
 from storage.benchmarks import Benchmark
 
 MOST_NAMED = 5
-"""The most questions that are category_name one by one."""
+"""The most questions that are named one by one."""
 EXPLAINED = {
     "Speedup": (
         "time per token of whole answers, plain decoding divided by this method, over all questions"
@@ -131,15 +131,15 @@ def dropped(drop: Drop, before: Report | None) -> str:
     return finding("differs", title, text)
 
 
-def figures(report: Report) -> str:
-    if not report.figures:
+def tables(report: Report) -> str:
+    if not report.metrics:
         return ""
     return table(
-        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.figures)
+        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.metrics)
     )
 
 
-def method_cells(each: Figures) -> list[str]:
+def method_cells(each: MethodMetrics) -> list[str]:
     spread = DASH
     if each.quartiles is not None and each.speedup.whole is not None:
         spread = f"{each.quartiles[0]:.2f}–{each.quartiles[2]:.2f}×"
@@ -156,7 +156,7 @@ def method_cells(each: Figures) -> list[str]:
     ]
 
 
-def identical_answers(each: Figures) -> str:
+def identical_answers(each: MethodMetrics) -> str:
     if not each.compared:
         return DASH
     text = f"{each.identical:,} of {each.compared:,}"
@@ -170,7 +170,7 @@ def identical_answers(each: Figures) -> str:
 def categories(report: Report) -> str:
     """The table of categories: each method's speedup, or its speed if plain decoding was not
     measured."""
-    if not report.figures:
+    if not report.metrics:
         return ""
     measured = [method.name for method in report.plan.methods]
     plain = PLAIN.name in measured
@@ -181,14 +181,14 @@ def categories(report: Report) -> str:
         *(f"{title_of(name)}{'' if plain else ', tokens/s'}" for name in shown),
     )
     rows = []
-    for kind, own in {ALL: report.figures, **report.categories}.items():
+    for kind, own in {ALL: report.metrics, **report.categories}.items():
         by_name = {each.method: each for each in own}
         cells = [cell(by_name[name], plain) for name in shown]
         rows.append([category_name(kind), f"{own[0].questions:,}", *cells])
     return table("By category", titles, rows) if shown else ""
 
 
-def cell(each: Figures, plain: bool) -> str:
+def cell(each: MethodMetrics, plain: bool) -> str:
     speed = times(each.speedup.whole) if plain else f"{each.tokens_per_second:,.1f}"
     return f"{speed} ({each.tokens_per_step:.2f} tokens/step)"
 
@@ -197,7 +197,7 @@ def comparison(one: Report, other: Report) -> str:
     """A table of two benchmarks: the figures of each method, and how they changed. If both have the
     same questions, the figures cover those that both have answered."""
     apart, text = differences(one.benchmark, other.benchmark), ""
-    left, right = ({each.method: each for each in report.figures} for report in (one, other))
+    left, right = ({each.method: each for each in report.metrics} for report in (one, other))
     if apart:
         listed = ", ".join(apart)
         text = finding(

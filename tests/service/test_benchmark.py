@@ -81,7 +81,7 @@ def test_the_figures_of_a_benchmark(session: Session) -> None:
     found = made(session, plan((PLAIN, HD, CONTEXT), repeats=2))
     assert found.complete == 4 and found.benchmark.done == 24 == found.benchmark.runs
     assert {name: len(own) for name, own in found.categories.items()} == {"qa": 3, "math": 3}
-    plain, fast, _ = found.figures
+    plain, fast, _ = found.metrics
     assert plain.speedup == Speedup() and plain.quartiles is None and plain.compared == 0
     assert plain.tokens_per_step == 1.0 and plain.accepted is None
     assert (fast.identical, fast.compared, fast.differing) == (4, 4, ())
@@ -104,7 +104,7 @@ def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Databa
         for each, repeat in ((both, 0), (both, 2), (alone, 0))
     ]
     assert drafted[0] == drafted[1] == drafted[2]
-    model = both.figures[2]
+    model = both.metrics[2]
     assert model.tokens_per_step == 1.0, "nothing was said before"
     assert db.execute_read("SELECT count(*) FROM runs") == [(0,)]
     assert db.execute_read("SELECT count(*) FROM ngrams") == [(0,)]
@@ -119,7 +119,7 @@ def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) ->
     fresh, known = (
         made(session, plan((PLAIN, MODEL), asked=asked, known=known)) for known in (False, True)
     )
-    assert fresh.figures[1].tokens_per_step == 1.0 < known.figures[1].tokens_per_step
+    assert fresh.metrics[1].tokens_per_step == 1.0 < known.metrics[1].tokens_per_step
     assert session.past_answers.ngrams(BENCHMARK, "toy").rows() == 0, "the copy is gone"
     assert session.past_answers.ngrams(OWNER, "toy").rows() > 0
     assert session.benchmarks.before(OWNER, known.benchmark) is None, "that is another thing"
@@ -161,9 +161,9 @@ def test_figures_are_of_questions_that_all_methods_have_answered() -> None:
         Result(1, "plain", 0, 10, 10, decode_seconds=99.0, answer=(2,)),
     ]
     found = report(line(), wanted, results)
-    assert found.complete == 1 and found.figures[1].speedup.whole == 2.0
-    assert found.figures[0].tokens_per_second == 5.0 and set(found.categories) == {"qa"}
-    assert report(line(), wanted, results[:1]).figures == ()
+    assert found.complete == 1 and found.metrics[1].speedup.whole == 2.0
+    assert found.metrics[0].tokens_per_second == 5.0 and set(found.categories) == {"qa"}
+    assert report(line(), wanted, results[:1]).metrics == ()
 
 
 def line(**more: Any) -> Benchmark:
@@ -184,13 +184,13 @@ def test_a_speedup_is_all_time_over_all_time_and_a_repeat_counts_with_its_median
     plain = results("plain", {0: [4.0, 90.0, 4.0], 1: [40.0, 40.0, 1.0]})
     fast = results("hd", {0: [2.0, 2.0, 50.0], 1: [10.0, 10.0, 10.0]})
     found = report(line(), plan(repeats=3), [*plain, *fast])
-    assert found.figures[1].speedup.whole == pytest.approx(44.0 / 12.0)
-    assert found.figures[1].quartiles is None, "two questions have no quartiles"
+    assert found.metrics[1].speedup.whole == pytest.approx(44.0 / 12.0)
+    assert found.metrics[1].quartiles is None, "two questions have no quartiles"
     noise = [replace(r, kept=0, drafted=0) for r in results("hd", {0: [2.0]})]
     base = list(results("plain", {0: [4.0]}))
-    assert report(line(), plan(), [*base, *noise]).figures[1].speedup.whole is None
+    assert report(line(), plan(), [*base, *noise]).metrics[1].speedup.whole is None
     other = list(results("hd", {0: [2.0]}, answer=2))
-    told = report(line(), plan(), [*base, *other]).figures[1]
+    told = report(line(), plan(), [*base, *other]).metrics[1]
     assert (told.identical, told.compared, told.differing) == (0, 1, ("0",))
 
 

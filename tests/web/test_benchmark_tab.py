@@ -175,11 +175,11 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
     found = of(evil())
     other = replace(found, benchmark=replace(found.benchmark, asked="else", title=EVIL))
     parts = [
-        replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.figures
+        replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.metrics
     ]
     words = [
         benchmark_html.heading(found),
-        benchmark_html.figures(replace(found, figures=tuple(parts))),
+        benchmark_html.tables(replace(found, metrics=tuple(parts))),
         benchmark_html.categories(found),
         benchmark_html.comparison(found, other),
         benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),

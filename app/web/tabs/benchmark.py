@@ -94,7 +94,7 @@ def history_row(stored: Benchmark, best: str) -> list[str]:
 
 
 def best_of(report: Report) -> str:
-    speedups = [one.speedup.whole for one in report.figures if one.speedup.whole]
+    speedups = [one.speedup.whole for one in report.metrics if one.speedup.whole]
     return times(max(speedups, default=None))
 
 
@@ -384,14 +384,14 @@ class BenchmarkTab(Tab):
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
             text = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
-            text += benchmark_html.figures(report)
+            text += benchmark_html.tables(report)
             if other and other != chosen:
                 text += benchmark_html.comparison(report, self.runs.report(owner, other))
             drawn = charts.by_category(report)
             return {
                 self.result: text,
                 self.detail: benchmark_html.categories(report),
-                self.chart: gr.update(value=drawn, visible=bool(report.figures)),
+                self.chart: gr.update(value=drawn, visible=bool(report.metrics)),
                 self.tools: gr.update(visible=report.benchmark.done > 0),
             }
         return {self.result: gr.skip()}

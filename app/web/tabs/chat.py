@@ -116,11 +116,11 @@ class Chat(ChatView):
                 warn(answer.error)
             left = self.ended(page, answer, drawn)
             if (update := answer.update) is not None:
-                figures = update.metrics
-                text = ending(update.finish, figures, update.seed, update.dropped)
+                metrics = update.metrics
+                text = ending(update.finish, metrics, update.seed, update.dropped)
                 served = server_sentence(update.recorder.collector.plan, update.counted)
-                values = panel_values(figures, update.steps, ended=text, server=served)
-                left[self.figures] = with_pace(values, seen_in(figures))
+                values = panel_values(metrics, update.steps, ended=text, server=served)
+                left[self.figures] = with_pace(values, seen_in(metrics))
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}
 

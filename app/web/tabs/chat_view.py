@@ -149,16 +149,16 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> rend
     store = Traces(session.database, owner)
     trace, run = store.get(run_id), store.load(run_id)
     known = Speedup(trace.speedup, trace.decode_speedup) if trace.speedup else None
-    figures, last = summarise(run), settings_of(run.parts[-1] if run.parts else run)
-    text = ending(run.finish, figures, last.sampling.seed if last else None)
-    return panel_values(figures, run.steps, known, text, server_sentence(run))
+    metrics, last = summarise(run), settings_of(run.parts[-1] if run.parts else run)
+    text = ending(run.finish, metrics, last.sampling.seed if last else None)
+    return panel_values(metrics, run.steps, known, text, server_sentence(run))
 
 
-def ending(finish: str | None, figures: Metrics, seed: int | None, dropped: int = 0) -> str:
+def ending(finish: str | None, metrics: Metrics, seed: int | None, dropped: int = 0) -> str:
     """A summary of an answer: how it ended, its tokens, its seed, and how many older messages did
     not fit the context."""
     parts = [ENDINGS.get(finish or "", "")]
-    parts.append(f"{figures.tokens:,} tokens in {figures.forwards:,} steps")
+    parts.append(f"{metrics.tokens:,} tokens in {metrics.forwards:,} steps")
     parts.append("" if seed is None else f"seed {seed}")
     parts.append(f"{dropped} older messages did not fit the context" if dropped else "")
     return " · ".join(part for part in parts if part)
@@ -203,14 +203,14 @@ class ChatView(Tab):
         """Show a conversation. The figures are those of its last stored answer; while an answer
         grows, its stream sends the figures."""
         value, has_messages, growing = viewed(self.session, owner, page, conversation)
-        figures = panel_values(None)
+        values = panel_values(None)
         if not growing:
             with notify_errors():
-                figures = last_figures(self.session, owner, conversation)
+                values = last_figures(self.session, owner, conversation)
         return {
             self.tokens: value,
             self.empty: gr.update(visible=not has_messages),
-            self.figures: figures,
+            self.figures: values,
             **self.working(growing or self.session.tasks.busy(owner, conversation or "")),
         }
 

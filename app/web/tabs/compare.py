@@ -185,13 +185,13 @@ def between(server: ServerInfo) -> str:
 def head(title: str, run: Run | None) -> str:
     if run is None or not run.steps:
         return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
-    figures = summarise(run)
+    metrics = summarise(run)
     cells = (
-        (f"{figures.tokens_per_second:,.0f}", "tokens/s"),
-        (milliseconds(figures.ttft_seconds), "first token"),
-        (milliseconds(figures.decode_seconds), "decoding"),
-        (milliseconds(figures.seconds), "whole answer"),
-        (f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH, "tokens/step"),
+        (f"{metrics.tokens_per_second:,.0f}", "tokens/s"),
+        (milliseconds(metrics.ttft_seconds), "first token"),
+        (milliseconds(metrics.decode_seconds), "decoding"),
+        (milliseconds(metrics.seconds), "whole answer"),
+        (f"{metrics.mean_acceptance_length:.2f}" if steps_known(metrics) else DASH, "tokens/step"),
     )
     spans = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
     return f'<div class="side-head"><h3>{escape(title)}</h3>{spans}</div>'
@@ -313,12 +313,12 @@ def drawn(progress: Progress | None) -> list[go.Figure]:
     first.update_layout(title_text="Speed of the right side over the left one")
     backwards = is_plain(progress, RIGHT) and not is_plain(progress, LEFT)
     fast, other = (left, right) if backwards else (right, left)
-    figures = charts.of_run(fast, other)
+    drawn = charts.of_run(fast, other)
     names = dict(
         zip(("with drafts", "plain"), NAMES[::1] if backwards else NAMES[::-1], strict=True)
     )
-    figures[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
-    return [first, *figures]
+    drawn[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
+    return [first, *drawn]
 
 
 def side(name: str, run: Run) -> render.Data:
