@@ -148,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = " The same command continues from here." if options.memory is not None else ""
-        print(f"Cancelled; nothing was changed.{goes_on}", file=sys.stderr)
+        continues = " The same command continues from here." if options.memory is not None else ""
+        print(f"Cancelled; nothing was changed.{continues}", file=sys.stderr)
         return 130
     if not meta:
         print("This part is counted. Once all parts are, run the command without --part.")

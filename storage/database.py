@@ -237,9 +237,9 @@ class Database:
     def _begin(self, held: ExitStack) -> sqlite_utils.Database:
         """Begin a write transaction. While it waits for another process, it does not hold the lock
         that other threads need."""
-        begun = monotonic()
+        start = monotonic()
         while True:
-            waited, handle = monotonic() - begun, self._handle()
+            waited, handle = monotonic() - start, self._handle()
             with ExitStack() as turn:
                 if self._turn is None or turn.enter_context(self._turn):
                     handle.execute("PRAGMA busy_timeout = 0")

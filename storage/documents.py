@@ -356,8 +356,8 @@ def titles_of(row: Sequence[str]) -> list[str]:
 def delimiter_of(first: str, names: Sequence[str]) -> str:
     """What separates the columns of a table: what its first line names or makes a column of texts
     of, or the most frequent one."""
-    if (said := re.fullmatch(rf"sep=([{DELIMITERS}])[\r\n]*", first)) is not None:
-        return said[1]
+    if (declared := re.fullmatch(rf"sep=([{DELIMITERS}])[\r\n]*", first)) is not None:
+        return declared[1]
     for delimiter in DELIMITERS:
         if set(names) & {*titles_of(next(csv.reader([first], delimiter=delimiter), []))}:
             return delimiter

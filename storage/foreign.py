@@ -170,8 +170,8 @@ class Turn:
     def content(self, thoughts: Iterable[str] = ()) -> str:
         """The message: its files, thinking in the form in which models write it, its own words."""
         thought = "\n\n".join(each.strip() for each in thoughts if each.strip())
-        said = with_thinking(thought, self.own) if thought else self.own
-        return "\n\n".join(filter(None, [*self.files, said]))
+        text = with_thinking(thought, self.own) if thought else self.own
+        return "\n\n".join(filter(None, [*self.files, text]))
 
     def cleaned(self, text: str) -> str:
         """An answer without markup. Code stays as it is. The work is linear in the text."""

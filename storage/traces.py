@@ -221,7 +221,7 @@ class Traces:
                 raise self._missing(run_id)
             step_rows.insert(handle, run_id, steps)
 
-    def go_on(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
+    def continue_run(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
         """Prepare a run to be continued after this step, its last one with tokens.
 
         `prompt` holds the tokens before the new part, if they differ from those of the run so far.

@@ -339,8 +339,8 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
     parted = isinstance(body, Chat) and body.reasoning_format != "none"
     basic = Request((), (), generation, method, likeliest=body.likeliest or 0, whole=not parted)
     if isinstance(body, Chat):
-        messages, begun = conversation(body.messages)
-        prompts = [replace(basic, messages=messages, begun=begun)]
+        messages, prefix = conversation(body.messages)
+        prompts = [replace(basic, messages=messages, begun=prefix)]
     else:
         prompts = prompts_of(body.prompt, basic, info)
     if len(prompts) * body.n > MOST_CHOICES:
@@ -417,14 +417,14 @@ def conversation(given: list[SentMessage]) -> tuple[tuple[Message, ...], str]:
         )
         for each in given
     )
-    begun = found.pop().content if found and found[-1].role == "assistant" else ""
+    prefix = found.pop().content if found and found[-1].role == "assistant" else ""
     if not found or found[-1].role != "user":
         raise refused(
             "The last message has to be the user's, and must not be empty. Only the beginning of "
             "the answer may follow it.",
             "messages",
         )
-    return tuple(found), begun
+    return tuple(found), prefix
 
 
 def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:

@@ -159,14 +159,14 @@ class Api:
         }
         kinds: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
         return [
-            *(Route(path, self.guarded(get), methods=["GET"]) for path, get in gets.items()),
+            *(Route(path, self.with_errors(get), methods=["GET"]) for path, get in gets.items()),
             *(
-                Route(path, self.guarded(partial(self.completion, kind)), methods=["POST"])
+                Route(path, self.with_errors(partial(self.completion, kind)), methods=["POST"])
                 for path, kind in kinds.items()
             ),
         ]
 
-    def guarded(self, handler: Handler) -> Handler:
+    def with_errors(self, handler: Handler) -> Handler:
         async def handled(request: Request) -> Response:
             try:
                 return await handler(request)
@@ -191,7 +191,11 @@ class Api:
             locked = self.service.programs.notices.locked
             storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
             return answer({"status": "ok", **storage})
-        message = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
+        message = (
+            "Loading model"
+            if self.coming()
+            else self.service.programs.core.revival.not_loaded_reason
+        )
         return answer(problem(503, message, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:

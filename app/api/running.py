@@ -29,7 +29,7 @@ from engine.metrics import Tally
 from engine.thinking import Parted, Splitter
 from engine.types import Learned, Prefill, Step, Token
 
-WORDS = 1 << 16
+TOKEN_TEXTS = 1 << 16
 """The number of tokens whose texts are remembered."""
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ Arrival = News | ApiError | None
 class Texts:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(WORDS)
+        self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(TOKEN_TEXTS)
         self.lock = threading.Lock()
 
     def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, bytes]:
@@ -119,19 +119,19 @@ class Choice:
         self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
         self.length += len(text)
-        tokens, starts = self.said(self.length)
+        tokens, starts = self.emitted(self.length)
         names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
         return Piece(self.number, text, reasoning, tokens, starts, names)
 
-    def said(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+    def emitted(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
         """The waiting tokens of the first `length` characters of the answer, and where they begin
         in it. Those of the thinking are dropped, and others wait until their text is sent."""
         thought = self.splitter.thought if self.splitter else None
-        begun = len(self.request.begun)
-        first = begun if thought is None else thought.answer
+        given = len(self.request.begun)
+        first = given if thought is None else thought.answer
         if first is None or not length:
             return (), ()
-        first = max(first, begun)
+        first = max(first, given)
         passed = sum(a.start < first and b.start <= first for a, b in pairwise(self.waiting))
         count = sum(token.start < first + length for token in self.waiting)
         found, self.waiting = self.waiting[passed:count], self.waiting[count:]

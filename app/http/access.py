@@ -242,7 +242,7 @@ class Access:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = kept_to_itself(message.get("headers", ()), secure)
+                kept = isolated(message.get("headers", ()), secure)
                 message["headers"] = [*kept, *opened(named)]
             await send(message)
 
@@ -342,7 +342,7 @@ def check_length(longest: int, headers: Headers) -> None:
         raise Refusal(413, f"{int(length):,} bytes are too many. Send at most {longest:,}.")
 
 
-def kept_to_itself(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
+def isolated(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
     """The headers of a response, so that no other origin reads it, frames it or sends its
     cookies."""
     kept, policy = [], POLICY

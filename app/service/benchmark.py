@@ -97,7 +97,7 @@ class BenchmarkRuns:
         self.owner = ""
 
     @property
-    def standing(self) -> BenchmarkStatus | None:
+    def status(self) -> BenchmarkStatus | None:
         return job.progress if (job := self.slot.running) is not None else None
 
     def store(self, owner: str) -> Benchmarks:
@@ -189,9 +189,9 @@ class BenchmarkRuns:
         runner = Runner(self, owner, plan, Task(owner, stop=job.stop))
         for method in plan.methods if left else ():
             runner.answer(HELLO, method, HELLO_TOKENS)
-        begun = monotonic()
+        start = monotonic()
         for number, cell in enumerate(left):
-            spent = (monotonic() - begun) / number if number >= len(plan.methods) else None
+            spent = (monotonic() - start) / number if number >= len(plan.methods) else None
             job.report(
                 BenchmarkStatus(
                     benchmark,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 from app.service.attachments import without_files
-from app.service.history import Answered, History, StartedAnswer, begun
+from app.service.history import Answered, History, StartedAnswer, started_answer
 from app.service.jobs import AnswerTarget, Tasks
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
@@ -88,7 +88,7 @@ TOKENS, THOUGHT = 24, 1_000
 """The most tokens of a title, and of the thinking before it."""
 INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
 UNTITLED = "New conversation"
-NOTHING_SAID = "There is no message to answer yet. Write something first."
+NO_MESSAGE = "There is no message to answer yet. Write something first."
 
 
 class Chat:
@@ -206,12 +206,12 @@ class Chat:
         messages = store.messages(conversation_id, pieces=False, to=message_id)
         questions = [message.id for message in messages if message.role == "user"]
         if not questions:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         if message_id is not None:
             store.show(conversation_id, message_id)
         self.tasks.ask(owner, conversation_id, AnswerTarget(questions[-1]))
 
-    def go_on(self, owner: str, conversation_id: str) -> None:
+    def continue_answer(self, owner: str, conversation_id: str) -> None:
         """Request a continuation of the last answer, or an answer if the last message has none.
 
         Raises PromptError for an answer that the model ended by itself.
@@ -220,12 +220,12 @@ class Chat:
             self.engine.check_turn(owner)
         messages = self.conversations(owner).messages(conversation_id)
         if not messages:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         last = messages[-1]
         if last.role == "user":
             target = AnswerTarget(last.id)
         else:
-            if begun(self.database, owner, last).run.finish == "eos":
+            if started_answer(self.database, owner, last).run.finish == "eos":
                 raise PromptError(
                     "The model ended this answer, so it cannot be continued. Answer the message "
                     "again to get another one."
@@ -237,14 +237,18 @@ class Chat:
         """The target of an answer to the last message. Raises PromptError if there is none."""
         last = self.conversations(owner).last(conversation_id)
         if last is None:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         return AnswerTarget(last)
 
-    def begun(self, owner: str, conversation_id: str, target: AnswerTarget) -> StartedAnswer | None:
+    def started_answer(
+        self, owner: str, conversation_id: str, target: AnswerTarget
+    ) -> StartedAnswer | None:
         if not target.continues:
             return None
         store = self.conversations(owner)
-        return begun(self.database, owner, store.messages(conversation_id, to=target.continues)[-1])
+        return started_answer(
+            self.database, owner, store.messages(conversation_id, to=target.continues)[-1]
+        )
 
     def progress(self, owner: str, conversation_id: str, target: AnswerTarget) -> object:
         """A value that changes when more of the requested answer is stored."""
@@ -307,8 +311,8 @@ class Chat:
         first = [message for message in messages if message.content.strip()][:2]
         if not first:
             raise PromptError("Nothing was said in this conversation yet. Write something first.")
-        said = (each.content if each.role == "user" else answer_of(each.content) for each in first)
-        quoted = "\n\n".join(text.strip()[:QUOTED] for text in said)
+        texts = (each.content if each.role == "user" else answer_of(each.content) for each in first)
+        quoted = "\n\n".join(text.strip()[:QUOTED] for text in texts)
         thinking = False if self.engine.state.info.can_think else None
         generation = Generation(Sampling(temperature=0.0), THOUGHT + TOKENS, thinking=thinking)
         request = Request(

@@ -44,7 +44,7 @@ def sampler_of(sampling: Sampling) -> dict[str, float]:
     return {name: float(getattr(sampling, name)) for name in SAMPLER}
 
 
-def place_of(profile: Profile) -> tuple[float, ...]:
+def sampler_key(profile: Profile) -> tuple[float, ...]:
     """The sampler of a profile, as a key."""
     return tuple(profile.sampling[name] for name in SAMPLER)
 
@@ -123,7 +123,7 @@ class Families:
 
     def note(self, profile: Profile) -> None:
         """Store a profile with more outcomes, and plan with it if the used one is too far off."""
-        sampler = place_of(profile)
+        sampler = sampler_key(profile)
         planned = self.known[sampler].profiled()
         self.latest[sampler] = profile
         if profile.off(planned):
@@ -135,7 +135,7 @@ class Families:
         profile = self.of(sampling).profile
         if profile is None:
             return None
-        return self.latest.get(place_of(profile), profile)
+        return self.latest.get(sampler_key(profile), profile)
 
     def save(self, profile: Profile) -> None:
         """Store a profile for its sampler, and as the latest one."""
@@ -163,7 +163,7 @@ class Families:
             replace(model, name=name) for model, name in zip(profile.models, names, strict=True)
         )
         family = Plans(self.bare.target, self.bare.drafts, replace(profile, models=models))
-        sampler = place_of(profile)
+        sampler = sampler_key(profile)
         self.known[sampler] = family
         self.latest[sampler] = family.profiled()
 
@@ -400,8 +400,8 @@ class Stacks:
         if family.profile is None or family.profile != request.profile:
             return
         plan, rule = method.plan(family), method.drafting.rule
-        begun = run.parts[-1].step if run.parts else 0
-        families.learn(sampling, plan, rule, run.steps[begun:])
+        first = run.parts[-1].step if run.parts else 0
+        families.learn(sampling, plan, rule, run.steps[first:])
 
     def learned(self, sampling: Sampling) -> Profile | None:
         """The profile for a sampler with the outcomes of later answers, if there is any."""

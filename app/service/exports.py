@@ -229,5 +229,5 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 def harmless(text: str) -> str:
     """A text in which no spreadsheet finds a formula."""
-    guarded = FORMULA.sub(r"\1'", text)
-    return f"'{guarded}" if guarded[:1] in ("\t", "\n", "\r") else guarded
+    escaped = FORMULA.sub(r"\1'", text)
+    return f"'{escaped}" if escaped[:1] in ("\t", "\n", "\r") else escaped

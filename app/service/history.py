@@ -112,7 +112,7 @@ class StartedAnswer:
         return bool(self.prompt) and not self.start and not self.head
 
 
-def begun(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
+def started_answer(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
     traces, run = Traces(database, owner), NO_RUN
     if message.run_id is not None:
         try:

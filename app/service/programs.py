@@ -164,9 +164,9 @@ class Programs:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def check_loaded(self) -> None:
-        """Raise ModelError with the outlook if no model is loaded."""
+        """Raise ModelError with the reason if no model is loaded."""
         if not self.core.engine.state.is_loaded:
-            raise ModelError(self.core.revival.outlook)
+            raise ModelError(self.core.revival.not_loaded_reason)
 
     def stop(self, task: Task) -> None:
         self.core.tasks.stop(task.owner, task.about)

@@ -152,12 +152,12 @@ class Revival:
 
     def awaited(self, task: Task) -> Iterator[Waiting]:
         """After a crash, wait until the model is loaded again or given up. Raises Cancelled."""
-        latest, begun = monotonic() + PATIENCE, False
+        latest, started = monotonic() + PATIENCE, False
 
         def over() -> bool:
-            nonlocal begun
-            begun = begun or self.busy
-            given_up = not self.busy and (begun or monotonic() > latest)
+            nonlocal started
+            started = started or self.busy
+            given_up = not self.busy and (started or monotonic() > latest)
             return self.engine.state.is_loaded or given_up
 
         yield from task.wait(over, loading=True)
@@ -217,7 +217,7 @@ class Revival:
         return f"in {round(seconds / 60)} minutes"
 
     @property
-    def outlook(self) -> str:
+    def not_loaded_reason(self) -> str:
         """Why no model is loaded and what to do about it, for other programs."""
         given_up = self.given_up
         if self.coming:

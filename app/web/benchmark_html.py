@@ -32,18 +32,18 @@ def when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%d %b %H:%M}"
 
 
-def status(standing: BenchmarkStatus | None, problem: str = "") -> str:
+def status(progress: BenchmarkStatus | None, problem: str = "") -> str:
     """The progress of the running benchmark, or why the last one ended early."""
-    if standing is None:
+    if progress is None:
         return finding("differs", "Ended early", problem) if problem else ""
-    text = f"{standing.done:,} of {standing.runs:,} runs"
-    if standing.waiting:
+    text = f"{progress.done:,} of {progress.runs:,} runs"
+    if progress.waiting:
         text += "; waiting: other requests come first"
-    elif standing.method:
-        text += f"; question {standing.question + 1:,}, {title_of(standing.method)}"
-    if standing.seconds_left is not None:
-        text += f"; {remaining(standing.seconds_left)} left"
-    return progress_bar(text, standing.done / standing.runs if standing.runs else 0.0)
+    elif progress.method:
+        text += f"; question {progress.question + 1:,}, {title_of(progress.method)}"
+    if progress.seconds_left is not None:
+        text += f"; {remaining(progress.seconds_left)} left"
+    return progress_bar(text, progress.done / progress.runs if progress.runs else 0.0)
 
 
 def remaining(seconds: float) -> str:
@@ -69,11 +69,11 @@ def heading(report: Report) -> str:
     )
     return (
         f"<h3>{escape(stored.label)} · {escape(stored.title)}</h3>{fine_print(' · '.join(facts))}"
-        f"{fine_print(standing_of(report))}"
+        f"{fine_print(coverage(report))}"
     )
 
 
-def standing_of(report: Report) -> str:
+def coverage(report: Report) -> str:
     """How many questions the figures cover."""
     stored, whole = report.benchmark, len(report.plan.questions)
     if not report.complete:

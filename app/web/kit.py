@@ -309,14 +309,14 @@ class Tab:
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
             if changes and state.repeats(handler, tuple(rest)):
-                guarded: AbstractContextManager[Keep] = nullcontext(skip_all)
+                context: AbstractContextManager[Keep] = nullcontext(skip_all)
             else:
-                guarded = nullcontext(unchanged) if guard is None else guard(state)
+                context = nullcontext(unchanged) if guard is None else guard(state)
             known: dict[str, Any] = {"request": request, "data": data, "memory": memory}
             known["page"] = request.session_hash or ""
             if "owner" in provided:
                 known["owner"] = owner_of(self.session, memory, request)
-            with guarded as keep, notify_errors():
+            with context as keep, notify_errors():
                 yield (
                     [*(known[name] for name in provided), *rest],
                     lambda updates: no_change if updates == {} else keep(updates),

@@ -212,7 +212,7 @@ def gone_on(session: Session, stored: Sequence[StoredMessage], seed: int) -> lis
     """The messages once the last answer went on."""
     last = stored[-1]
     left = chosen(seed, TOKENS - len(last.pieces or ()))
-    session.chat.go_on(OWNER, last.conversation_id)
+    session.chat.continue_answer(OWNER, last.conversation_id)
     for _ in session.answering.answer(OWNER, last.conversation_id, left):
         pass
     return list(session.chat.conversations(OWNER).messages(last.conversation_id))

@@ -88,7 +88,7 @@ def test_the_figures_of_a_benchmark(session: Session) -> None:
     assert fast.quartiles is not None and fast.quartiles[0] <= fast.quartiles[2]
     assert fast.tokens == plain.tokens and fast.tokens_per_step > 1
     assert found.unsteady == 0 and found.disturbed == 0 and found.failed == ()
-    assert session.benchmarks.standing is None
+    assert session.benchmarks.status is None
 
 
 def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Database) -> None:
@@ -132,7 +132,7 @@ def test_a_stop_keeps_what_is_done_and_it_goes_on_from_there(
     toy.allow(200)
     job = runs.start(OWNER, plan())
     assert soon(lambda: toy.allowed[0] == 0)
-    standing = runs.standing
+    standing = runs.status
     assert standing is not None and 0 < standing.done < 8 == standing.runs
     with pytest.raises(ModelError, match="under way already"):
         runs.start(OWNER, plan())
@@ -336,7 +336,7 @@ def test_what_cannot_be_measured_is_refused(session: Session, db: Database) -> N
             session.benchmarks.start(OWNER, wanted)
     with pytest.raises(SettingError, match="others share this app"):
         Session(local(session), db, guests=True).benchmarks.start("guest:a", plan())
-    assert session.benchmarks.store(OWNER).list() == [] and session.benchmarks.standing is None
+    assert session.benchmarks.store(OWNER).list() == [] and session.benchmarks.status is None
 
 
 def test_a_benchmark_of_another_version_does_not_go_on(

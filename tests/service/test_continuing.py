@@ -65,7 +65,7 @@ def ask(session: Session, how: Preferences) -> tuple[str, Update]:
 
 
 def go_on(session: Session, conversation: str, how: Preferences) -> Update:
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     return answer(session, conversation, how)
 
 
@@ -154,7 +154,7 @@ def test_a_stopped_answer_goes_on_also_after_a_restart(
     before = stored(session, conversation)
     assert before[1].finish == "cancelled" and before[0].content.endswith("\ufffd")
     later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db) if again else session
-    later.chat.go_on(OWNER, conversation)
+    later.chat.continue_answer(OWNER, conversation)
     updates = list(later.answering.answer(OWNER, conversation, wanted(61, "plain", STOPS)))
     run = same(later, conversation, how)
     shown = [update for update in updates if isinstance(update, Update)]
@@ -272,7 +272,7 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     waits = swapping.chat.say(OWNER, None, "something else")
     first = swapping.answering.answer(OWNER, waits, wanted())
     assert isinstance(next(first), Update)
-    swapping.chat.go_on(OWNER, conversation)
+    swapping.chat.continue_answer(OWNER, conversation)
     second = swapping.answering.answer(OWNER, conversation, wanted())
     assert next(second) == Waiting(1)
     loading = swapping.engine.load(Load("other"))
@@ -374,11 +374,11 @@ def test_only_the_newest_prompts_are_kept(
 def test_what_cannot_go_on_is_refused_and_left_as_it_is(session: Session, db: Database) -> None:
     store = session.chat.conversations(OWNER)
     with pytest.raises(PromptError, match="no message to answer yet"):
-        session.chat.go_on(OWNER, store.create().id)
+        session.chat.continue_answer(OWNER, store.create().id)
     ended = session.chat.say(OWNER, None, "hello")
     assert answer(session, ended, wanted(4000, temperature=STOPS)).finish == "eos"
     with pytest.raises(PromptError, match="The model ended this answer"):
-        session.chat.go_on(OWNER, ended)
+        session.chat.continue_answer(OWNER, ended)
     small = Session(Local(backend=ToyBackend(context_length=64), store=DraftingStore(db)), db)
     conversation, full = ask(small, wanted(4000, temperature=0.0))
     assert full.finish == "context"
@@ -400,7 +400,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
     conversation = stopped(session, toy, 8, how)
     before = stored(session, conversation)
     proof = session.history.last[OWNER, conversation]
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
         answer(session, conversation, how)
@@ -411,7 +411,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
 
     monkeypatch.setattr("app.service.revival.PATIENCE", 0.0)
     monkeypatch.setattr(Held, "score", cancelled)
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     with pytest.raises(EngineDied):
         answer(session, conversation, how)
     assert stored(session, conversation) == before
@@ -436,7 +436,7 @@ def test_what_another_cut_leaves_goes_on_as_well(
         return score(self, *arguments, **named)
 
     monkeypatch.setattr(Held, "score", dying)
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     with pytest.raises(EngineDied):
         answer(session, conversation, wanted(50, "plain"))
     monkeypatch.setattr(Held, "score", score)

@@ -199,9 +199,9 @@ def test_what_was_given_up_is_tried_again_after_growing_waits(
     engine.ends = lambda wanted: isinstance(wanted, Load)
     for _ in range(7):
         assert len(later) == 1 and not engine.state.is_loaded
-        outlook = session.revival.outlook
-        assert "one is not loaded" in outlook and "tried again in" in outlook
-        assert "Models tab" not in outlook + "".join(printed)
+        reason = session.revival.not_loaded_reason
+        assert "one is not loaded" in reason and "tried again in" in reason
+        assert "Models tab" not in reason + "".join(printed)
         with pytest.raises(ModelError, match="It is tried again"):
             session.programs.check_loaded()
         seconds, work = later.pop()

@@ -495,7 +495,7 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
         lambda: session.chat.edit(other, conversation, said.id, "hi"),
         lambda: session.chat.again(other, conversation),
         lambda: session.chat.again(other, conversation, said.id),
-        lambda: session.chat.go_on(other, conversation),
+        lambda: session.chat.continue_answer(other, conversation),
         lambda: session.chat.delete(other, conversation),
         lambda: session.chat.delete_message(other, conversation, said.id),
         lambda: session.chat.conversations(other).copy(conversation, said.id),

@@ -190,7 +190,7 @@ def test_another_owners_run_does_not_exist(db: Database, traces: Traces) -> None
             bob.stored_prompt,
             bob.prompt,
             lambda id: bob.extend(id, STEPS),
-            lambda id: bob.go_on(id, STEPS[-1], RUN.parts[0]),
+            lambda id: bob.continue_run(id, STEPS[-1], RUN.parts[0]),
         ):
             with pytest.raises(StorageError, match="There is no run"):
                 act(id)
@@ -451,7 +451,7 @@ def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: T
     assert traces.worths(talk.id) == {}
     traces.prove("gone", found)
     traces.prove(id := traces.save(RUN, talk.id), found)
-    traces.go_on(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
+    traces.continue_run(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
     assert traces.worths(talk.id)[id].proof == {}, "an answer that is continued is another one"
 
 

@@ -26,7 +26,7 @@ from app.http.access import (
     Route,
     address_of,
     check,
-    kept_to_itself,
+    isolated,
     own_cookie,
 )
 from app.http.login import LogIns
@@ -388,7 +388,7 @@ def test_every_answer_forbids_frames_and_foreign_readers(path: str) -> None:
     ],
 )
 def test_what_is_no_page_shows_and_loads_nothing(kind: str, data: bool) -> None:
-    headers = dict(kept_to_itself([(b"Content-Type", kind.encode())], False))
+    headers = dict(isolated([(b"Content-Type", kind.encode())], False))
     policy = headers[b"content-security-policy"].decode()
     assert ("default-src 'none'" in policy) is data and "frame-ancestors 'none'" in policy
     assert headers[b"x-content-type-options"] == b"nosniff"

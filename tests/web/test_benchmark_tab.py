@@ -150,7 +150,7 @@ def test_a_page_that_opens_meanwhile_follows(
     toy.allow(0)
     on.runs.start(OWNER, on.plan(values(on, repeats=5)))
     *_, last = all_of(on.refresh(OWNER, None), toy.allow)
-    assert on.runs.standing is None and last[on.stop_button] == gr.update(visible=False)
+    assert on.runs.status is None and last[on.stop_button] == gr.update(visible=False)
     assert last[on.status] == ""
 
 

@@ -131,7 +131,9 @@ def test_the_exact_prompt_is_told_while_its_model_is_loaded(
     told = on.opened(store, known)[on.read_prompt]
     assert "&lt;|user|&gt;&lt;img src=x" in told and "<img" not in told and "<details" in told
     assert on.opened(store, other)[on.read_prompt] == run_html.UNKNOWN_PROMPT
-    gone_on = store.go_on(known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt)
+    gone_on = store.continue_run(
+        known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt
+    )
     shown = on.opened(store, gone_on)
     assert "It was continued once." in shown[on.title]
     assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"

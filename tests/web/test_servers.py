@@ -185,7 +185,7 @@ def test_a_stream_that_breaks_off_keeps_what_came_and_can_go_on() -> None:
         begun = "".join(f"word-{n} " for n in range(12))
         assert text_of(session, id) == begun
         server.breaks = None
-        session.chat.go_on(OWNER, id)
+        session.chat.continue_answer(OWNER, id)
         update = last(session, id)
         assert server.asked[-1]["continue_final_message"] is True
         assert server.asked[-1]["messages"][-1] == {"role": "assistant", "content": begun}
@@ -198,7 +198,7 @@ def test_a_server_that_cannot_go_on_says_so_and_the_answer_stays() -> None:
         with pytest.raises(ServerError):
             list(session.answering.answer(OWNER, id, COLD))
         before = text_of(session, id)
-        session.chat.go_on(OWNER, id)
+        session.chat.continue_answer(OWNER, id)
         with pytest.raises(ServerError, match="cannot continue an answer"):
             list(session.answering.answer(OWNER, id, COLD))
         assert text_of(session, id) == before != ""

@@ -347,10 +347,10 @@ class BenchmarkTab(Tab):
 
     async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
         looks, drawn, chosen = 0, -1, job.progress.benchmark
-        async for standing in watched(job):
-            shown = {**self.buttons(None), self.status: benchmark_html.status(standing)}
-            if looks % DRAW_EVERY == 0 and standing.done != drawn:
-                drawn = standing.done
+        async for progress in watched(job):
+            shown = {**self.buttons(None), self.status: benchmark_html.status(progress)}
+            if looks % DRAW_EVERY == 0 and progress.done != drawn:
+                drawn = progress.done
                 shown |= await asyncio.to_thread(self.screen, owner, chosen, "", True)
             yield shown
             looks += 1
@@ -366,7 +366,7 @@ class BenchmarkTab(Tab):
 
     def buttons(self, stored: Benchmark | None) -> Updates:
         """Show the buttons that apply now. `stored` is the benchmark on the page."""
-        busy = self.runs.standing is not None
+        busy = self.runs.status is not None
         left = stored is not None and stored.done < stored.runs
         return {
             self.run_button: gr.update(interactive=not busy),

@@ -297,11 +297,11 @@ class Diagnostics(Tab):
     def exact(self, store: Traces, run: Trace) -> str | None:
         if run.fingerprint != self.session.current.info.fingerprint:
             return None
-        begun = store.prompt(run.id)
-        if begun is None or begun[0]:
+        stored = store.prompt(run.id)
+        if stored is None or stored[0]:
             return None
         with suppress(StrataError):
-            return self.session.engine.texts([begun[1]])[0]
+            return self.session.engine.texts([stored[1]])[0]
         return None
 
     def at_step(self, store: Traces, run_id: str, number: int) -> Updates:

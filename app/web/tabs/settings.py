@@ -495,8 +495,8 @@ class Presets(Tab):
         first = self.presets.first(owner, source) if source != model else None
         picked = first.id if first else picked
         shown = self.listed(owner, chosen, picked)
-        begun = self.applied(first) if first and conversation is None else {}
-        return {self.model: source, **shown, **begun}
+        applied = self.applied(first) if first and conversation is None else {}
+        return {self.model: source, **shown, **applied}
 
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
         if conversation is None:
