@@ -102,13 +102,13 @@ def serve(options: Options) -> None:
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
     from engine.servers.client import is_address
-    from storage import leftovers
+    from storage import cleanup
     from storage.database import Database
 
     give_back_large_blocks()
     check_there(options.model)
     with ExitStack() as stack, Database(folder / DATABASE) as database:
-        leftovers.clean(database, folder)
+        cleanup.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
         if is_address(options.model):
@@ -125,9 +125,9 @@ def serve(options: Options) -> None:
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
     from app.api.routes import api_of
     from app.web.gradio_import import import_gradio
-    from storage import leftovers
+    from storage import cleanup
 
-    os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / cleanup.UPLOADS)  # read when imported
     with without_collection():
         with importing():
             import_gradio()
@@ -239,9 +239,9 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     from engine.models.loaders import sampler, settled
     from engine.queue import MOST_WAITING
     from engine.remote import Remote
-    from storage import leftovers
+    from storage import cleanup
 
-    statistics = (folder / leftovers.STATISTICS, ASSETS / "statistics")
+    statistics = (folder / cleanup.STATISTICS, ASSETS / "statistics")
     each = 1 if options.public and options.page else MOST_WAITING
     make = partial(engine_of, statistics, folder / DATABASE, each)
     engine = stack.enter_context(closing(Remote(make)))

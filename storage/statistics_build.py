@@ -359,7 +359,7 @@ def save(
     """Write a complete file that replaces any file at `path`; returns its meta data.
 
     The new file is locked from its first byte until it is complete, so a program that starts in the
-    meantime does not take it for a leftover.
+    meantime does not delete it.
     """
     meta = {
         "format": str(FORMAT),

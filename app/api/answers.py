@@ -9,7 +9,7 @@ from typing import Any
 
 from app.api.figures import AnswerFigures, figures, usage
 from app.api.requests import Completion
-from app.api.running import AnswerStart, News, Over, Piece
+from app.api.running import AnswerEvent, AnswerStart, Over, Piece
 from engine.backends.base import BackendInfo
 from engine.types import Token
 
@@ -104,24 +104,24 @@ class Reply:
         self.id, self.created = PREFIX[self.kind] + secrets.token_hex(12), int(time.time())
         self.choices = [Grown() for _ in completion.requests]
 
-    def take(self, news: News) -> Data | None:
-        """Add one piece of news; returns its chunk for a stream, or None if there is nothing to
+    def take(self, event: AnswerEvent) -> Data | None:
+        """Add an event; returns its chunk for a stream, or None if there is nothing to
         send."""
-        if isinstance(news, AnswerStart):
-            self.info = news.info
+        if isinstance(event, AnswerStart):
+            self.info = event.info
             role = {"role": "assistant", "content": ""}
-            return None if self.kind == "text" else self.chunk(news.choice, "", delta=role)
-        grown = self.choices[news.choice]
-        if isinstance(news, Over):
-            grown.over = news
+            return None if self.kind == "text" else self.chunk(event.choice, "", delta=role)
+        grown = self.choices[event.choice]
+        if isinstance(event, Over):
+            grown.over = event
             last = len(self.answered) == len(self.choices) and not self.completion.usage
             more = figures(self.answered) if last else {}
-            return self.chunk(news.choice, "", news.finish, **more)
-        grown.add(news)
-        if not news.text and not news.reasoning and not (self.with_logprobs and news.tokens):
+            return self.chunk(event.choice, "", event.finish, **more)
+        grown.add(event)
+        if not event.text and not event.reasoning and not (self.with_logprobs and event.tokens):
             return None
-        logprobs = self.logprobs(news)
-        return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
+        logprobs = self.logprobs(event)
+        return self.chunk(event.choice, event.text, reasoning=event.reasoning, logprobs=logprobs)
 
     @property
     def answered(self) -> list[AnswerFigures]:

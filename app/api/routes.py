@@ -109,7 +109,7 @@ PATIENCE = 10.0
 """How many seconds a stream waits for its turn before it sends its headers. An error until then can
 still have its own status."""
 QUIET_SECONDS = 15.0
-"""After how many seconds without news a comment keeps the connection alive."""
+"""After how many seconds without an event a comment keeps the connection alive."""
 ALIVE, DONE = b": waiting\n\n", b"data: [DONE]\n\n"
 GONE = 499
 """The status of an answer that nobody reads, as some web servers use it."""
@@ -266,10 +266,10 @@ class Api:
 
         async def collected() -> Response:
             reply = Reply(running.completion, self.service.engine.state.info)
-            while (news := await running.next()) is not None:
-                if isinstance(news, ApiError):
-                    raise news
-                reply.take(news)
+            while (item := await running.next()) is not None:
+                if isinstance(item, ApiError):
+                    raise item
+                reply.take(item)
             return answer(reply.whole())
 
         work = asyncio.ensure_future(collected())
@@ -282,7 +282,7 @@ class Api:
             work.cancel()
 
     async def stream(self, request: Request, running: Running) -> Response:
-        """The answer as a stream, which begins with the first news or after PATIENCE."""
+        """The answer as a stream, which begins with the first event or after PATIENCE."""
         first = asyncio.ensure_future(running.next())
         if await leaves_before(request, first, PATIENCE):
             first.cancel()
@@ -295,7 +295,7 @@ class Api:
     async def chunks(
         self, running: Running, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream; `coming` is its first news."""
+        """The events of a stream; `coming` is its first event."""
         reply = Reply(running.completion, self.service.engine.state.info)
         try:
             while True:
@@ -303,15 +303,15 @@ class Api:
                 if not coming.done():
                     yield ALIVE
                     continue
-                news = coming.result()
-                if news is None or isinstance(news, ApiError):
+                item = coming.result()
+                if item is None or isinstance(item, ApiError):
                     break
-                if data := reply.take(news):
+                if data := reply.take(item):
                     yield event(data)
                 coming = asyncio.ensure_future(running.next())
-            if isinstance(news, ApiError):  # The status was sent already.
-                self.service.counters.failed(news.status)
-                yield event(problem(news.status, news.message, news.param, news.code))
+            if isinstance(item, ApiError):  # The status was sent already.
+                self.service.counters.failed(item.status)
+                yield event(problem(item.status, item.message, item.param, item.code))
             else:
                 if running.completion.usage:
                     yield event(reply.last())

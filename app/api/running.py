@@ -66,9 +66,9 @@ class Over:
     answered: AnswerFigures
 
 
-News = AnswerStart | Piece | Over
-Arrival = News | ApiError | None
-"""What a running request sends: news, and at its end None or an error."""
+AnswerEvent = AnswerStart | Piece | Over
+Arrival = AnswerEvent | ApiError | None
+"""What a running request sends: its events, and at its end None or an error."""
 
 
 # the work
@@ -176,13 +176,15 @@ class Service:
             self.waiting += waiting
             self.running += running
 
-    def news(self, owner: str, completion: Completion, task: Task) -> Generator[News, None, None]:
+    def events(
+        self, owner: str, completion: Completion, task: Task
+    ) -> Generator[AnswerEvent, None, None]:
         for number, request in enumerate(completion.requests):
             yield from self.choice(number, request, owner, task, completion)
 
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
-    ) -> Generator[News, None, None]:
+    ) -> Generator[AnswerEvent, None, None]:
         texts = self.texts if completion.likeliest is not None else None
         arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
@@ -240,8 +242,8 @@ class Running:
             with self.place, self.service.programs.task_for(self.owner) as task:
                 self.task = task
                 if not self.left.is_set():
-                    with closing(self.service.news(self.owner, self.completion, task)) as news:
-                        for item in news:
+                    with closing(self.service.events(self.owner, self.completion, task)) as events:
+                        for item in events:
                             self.put(item)
         except StrataError as error:
             outcome = api_error(error, self.completion.prompt)

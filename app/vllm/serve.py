@@ -162,7 +162,7 @@ def install(build: str) -> str:
 def attached_of(options: VllmOptions, build: str) -> Attached:
     """The settings of drafting. Raises StrataError if a named file is missing or does not fit."""
     from engine.backends.transformers_tokenizer import tokenizer_fingerprint
-    from storage import leftovers
+    from storage import cleanup
     from storage.statistics import StatisticsTable, find_table
 
     tokenizer = tokenizer_fingerprint(options.model)
@@ -176,7 +176,7 @@ def attached_of(options: VllmOptions, build: str) -> Attached:
                 f"{options.model!r}. Build them for this model: strata-statistics --model ..."
             )
     else:
-        table = find_table(tokenizer, folder / leftovers.STATISTICS, ASSETS / "statistics")
+        table = find_table(tokenizer, folder / cleanup.STATISTICS, ASSETS / "statistics")
     statistics = ""
     if table is not None:
         with closing(table):

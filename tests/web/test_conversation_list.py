@@ -392,7 +392,7 @@ def test_a_page_notices_that_another_one_changed_the_list(
 
     others = session.chat.revision("another", THE_LIST)
     name, number = seen()
-    assert session.change_tokens.places.get(name) == (OWNER, THE_LIST) and seen() == (name, number)
+    assert session.change_tokens.keys.get(name) == (OWNER, THE_LIST) and seen() == (name, number)
     first, second = store.create("first").id, store.create("second").id
     changes: list[Callable[[], object]] = [
         lambda: store.rename(first, "renamed"),
@@ -430,7 +430,7 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     answer = session.generations.find(OWNER, conversation)
     assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
     before = begun[tokens]["watch"]
-    assert session.change_tokens.places.get(before["token"]) == (OWNER, conversation)
+    assert session.change_tokens.keys.get(before["token"]) == (OWNER, conversation)
     seen = talking.shown(OWNER, PAGE, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     unreached = over(talking, answer, 0)

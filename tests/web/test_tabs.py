@@ -265,7 +265,7 @@ def page(session: Session) -> tuple[Any, ...]:
     def build() -> tuple[Any, ...]:
         with gr.Blocks():
             head = gr.HTML()
-            talk = chat.Chat(session, gr.BrowserState({}), gr.State(None))
+            chat_tab = chat.Chat(session, gr.BrowserState({}), gr.State(None))
             pair = compare.Compare(session, gr.BrowserState({}))
             controls = settings.Settings(session, gr.BrowserState({}))
             with gr.Tab("Stack") as tab:
@@ -273,9 +273,9 @@ def page(session: Session) -> tuple[Any, ...]:
             with gr.Tab("Diagnostics") as tab:
                 runs = diagnostics.Diagnostics(session, gr.BrowserState({}), tab)
             event = layout.following(
-                session, head, ["<b>"], talk, pair, runs, controls, drafts, gr.State(None)
+                session, head, ["<b>"], chat_tab, pair, runs, controls, drafts, gr.State(None)
             )
-        parts = {"head": head, "talk": talk, "pair": pair, "runs": runs}
+        parts = {"head": head, "chat_tab": chat_tab, "pair": pair, "runs": runs}
         return *event, SimpleNamespace(**parts, controls=controls, drafts=drafts)
 
     return made(build)
@@ -309,7 +309,7 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "auto"
     assert shown[parts.pair.method]["value"] == "auto"
     assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
-    assert shown[parts.talk.composer.box]["placeholder"] == f"Message {EVIL}"
+    assert shown[parts.chat_tab.composer.box]["placeholder"] == f"Message {EVIL}"
     assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
     kept = follow(before, "context", 60, "plain", None)
     assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
@@ -353,7 +353,7 @@ def test_the_demonstration_model_is_asked_what_it_can_answer(
 ) -> None:
     """It writes grammatical nonsense: no page calls it fluent, or suggests a story."""
     follow, _, outputs, parts = page
-    buttons = parts.talk.examples
+    buttons = parts.chat_tab.examples
 
     def suggested() -> tuple[str, ...]:
         shown = follow(None, "hd", 256, "hd", None)
