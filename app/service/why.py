@@ -438,7 +438,7 @@ def step_of(texts: TokenTexts, step: Step, tree: Sequence[Node] | None, root: in
     times = step.draft_seconds, step.verify_seconds, step.sample_seconds, step.other_seconds
     return {
         "step": step.index,
-        "said": [[t.text, t.source, percent(t.probability)] for t in step.tokens],
+        "tokens": [[t.text, t.source, percent(t.probability)] for t in step.tokens],
         "guesses": None if tree is None else guesses,
         "times": [round(1e6 * seconds) for seconds in times],
         "plain": None if step.plain_seconds is None else round(1e6 * step.plain_seconds),

@@ -167,7 +167,7 @@ def test_the_pages_of_a_replay_hold_the_whole_run(session: Session) -> None:
     text = ""
     for page in pages:
         assert text.endswith(page["lead"]) and page["cut"] == (len(text) > len(page["lead"]))
-        text += "".join(said[0] for step in page["steps"] for said in step["said"])
+        text += "".join(said[0] for step in page["steps"] for said in step["tokens"])
     assert text == "".join(token.text for token in run.tokens)
     for shown, step in zip(steps, run.steps, strict=False):
         found = nodes(step) or ()

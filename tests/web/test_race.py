@@ -56,10 +56,10 @@ def test_what_gains_nothing_is_not_played() -> None:
     for whole in (0.84, 1.0, 1.04, None):
         data = race_value(race_of(0.53, 0.63, whole))
         assert data["state"] == "none" and "lanes" not in data
-        assert "no gain to show" in str(data["told"])
+        assert "no gain to show" in str(data["outcome"])
     why = "checking one guess takes 2.9 times as long as computing a token"
     data = race_value(NoGain(why))
-    assert data["state"] == "none" and why in str(data["told"])
+    assert data["state"] == "none" and why in str(data["outcome"])
 
 
 def test_it_is_told_how_far_the_padded_model_is() -> None:

@@ -169,7 +169,7 @@ class BenchmarkTab(Tab):
             visible=False,
             elem_id="benchmark-text",
         )
-        self.question_count = html(counted(bundled()), elem_id="benchmark-asked")
+        self.question_count = html(counted(bundled()), elem_id="benchmark-count")
         self.most = gr.Number(
             MOST,
             label="How many questions",

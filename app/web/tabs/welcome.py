@@ -86,12 +86,12 @@ def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data
     if isinstance(item, Waiting):
         return {"state": "waiting"}
     if isinstance(item, NoGain):
-        return {"state": "none", "told": f"No race yet: {no_gain(item.why)}"}
+        return {"state": "none", "outcome": f"No race yet: {no_gain(item.why)}"}
     if isinstance(item, Race) and not item.gains:
-        return {"state": "none", "told": outcome(item)}
+        return {"state": "none", "outcome": outcome(item)}
     if isinstance(item, Race):
         lanes = [lane(item.plain), lane(item.fast)]
-        return {"state": "over", "asked": PROMPT, "lanes": lanes, "told": outcome(item)}
+        return {"state": "over", "prompt": PROMPT, "lanes": lanes, "outcome": outcome(item)}
     if item.running is None:
         return {"state": "waiting"}
     plain = item.running.method == PLAIN.name
