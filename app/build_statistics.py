@@ -1,14 +1,15 @@
-"""`strata-statistics FILES`: the statistics tier's file for a model's tokenizer.
+"""`strata-statistics FILES`: builds the file of the statistics tier for a model's tokenizer.
 
 In a checkout: `python -m app.build_statistics FILES`.
 
 Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: chat "messages", "text" or "content" per
 record) and tables (.csv, .parquet: a column of these), also packed (.zip, .xz, .gz, .zst).
-Interrupted, it leaves everything as it was. Of the model its tokenizer is loaded alone.
+Only the tokenizer of the model is loaded. If the command is interrupted, nothing changes.
 
-With `--memory` the texts may be larger than that: they are counted in shards, in a work folder. The
-file is the same. After an interruption, the same command continues where it was. With `--part`
-several hosts count, each a part; the command without it then adds up.
+With `--memory` the texts may exceed the memory: they are counted in shards, in a work folder, and
+the resulting file is the same. After an interruption, the same command continues where it stopped.
+With `--part`, each of several hosts counts a part; the command without `--part` then adds up the
+counts.
 """
 
 import argparse
@@ -97,7 +98,8 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
 
 @contextmanager
 def stage_bar(stages: Sequence[str]) -> Iterator[Progress]:
-    """A progress bar over these stages, as a function to call with a stage and the share done."""
+    """A progress bar over these stages: a function to be called with a stage and the share of it
+    that is done."""
     with tqdm(total=100, desc="Count", bar_format="{l_bar}{bar}| {postfix}") as bar:
 
         def progress(stage: str, done: float) -> None:
@@ -109,7 +111,8 @@ def stage_bar(stages: Sequence[str]) -> Iterator[Progress]:
 
 
 def loaded(source: str) -> Tokenizer:
-    """The tokenizer of a model, downloaded if need be, with a progress bar where it is large."""
+    """The tokenizer of a model. It is downloaded if necessary, with a progress bar if it is
+    large."""
     with tqdm(unit="B", unit_scale=True, desc="Download", leave=False, delay=0.2) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -120,7 +123,7 @@ def loaded(source: str) -> Tokenizer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, build, report. Returns the exit status."""
+    """Parse the command line, build the file and report the result. Returns the exit status."""
     show_any_character()
     options = parsed(arguments)
     try:

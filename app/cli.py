@@ -44,8 +44,8 @@ ENVIRONMENT = {
 }
 """Set before importing the libraries, which read these once; the user's own values stay.
 
-A thread that waits for another one soon leaves its core to it. With the library's usual patience
-two threads on two busy cores write one token in the time in which a single thread writes sixteen
+A thread that waits for another one gives up its core early. With the library's default, two threads
+on two busy cores write one token in the time in which a single thread writes sixteen
 (docs/log.md)."""
 
 
@@ -219,7 +219,8 @@ def show(text: str, secret: bool = False) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import libraries that read the environment. Raises SettingError if they cannot use it."""
+    """Import libraries that read environment variables. Raises SettingError if they cannot use
+    their values."""
     try:
         yield
     except Exception as error:
@@ -265,9 +266,9 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
 
 
 def load(session: "Session", loading: Iterator["Progress"]) -> None:
-    """Load the first model; a bar on the terminal says how far its download and measuring are.
+    """Load the first model, with a progress bar on the terminal.
 
-    Without it the page is still there: it says what is wrong, and can load another one.
+    If that fails, the page still works: it shows the reason, and can load another model.
     """
     from tqdm import tqdm
 

@@ -472,7 +472,7 @@ class Writes:
         self.waiting: deque[tuple[str, Write]] = deque()
         self.lock = threading.Lock()
         self.idle = threading.Event()
-        """Set while no write waits and everybody was told of those that waited."""
+        """Set while no write waits and the owners of earlier ones have been notified."""
         self.idle.set()
 
     @property

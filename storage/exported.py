@@ -1,4 +1,4 @@
-"""A conversation as it is read from a file, and the errors about one that cannot be."""
+"""A conversation that was read from a file, and checks of the values in one."""
 
 import time
 from collections.abc import Mapping, Sequence

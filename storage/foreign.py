@@ -61,7 +61,7 @@ KINDS = (
     (re.compile(r"file|document|attachment|pdf"), FILES),
     (re.compile(r"citation|source"), CITATIONS),
 )
-"""What a part is by its type; the first that fits counts."""
+"""The kind of a part, by its type; the first match counts."""
 COUNTED = {
     **dict.fromkeys(("tool_calls", "toolCalls", "function_call", "toolInvocations"), CALLS),
     **dict.fromkeys(("attachments", "experimental_attachments", "files"), FILES),
@@ -107,10 +107,10 @@ class Turn:
     left: Counter[str] = field(default_factory=Counter)
     continues: bool = False
     links: dict[str, str] = field(default_factory=dict)
-    """What stands for a citation of the text, by its mark."""
+    """The replacement of each citation in the text, by its mark."""
 
     def add(self, content: object) -> None:
-        """Take content in: a text, a part, or a list of parts."""
+        """Add content: a text, a part, or a list of parts."""
         waiting = [content]
         while waiting:
             part = waiting.pop()
@@ -159,7 +159,7 @@ class Turn:
             self.left[what] += len(value) if isinstance(value, list) else 1
 
     def finish(self) -> None:
-        """Take the markup of other programs out of an answer."""
+        """Remove the markup of other programs from an answer."""
         if self.role == "assistant":
             self.texts = [self.cleaned(text) for text in self.texts]
 
@@ -168,7 +168,8 @@ class Turn:
         return "\n".join(text for text in self.texts if text.strip())
 
     def content(self, thoughts: Iterable[str] = ()) -> str:
-        """The message: its files, thinking in the form in which models write it, its own words."""
+        """The message: its files, its thinking in the form in which models write it, and its
+        text."""
         thought = "\n\n".join(each.strip() for each in thoughts if each.strip())
         text = with_thinking(thought, self.own) if thought else self.own
         return "\n\n".join(filter(None, [*self.files, text]))
@@ -206,7 +207,7 @@ class Turn:
         return text if found == text else found.strip()
 
     def cited(self, mark: str) -> str:
-        """What stands for a citation: its link, the name of what it describes, or nothing."""
+        """The replacement of a citation: its link, the name of what it describes, or nothing."""
         if (link := self.links.get(mark.strip())) is not None:
             return f"{mark[: len(mark) - len(mark.lstrip())]}{link}"
         kind, _, rest = mark.strip(" \ue200\ue201").partition("\ue202")
@@ -222,7 +223,7 @@ class Turn:
         return ""
 
     def block(self, text: str, opened: re.Match[str], ends: "Ends") -> tuple[int, str]:
-        """Where a block of markup ends, and what stands for it."""
+        """The end of a block of markup, and its replacement."""
         tag, begin = opened[0].strip(), opened.end()
         if tag == "<details":
             if (close := ends.find(">", begin)) < 0:
@@ -249,7 +250,7 @@ class Turn:
 
 
 class Ends:
-    """Where what begins in a text ends. An end that is missing is searched only once."""
+    """Finds the ends of blocks in a text. A missing end is searched only once."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -290,7 +291,7 @@ BLOCKS = {
 }
 """What Open WebUI, llama.cpp's page and models write around calls of tools and thinking."""
 CALLED = re.compile(r"\s*(?:\{|\[|<function)")
-"""How a call begins within its tag."""
+"""The beginning of a call within its tag."""
 MARKUP = re.compile(
     r"""
       ^[ ]{0,3}(?P<fence>`{3,}|~{3,})
@@ -320,7 +321,7 @@ def unquoted(block: str) -> str:
 
 
 def role_of(item: Mapping[str, Any], name: str) -> str:
-    """The role of a message, in any spelling that is known. Raises StorageError."""
+    """The role of a message, in any known spelling. Raises StorageError."""
     given = item.get("role", item.get("from"))
     role = given.lower() if isinstance(given, str) else ""
     if role not in ROLES and role not in TOOLS:
@@ -330,8 +331,8 @@ def role_of(item: Mapping[str, Any], name: str) -> str:
 
 
 def plain_turn(item: object, name: str) -> Turn:
-    """A message as programs send it to a model, in the forms of OpenAI, Anthropic, Ollama and
-    ShareGPT. Raises StorageError for one that is none."""
+    """A message as programs send it to a model, in the format of OpenAI, Anthropic, Ollama or
+    ShareGPT. Raises StorageError for anything else."""
     if isinstance(item, StorageError):
         raise item
     if not isinstance(item, dict):
@@ -367,7 +368,7 @@ LISTS = ("messages", "conversations", "conversation", "items")
 
 
 def reader_of(entry: Mapping[str, Any]) -> Callable[[Any], Export] | None:
-    """What reads a conversation of another program; None if it has no form that is known."""
+    """The reader for a conversation of another program; None if its format is unknown."""
     if "mapping" in entry:
         return read_chatgpt
     if "conv" in entry:
@@ -407,7 +408,7 @@ def read_chatgpt(entry: dict[str, Any]) -> Export:
 
 
 def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
-    """None for the root, and for empty notes of the system."""
+    """A message; None for the root and for empty system messages."""
     message = node.get("message")
     if message is None:
         return None
@@ -498,7 +499,7 @@ def _open_webui_turn(item: object, name: str = "a message") -> Timed:
 
 
 def _complete(turn: Turn, written: Turn) -> None:
-    """Add what the items that a model wrote say more than the content."""
+    """Use the items that the model wrote in place of the content if they contain all of it."""
     content, items = (" ".join(each.own.split()) for each in (turn, written))
     if content in items:
         turn.texts = written.texts
@@ -509,7 +510,7 @@ def _complete(turn: Turn, written: Turn) -> None:
 
 
 def _attach(turn: Turn, file: object, text: object) -> None:
-    """A file of a message: its text, or that it is left out."""
+    """Attach the text of a message's file, or count the file as left out."""
     kind, name = inside(file, "type"), inside(file, "name")
     if isinstance(text, str) and text.strip():
         turn.files.append(attached(name if isinstance(name, str) else "file", text))

@@ -1,4 +1,5 @@
-"""Makes a statistics file from tokenized documents: count, rank, select, rename into place.
+"""Makes a statistics file from tokenized documents: counts n-grams, ranks them, and selects the
+best.
 
 All windows of WINDOW tokens are sorted once; then every n-gram up to that length is a run of
 neighbouring rows, and its count is the length of that run. A next token is kept under a key if it

@@ -2,7 +2,7 @@
 
 Muon for the matrices inside the layers, AdamW for embeddings and norms, both torch's own; a
 learning rate that rises, stays and decays (WSD). A checkpoint holds all that the loop needs, so a
-run that was stopped goes on exactly where it was.
+run that was stopped continues exactly where it stopped.
 """
 
 import argparse

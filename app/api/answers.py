@@ -16,7 +16,7 @@ from engine.types import Token
 LEAST = -9999.0
 """The reported logarithm of a probability of 0."""
 BYTES = "bytes:"
-"""What stands before the bytes of a token in texts."""
+"""The prefix of a token that is written as bytes, in the answers to text requests."""
 WHOLE = {"chat": "chat.completion", "text": "text_completion"}
 CHUNK = {"chat": "chat.completion.chunk", "text": "text_completion"}
 PREFIX = {"chat": "chatcmpl-", "text": "cmpl-"}
@@ -32,7 +32,8 @@ def escaped(piece: bytes) -> str:
 
 
 def written(piece: bytes, prefix: str = "") -> str:
-    """A token as a text; one that is only a part of a character by the numbers of its bytes."""
+    """A token as text. One that is only a part of a character is written as the numbers of its
+    bytes."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -140,7 +141,7 @@ class Reply:
         return self.head(WHOLE) | {"choices": choices, **self.totals()}
 
     def last(self) -> Data:
-        """The chunk after all choices, with the figures."""
+        """The chunk after all choices, with the metrics."""
         return self.head(CHUNK) | {"choices": [], **self.totals()}
 
     def totals(self) -> Data:

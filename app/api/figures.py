@@ -190,7 +190,7 @@ class Histogram:
 
 
 class Counters:
-    """Of all answers to programs. Any thread may count."""
+    """The counters of all answers to programs. Any thread may count."""
 
     def __init__(self) -> None:
         self.totals: defaultdict[str, Totals] = defaultdict(Totals)
@@ -212,7 +212,8 @@ class Counters:
             self.refused[status] += 1
 
     def text(self, waiting: int, running: int, model: str) -> str:
-        """All of it in Prometheus' format; `model` is the loaded one, "" for none."""
+        """All counters in Prometheus' format; `model` is the name of the loaded model, "" if there
+        is none."""
         with self.lock:
             return "\n".join([*self.lines(waiting, running, model), ""])
 
@@ -285,7 +286,7 @@ def family(name: str, kind: str, description: str, samples: Samples) -> Iterator
 def counter(
     name: str, description: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
 ) -> Iterator[str]:
-    """What only grows, by model; where there is a label, by its values as well."""
+    """A metric that only grows, by model and, if there is a `label`, by its values."""
     samples = [
         ({"model_name": model, label: str(value)} if label else {"model_name": model}, n)
         for model, values in models.items()
@@ -295,7 +296,7 @@ def counter(
 
 
 def histogram(name: str, description: str, known: Mapping[str, Histogram]) -> Iterator[str]:
-    """Durations by model: each class counts all that were no longer."""
+    """Durations by model: each class counts all durations up to its bound."""
     yield f"# HELP {name} {description}"
     yield f"# TYPE {name} histogram"
     for model, found in known.items():

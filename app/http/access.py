@@ -124,15 +124,16 @@ class Hosts:
         self.everywhere = is_wildcard(host)
 
     def share(self, address: str) -> None:
-        """Let in by this address too: a link that others were given."""
+        """Also accept this address, a link that others were given."""
         parts = urlsplit(address)
         self.origins[parts.netloc.lower()] = f"{parts.scheme}://{parts.netloc.lower()}"
 
     def origin(self, host: str) -> str | None:
         """The origin of a page opened under this Host; None for a name that is not ours.
 
-        A server that listens on all addresses cannot know how it is reached, so all of them
-        will do: no foreign page can be of an origin that is an address of this machine.
+        A server that listens on all addresses cannot know by which one it is reached, so it accepts
+        every numeric address: no foreign page can have an origin that is an address of this
+        machine.
         """
         host = host.lower()
         if self.everywhere and host not in self.origins and is_address(host, self.port):

@@ -145,7 +145,7 @@ class Head(Sized):
 class Entry(Listed):
     """A family: the target, its drafts from the smallest on, and those suggested to begin with.
 
-    `alone` says why it has no draft models, "" where it has some. The databases draft for any.
+    `alone` says why it has no draft models, "" if it has some. The databases draft for every model.
     """
 
     name: Text
@@ -188,7 +188,7 @@ class Entry(Listed):
         return replace(need, weights=need.weights + (self.head.bytes if self.head else 0))
 
     def need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
-        """What the target with its head and the suggested stack take together."""
+        """The memory that the target with its head and the suggested stack take together."""
         needs = [model.need(context_length, device, half) for model in self.stack]
         needs.append(self.alone_need(context_length, device, half))
         return Need(

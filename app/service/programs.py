@@ -23,8 +23,8 @@ from engine.types import Learned, Prefill, Step
 from storage.api_keys import ApiKey, ApiKeys
 
 MOST_EACH = 8
-"""The most requests of one owner that are read, wait or run at once, so that the queue has room for
-the page's owner."""
+"""The most requests of one owner that are being read, waiting or running at the same time, so that
+the queue keeps room for the page's owner."""
 ProgramEvent = Waiting | Started | Prefill | Step | Learned
 """The events of an answer that a program gets."""
 

@@ -126,7 +126,7 @@ def waiting_line(waiting: Waiting) -> str:
 
 
 EXACT = " The logits of this model have the same bits with and without drafts."
-"""Said of models that are `exact`."""
+"""The sentence for models that are `exact`."""
 
 
 def proof_line(proof: Proof, exact: bool = False) -> str:
