@@ -32,8 +32,8 @@ DATA_HELP = "where conversations and databases are kept"
 class Options:
     """A checked command line. `made_up` says that Strata made the password.
 
-    A `model` of "" is the demonstration model. `page` says whether the page is served, `api` whether
-    other programs may use the API, and `origins` lists the origins of foreign pages that may use it.
+    A `model` of "" is the demonstration model. `page` says whether the page is served, and `api`
+    whether other programs may use the API. `origins` are the origins of foreign pages that may.
     """
 
     model: str
@@ -147,7 +147,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         default=[],
         type=origin,
         metavar="ORIGIN",
-        help="let pages of another origin, such as http://localhost:3000, ask the API with a key",
+        help="let pages of another origin, such as http://localhost:3000, use the API with a key",
     )
     add("--version", action="version", version=f"strata {__version__}")
     return parser

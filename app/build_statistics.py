@@ -190,25 +190,27 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the field or column of the texts (default: messages, text or content)",
     )
     parser.add_argument("--title", help="what the texts are (default: the names of the files)")
-    parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
+    parser.add_argument(
+        "--size", type=float, default=64.0, help="the approximate size of the file in megabytes"
+    )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=MOST_TOKENS,
-        help="without --memory: read no more (needs 80 bytes each)",
+        help="without --memory: the most to read (each takes 80 bytes of memory)",
     )
     parser.add_argument(
         "--fewest",
         type=int,
         default=FEWEST,
-        help="keep what followed so often; 1 suits a few megabytes of text",
+        help="how often a token must follow a key to be kept; 1 suits a few megabytes of text",
     )
     large = parser.add_argument_group(
-        "texts larger than memory", 'What they need: pip install "strata-chat[cluster]"'
+        "texts larger than memory", 'This needs: pip install "strata-chat[cluster]"'
     )
     large.add_argument("--memory", type=float, help="gigabytes of memory that counting may take")
     large.add_argument(
-        "--work-dir", type=Path, help="where shards are kept meanwhile (default: beside the file)"
+        "--work-dir", type=Path, help="where shards are kept meanwhile (default: next to the file)"
     )
     large.add_argument(
         "--shards",

@@ -62,7 +62,7 @@ MOST_WAITING = 1000
 """The most writes that may wait; further ones are not stored."""
 PAUSE = 0.5
 """Seconds between two attempts to store the waiting writes."""
-DROPPED = "Too much waits to be stored, so what the last answer taught is forgotten."
+DROPPED = "Too many writes are waiting, so what was learned from the last answer is forgotten."
 STORED = "The database is not locked any more. Everything that waited is stored."
 Write = Callable[[], object]
 T = TypeVar("T")
@@ -483,9 +483,9 @@ class Writes:
             return ""
         name = self.database.path.name if self.database.path else "in memory"
         return (
-            f"The database {name} is locked by another program. Answers go on, and what they said "
-            "and taught is stored as soon as that program lets go. Close it before you close "
-            "Strata, or that is lost."
+            f"The database {name} is locked by another program. Answers continue. They, and "
+            "what was learned from them, are stored once it is unlocked. Close that program before "
+            "you close Strata, or they are lost."
         )
 
     def do(self, owner: str, write: Write) -> None:
@@ -556,7 +556,7 @@ class Writes:
             except StorageError as error:
                 self.tell(owner, str(error))
             except Exception:
-                log.exception("What waited to be stored could not be.")
+                log.exception("A waiting write could not be stored.")
             owners.add(owner)
             with self.lock:
                 self.waiting.popleft()
@@ -567,7 +567,7 @@ class Writes:
         try:
             self.report(owner, notice)
         except Exception:
-            log.exception("A notice of what waited to be stored could not be given.")
+            log.exception("A notice about stored writes could not be delivered.")
 
 
 def _unknown_format(path: Path) -> str:

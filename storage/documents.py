@@ -315,7 +315,7 @@ def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docume
     content = lines.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise StorageError(
-            f"The file {name!r} is larger than {MOST_JSON >> 20} MiB, which is the most of one "
+            f"The file {name!r} is larger than {MOST_JSON >> 20} MiB, the limit for one "
             "JSON value. Save it as JSON lines, a value per line."
         )
     with understood(f"The file {name!r}"):

@@ -207,7 +207,7 @@ class StatisticsTable:
             (verdict,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
             (keys,) = self.connection.execute("SELECT count(followers) FROM grams").fetchone()
             if verdict != "ok" or keys != int(self.meta["keys"]):
-                counts = f"{keys:,} keys are there, {self.meta['keys']} should be"
+                counts = f"it has {keys:,} keys, and should have {self.meta['keys']}"
                 raise ValueError(str(verdict) if verdict != "ok" else counts)
         except (sqlite3.Error, ValueError) as error:
             raise StorageError(

@@ -252,27 +252,35 @@ class Counters:
             name = f"vllm:spec_decode_num_{total}_tokens_total"
             yield from counter(name, f"{description} tokens.", sums)
         for name, description, known in (
-            ("vllm:time_to_first_token_seconds", "From asking to the first token.", self.first),
-            ("vllm:e2e_request_latency_seconds", "From asking to the end.", self.whole),
+            (
+                "vllm:time_to_first_token_seconds",
+                "Seconds from the request to the first token.",
+                self.first,
+            ),
+            (
+                "vllm:e2e_request_latency_seconds",
+                "Seconds from the request to its end.",
+                self.whole,
+            ),
         ):
             yield from histogram(name, description, known)
 
 
 SUMS = (
-    ("vllm:prompt_tokens_total", "Tokens of prompts.", "prompt"),
-    ("vllm:generation_tokens_total", "Tokens that were said.", "emitted"),
-    ("vllm:prefix_cache_queries_total", "Tokens of prompts looked for in the cache.", "prompt"),
-    ("vllm:prefix_cache_hits_total", "Tokens of prompts found in the cache.", "cached"),
+    ("vllm:prompt_tokens_total", "Prompt tokens.", "prompt"),
+    ("vllm:generation_tokens_total", "Generated tokens.", "emitted"),
+    ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", "prompt"),
+    ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", "cached"),
     ("vllm:spec_decode_num_drafts_total", "Steps that drafted.", "drafts"),
     ("strata_forwards_total", "Steps of the model, plain ones included.", "forwards"),
-    ("strata_prompt_seconds_total", "Reading prompts.", "prompt_seconds"),
-    ("strata_decode_seconds_total", "Decoding.", "decode_seconds"),
+    ("strata_prompt_seconds_total", "Seconds of reading prompts.", "prompt_seconds"),
+    ("strata_decode_seconds_total", "Seconds of decoding.", "decode_seconds"),
     (
         "strata_plain_seconds_total",
-        "What plain decoding would have taken for the answers of which that is known.",
+        "Seconds that plain decoding would have taken, for answers with an estimate.",
         "plain_seconds",
     ),
-    ("strata_compared_seconds_total", "What these answers took.", "compared_seconds"),
+    ("strata_compared_seconds_total", "Seconds that these answers took.", "compared_seconds"),
 )
 
 

@@ -86,10 +86,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported parameters, and the values with which they do not change the answer, besides null."""
 NOT_HERE = {
-    "tools": "Tools are not supported: ask for text, and read it yourself.",
-    "functions": "Functions are not supported: ask for text, and read it yourself.",
-    "response_format": "Only text is answered: say in a message what form you want.",
-    "echo": "The prompt is not repeated: you have it.",
+    "tools": "Tools are not supported. Ask for text, and parse it yourself.",
+    "functions": "Functions are not supported. Ask for text, and parse it yourself.",
+    "response_format": "Only text is supported. Describe the format that you want in a message.",
+    "echo": "The prompt is not repeated, because you have it.",
 }
 
 

@@ -215,7 +215,7 @@ class Api:
         await self.gate.enter(request)
         name, loaded = request.path_params["model"], self.service.engine.state.is_loaded
         if not loaded or name != self.service.engine.state.info.name:
-            message = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
+            message = f"There is no model {name[:80]!r}. GET /v1/models lists the loaded one."
             raise ApiError(404, message, "model", "model_not_found")
         return answer(self.description())
 

@@ -249,7 +249,7 @@ class Running:
             outcome = api_error(error, self.completion.prompt)
         except Exception:
             log.exception("An answer to a program broke off.")
-            outcome = ApiError(500, "The answer broke off for a reason that is in the log.")
+            outcome = ApiError(500, "The answer broke off; the log says why.")
         self.put(outcome)
 
     def put(self, item: Arrival) -> None:

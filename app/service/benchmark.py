@@ -139,7 +139,7 @@ class BenchmarkRuns:
             )
         if stored.version != __version__:
             raise SettingError(
-                f"This benchmark was begun with version {stored.version}, and this is "
+                f"This benchmark was started with version {stored.version}, and this is "
                 f"{__version__}: their figures do not mix. Start a new one."
             )
         job = self.slot.take(

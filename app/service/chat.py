@@ -188,7 +188,7 @@ class Chat:
             *_, old = store.messages(conversation_id, pieces=False, to=message_id)
             if old.role != "user":
                 raise PromptError(
-                    "Only what you said can be edited. Answer the message before it again instead."
+                    "Only your own messages can be edited. Regenerate the answer instead."
                 )
             message = store.append(conversation_id, "user", text, version_of=message_id)
             store.show(conversation_id, message.id)
@@ -310,7 +310,7 @@ class Chat:
         messages = store.messages(conversation_id, pieces=False)
         first = [message for message in messages if message.content.strip()][:2]
         if not first:
-            raise PromptError("Nothing was said in this conversation yet. Write something first.")
+            raise PromptError("This conversation has no messages yet. Write something first.")
         texts = (each.content if each.role == "user" else answer_of(each.content) for each in first)
         quoted = "\n\n".join(text.strip()[:QUOTED] for text in texts)
         thinking = False if self.engine.state.info.can_think else None

@@ -359,7 +359,7 @@ class Background:
             with self.changed:
                 self.checks.appendleft(check)
         else:
-            self.store(check, found or skipped("The model was wanted for other things."))
+            self.store(check, found or skipped("Other requests needed the model."))
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""

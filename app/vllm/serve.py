@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str]) -> VllmOptions:
     parser = argparse.ArgumentParser(
         prog=f"strata {VLLM}",
         description="Serves a model with vLLM, drafting from Strata's databases.",
-        epilog="Everything behind -- goes to vLLM's server as it is.",
+        epilog="Everything after -- is passed to vLLM's server unchanged.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder with a transformers model, or a Hugging Face id")
@@ -96,8 +96,8 @@ def parse(arguments: Sequence[str]) -> VllmOptions:
         type=names,
         default=",".join(TIERS),
         metavar="NAMES",
-        help="which draft (default: %(default)s). All who ask share what the model said before: "
-        "leave out model where that must not be",
+        help="the databases that draft (default: %(default)s). All clients share past answers; "
+        "leave out model to prevent that",
     )
     add(
         "--rows",
@@ -126,8 +126,8 @@ def run(arguments: Sequence[str]) -> None:
     attached = attached_of(options, build)
     if not plugged():
         print(
-            "strata: this checkout is not installed here, so GET /strata is not there. Install "
-            f"it beside vLLM: pip install --no-deps {root()}",
+            "strata: this checkout is not installed here, so GET /strata is not available. Install "
+            f"it next to vLLM: pip install --no-deps {root()}",
             file=sys.stderr,
         )
     Learned(attached, writes=False).prepare()

@@ -220,7 +220,7 @@ def comparison(one: Report, other: Report) -> str:
             cells += [show(value) if value else DASH for value in (now, past)]
             cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
         rows.append(cells)
-    return f"{text}{table(f'Beside {title(other.benchmark)}', titles, rows)}"
+    return f"{text}{table(f'Compared with {title(other.benchmark)}', titles, rows)}"
 
 
 def percent(share: float, sign: str = "") -> str:

@@ -99,7 +99,7 @@ def brand(model: str, **more: object) -> str:
 def facts_of(session: Session) -> list[str]:
     info = session.current.info
     if info.server is not None:
-        length = f"{info.context_length:,}" if info.context_length else "not told"
+        length = f"{info.context_length:,}" if info.context_length else "not reported"
         return [f"on the server {info.server.host}", f"context {length}"]
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]

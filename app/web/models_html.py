@@ -88,7 +88,7 @@ def runner(info: BackendInfo, source: str) -> str:
 
 
 def served(info: BackendInfo, source: str) -> str:
-    length = f"{info.context_length:,} tokens" if info.context_length else "not told"
+    length = f"{info.context_length:,} tokens" if info.context_length else "not reported"
     listed = [("model", info.name), ("context", length), ("from", source)]
     return loaded_card(info, listed, (), info.note)
 

@@ -265,7 +265,7 @@ def outcome(trials: Sequence[Trial]) -> str:
     if not trials:
         return fine_print(
             "Measure answers the same prompts with plain decoding, each draft model and the best "
-            "plans. The chart then shows these times beside the predicted ones."
+            "plans. The chart then shows these times next to the predicted ones."
         )
     fastest = max(trials, key=lambda trial: trial.speedup.whole or 0.0)
     checked = [trial for trial in trials[1:] if trial.same_text]

@@ -65,7 +65,7 @@ function copiedFrom(place, run) {
   mark.textContent = oneLine(place.copied);
   words.append(oneLine(place.before), mark, oneLine(place.after));
   const turn = drawn.find(({ key }) => key === place.key);
-  const where = !turn ? "above" : turn.role === "user" ? "what you said"
+  const where = !turn ? "above" : turn.role === "user" ? "your message"
     : turn.run.id === run ? "this answer" : "an earlier answer";
   return ["Copied from " + where + ": ", words, " "];
 }

@@ -344,7 +344,7 @@ def test_a_benchmark_of_another_version_does_not_go_on(
 ) -> None:
     found = made(session, plan())
     monkeypatch.setattr(benchmark, "__version__", "0.2.0")
-    with pytest.raises(SettingError, match="begun with version"):
+    with pytest.raises(SettingError, match="started with version"):
         session.benchmarks.resume(OWNER, found.benchmark.id)
 
 

@@ -309,9 +309,9 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
             put("8", "target", "layers", 0, "count"),
             "layers[0].count cannot be '8'. Give a whole number",
         ),
-        (put(1000, "drafts", 0, "parameters"), "are not smaller ones in the order"),
-        (put(["Tiny"], "stack"), "The stack (Tiny) is not some of its drafts"),
-        (put("it is small", "alone"), "has to have drafts, or in 'alone' the reason"),
+        (put(1000, "drafts", 0, "parameters"), "must be smaller than the target, in the order"),
+        (put(["Tiny"], "stack"), "The stack (Tiny) must be some of its drafts"),
+        (put("it is small", "alone"), "Give drafts, or in 'alone' the reason"),
         (put({"name": "MTP", "bytes": 7}, "head"), "one of 'bytes' and 'bytes_are'"),
         (put(None, "head"), "Leave it out"),
     ],
@@ -326,7 +326,7 @@ def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words:
 
 def test_a_family_without_drafts_has_to_say_why() -> None:
     alone = {**ENTRY, "drafts": [], "stack": []}
-    with pytest.raises(ModelError, match="the reason why it has none"):
+    with pytest.raises(ModelError, match="the reason for having none"):
         parse([alone])
     (each,) = parse([{**alone, "alone": "it is small"}])
     assert each.alone and each.need(9) == each.target.need(9)

@@ -153,7 +153,7 @@ def test_a_program_is_told_in_the_header_and_in_health(db: Database, other: Othe
                 health = client.get("/health")
                 assert health.status_code == 200 and health.json()["status"] == "ok"
                 assert health.json()["storage"]["status"] == "locked"
-                assert "Close it before you close Strata" in health.json()["storage"]["message"]
+                assert "Close that program before you close Strata" in health.json()["storage"]["message"]
                 assert str(db.path) not in health.text and "strata.db" in health.text
                 other.let_go()
                 assert stored(server.session)

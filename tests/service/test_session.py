@@ -463,7 +463,7 @@ def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None
         session.chat.edit(OWNER, conversation, other, " ")
     shown, answered_ = store.messages(conversation)
     assert shown.id == other and shown.versions == (said.id, other)
-    with pytest.raises(PromptError, match="Only what you said"):
+    with pytest.raises(PromptError, match="Only your own messages"):
         session.chat.edit(OWNER, conversation, answered_.id, "no")
     store.show(conversation, said.id)
     assert texts(session, conversation) == before

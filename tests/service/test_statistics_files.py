@@ -249,7 +249,7 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: path.write_bytes(b""), "cannot be used"),
     (damaged, "damaged|cannot be used"),
     (sql('CREATE TABLE "x\'; DROP TABLE meta; --" (a)'), "other tables"),
-    (sql("DELETE FROM grams WHERE key % 2"), "should be"),
+    (sql("DELETE FROM grams WHERE key % 2"), "should have"),
     (sql("UPDATE meta SET value = 'other' WHERE name = 'tokenizer'"), "another tokenizer"),
     (sql("UPDATE meta SET value = '7' WHERE name = 'vocabulary'"), "is for 7 tokens"),
 ]
@@ -298,7 +298,7 @@ def test_a_copy_comes_back_as_it_was(
     files.remove()
     assert session.current.statistics is None and memory(session).statistics is None
     assert left(folder) == [] and not files.own()
-    with pytest.raises(StorageError, match="no file to copy"):
+    with pytest.raises(StorageError, match="no file for this model to copy"):
         files.copy_to(tmp_path / "x")
     files.take_in(copy)
     assert (folder / f"bytes{SUFFIX}").read_bytes() == copy.read_bytes()

@@ -132,7 +132,7 @@ def test_a_benchmark_from_the_page_and_again_beside_itself(
     newest, oldest = (each.id for each in on.runs.store(OWNER).list())
     assert oldest == stored.id
     beside = str(on.compare_with(OWNER, newest, oldest)[on.result])
-    assert "Beside" in beside and "Not the same" not in beside
+    assert "Compared with" in beside and "Not the same" not in beside
     (row, _) = on.all(OWNER, newest)[on.history]  # type: ignore[misc]
     assert row[4] == "4 of 4" and row[-1].startswith("Plain decoding, This chat only")
     event: Any = SimpleNamespace(index=[1, 0])

@@ -90,4 +90,4 @@ def test_the_outcome_is_told_as_it_is() -> None:
     assert "(0.71×). That is no gain to show" in slower and "as fast" not in slower
     unknown = outcome(race_of(1.0, 0.9, None))
     assert "×" not in unknown
-    assert "part at token 4" in outcome(race_of(1.0, 0.5, 1.5, identical=False))
+    assert "diverge at token 4" in outcome(race_of(1.0, 0.5, 1.5, identical=False))

@@ -124,7 +124,7 @@ def outcome(race: Race) -> str:
     found = race.verdict
     if found.identical:
         return text + f"Both say the same, all {found.tokens:,} tokens."
-    return text + f"The texts part at token {found.position:,}, where rounding decided."
+    return text + f"The texts diverge at token {found.position:,}, where rounding decided."
 
 
 def ratio(race: Race) -> str:
