@@ -102,8 +102,8 @@ def test_a_stream_says_the_same_by_every_method(program: openai.OpenAI, speculat
     assert last.model_extra["timings"]["predicted_n"] >= len(between)
     method = last.model_extra["strata"]["method"]
     named = {None: "auto", False: "plain", "lookup": "lookup"}
-    asked = speculative["method"] if isinstance(speculative, dict) else named[speculative]
-    assert method == asked
+    requested = speculative["method"] if isinstance(speculative, dict) else named[speculative]
+    assert method == requested
 
 
 def test_usage_comes_in_a_chunk_of_its_own(program: openai.OpenAI) -> None:
@@ -174,8 +174,8 @@ def test_probabilities_are_the_model_s_own(program: openai.OpenAI) -> None:
         beside = {each.token: each.logprob for each in entry.top_logprobs}
         assert beside.get(entry.token, entry.logprob) == pytest.approx(entry.logprob)
     text, chunks = streamed(program, logprobs=True, max_tokens=12)
-    told = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
-    assert "".join(entry.token for entry in told) == text
+    logprobs = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+    assert "".join(entry.token for entry in logprobs) == text
 
 
 def test_texts_are_gone_on_with(program: openai.OpenAI) -> None:
@@ -418,7 +418,7 @@ def test_wrong_keys_wait_longer_and_longer_and_right_ones_do_not(
 def test_the_switch_counts_where_nobody_else_can_come_in(db: Database) -> None:
     from app.service.programs import Programs
 
-    for guests, switched, asked, on in (
+    for guests, switched, always, on in (
         (False, False, False, False),
         (False, True, False, True),
         (False, False, True, True),
@@ -428,7 +428,7 @@ def test_the_switch_counts_where_nobody_else_can_come_in(db: Database) -> None:
         session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db, guests=guests)
         programs: Programs = session.programs
         programs.keys.switch(switched)
-        programs.always = asked
+        programs.always = always
         assert programs.on is on
         session.engine.close()
 
@@ -709,7 +709,7 @@ def test_who_asks_too_often_is_told_to_come_later_and_openai_s_client_does(
 ) -> None:
     server, model = held
     with server.client() as client, ThreadPoolExecutor(MOST_EACH + 1) as pool:
-        asked = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
+        futures = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
         assert soon(lambda: server.session.programs.asking["api"] == MOST_EACH)
         for stream in (False, True):
             found = ask(client, text="one more", stream=stream)
@@ -725,7 +725,7 @@ def test_who_asks_too_often_is_told_to_come_later_and_openai_s_client_does(
             assert soon(lambda: bool(refused.search(client.get("/metrics").text)))
             model.go.set()
             assert later.result().choices[0].message.content is not None
-        assert {each.result().status_code for each in asked} == {200}
+        assert {each.result().status_code for each in futures} == {200}
 
 
 def test_many_programs_at_once_are_answered_in_order_and_right(server: Served) -> None:
@@ -745,10 +745,10 @@ def test_many_programs_at_once_are_answered_in_order_and_right(server: Served) -
             parts = [json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines]
             return "".join(parts)
 
-    wanted = {(n, q): one(n, q) for n in range(6) for q in range(4)}
+    expected = {(n, q): one(n, q) for n in range(6) for q in range(4)}
     with ThreadPoolExecutor(24) as pool:
-        asked = {key: pool.submit(one, *key, stream=sum(key) % 2 == 0) for key in wanted}
-        assert {key: each.result() for key, each in asked.items()} == wanted
+        futures = {key: pool.submit(one, *key, stream=sum(key) % 2 == 0) for key in expected}
+        assert {key: each.result() for key, each in futures.items()} == expected
     assert not server.session.programs.asking and not server.session.tasks.known
     for key, _ in keys:
         server.session.programs.revoke(key.id)

@@ -294,7 +294,7 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (drop("maker"), "in the entry 'Family', maker is missing"),
         (drop("name"), "in the entry None, name is missing"),
@@ -316,12 +316,12 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (put(None, "head"), "Leave it out"),
     ],
 )
-def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words: str) -> None:
+def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], expected: str) -> None:
     damaged = copy.deepcopy(ENTRY)
     change(damaged)
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         parse([damaged])
-    assert words in str(told.value) and "catalogue.json" in str(told.value)
+    assert expected in str(caught.value) and "catalogue.json" in str(caught.value)
 
 
 def test_a_family_without_drafts_has_to_say_why() -> None:

@@ -35,7 +35,7 @@ def info(**changes: object) -> BackendInfo:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "depth", "words"),
+    ("leaves", "depth", "expected"),
     [
         (None, None, "several guesses per token"),
         (8, None, "several guesses per token, up to 8 branches"),
@@ -47,10 +47,10 @@ def info(**changes: object) -> BackendInfo:
     ],
 )
 def test_the_form_of_what_the_databases_draft(
-    leaves: int | None, depth: int | None, words: str
+    leaves: int | None, depth: int | None, expected: str
 ) -> None:
     databases, head, models = drafters(info(leaves=leaves, depth=depth))
-    assert (databases.name, databases.how, databases.problem) == ("databases", words, "")
+    assert (databases.name, databases.how, databases.problem) == ("databases", expected, "")
     assert (head.how, head.problem) == ("", NO_HEAD)
     assert (models.how, models.problem) == ("", NO_MODELS)
 

@@ -186,10 +186,10 @@ def test_a_model_that_is_added_while_the_others_are_read_is_listed(
 def test_what_does_not_fit_is_refused_before_it_is_loaded(session: Session, shelf: Shelf) -> None:
     shelf.free = 31
     session.stacks.load(shelf.sources("small"))
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         session.stacks.load(shelf.sources("small", "mid", "large"))
-    assert "need 52 B (mid 21 B, large 31 B), and 31 B are free on cpu" in str(told.value)
-    assert "Choose fewer or smaller" in str(told.value)
+    assert "need 52 B (mid 21 B, large 31 B), and 31 B are free on cpu" in str(caught.value)
+    assert "Choose fewer or smaller" in str(caught.value)
     assert list(session.stacks.drafts) == ["small"] and shelf.loads == 1
     session.stacks.load(shelf.sources("small", "mid"))
     assert list(session.stacks.drafts) == ["small", "mid"]
@@ -375,11 +375,11 @@ def test_nothing_is_profiled_without_models(session: Session) -> None:
 
 
 def test_a_plan_that_is_none_is_refused_and_not_remembered(stacks: Stacks) -> None:
-    for spec, words in (
+    for spec, expected in (
         ("mid@4/small@8", "out of order"),
         ("large@4", "is unknown"),
     ):
-        with pytest.raises(SettingError, match=words):
+        with pytest.raises(SettingError, match=expected):
             stacks.choose(spec, SAMPLING, Drafting(), False)
     assert stacks.spec == "" and stacks.store.chosen("toy") is None
 
@@ -607,9 +607,9 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
 
 def took(tokens: int, seconds: float, plain: float, model: str = "small") -> list[Step]:
     """A step of an answer in which a draft model drafted."""
-    said = tuple(Token(97, at, "target") for at in range(tokens))
+    emitted = tuple(Token(97, at, "target") for at in range(tokens))
     looked = {DRAFT + model: 1e-6}
-    return [Step(0, said, verify_seconds=seconds, look_ups=looked, plain_seconds=plain)]
+    return [Step(0, emitted, verify_seconds=seconds, look_ups=looked, plain_seconds=plain)]
 
 
 def test_an_answer_that_draft_models_drafted_for_corrects_the_profile(

@@ -78,16 +78,16 @@ def test_a_stop_that_comes_while_the_engine_is_asked_ends_that_too() -> None:
 
 def test_a_run_that_goes_on_after_its_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.service.jobs.HUNG_SECONDS", 0.01)
-    told = threading.Event()
-    tasks = Tasks(told.set)
+    notified = threading.Event()
+    tasks = Tasks(notified.set)
     with tasks.begin("ann", "a"):
         tasks.stop("ann", "a")
-        assert told.wait(20)
-    told.clear()
+        assert notified.wait(20)
+    notified.clear()
     with tasks.begin("ann", "b"):
         pass
     tasks.stop("ann", "b")
-    assert not told.wait(0.1), "it is over"
+    assert not notified.wait(0.1), "it is over"
 
 
 Work = Callable[[Job[int, str]], str]

@@ -152,8 +152,8 @@ def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: S
     assert first is not None and first == local(session).loaded.costs
     assert session.current.plain.tokens_per_second > 0
     session.current.plain = UNMEASURED
-    words = [progress.text for progress in told(session, shop.source("two"))]
-    assert "Measuring two …" in words and words[-1] == "two is loaded."
+    texts = [progress.text for progress in told(session, shop.source("two"))]
+    assert "Measuring two …" in texts and texts[-1] == "two is loaded."
     second = session.costs.record
     assert second is not None and second == local(session).loaded.costs != first
     assert session.current.plain.tokens_per_second > 0
@@ -255,9 +255,9 @@ def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, 
     session.stacks.load([shop.source("draft")])
     text, backend = ask(session).text, loaded(session)
     shop.room = 47
-    words = fails(session, shop.source("two"))
-    assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in words
-    assert "loaded models included" in words and "Nothing was loaded" in words
+    message = fails(session, shop.source("two"))
+    assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in message
+    assert "loaded models included" in message and "Nothing was loaded" in message
     assert loaded(session) is backend and list(session.stacks.drafts) == ["draft"]
     assert ask(session).text == text and len(shop.made) == 2
     del backend
@@ -287,9 +287,9 @@ def test_a_model_that_fails_leaves_the_old_one_with_its_drafts(
     text = ask(session, method="hsd:draft@2").text
     shop.room = room
     shop.broken.add(shop.source("two"))
-    words = fails(session, shop.source("two"))
-    assert "two.gguf' cannot be used: the file is damaged" in words
-    assert ("one is back." in words) == (room == 110)
+    message = fails(session, shop.source("two"))
+    assert "two.gguf' cannot be used: the file is damaged" in message
+    assert ("one is back." in message) == (room == 110)
     assert shop.alive == ["draft", "one"] and session.models.source == shop.source("one")
     assert list(stacks.drafts) == ["draft"] and stacks.spec == "draft@2"
     assert ask(session, method="hsd:draft@2").text == text == ask(session, method="plain").text
@@ -320,9 +320,9 @@ def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: S
     conversation, _ = answered(session, "hello")
     shop.room = 50
     shop.broken |= {shop.source("one"), shop.source("two")}
-    words = fails(session, shop.source("two"))
-    assert "cannot be loaded again either (the file is damaged)" in words
-    assert "load one in the Models tab" in words and shop.alive == []
+    text = fails(session, shop.source("two"))
+    assert "cannot be loaded again either (the file is damaged)" in text
+    assert "load one in the Models tab" in text and shop.alive == []
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
         lambda: session.chat.say(OWNER, conversation, "more"),
@@ -342,8 +342,8 @@ def test_drafts_that_do_not_come_back_are_told(session: Session, shop: Shop) -> 
     session.stacks.load([shop.source("draft")])
     shop.room = 100
     shop.broken |= {shop.source("draft"), shop.source("two")}
-    words = fails(session, shop.source("two"))
-    assert "one is back, without draft models (the file is damaged)" in words
+    text = fails(session, shop.source("two"))
+    assert "one is back, without draft models (the file is damaged)" in text
     assert session.stacks.drafts == {} and ask(session).text
 
 
@@ -594,8 +594,8 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     thread.join(60)
     assert not thread.is_alive() and not errors and found
     for update in found:
-        said = update.text.removesuffix("\ufffd")  # half a character, where it was cut
-        assert any(text.startswith(said) for text in whole.values())
+        shown = update.text.removesuffix("\ufffd")  # half a character, where it was cut
+        assert any(text.startswith(shown) for text in whole.values())
         assert update.finish == "cancelled" or update.text in whole.values()
 
 

@@ -80,7 +80,7 @@ def test_what_is_in_use_or_came_along_or_is_not_listed_stays(
     linked.symlink_to(shop.source("one"))
     session.models.add(str(linked))
     shop.ours |= {shop.source(name) for name in ("one", "draft", "three")} | {str(linked)}
-    for source, words in (
+    for source, expected in (
         (shop.source("one"), "one is loaded"),
         (str(linked), "is loaded"),
         (shop.source("draft"), "as a draft model"),
@@ -88,23 +88,23 @@ def test_what_is_in_use_or_came_along_or_is_not_listed_stays(
         (shop.source("three"), "not on the list"),
         ("/etc/passwd", "not on the list"),
     ):
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=expected):
             session.models.remove(source)
     assert Path(shop.source("three")).exists() and Path(shop.source("one")).exists()
 
 
 def test_nothing_is_removed_while_a_model_is_loaded(session: Session, shop: Shop) -> None:
     two = session.models.add(shop.source("two"))
-    said: list[str] = []
+    calls: list[str] = []
 
     def remove() -> None:
         with pytest.raises(ModelError, match="while a model is being loaded"):
             session.models.remove(two)
-        said.append("asked")
+        calls.append("asked")
 
     shop.between = remove
     told(session, "hub/three")
-    assert said and Path(two).exists()
+    assert calls and Path(two).exists()
 
 
 def test_the_folder_of_models_in_the_data_directory_is_listed(shop: Shop, tmp_path: Path) -> None:

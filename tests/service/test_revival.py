@@ -57,12 +57,12 @@ class Fragile(Local):
     def generate(self, request: Request) -> Stream[Any]:
         return self.die() if self.ends(request) else super().generate(request)
 
-    def load(self, wanted: Load) -> Stream[Any]:
-        self.loads.append(wanted)
-        return self.die() if self.ends(wanted) else super().load(wanted)
+    def load(self, requested: Load) -> Stream[Any]:
+        self.loads.append(requested)
+        return self.die() if self.ends(requested) else super().load(requested)
 
-    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Any]:
-        return self.die() if self.ends(wanted) else super().load_drafts(wanted)
+    def load_drafts(self, requested: Sequence[tuple[str, str]]) -> Stream[Any]:
+        return self.die() if self.ends(requested) else super().load_drafts(requested)
 
     def settle(self) -> None:
         """Wait until all that follows from the ends so far has been done."""
@@ -209,7 +209,7 @@ def test_what_was_given_up_is_tried_again_after_growing_waits(
         work()
         engine.settle()
     assert waits == [30, 60, 120, 240, 480, 900, 900]
-    assert sum("ended again while one was being loaded" in words for words in printed) == 8
+    assert sum("ended again while one was being loaded" in text for text in printed) == 8
     engine.ends = lambda wanted: False
     later.pop()[1]()
     assert session.models.source == shop.source("one") and session.models.runtime == RUNTIME

@@ -62,9 +62,9 @@ def test_a_file_is_built_told_and_used_by_the_next_answer(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     assert session.current.statistics is None and not files.own()
-    told = built(files, text(tmp_path), text(tmp_path, '{"text": "a dog"}\n', "b.jsonl"))
-    assert any(words.startswith("Counting ") for words in told)
-    assert told[-1].startswith("Made from 2,765 tokens, 2 documents")
+    lines = built(files, text(tmp_path), text(tmp_path, '{"text": "a dog"}\n', "b.jsonl"))
+    assert any(message.startswith("Counting ") for message in lines)
+    assert lines[-1].startswith("Made from 2,765 tokens, 2 documents")
     assert left(folder) == [f"bytes{SUFFIX}"] and files.own()
     table = session.current.statistics
     assert table is not None and table.meta["title"] == "notes.txt, b.jsonl"
@@ -146,8 +146,8 @@ def test_reading_ends_where_memory_would(
     files: StatisticsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statistics_files, "MOST_TOKENS", 100_000)
-    told = built(files, text(tmp_path, TEXT * 60))
-    assert "Reading stopped after 1" in told[-1]
+    lines = built(files, text(tmp_path, TEXT * 60))
+    assert "Reading stopped after 1" in lines[-1]
 
 
 def test_what_cannot_be_built_is_told(
@@ -162,8 +162,8 @@ def test_what_cannot_be_built_is_told(
         ([text(tmp_path, "x", "a.parquet")], "Parquet"),
         ([text(tmp_path, "x", "a.zip")], "cannot be read"),
     ]
-    for paths, words in cases:
-        with pytest.raises(StorageError, match=words):
+    for paths, expected in cases:
+        with pytest.raises(StorageError, match=expected):
             built(files, *paths)
     assert left(folder) == []
 
@@ -202,8 +202,8 @@ def test_a_model_that_goes_while_its_texts_are_counted_gets_its_file_nevertheles
         return count(*arguments)
 
     monkeypatch.setattr(files, "count", then_swapped)
-    told = built(files, text(tmp_path))
-    assert "to be used when its model is loaded again" in told[-1]
+    lines = built(files, text(tmp_path))
+    assert "to be used when its model is loaded again" in lines[-1]
     assert left(folder) == [f"bytes{SUFFIX}"] and session.current.statistics is None
 
 
@@ -255,20 +255,20 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), REFUSED)
+@pytest.mark.parametrize(("change", "expected"), REFUSED)
 def test_a_bad_file_is_refused_and_the_one_in_use_stays(
     session: Session,
     files: StatisticsFiles,
     folder: Path,
     tmp_path: Path,
     change: Callable[[Path], Any],
-    words: str,
+    expected: str,
 ) -> None:
     built(files, text(tmp_path))
     before = (folder / f"bytes{SUFFIX}").read_bytes()
     copy = files.copy_to(tmp_path / "copy.db")
     change(copy)
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         files.take_in(copy)
     assert left(folder) == [f"bytes{SUFFIX}"]
     assert (folder / f"bytes{SUFFIX}").read_bytes() == before

@@ -125,8 +125,8 @@ def test_a_prompt_is_counted_once_however_many_choices_it_has() -> None:
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     thought = replace(two, thought=5)
-    told = usage([thought, thought], 1)["completion_tokens_details"]
-    assert told == {"reasoning_tokens": 10}
+    shown = usage([thought, thought], 1)["completion_tokens_details"]
+    assert shown == {"reasoning_tokens": 10}
     assert usage([two, two, three, three], 2)["prompt_tokens"] == 50
     assert figures([two, two])["strata"]["choices"] == [ours(two)] * 2
     assert "timings" not in figures([two, two])

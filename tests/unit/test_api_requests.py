@@ -70,7 +70,7 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "expected"),
     [
         ({"n": 17}, "n cannot be 17. Give a whole number from 1 to 16."),
         ({"temperature": "hot"}, "Temperature cannot be 'hot'. Give a number from 0 to 2."),
@@ -94,9 +94,9 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(
         ({"top_logprobs": 3}, "top_logprobs needs logprobs to be true."),
     ],
 )
-def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], words: str) -> None:
+def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected: str) -> None:
     error = refused(**more)
-    assert words in error.message and error.param == next(iter(more))
+    assert expected in error.message and error.param == next(iter(more))
 
 
 @pytest.mark.parametrize(

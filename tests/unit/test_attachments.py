@@ -189,7 +189,7 @@ def test_a_pdf_file_is_read_page_by_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "expected"),
     [
         ("empty.txt", b" \n", "empty.txt is empty"),
         ("cat.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cat.png is not text: it is a picture"),
@@ -211,8 +211,8 @@ def test_a_pdf_file_is_read_page_by_page() -> None:
         ("secret.pdf", encrypted(pdf("x")), "secret.pdf is encrypted"),
     ],
 )
-def test_what_cannot_be_attached_is_told_in_words(name: str, content: bytes, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+def test_what_cannot_be_attached_is_told_in_words(name: str, content: bytes, expected: str) -> None:
+    with pytest.raises(PromptError, match=expected):
         read(name, content)
 
 

@@ -41,11 +41,11 @@ print("done", flush=True)
 def test_answers_without_a_word_are_deleted(db: Database, tmp_path: Path) -> None:
     mine = Conversations(db, "ada")
     id = mine.create().id
-    said = mine.append(id, "user", "Hi")
+    question = mine.append(id, "user", "Hi")
     mine.append(id, "assistant", "", save_run(db, "ada", id), [("", "target", 0, 0, 0, 0.5)])
     mine.append(id, "user", "")
     empty = mine.append(id, "assistant", "", pieces=())
-    mine.append(id, "assistant", "Hello", after=said.id, pieces=())
+    mine.append(id, "assistant", "Hello", after=question.id, pieces=())
     mine.append(id, "user", "again", after=empty.id)
     mine.show(id, empty.id)
     cleanup.clean(db, tmp_path / "no folder")
@@ -69,9 +69,9 @@ def test_what_a_benchmark_knew_is_deleted(db: Database, tmp_path: Path) -> None:
 def test_what_was_deleted_goes_at_the_next_start(db: Database, tmp_path: Path) -> None:
     mine = Conversations(db, "ada")
     kept, gone = mine.create().id, mine.create().id
-    said = mine.append(kept, "user", "secret")
+    question = mine.append(kept, "user", "secret")
     mine.append(gone, "user", "secret")
-    tokens = [mine.delete_message(kept, said.id), mine.delete(gone)]
+    tokens = [mine.delete_message(kept, question.id), mine.delete(gone)]
     cleanup.clean(db, tmp_path)
     assert db.execute_read("SELECT count(*) FROM messages") == [(0,)]
     assert [each.id for each in mine.list()] == [kept]

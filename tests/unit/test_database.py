@@ -183,13 +183,13 @@ def test_a_killed_writer_loses_no_committed_row(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as child:
         assert child.stdout is not None
-        said = [int(child.stdout.readline()) for _ in range(40)]
+        confirmed = [int(child.stdout.readline()) for _ in range(40)]
         child.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-        said += [int(line) for line in child.stdout if line.endswith("\n")]
+        confirmed += [int(line) for line in child.stdout if line.endswith("\n")]
     with Database(path) as db:
         assert db.notices == []
         names = set(owners(db))
-        assert {f"{number}-{half}" for number in said for half in "ab"} <= names
+        assert {f"{number}-{half}" for number in confirmed for half in "ab"} <= names
         assert len(names) % 2 == 0
         assert db.execute_read("PRAGMA integrity_check") == [("ok",)]
 
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: Callable[[Path], N
 
 
 @pytest.mark.parametrize(
-    ("words", "at", "value", "verdict"),
+    ("expected", "at", "value", "verdict"),
     [
         (b"", 18, 0x41, "unknown format 65"),
         (b"", 19, 0x00, "unknown format 0"),
@@ -249,14 +249,14 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: Callable[[Path], N
     ],
 )
 def test_one_wrong_byte_of_what_makes_it_a_database(
-    tmp_path: Path, words: bytes, at: int, value: int, verdict: str
+    tmp_path: Path, expected: bytes, at: int, value: int, verdict: str
 ) -> None:
     """Each of these once ended the start with a traceback, or with words that led astray."""
     path = tmp_path / "strata.db"
     with Database(path) as db:
         add_owner(db, "ada")
     content = bytearray(path.read_bytes())
-    content[content.index(words) + at] = value
+    content[content.index(expected) + at] = value
     path.write_bytes(content)
     with Database(path) as db:
         (notice,) = db.notices
@@ -325,12 +325,12 @@ def test_what_is_no_damage(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    for path, words, named in (
+    for path, expected, named in (
         (tmp_path / "file" / "strata.db", "data directory", tmp_path / "file"),
         (tmp_path / "file" / "deeper" / "strata.db", "data directory", tmp_path / "file/deeper"),
         (tmp_path, "is a directory", tmp_path),
     ):
-        with pytest.raises(StorageError, match=words) as caught:
+        with pytest.raises(StorageError, match=expected) as caught:
             Database(path)
         assert str(named) in str(caught.value)
 
@@ -440,14 +440,14 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "expected"),
     [
         ("CREATE TABLE photos (id)", "another program.*photos"),
         ("INSERT INTO migrations VALUES ('9999-future')", "newer version.*9999-future"),
     ],
 )
 def test_a_file_of_others_is_refused_and_left_alone(
-    tmp_path: Path, script: str, words: str
+    tmp_path: Path, script: str, expected: str
 ) -> None:
     path = tmp_path / "strata.db"
     if "migrations" in script:
@@ -455,7 +455,7 @@ def test_a_file_of_others_is_refused_and_left_alone(
     with closing(sqlite3.connect(path)) as other:
         other.executescript(f"PRAGMA journal_mode = WAL; {script}")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         Database(path)
     assert path.read_bytes() == before
 

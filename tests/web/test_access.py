@@ -111,8 +111,8 @@ def test_the_names_of_this_machine_are_let_in(host: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/theme.css", "/gradio_api/queue/data"])
 def test_every_other_name_is_refused_and_the_right_one_told(host: str | None, path: str) -> None:
-    status, _, words = asked(path, host=host)
-    assert status == 421 and f"http://127.0.0.1:{PORT}" in words and "--host" in words
+    status, _, text = asked(path, host=host)
+    assert status == 421 and f"http://127.0.0.1:{PORT}" in text and "--host" in text
 
 
 def test_two_hosts_are_none_and_the_default_port_of_http_is_not_written() -> None:
@@ -229,10 +229,10 @@ def test_a_link_opens_the_page_and_nothing_else() -> None:
     assert {asked(path, LINK)[0] for path in ("/theme.css", *DATA)} == {403}
 
 
-@pytest.mark.parametrize("wanted", ["image", "script", "iframe", "document", "style", "video"])
+@pytest.mark.parametrize("expected", ["image", "script", "iframe", "document", "style", "video"])
 @pytest.mark.parametrize("path", DATA)
-def test_contents_of_the_page_reach_no_data(path: str, wanted: str) -> None:
-    assert asked(path, {**PAGE, "sec-fetch-dest": wanted})[0] == 403
+def test_contents_of_the_page_reach_no_data(path: str, expected: str) -> None:
+    assert asked(path, {**PAGE, "sec-fetch-dest": expected})[0] == 403
 
 
 def test_programs_may_look_and_not_change() -> None:
@@ -437,15 +437,15 @@ def test_programs_ask_on_routes_of_their_own() -> None:
 @pytest.mark.parametrize("path", [*PROGRAM, *COMPLETIONS])
 def test_a_foreign_page_is_no_program(path: str, headers: dict[str, str]) -> None:
     method = "POST" if path in COMPLETIONS else "GET"
-    status, answered, words = asked(path, {**headers, "content-length": "2"}, method)
-    assert status == 403 and json.loads(words)["error"]["type"] == "permission_error"
+    status, answered, text = asked(path, {**headers, "content-length": "2"}, method)
+    assert status == 403 and json.loads(text)["error"]["type"] == "permission_error"
     assert not [name for name, _ in answered if name.startswith(b"access-control")]
     assert asked(path, headers, "OPTIONS")[0] in (403, 404)
 
 
 def test_under_a_foreign_name_programs_are_refused_in_their_own_words() -> None:
-    status, _, words = asked("/v1/models", host="evil.example:7860")
-    assert status == 421 and "127.0.0.1" in json.loads(words)["error"]["message"]
+    status, _, text = asked("/v1/models", host="evil.example:7860")
+    assert status == 421 and "127.0.0.1" in json.loads(text)["error"]["message"]
 
 
 def test_an_api_alone_has_no_other_route() -> None:

@@ -172,7 +172,7 @@ def test_an_upload_is_deleted_whatever_came_of_it(
     on: ConversationList, warned: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "upload.json"
-    for content, words in (
+    for content, expected in (
         (json.dumps(exported()), []),
         ("not json", ["no readable JSON"]),
         ("[" * 100_000, ["too deeply"]),
@@ -181,8 +181,8 @@ def test_an_upload_is_deleted_whatever_came_of_it(
         file.write_text(content)
         warned.clear()
         on.import_(OWNER, PAGE, {}, str(file))
-        assert not file.exists() and len(warned) == len(words)
-        assert all(word in notice for word, notice in zip(words, warned, strict=True))
+        assert not file.exists() and len(warned) == len(expected)
+        assert all(word in notice for word, notice in zip(expected, warned, strict=True))
     (file / "a folder").mkdir(parents=True)
     on.import_(OWNER, PAGE, {}, str(file))
     assert "cannot be read" in warned[-1] and len(warned) == 2
@@ -294,10 +294,10 @@ def test_one_conversation_is_exported_in_every_format(on: ConversationList) -> N
     store = on.session.chat.conversations(OWNER)
     id = store.create("A <b>: talk/../?").id
     store.append(id, "user", "Hi <b>")
-    wanted = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
-    for kind, words in wanted.items():
+    expected = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
+    for kind, text in expected.items():
         name, content = fetched(on, on.export(OWNER, said(id=id, kind=kind)))
-        assert words in content.decode() and name.startswith("A b talk.")
+        assert text in content.decode() and name.startswith("A b talk.")
 
 
 def test_all_conversations_are_exported_and_come_back(
@@ -325,13 +325,13 @@ def test_all_conversations_are_exported_and_come_back(
 
 def test_another_guest_gets_nothing(on: ConversationList) -> None:
     id, guest = on.session.chat.conversations(OWNER).create("mine").id, "guest:x"
-    for wanted in (
+    for call in (
         lambda: on.export(guest, said(id=id)),
         lambda: on.rename(guest, said(id=id, title="stolen")),
         lambda: on.remove(guest, "other", {}, said(id=id), None),
     ):
         with pytest.raises(StorageError, match="There is no conversation"):
-            wanted()
+            call()
     assert [title for _, titles in groups(on) for title in titles] == ["mine"]
 
 
@@ -501,17 +501,17 @@ def test_nothing_is_said_into_an_answer_that_grows(
     assert early[sent] == {"number": 1, "ok": False, "waits": True} and early[stop]["visible"]
     assert warned == [], "it waits on the page for the end of that answer"
     values = [part.value for part in talking.controls.inputs]
-    (said,) = session.chat.conversations(OWNER).messages(conversation)
+    (message,) = session.chat.conversations(OWNER).messages(conversation)
     acting = talking
     for act in ("again", "on", "remove", "branch", "show"):
-        pressed = gr.EventData(None, {"act": act, "message": said.id})
+        pressed = gr.EventData(None, {"act": act, "message": message.id})
         shown = acting.act(OWNER, PAGE, {}, pressed, conversation, *values)
         assert shown[stop]["visible"], "the page has the Stop that the notice speaks of"
-    edit = {"text": "differently", "message": said.id, "conversation": conversation}
+    edit = {"text": "differently", "message": message.id, "conversation": conversation}
     edited = acting.revise(OWNER, PAGE, gr.EventData(None, edit), conversation, *values)
     revised = talking.composer.channels["revised"]
     assert edited[revised]["ok"] is False and edited[stop]["visible"]
-    assert len(warned) == 6 and all("still being answered" in words for words in warned)
+    assert len(warned) == 6 and all("still being answered" in text for text in warned)
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello"
     ]

@@ -77,8 +77,8 @@ def test_the_page_offers_the_pace_of_a_real_model_only_where_it_can_be_had(
 
     assert offered(db, guests=False) == ""
     with Database(tmp_path / "strata.db") as stored:
-        words = "padded to the cost of 0.5\u00a0B parameters"
-        assert words in offered(stored, guests=False) and words not in offered(stored, guests=True)
+        text = "padded to the cost of 0.5\u00a0B parameters"
+        assert text in offered(stored, guests=False) and text not in offered(stored, guests=True)
 
 
 def test_the_outcome_is_told_as_it_is() -> None:

@@ -114,15 +114,15 @@ def test_each_moment_tells_what_is_new(recorder: Any) -> None:
 def test_figures_keep_up_with_the_text(recorder: Any) -> None:
     """However fast the model is: what the figures say is of nearly all that the page shows."""
     answer = Answer(OWNER, "c")
-    teller, told = AnswerEvents(answer, 0), 0
+    teller, covered = AnswerEvents(answer, 0), 0
     for moment in range(12):
         for index in range(30 * moment, 30 * (moment + 1)):
             recorder.add(grown(index, "abc"))
         answer.update = recorder.update(0)
         for news in teller.pending(0.12 * moment):
             if news.kind == "figures":
-                told = answer.update.tokens
-        assert told > 0.87 * teller.sent
+                covered = answer.update.tokens
+        assert covered > 0.87 * teller.sent
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 119, 120, 121, 5000])
@@ -143,9 +143,9 @@ def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None
 def test_no_text_ends_an_event(text: str) -> None:
     data = [[0, 0, 0, [text], [5]]]
     sent = stream.encoded([StreamEvent("", data, 1), StreamEvent("end", 1, 1)])
-    page, wanted = Page(), text.encode("utf-8", "replace").decode()
+    page, expected = Page(), text.encode("utf-8", "replace").decode()
     page.sources = [TARGET]
-    assert page.read(sent) == 1 and page.tokens == [(wanted, TARGET, 0, 0, 5)]
+    assert page.read(sent) == 1 and page.tokens == [(expected, TARGET, 0, 0, 5)]
     assert page.told == ["", "end"] and sent.count(b"\n\n") == 2
 
 
@@ -177,12 +177,12 @@ def heard(
 async def listened(
     answer: Answer, start: int = 0, most: int = 10_000
 ) -> list[tuple[float, list[StreamEvent]]]:
-    found, told = [], stream.events(answer, start)
-    async for news in told:
+    found, events = [], stream.events(answer, start)
+    async for news in events:
         found.append((asyncio.get_running_loop().time(), news))
         if len(found) == most:
             break
-    await told.aclose()
+    await events.aclose()
     return found
 
 
@@ -195,20 +195,20 @@ def test_the_first_tokens_come_as_soon_as_they_are_there(
     answer = Answer(OWNER, "c")
 
     async def listen() -> list[str]:
-        told = stream.events(answer, 0)
-        await anext(told)
-        coming = asyncio.ensure_future(anext(told))
+        events = stream.events(answer, 0)
+        await anext(events)
+        coming = asyncio.ensure_future(anext(events))
         while not answer.bell.listening:
             await asyncio.sleep(0)
         answer.ahead = 1
         answer.bell.ring()
         (waiting,) = await asyncio.wait_for(coming, 60)
-        coming = asyncio.ensure_future(anext(told))
+        coming = asyncio.ensure_future(anext(events))
         recorder.add(grown(0, "ab"))
         answer.ahead, answer.update = 0, recorder.update(0)
         answer.bell.ring()
         news = await asyncio.wait_for(coming, 60)
-        await told.aclose()
+        await events.aclose()
         return [waiting.kind, *(event.kind for event in news)]
 
     assert asyncio.run(listen()) == ["waiting", "waiting", "sources", "", "figures"]
@@ -247,9 +247,9 @@ def test_the_first_event_comes_at_once_and_a_quiet_stream_says_that_it_lives(
 ) -> None:
     """By the first one the page knows that nothing on the way holds the stream back."""
     monkeypatch.setattr(stream, "QUIET_SECONDS", 0.01)
-    told = [news for _, news in heard(Answer(OWNER, "c"), most=3)]
-    assert [event.kind for event in told[0]] == ["sources"], "no token"
-    assert told[1:] == [[], []] and stream.encoded([]) == b":\n\n"
+    lists = [news for _, news in heard(Answer(OWNER, "c"), most=3)]
+    assert [event.kind for event in lists[0]] == ["sources"], "no token"
+    assert lists[1:] == [[], []] and stream.encoded([]) == b":\n\n"
 
 
 # over a real server
@@ -261,8 +261,8 @@ class Held:
     def __init__(self, session: Session) -> None:
         self.session, self.gate = session, threading.Semaphore(0)
 
-    def answer(self, owner: str, conversation: str, wanted: Preferences) -> Iterator[Any]:
-        for item in self.session.answering.answer(owner, conversation, wanted):
+    def answer(self, owner: str, conversation: str, requested: Preferences) -> Iterator[Any]:
+        for item in self.session.answering.answer(owner, conversation, requested):
             if isinstance(item, Update) and item.finish is None:
                 self.gate.acquire(timeout=60)
             yield item
@@ -353,8 +353,8 @@ def test_who_has_not_logged_in_watches_nothing(
     assert asked(port, path).status_code == 401
     assert asked(port, path, headers={"Cookie": "access-token-x=y"}).status_code == 401
     own = {"Origin": f"http://127.0.0.1:{port}"}
-    said = {"username": "ann", "password": "secret"}
-    entered = asked(port, "/login", "POST", data=said, headers=own)
+    credentials = {"username": "ann", "password": "secret"}
+    entered = asked(port, "/login", "POST", data=credentials, headers=own)
     assert entered.status_code == 200
     cookies = {"Cookie": "; ".join(f"{n}={v}" for n, v in entered.cookies.items())}
     assert asked(port, path, headers=cookies).status_code == 200
@@ -370,9 +370,9 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
     session = Session(Local(backend=embedded), db)
     port = served(session.generations)
     generation = Generation(Sampling(temperature=0.8, seed=6), max_tokens=512)
-    wanted = Preferences(generation, fresh_seed=False)
+    requested = Preferences(generation, fresh_seed=False)
     conversation = session.chat.say(OWNER, None, "Tell a very long story about the sea.")
-    answer = session.generations.start(OWNER, conversation, wanted)
+    answer = session.generations.start(OWNER, conversation, requested)
     sent = wire(port, f"/stream/{answer.token}")
     assert answer.tokens == 512 and answer.update is not None
     figures = sum(map(len, re.findall(rb"event:figures\ndata:[^\n]*\n\n", sent)))
@@ -411,11 +411,11 @@ def test_pieces_are_told_as_they_are_stored() -> None:
 def test_waiting_is_told_and_taken_back() -> None:
     answer = Answer(OWNER, "c")
     teller = AnswerEvents(answer, 0)
-    for ahead, told in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
+    for ahead, sent in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
         answer.ahead = ahead
         news = teller.pending(0.0)
-        assert len(news) == told and all(event.kind == "waiting" for event in news)
-        if told:
+        assert len(news) == sent and all(event.kind == "waiting" for event in news)
+        if sent:
             assert ("Waiting for the model" in news[0].data) == bool(ahead)
 
 
@@ -434,8 +434,8 @@ def test_a_page_learns_that_the_template_has_begun_the_thinking(
     conversation = session.chat.say(OWNER, None, "hello")
     answer = session.generations.start(OWNER, conversation, preferences(tokens=10))
     assert soon(lambda: answer.over) and not answer.error
-    told = [data for kind, data, _ in AnswerEvents(answer, 0).pending(0.0) if kind == "sources"]
-    assert ["thought" in data for data in told] == [thinks] * len(told) and told
+    legends = [data for kind, data, _ in AnswerEvents(answer, 0).pending(0.0) if kind == "sources"]
+    assert ["thought" in data for data in legends] == [thinks] * len(legends) and legends
     # A page that is loaded later hears of it with the stored answer.
-    (said,) = remarks(db, OWNER, conversation).values()
-    assert said.get("thinks", False) is thinks
+    (remark,) = remarks(db, OWNER, conversation).values()
+    assert remark.get("thinks", False) is thinks
