@@ -54,7 +54,7 @@ def test_any_two_methods_and_any_two_models_are_compared(page: Page) -> None:
 
 
 @pytest.mark.soak
-def test_a_benchmark_is_stopped_goes_on_after_a_reload_and_is_saved(page: Page) -> None:
+def test_a_benchmark_is_stopped_continues_after_a_reload_and_is_saved(page: Page) -> None:
     set_number(page, "Max tokens", 40)
     fixed_budget(page)
     open_tab(page, "Benchmark")

@@ -127,7 +127,7 @@ def test_what_is_stored_of_an_answer_is_not_written_again(
     assert written[1] < 2 * written[0] and sum(written) < 16e6, written
 
 
-def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversations) -> None:
+def test_the_end_is_stored_before_it_is_sent(recorder: Recorder, store: Conversations) -> None:
     recorder.add(step(0))
     assert recorder.message_id == "" and len(store.messages(recorder.conversation_id)) == 1
     recorder.add(step(1, finish="eos"))

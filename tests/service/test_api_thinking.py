@@ -73,7 +73,7 @@ def client(server: Served) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("speculative", [False, "hd", "lookup"])
 @pytest.mark.parametrize("kwargs", [None, {}, {"enable_thinking": True}, {"thinking": True}])
-def test_thinking_is_told_apart(client: httpx.Client, kwargs: Any, speculative: Any) -> None:
+def test_thinking_is_separated(client: httpx.Client, kwargs: Any, speculative: Any) -> None:
     found = ask(client, messages=HELLO, chat_template_kwargs=kwargs, speculative=speculative).json()
     (choice,) = found["choices"]
     assert choice["message"]["content"] == "Then that." and choice["finish_reason"] == "stop"
@@ -114,7 +114,7 @@ def test_a_stream_parts_them_as_they_come(server: Served) -> None:
     assert all(not delta.content for delta in deltas[:last]), "the answer comes behind it"
 
 
-def test_a_model_that_cannot_think_is_not_told_to() -> None:
+def test_a_model_that_cannot_think_is_not_asked_to() -> None:
     with served() as plain, plain.client() as client:
         refused = ask(client, messages=HELLO, chat_template_kwargs={"enable_thinking": True})
         assert refused.status_code == 400 and "toy" in refused.json()["error"]["message"]
@@ -143,7 +143,7 @@ def test_a_stop_string_ends_the_answer_and_not_the_thinking(
 
 
 @pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
-def test_thinking_is_told_apart_whatever_its_marks_are(
+def test_thinking_is_separated_whatever_its_marks_are(
     db: Database, monkeypatch: pytest.MonkeyPatch, marks: Marks
 ) -> None:
     """By programs, pages and titles, also once the answer is stored."""
@@ -224,7 +224,7 @@ def test_offsets_are_those_in_the_text_that_is_sent(speaker: Served, stream: boo
     assert {len(entry) for each in logprobs for entry in each["top_logprobs"]} == {3}
 
 
-def test_tokens_with_the_same_text_are_all_told() -> None:
+def test_tokens_with_the_same_text_are_all_returned() -> None:
     token = Token(1, 0, "target", likeliest=((1, 0.5), (2, 0.25), (3, 0.125)))
     names = {1: b"a", 2: b"a", 3: b"\xf0"}
     (logprobs,) = text_logprobs([token], [0], names)["top_logprobs"]

@@ -296,7 +296,7 @@ def test_a_server_for_others_without_a_key_says_what_to_do(
     assert capsys.readouterr().err == ""
 
 
-def test_a_busy_port_is_told_with_the_option_that_chooses_another() -> None:
+def test_a_busy_port_is_reported_with_the_option_that_chooses_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f":{port} cannot be listened on: .*--port"):

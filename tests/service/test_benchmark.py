@@ -129,7 +129,7 @@ def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) ->
     assert session.benchmarks.before(OWNER, known.benchmark) is None, "that is another thing"
 
 
-def test_a_stop_keeps_what_is_done_and_it_goes_on_from_there(
+def test_a_stop_keeps_what_is_done_and_it_continues_from_there(
     session: Session, toy: Held, db: Database
 ) -> None:
     runs = session.benchmarks
@@ -199,7 +199,7 @@ def test_a_speedup_is_all_time_over_all_time_and_a_repeat_counts_with_its_median
 
 
 @pytest.mark.parametrize(("lost", "warned"), [(0.11, True), (0.09, False)])
-def test_a_drop_of_more_than_a_tenth_is_told(lost: float, warned: bool) -> None:
+def test_a_drop_of_more_than_a_tenth_is_reported(lost: float, warned: bool) -> None:
     def of(created: float, seconds: float, base: float = 2.0) -> Report:
         results = [
             Result(at, name, 0, 10, 5, 8, 5, decode_seconds=each, answer=(1,))
@@ -275,7 +275,9 @@ def test_a_run_that_is_never_left_alone_is_marked(
     assert found.disturbed == 2 and found.complete == 1
 
 
-def test_a_question_that_cannot_be_answered_is_told_and_the_others_are(session: Session) -> None:
+def test_a_question_that_cannot_be_answered_is_reported_and_the_others_are(
+    session: Session,
+) -> None:
     questions = (*QUESTIONS[:2], Question("long", "qa", "x" * 9_000))
     found = made(session, plan(questions=questions))
     assert found.complete == 2 and found.benchmark.done == 6

@@ -219,7 +219,9 @@ def test_files_that_cannot_be_read_are_named(
         ("a.json", b"[" * 100_000, "not a document"),
     ],
 )
-def test_what_is_refused_is_told(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+def test_what_is_refused_is_reported(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(StorageError, match=expected):
         list(documents(tmp_path / name))

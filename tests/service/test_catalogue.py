@@ -75,7 +75,7 @@ def test_the_catalogue_has_families_of_all_sizes_and_kinds() -> None:
     assert sum(hub_file(t.source) is not None for t in targets) >= 4, "GGUF files"
 
 
-def test_every_model_is_told_the_same_wherever_it_appears() -> None:
+def test_every_model_is_reported_the_same_wherever_it_appears() -> None:
     known: dict[str, Model] = {}
     for model in models():
         assert known.setdefault(model.source, model) == model
@@ -316,7 +316,9 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
         (put(None, "head"), "Leave it out"),
     ],
 )
-def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], expected: str) -> None:
+def test_what_cannot_be_is_reported(
+    change: Callable[[dict[str, Any]], None], expected: str
+) -> None:
     damaged = copy.deepcopy(ENTRY)
     change(damaged)
     with pytest.raises(ModelError) as caught:
@@ -344,7 +346,7 @@ def test_entries_have_names_of_their_own_and_an_order() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[", None])
-def test_a_file_that_is_gone_or_no_json_is_told(
+def test_a_file_that_is_gone_or_no_json_is_reported(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     file = tmp_path / "catalogue.json"

@@ -43,7 +43,7 @@ def test_a_title_is_how_the_first_message_begins(text: str, title: str) -> None:
     assert title_of(text) == title
 
 
-def test_a_long_title_is_cut_behind_a_word() -> None:
+def test_a_long_title_is_cut_after_a_word() -> None:
     text = "a rather long first message that goes on and on without any end of a sentence"
     title = title_of(text)
     assert len(title) <= LONGEST and title.endswith("…")

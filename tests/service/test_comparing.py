@@ -31,7 +31,7 @@ from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held, first_pair, local, soon
 from tests.support.runs import run_of
-from tests.support.shop import Shop, told
+from tests.support.shop import Shop, load_model
 
 GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
 PLAINLY = Side(PLAIN, GENERATION)
@@ -166,7 +166,7 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     """What is measured at each load is another figure each time."""
     shelf.guesses, times = deviating(0.5), count(1)
     monkeypatch.setattr(engine.loaded, "expensive", lambda *_: f"a guess takes {next(times)} ms")
-    texts = [progress.text for progress in told(session, shelf.source("three"))]
+    texts = [progress.text for progress in load_model(session, shelf.source("three"))]
     assert "Timing the head of three …" in texts
     conversation = session.chat.say(OWNER, None, "hello there")
     list(session.answering.answer(OWNER, conversation, Preferences(GENERATION)))
@@ -225,7 +225,7 @@ def test_the_first_model_is_back_after_the_engine_ended_and_came_again(
     assert at_home(session, shelf)
 
 
-def test_a_first_model_that_cannot_come_back_is_told(session: Session, shelf: Shelf) -> None:
+def test_a_first_model_that_cannot_come_back_is_reported(session: Session, shelf: Shelf) -> None:
     shelf.broken.add(shelf.source("one"))
     last = last_of(sides(session, PLAINLY, other_of(shelf), 1))
     assert last.over
@@ -347,7 +347,7 @@ def test_a_stop_while_others_have_the_model_ends_it(session: Session, shelf: She
     assert at_home(session, shelf) and shelf.loaded == ["one"]
 
 
-def test_where_two_runs_part_the_gap_between_them_is_told() -> None:
+def test_where_two_runs_part_the_gap_between_them_is_reported() -> None:
     """At T = 0 it is of the model's own scores; above that, the noise of the place counts in."""
 
     def run(token: int, probability: float, temperature: float) -> Run:

@@ -146,7 +146,7 @@ def stopped(session: Session, toy: Held, forwards: int, how: Preferences) -> str
 
 @pytest.mark.usefixtures("each_step")
 @pytest.mark.parametrize("again", [False, True])
-def test_a_stopped_answer_goes_on_also_after_a_restart(
+def test_a_stopped_answer_continues_also_after_a_restart(
     session: Session, db: Database, toy: Held, again: bool
 ) -> None:
     how = wanted(method="plain", temperature=STOPS)
@@ -201,7 +201,7 @@ def test_a_seed_that_nobody_chose_stays(session: Session) -> None:
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.3}, {"seed": 99}, {"stop": ["never said"]}])
-def test_other_settings_are_told_and_leave_nothing_to_prove(
+def test_other_settings_are_reported_and_leave_nothing_to_prove(
     session: Session, change: dict[str, object]
 ) -> None:
     conversation, first = ask(session, wanted(20))
@@ -239,7 +239,7 @@ def swapping(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
 
 
-def test_another_model_goes_on_from_the_text_and_then_to_the_token(swapping: Session) -> None:
+def test_another_model_continues_from_the_text_and_then_to_the_token(swapping: Session) -> None:
     conversation, first = ask(swapping, wanted(20, temperature=STOPS))
     other(swapping)
     copy = swapping.chat.conversations(OWNER).copy(
@@ -284,7 +284,7 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     assert stored(swapping, conversation) == before
 
 
-def test_an_imported_answer_goes_on_from_its_text(session: Session) -> None:
+def test_an_imported_answer_continues_from_its_text(session: Session) -> None:
     pieces = [["Once", "model", 2, 0, 7, 0.5], [" upon", "target", 0, 1, 8, 1.0]]
     for own in (None, pieces):
         messages = [
@@ -322,7 +322,7 @@ def in_one_import(own: object) -> Run:
         return stored(session, conversation)[1]
 
 
-def test_a_branch_goes_on_without_its_original(session: Session) -> None:
+def test_a_branch_continues_without_its_original(session: Session) -> None:
     conversation, _ = ask(session, wanted(20))
     before = stored(session, conversation)
     copy = session.chat.conversations(OWNER).copy(conversation, before[0].id)
@@ -421,7 +421,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
     same(session, conversation, how)
 
 
-def test_what_another_cut_leaves_goes_on_as_well(
+def test_what_another_cut_leaves_continues_as_well(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine ends in the second part, after some of it was said."""

@@ -55,7 +55,7 @@ def test_the_form_of_what_the_databases_draft(
     assert (models.how, models.problem) == ("", NO_MODELS)
 
 
-def test_a_head_is_told_with_its_depth_or_why_it_does_not_draft() -> None:
+def test_a_head_is_reported_with_its_depth_or_why_it_does_not_draft() -> None:
     _, head, _ = drafters(replace(INFO, head=MTP))
     assert head.how == "MTP, up to 8 tokens ahead, where it pays" and not head.problem
     broken = replace(MTP, depth=0, note="The head of m cannot be used: it has another vocabulary.")

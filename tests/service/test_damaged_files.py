@@ -106,7 +106,7 @@ def test_a_sound_file_is_left_alone(sound: bytes, tmp_path: Path) -> None:
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("number", range(EACH))
 @pytest.mark.parametrize("region", REGIONS)
-def test_one_wrong_byte_is_told_or_does_no_harm(
+def test_one_wrong_byte_is_reported_or_does_no_harm(
     sound: bytes, tmp_path: Path, region: str, number: int
 ) -> None:
     path = tmp_path / "strata.db"

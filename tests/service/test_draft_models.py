@@ -220,7 +220,7 @@ def test_names_are_those_of_folders_and_none_is_taken_twice(session: Session, sh
     assert free_name("/", ()) == "model" and free_name("a\udc80", ()) == "a?"
 
 
-def test_amounts_are_told_in_sensible_units() -> None:
+def test_amounts_are_shown_in_sensible_units() -> None:
     assert [amount(n) for n in (5, 2048, 3 * 2**20, 2**31)] == [
         "5 B",
         "2.0 KiB",
@@ -337,7 +337,7 @@ def test_a_profile_that_is_left_frees_the_model(stacks: Stacks) -> None:
     assert is_free(stacks)
 
 
-def test_a_profile_that_fails_is_told(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
@@ -460,7 +460,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
 
 
 @pytest.mark.parametrize("method", ["hsd", "hd+hsd", "single:small", "hsd:large@4"])
-def test_missing_models_are_told_before_anything_is_lost(
+def test_missing_models_are_reported_before_anything_is_lost(
     session: Session, shelf: Shelf, method: str
 ) -> None:
     chosen, sampling = preferences(method).chosen(), SAMPLING
@@ -542,7 +542,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
     assert len(known) > 2 + len(TEXTS) and not any(known)
 
 
-def test_a_measurement_puts_times_beside_predictions(session: Session, stacks: Stacks) -> None:
+def test_a_measurement_puts_times_next_to_predictions(session: Session, stacks: Stacks) -> None:
     found = measure(session, Drafting(), "small@5/mid@2")
     titles = [trial.title for trial in found]
     assert titles[:2] == ["plain", "databases"] and titles[-1] == "databases, then draft models"

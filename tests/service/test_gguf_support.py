@@ -122,7 +122,7 @@ def test_without_a_compiler_it_is_said_which_package_brings_one(
     assert "no C++ compiler" in text and expected in text and "again" in text
 
 
-def test_a_failure_is_told_with_its_reason(pip: Pip) -> None:
+def test_a_failure_is_reported_with_its_reason(pip: Pip) -> None:
     assert "no C++ compiler" in failed(pip.saying(NO_C, 1))
     assert "index cannot be reached" in failed(pip.saying(NO_NETWORK, 1))
     support = pip.saying(NO_MEMORY, 1)
@@ -159,7 +159,7 @@ def test_pip_runs_in_an_empty_folder_that_goes_with_it(pip: Pip, tmp_path: Path)
     assert place == temporary and not Path(place).exists()
 
 
-def test_what_cannot_be_run_is_told_with_the_command() -> None:
+def test_what_cannot_be_run_is_reported_with_the_command() -> None:
     support = GgufSupport(False, lambda: ["no-such-program", "install", "a b"], lambda: False)
     text = failed(support)
     assert "no-such-program cannot be run" in text and "no-such-program install 'a b'" in text

@@ -42,7 +42,7 @@ def test_an_answer_with_a_head_is_the_plain_one_and_is_stored_with_its_source(
     assert all(not t.match_length for step in kept for t in step.tokens if t.source == HEAD)
 
 
-def test_what_is_learned_beside_a_head_is_stored_for_the_owner(session: Session) -> None:
+def test_what_is_learned_with_a_head_is_stored_for_the_owner(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, "hello there")
     run(session.answering.answer(OWNER, conversation, preferences("auto")))
     rows = past_answers(session).calibration.rows()

@@ -141,7 +141,7 @@ def test_answers_that_wait_are_stored_in_their_order(session: Session, other: Ot
     assert order == conversations[::-1]
 
 
-def test_a_program_is_told_in_the_header_and_in_health(db: Database, other: Other) -> None:
+def test_a_program_is_reported_in_the_header_and_in_health(db: Database, other: Other) -> None:
     with served(db=db) as server:
         key, secret = server.session.programs.keys.make("mine")
         for one in ("", secret):  # an owner who is known, and one who never asked before

@@ -79,7 +79,7 @@ def test_saved_settings_come_back_whole(presets: Presets) -> None:
         {"generation": 7},
     ],
 )
-def test_what_cannot_be_followed_is_told_and_the_rest_is_used(
+def test_what_cannot_be_followed_is_reported_and_the_rest_is_used(
     presets: Presets, settings: dict[str, Any]
 ) -> None:
     found, problem = presets.preferences(StoredPreset("x", EVIL, "", settings))
@@ -87,7 +87,7 @@ def test_what_cannot_be_followed_is_told_and_the_rest_is_used(
     assert found == presets.makers
 
 
-def test_damage_is_told(presets: Presets) -> None:
+def test_damage_is_reported(presets: Presets) -> None:
     found, problem = presets.preferences(StoredPreset("x", "x", "", {}, damaged=True))
     assert "damaged" in problem and found == presets.makers
 

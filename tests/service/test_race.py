@@ -217,7 +217,7 @@ def test_stopped_while_it_is_made_nothing_is_left(
         assert at_home.padded.path is not None and list(at_home.padded.path.parent.iterdir()) == []
 
 
-def test_what_goes_wrong_while_it_is_made_is_told(
+def test_what_goes_wrong_while_it_is_made_is_reported(
     at_home: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing(monkeypatch, "print('The disk is full.'); sys.exit(1)")

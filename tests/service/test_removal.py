@@ -8,7 +8,7 @@ from app.arguments import EMBEDDED
 from app.service.session import Session
 from engine.errors import ModelError
 from storage.database import Database
-from tests.support.shop import Shop, told
+from tests.support.shop import Shop, load_model
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_what_is_named_is_checked_before_it_is_listed(session: Session, shop: Sh
     session.models.add("hub/new")
     (new,) = [c for c in session.models.candidates() if c.source == "hub/new"]
     assert (new.bytes, new.download) == (0, 3072)
-    told(session, "hub/new")
+    load_model(session, "hub/new")
     assert listed(session).count("hub/new") == 1
 
 
 def test_a_model_elsewhere_leaves_the_list_and_its_file_stays(session: Session, shop: Shop) -> None:
     two = shop.source("two")
-    told(session, two)
-    told(session, shop.source("one"))
+    load_model(session, two)
+    load_model(session, shop.source("one"))
     assert "Its files stay" in session.models.removal(two).question
     assert "off the list" in session.models.remove(two).done
     assert two not in listed(session) and Path(two).exists()
@@ -45,7 +45,7 @@ def test_a_model_elsewhere_leaves_the_list_and_its_file_stays(session: Session, 
     assert "hub/new" not in listed(session)
 
 
-def test_a_model_in_a_folder_of_ours_is_deleted_and_what_that_frees_is_told(
+def test_a_model_in_a_folder_of_ours_is_deleted_and_what_that_frees_is_reported(
     session: Session, shop: Shop
 ) -> None:
     two = session.models.add(shop.source("two"))
@@ -103,7 +103,7 @@ def test_nothing_is_removed_while_a_model_is_loaded(session: Session, shop: Shop
         calls.append("asked")
 
     shop.between = remove
-    told(session, "hub/three")
+    load_model(session, "hub/three")
     assert calls and Path(two).exists()
 
 

@@ -414,7 +414,7 @@ def answer(session: Session, conversation: str, seed: int = 3) -> Update:
     return run(session.answering.answer(OWNER, conversation, preferences(seed=seed)))
 
 
-def test_an_answer_anew_stands_beside_the_one_before(session: Session) -> None:
+def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
     conversation, first = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.again(OWNER, conversation)
@@ -433,7 +433,7 @@ def test_an_answer_anew_stands_beside_the_one_before(session: Session) -> None:
         session.chat.again(OWNER, store.create().id)
 
 
-def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
+def test_answering_an_earlier_message_again_begins_another_branch(session: Session) -> None:
     conversation, first = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
@@ -447,7 +447,7 @@ def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
     assert texts(session, conversation) == before
 
 
-def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None:
+def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
     conversation, _ = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
@@ -475,7 +475,7 @@ def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None
     assert texts(session, conversation) == [*before[:2], "from another branch"]
 
 
-def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
+def test_a_fresh_seed_is_drawn_and_reported(session: Session) -> None:
     requested = replace(preferences(), fresh_seed=True)
     seeds = set()
     for _ in range(3):
@@ -723,7 +723,7 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
 @pytest.mark.parametrize(
     ("place", "name"), [(Traces, "save"), (Traces, "extend"), (Conversations, "append")]
 )
-def test_an_answer_that_cannot_be_stored_is_told_and_half_of_it_is_not_stored(
+def test_an_answer_that_cannot_be_stored_is_reported_and_half_of_it_is_not_stored(
     session: Session, monkeypatch: pytest.MonkeyPatch, place: type, name: str
 ) -> None:
     def full(*_: object, **__: object) -> None:

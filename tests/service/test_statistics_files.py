@@ -58,7 +58,7 @@ def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_a_file_is_built_told_and_used_by_the_next_answer(
+def test_a_file_is_built_reported_and_used_by_the_next_answer(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     assert session.current.statistics is None and not files.own()
@@ -75,7 +75,7 @@ def test_a_file_is_built_told_and_used_by_the_next_answer(
     assert STATISTICS in answer.metrics.proposed
 
 
-def test_a_second_one_takes_the_place_of_the_first_and_the_chat_goes_on(
+def test_a_second_one_takes_the_place_of_the_first_and_the_chat_continues(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     built(files, text(tmp_path))
@@ -150,7 +150,7 @@ def test_reading_ends_where_memory_would(
     assert "Reading stopped after 1" in lines[-1]
 
 
-def test_what_cannot_be_built_is_told(
+def test_what_cannot_be_built_is_reported(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     cases: list[tuple[list[Path], str]] = [

@@ -44,7 +44,7 @@ def explained(session: Session, run_id: str, run: Run) -> list[Data]:
     return [session.why.explain(OWNER, run_id, step, at) for at, step in enumerate(steps)]
 
 
-def test_every_guess_of_an_answer_is_told_once(session: Session) -> None:
+def test_every_guess_of_an_answer_is_returned_once(session: Session) -> None:
     """Accepted in the place of its token, rejected beside what was said; the rest is counted."""
     run_id, run = last_run(session, ask(session, "once upon a time once upon"))
     shown = explained(session, run_id, run)
@@ -102,7 +102,7 @@ def test_past_answers_tell_how_often(session: Session) -> None:
     assert shown and all(0 < guess["times"] <= guess["of"] for guess in shown)
 
 
-def test_nobody_else_is_told(session: Session) -> None:
+def test_nobody_else_is_notified(session: Session) -> None:
     run_id, _ = last_run(session, ask(session, "hello"))
     with pytest.raises(StorageError, match="no run"):
         session.why.explain("bob", run_id, 0, 0)
@@ -111,13 +111,13 @@ def test_nobody_else_is_told(session: Session) -> None:
 
 
 @pytest.mark.parametrize(("step", "token"), [(0, -1), (-1, 0), (0, 10**9), (10**9, 0), (5, 0)])
-def test_what_is_not_there_is_not_told(session: Session, step: int, token: int) -> None:
+def test_what_does_not_exist_is_not_reported(session: Session, step: int, token: int) -> None:
     run_id, _ = last_run(session, ask(session, "hello"))
     shown = session.why.explain(OWNER, run_id, step, token)
     assert shown == {"run": run_id, "step": step, "token": token, "recorded": False}
 
 
-def test_an_old_run_is_told_to_be_not_recorded(session: Session) -> None:
+def test_an_old_run_is_reported_to_be_not_recorded(session: Session) -> None:
     run_id, run = last_run(session, ask(session, "hello"))
     with session.database.write() as handle:
         handle.execute("UPDATE steps SET tree = NULL")

@@ -303,7 +303,7 @@ def test_a_large_file_that_contradicts_itself_says_so_when_it_is_read(
             store.messages(made)
 
 
-def test_a_schema_that_cannot_be_read_is_told_while_the_program_runs(db: Database) -> None:
+def test_a_schema_that_cannot_be_read_is_reported_while_the_program_runs(db: Database) -> None:
     def unreadable(*_: object) -> None:
         b"\xff".decode()
 
@@ -380,7 +380,7 @@ def test_who_waits_for_another_program_holds_up_no_other_thread(
         other.close()
 
 
-def test_a_full_disk_undoes_the_block_and_the_program_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_undoes_the_block_and_the_program_continues(tmp_path: Path) -> None:
     with Database(tmp_path / "strata.db") as db:
         add_owner(db, "ada")
         with db.read() as handle:

@@ -9,7 +9,7 @@ from storage.traces import Worth
 from tests.support.runs import summed
 
 
-def told(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = None) -> str:
+def sentence_of(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = None) -> str:
     return sentence(Worth(tokens, guessed, seconds, plain, {}))
 
 
@@ -49,7 +49,7 @@ def told(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = 
 def test_the_sentence_says_what_is_so(
     tokens: int, guessed: int, seconds: float, plain: float | None, expected: str
 ) -> None:
-    assert told(tokens, guessed, seconds, plain) == expected
+    assert sentence_of(tokens, guessed, seconds, plain) == expected
 
 
 def test_durations_are_as_people_say_them() -> None:

@@ -108,7 +108,7 @@ class Gone(BaseException):
     """The process ended here."""
 
 
-def test_who_is_interrupted_goes_on_at_any_file(
+def test_who_is_interrupted_continues_at_any_file(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends at every fourth file that is to get its name, of counting and of adding up, and at

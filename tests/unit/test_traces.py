@@ -219,7 +219,7 @@ DAMAGE = ["'['", "x'00ff'", "'text'"]
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("column", ["emitted_tokens", "decode_seconds", "created", "speedup"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_line_is_told_and_left_out(
+def test_a_damaged_line_is_reported_and_left_out(
     db: Database, traces: Traces, column: str, damage: str
 ) -> None:
     sound, damaged = save(traces), save(traces)
@@ -335,7 +335,7 @@ def test_many_runs_become_few_marks(
     assert newest[False].speed == pytest.approx(fast.emitted_tokens / fast.decode_seconds)
 
 
-def test_two_formats_of_a_model_are_told_apart(db: Database, traces: Traces) -> None:
+def test_two_formats_of_a_model_are_distinguished(db: Database, traces: Traces) -> None:
     """A folder and a GGUF file may share a name: "tiny-chat". Runs of before hold no format; it is
     known where the costs of that model were measured."""
     folder, file = "tiny (transformers, float32)", "tiny (llama.cpp, Q8_0)"

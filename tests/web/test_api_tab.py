@@ -143,7 +143,7 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
 ) -> None:
     address, session = beside
 
-    def said(name: str, count: int) -> bool:
+    def counts(name: str, count: int) -> bool:
         """Whether the metrics say so of what has this name."""
         lines = httpx.get(f"{address}/metrics", timeout=60).text.splitlines()
         return any(name in line and line.endswith(f" {count}") for line in lines)
@@ -164,7 +164,7 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         # One that leaves before its answer begins is not counted.
-        assert soon(lambda: said("vllm:num_requests_running", 1))
+        assert soon(lambda: counts("vllm:num_requests_running", 1))
     assert soon(lambda: queue.running is None)
     # It is counted a moment after the model is free.
-    assert soon(lambda: said('finished_reason="abort"', 1))
+    assert soon(lambda: counts('finished_reason="abort"', 1))

@@ -116,7 +116,7 @@ def test_a_file_that_was_sent_is_read_and_not_kept(
     assert shown[on.given] == ("sent.jsonl", [Question("1", "<b>", "Who?")])
 
 
-def test_a_benchmark_from_the_page_and_again_beside_itself(
+def test_a_benchmark_from_the_page_and_compared_with_itself(
     on: benchmark.BenchmarkTab, toy: Held
 ) -> None:
     toy.allow(0)

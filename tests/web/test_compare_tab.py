@@ -127,7 +127,7 @@ def test_other_settings_are_compared_by_their_speed(session: Session) -> None:
     assert "temperature 0.9" in compare.heading(progress, pair[1], "toy")
 
 
-def test_two_methods_are_told_by_their_sides_where_neither_is_plain(session: Session) -> None:
+def test_two_methods_are_named_by_their_sides_where_neither_is_plain(session: Session) -> None:
     same = Progress(((run("context"), run("hd", seconds=4.0)),), 0, None, over=True)
     assert "median speedup of the right side" in compare.banner(session, same, 1)
     apart = Progress(((run("context"), run("hd", 98)),), 0, None, over=True)
@@ -161,7 +161,7 @@ def test_tokens_of_a_model_that_is_gone_are_spelled_by_the_runs(
     assert "WRONG" in compare.banner(session, replace(progress, foreign=False), 1)
 
 
-def test_what_cannot_be_compared_is_told_stays_told_and_the_button_is_back(
+def test_what_cannot_be_compared_is_reported_stays_reported_and_the_button_is_back(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()

@@ -142,7 +142,7 @@ def test_a_page_that_shows_another_conversation_by_now_sends_nothing(
     assert session.chat.conversations("local").list() == []
 
 
-def test_the_gauge_is_told_in_numbers_or_not_at_all(
+def test_the_gauge_is_sent_in_numbers_or_not_at_all(
     session: Session, on: composer.Composer
 ) -> None:
     found = on.measure(OWNER, data(number=4, text="hello"), None, "")

@@ -146,7 +146,9 @@ def test_past_answers_are_saved_imported_and_pruned(
     assert not sent.exists() and store.rows() == count
 
 
-def test_what_is_known_and_brought_is_told(session: Session, on: databases.Databases) -> None:
+def test_what_is_known_and_was_contributed_is_shown(
+    session: Session, on: databases.Databases
+) -> None:
     conversation, _ = ask(session, "hello there")
     message = session.chat.conversations(OWNER).messages(conversation)[-1].content
     found = str(on.find(OWNER, message[:-1], conversation))
@@ -156,7 +158,7 @@ def test_what_is_known_and_brought_is_told(session: Session, on: databases.Datab
     assert "The latest answer of toy" in brought and "General text" in brought
 
 
-def test_saved_seconds_are_told_where_they_are_known() -> None:
+def test_saved_seconds_are_shown_where_they_are_known() -> None:
     sums = Contributions(2, Counter({"context": 3, "target": 1}), Counter({"context": 9}),
                    Counter({"context": 3}), {"context": 0.001}, 4, 1.0, 3.5)  # fmt: skip
     shown = databases.contributions_html(sums, EVIL)

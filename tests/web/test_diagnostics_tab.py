@@ -108,7 +108,7 @@ def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:
     assert "gave no token" in run_html.step_card(Step(0, (), finish="cancelled"), 1)
 
 
-def test_the_prompt_is_told_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
+def test_the_prompt_is_shown_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
     shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[-1:])  # type: ignore[arg-type]
     assert shown[on.read_prompt].count("&lt;img src=x") == 3, "title, system prompt, message"
     assert run_html.NOT_KEPT in shown[on.read_prompt] and "<details" not in shown[on.read_prompt]
@@ -119,7 +119,7 @@ def test_the_prompt_is_told_as_far_as_it_is_stored(on: Diagnostics, ids: list[st
     assert long.count("a") < 6_000 and "b" * 15_000 in long and "Only the last 20,000" in long
 
 
-def test_the_exact_prompt_is_told_while_its_model_is_loaded(
+def test_the_exact_prompt_is_shown_while_its_model_is_loaded(
     on: Diagnostics, session: Session, db: Database
 ) -> None:
     store = Traces(db, "local")

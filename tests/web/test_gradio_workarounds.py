@@ -47,7 +47,7 @@ def test_an_idle_queue_does_not_look_for_work() -> None:
     assert count == 1
 
 
-def test_a_poll_that_is_held_goes_on_when_there_is_work_and_ends_with_its_task() -> None:
+def test_a_poll_that_is_held_continues_when_there_is_work_and_ends_with_its_task() -> None:
     calls: list[str] = []
 
     async def poll() -> None:

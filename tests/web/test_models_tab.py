@@ -51,7 +51,7 @@ def test_the_facts_of_a_model() -> None:
     assert not models_html.still_loaded(NO_MODEL_INFO, "")
 
 
-def test_what_drafts_for_the_loaded_model_is_told_never_nothing() -> None:
+def test_what_drafts_for_the_loaded_model_is_always_shown() -> None:
     head = HeadInfo("MTP", 4, branches=False)
     info = replace(ToyBackend().info, leaves=1, depth=8, head=head)
     text = models_html.loaded(info, "/m/a.gguf", drafts=[EVIL])
@@ -90,7 +90,7 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
     assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
 
 
-def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
+def test_what_verifying_takes_is_shown_with_what_it_allows() -> None:
     info = replace(ToyBackend().info, kind="llama.cpp", dtype="Q4_K_M", device="cpu")
     cheap = models_html.verifying(info, CHEAP)
     assert "3, 7 or 15 drafted tokens takes 1.3, 2.0 or 3.4 times as long here" in cheap
@@ -164,7 +164,7 @@ def family(stack: bool = True) -> Entry:
     )
 
 
-def test_a_family_is_told_with_what_it_takes() -> None:
+def test_a_family_is_shown_with_what_it_takes() -> None:
     entry = family()
     needs = dict(models_html.family_needs(entry, 4096, "cuda", 40 + 16384))
     assert needs == {"memory": "16.0 KiB, fits", "with drafts": "32.1 KiB, does not fit"}
@@ -459,7 +459,7 @@ def test_a_family_that_does_not_fit_is_not_downloaded(
     assert shop.arrived == set() and session.current.info.name == "one"
 
 
-def test_a_damaged_catalogue_is_told_and_the_tab_works(
+def test_a_damaged_catalogue_is_reported_and_the_tab_works(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> tuple[Entry, ...]:

@@ -62,7 +62,7 @@ def test_what_gains_nothing_is_not_played() -> None:
     assert data["state"] == "none" and why in str(data["outcome"])
 
 
-def test_it_is_told_how_far_the_padded_model_is() -> None:
+def test_the_progress_of_the_padded_model_is_shown() -> None:
     data = race_value(Progress(0.42, "Making tiny-chat, padded to 0.5 B"))
     assert data == {"state": "making", "text": "Making tiny-chat, padded to 0.5 B … 42 %"}
     assert race_value(Progress(None, "Making it …"))["text"] == "Making it …"
@@ -81,7 +81,7 @@ def test_the_page_offers_the_pace_of_a_real_model_only_where_it_can_be_had(
         assert text in offered(stored, guests=False) and text not in offered(stored, guests=True)
 
 
-def test_the_outcome_is_told_as_it_is() -> None:
+def test_the_outcome_is_shown_as_it_is() -> None:
     assert outcome(race_of(1.75, 0.75, 2.0)) == (
         "Recorded just now on this machine: plain 2.00 s, with guessing 1.00 s, 2.00× as fast. "
         "Both say the same, all 9 tokens."

@@ -219,7 +219,7 @@ def test_a_refusal_within_the_stream_leaves_the_parameter_out_too() -> None:
         assert "status 400" in failed(session), "refused again, it is not asked for ever"
 
 
-def test_an_error_within_the_stream_is_told() -> None:
+def test_an_error_within_the_stream_is_reported() -> None:
     with stub() as server, opened(server) as session:
         server.part = lambda *_: 'data: {"error": {"message": "out of memory"}}\n\n'  # type: ignore[method-assign]
         assert "out of memory" in failed(session)
@@ -227,7 +227,7 @@ def test_an_error_within_the_stream_is_told() -> None:
         assert "is no OpenAI-compatible server" in failed(session)
 
 
-def test_a_server_that_is_gone_is_told_and_comes_back() -> None:
+def test_a_server_that_is_gone_is_reported_and_comes_back() -> None:
     with stub(words=3) as server, opened(server) as session:
         assert isinstance(session.engine, Local)
         served = session.engine.loaded.backend
@@ -270,7 +270,7 @@ def test_a_server_that_is_none_leaves_the_old_model() -> None:
         assert "nothing at this place (status 404)" in unloadable(f"{server.address}/elsewhere")
 
 
-def test_a_certificate_that_is_not_trusted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_is_not_trusted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: object, **__: object) -> None:
         error = ssl.SSLCertVerificationError(1, "self-signed certificate")
         error.verify_message = "self-signed certificate"
@@ -284,7 +284,7 @@ def test_a_certificate_that_is_not_trusted_is_told(monkeypatch: pytest.MonkeyPat
     assert "self-signed certificate" in shown and "SSL_CERT_FILE" in shown
 
 
-def test_plain_http_behind_https_is_told() -> None:
+def test_a_plain_http_server_at_an_https_address_is_reported() -> None:
     with stub() as server:
         shown = unloadable(server.base.replace("http:", "https:"))
         assert "the server may want http" in shown
@@ -318,7 +318,7 @@ def test_no_server_is_asked_before_it_is_loaded() -> None:
         assert server.paths == []
 
 
-def test_parameters_that_a_server_does_not_take_are_left_out_and_told_once() -> None:
+def test_parameters_that_a_server_does_not_take_are_left_out_and_reported_once() -> None:
     chosen = replace(COLD, generation=Generation(Sampling(0.5, top_k=5, min_p=0.1), 8))
     with stub(refuses=("stream_options", "min_p")) as server, opened(server) as session:
         assert say(session, chosen=chosen)[1].finish == "length"

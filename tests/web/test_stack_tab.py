@@ -56,7 +56,7 @@ def family_of(profile: Profile) -> Family:
 # what answers say
 
 
-def test_one_sentence_says_what_the_last_stack_took_beside_its_prediction() -> None:
+def test_one_sentence_says_what_the_last_stack_took_next_to_its_prediction() -> None:
     profile, family = profile_of(), family_of(profile_of())
     plan = family.plan("", "match")
     assert stack_html.remark(None, "match") == stack_html.remark(profile, "match") == ""
@@ -151,7 +151,7 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     assert marked == [databases, len(spec) > 0, len(spec) > 1, True]
 
 
-def test_the_bars_stand_beside_each_other() -> None:
+def test_the_bars_are_side_by_side() -> None:
     bars = [
         stack_charts.Bar("plain", colors.PLAIN, 1.0, 1.1),
         stack_charts.Bar("small@4", colors.DRAFT_SHADES[1], 0.5, None),
@@ -285,7 +285,7 @@ def values(on: stack.StackTab, drafting: Drafting | None = None) -> list[Any]:
     return on.controls.show("", chosen)
 
 
-def test_bad_input_is_told_and_changes_nothing(
+def test_bad_input_is_reported_and_changes_nothing(
     on: stack.StackTab, session: Session, shelf: Shelf, warned: list[str]
 ) -> None:
     ticked, given = shelf.sources("small"), values(on)
@@ -314,7 +314,7 @@ def test_bad_input_is_told_and_changes_nothing(
     assert "luck" in warned[4]
 
 
-def test_the_page_is_told_of_ticks_only_where_they_change(
+def test_ticks_are_sent_only_where_they_change(
     on: stack.StackTab, shelf: Shelf, warned: list[str]
 ) -> None:
     given = values(on)
@@ -329,7 +329,7 @@ def test_the_page_is_told_of_ticks_only_where_they_change(
     assert warned == []
 
 
-def test_another_sampler_than_the_profiles_is_told(
+def test_another_sampler_than_the_profiles_is_reported(
     on: stack.StackTab, session: Session, shelf: Shelf
 ) -> None:
     session.stacks.load(shelf.sources("small"))
