@@ -30,7 +30,7 @@ from typing import Any
 from app.service.comparison import Pace
 from app.service.core import Core
 from app.service.history import (
-    Answered,
+    FinishedAnswer,
     StartedAnswer,
     chosen,
     continuing,
@@ -312,7 +312,7 @@ class RunningAnswer:
     ) -> None:
         self.core, self.request, self.stream, self.recorder = core, request, stream, recorder
         self.started: Started | None = None
-        self.answered: Answered | None = None
+        self.finished: FinishedAnswer | None = None
         """What it takes to prove the answer, once it is over."""
 
     def take(self, event: Event) -> bool:
@@ -368,7 +368,7 @@ class RunningAnswer:
         if continued:
             most = generation.max_tokens + len(continued.tokens)
             generation = replace(generation, max_tokens=most)
-        self.answered = Answered(
+        self.finished = FinishedAnswer(
             started.prompt,
             started.info,
             generation,
@@ -379,13 +379,13 @@ class RunningAnswer:
             all(map(keeps_text_of, parts_of(run))),
             continued is None or continued.exact and one_run(run),
         )
-        self.core.history.last[self.request.owner, self.request.conversation] = self.answered
+        self.core.history.last[self.request.owner, self.request.conversation] = self.finished
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
     core: Core
-    prove: Callable[[str, str, Answered], None]
+    prove: Callable[[str, str, FinishedAnswer], None]
     """Proves an answer in the background."""
 
     def answer(
@@ -445,8 +445,8 @@ class Answering:
         stream = task.stop.start(lambda: self.core.engine.generate(request))
         growing = RunningAnswer(self.core, request, stream, recorder)
         yield from growing.updates()
-        if preferences.check and growing.answered:
-            self.prove(owner, conversation_id, growing.answered)
+        if preferences.check and growing.finished:
+            self.prove(owner, conversation_id, growing.finished)
 
 
 KEPT = 16

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 from app.service.attachments import without_files
-from app.service.history import Answered, History, StartedAnswer, started_answer
+from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
 from app.service.jobs import AnswerTarget, Tasks
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
@@ -40,21 +40,21 @@ class Trash:
 
     def __init__(self, engine: Engine, database: Database, history: History) -> None:
         self.engine, self.database, self.history = engine, database, history
-        self.proofs: LimitedDict[str, tuple[tuple[str, str], Answered]] = LimitedDict()
+        self.proofs: LimitedDict[str, tuple[tuple[str, str], FinishedAnswer]] = LimitedDict()
         """The data for proving the last answers of deleted conversations, by undo token."""
         self.timer: threading.Timer | None = None
         self.lock = threading.Lock()
 
     def remember(self, token: str, owner: str, conversation_id: str = "") -> None:
-        answered = self.history.last.pop((owner, conversation_id), None)
-        if answered is not None:
-            self.proofs[token] = (owner, conversation_id), answered
+        finished = self.history.last.pop((owner, conversation_id), None)
+        if finished is not None:
+            self.proofs[token] = (owner, conversation_id), finished
         self.watch()
 
     def recall(self, token: str) -> None:
-        key, answered = self.proofs.pop(token, (None, None))
-        if key is not None and answered is not None:
-            self.history.last[key] = answered
+        key, finished = self.proofs.pop(token, (None, None))
+        if key is not None and finished is not None:
+            self.history.last[key] = finished
 
     def watch(self) -> None:
         oldest = deletions.oldest(self.database)

@@ -30,7 +30,7 @@ PROVABLE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class FinishedAnswer:
     """What is needed to decode the last answer again: its prompt, model, settings and run.
 
     `calibration` holds the evidence weights before the answer, `run_id` is the id of the stored
@@ -54,9 +54,9 @@ class History:
 
     def __init__(self, database: Database, notices: Notices) -> None:
         self.database, self.notices = database, notices
-        self.last: LimitedDict[tuple[str, str], Answered] = LimitedDict(PROVABLE)
+        self.last: LimitedDict[tuple[str, str], FinishedAnswer] = LimitedDict(PROVABLE)
 
-    def provable(self, owner: str, conversation_id: str) -> Answered | None:
+    def provable(self, owner: str, conversation_id: str) -> FinishedAnswer | None:
         """The last answer of a conversation, if the conversation shows it. Raises PromptError for
         an answer that no single run can prove."""
         found = self.last.get((owner, conversation_id))

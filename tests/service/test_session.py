@@ -12,7 +12,7 @@ import pytest
 from app.service.answering import Update
 from app.service.chat import UNTITLED
 from app.service.comparison import Progress, Proof
-from app.service.history import Answered
+from app.service.history import FinishedAnswer
 from app.service.preferences import Preferences
 from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS, agreed
 from app.service.session import Session
@@ -783,7 +783,7 @@ def test_an_answer_is_decoded_again_until_its_reruns_agree_or_took_long(
     seconds: float,
     pairs: int,
 ) -> None:
-    def found(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
+    def found(answered: FinishedAnswer, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
         return Reruns(len(pairs), 0, 2.0, 1.0, (low, high), Speedup(1.5, 1.5, None, low, high))
 
     monkeypatch.setattr("app.service.proofs.reruns_of", found)
@@ -802,7 +802,7 @@ def test_a_long_proof_has_a_pair_in_the_middle(
 ) -> None:
     """Unless a pair takes so long that another one would be too much."""
     monkeypatch.setattr("app.service.proofs.ENOUGH", 8.0)
-    enough, run = agreed(cast(Answered, None)), cast(Run, None)
+    enough, run = agreed(cast(FinishedAnswer, None)), cast(Run, None)
     done = next(count for count in range(1, 99) if enough([(run, run)] * count, count * seconds))
     assert done == pairs
 
