@@ -27,7 +27,7 @@ from app.arguments import folder_name, folder_of, show_any_character
 from app.corpus import CHARACTERS, Corpus, check, in_volumes, size_of, tokens_of
 from engine.backends.base import Tokenizer
 from engine.errors import StrataError
-from engine.models.loaders import MODEL_LOADERS, settled
+from engine.models.loaders import MODEL_LOADERS, resolve_source
 from storage import statistics_build, statistics_shards
 from storage.documents import USUAL, Reading, documents
 from storage.statistics import SUFFIX
@@ -74,7 +74,7 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
         options.fewest,
     )
     most = plan.claim(folder, shard_size(memory, options.shards))
-    model = settled(options.model)
+    model = resolve_source(options.model)
     corpus = Corpus(
         in_volumes(files), reading, model, info.tokenizer_fingerprint, CHARACTERS * most
     )
@@ -119,7 +119,7 @@ def loaded(source: str) -> Tokenizer:
             bar.total = total
             bar.update(done - bar.n)
 
-        return MODEL_LOADERS.tokenizer(settled(source), progress)
+        return MODEL_LOADERS.tokenizer(resolve_source(source), progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

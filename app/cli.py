@@ -237,7 +237,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     from app.service.models import title_of
     from app.service.session import Session
     from engine.loaded import NO_MODEL_INFO
-    from engine.models.loaders import sampler, settled
+    from engine.models.loaders import resolve_source, sampler
     from engine.queue import MOST_WAITING
     from engine.remote import Remote
     from storage import cleanup
@@ -246,7 +246,8 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     each = 1 if options.public and options.page else MOST_WAITING
     make = partial(engine_of, statistics, folder / DATABASE, each)
     engine = stack.enter_context(closing(Remote(make)))
-    name, sampling = title_of(settled(options.model)), sampler(options.model or str(EMBEDDED))
+    name = title_of(resolve_source(options.model))
+    sampling = sampler(options.model or str(EMBEDDED))
     coming = replace(NO_MODEL_INFO, name=name, sampling=sampling)
     session = Session(
         engine, database, options.public, folders=statistics, coming=coming, page=options.page

@@ -128,7 +128,7 @@ def _holds(text: bytes | None, words: str) -> bool:
 
 
 class Turn:
-    """Which process of this program may write: the one that holds the empty database `path` locked.
+    """The turn of one process of this program to write: it holds the empty database `path` locked.
     The system releases the lock when a process ends, however it ends.
 
     Entering never waits, and returns whether it is this process's turn. If the file cannot be made,

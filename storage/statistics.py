@@ -217,7 +217,8 @@ class StatisticsTable:
             self.connection.set_progress_handler(None, 0)
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        """What followed `key` (one to three tokens) in the texts; None for an unknown key.
+        """The tokens that followed `key` (one to three tokens) in the texts; None for an unknown
+        key.
 
         Callers must not change the result: equal look-ups share it.
         """

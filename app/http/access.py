@@ -344,7 +344,7 @@ def check_length(longest: int, headers: Headers) -> None:
 
 
 def isolated(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
-    """The headers of a response, so that no other origin reads it, frames it or sends its
+    """The headers of a response, extended so that no other origin can read it, frame it or send its
     cookies."""
     kept, policy = [], POLICY
     for name, value in headers:
@@ -358,7 +358,7 @@ def isolated(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
 
 
 def own_cookie(cookie: str, secure: bool) -> str:
-    """A cookie that no script reads and no other site's request carries."""
+    """A cookie that scripts cannot read and that requests of other sites do not carry."""
     parsed: SimpleCookie = SimpleCookie(cookie)
     for morsel in parsed.values():
         morsel["httponly"], morsel["samesite"] = True, "Lax"

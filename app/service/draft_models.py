@@ -24,7 +24,7 @@ from engine.hsd.profile import Outcome, Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
 from engine.models.formats import format_of
-from engine.models.loaders import ModelLoaders, free_name, name_of, settled
+from engine.models.loaders import ModelLoaders, free_name, name_of, resolve_source
 from engine.models.memory import Need
 from engine.queue import OWNER, Waiting
 from engine.settings import Drafting, Runtime, Sampling
@@ -248,7 +248,7 @@ class Stacks:
 
         Raises ModelError if it is no model.
         """
-        source = settled(source)
+        source = resolve_source(source)
         if not source:
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         if self.loaders.present(source) or format_of(source).estimated:
@@ -287,7 +287,7 @@ class Stacks:
         Raises ModelError, with nothing changed, for a model that does not fit, cannot be read or
         has another vocabulary than the target, and Cancelled when `stop` ends a download.
         """
-        requested = list(dict.fromkeys(settled(source) for source in sources))
+        requested = list(dict.fromkeys(resolve_source(source) for source in sources))
         if not requested:
             raise ModelError("No draft model is chosen. Tick at least one, then press Load.")
         for source in requested:

@@ -328,7 +328,7 @@ class Why:
     current: Current
 
     def explain(self, owner: str, run_id: str, step: int, token: int) -> Data:
-        """What was guessed for a token of an answer, and where the guesses came from.
+        """The guesses for a token of an answer, and their origins.
 
         Raises StorageError for a run that this owner does not have.
         """

@@ -129,8 +129,8 @@ def warn(message: str) -> None:
 
 
 def explained(error: Exception) -> str:
-    """What the user is told about an error. One that is no StrataError is a defect of the program,
-    so its traceback goes to the log."""
+    """The text about an error for the user. An error that is not a StrataError is a defect of the
+    program, so its traceback goes to the log."""
     if isinstance(error, StrataError):
         return str(error)
     log.error("A request of the page failed.", exc_info=error)

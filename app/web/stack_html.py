@@ -180,7 +180,7 @@ def planned(
 
 
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
-    """What is wrong with the plan, with draft models in general, and with the measurements."""
+    """Problems of the plan, of draft models in general, and of the measurements."""
     if family is None or family.profile is None or plan is None:
         return ""
     profile, recursion = family.profile, Recursion(family.profile, rule)

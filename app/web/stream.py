@@ -7,7 +7,7 @@ connection holds no thread.
 
 The events carry JSON:
 
-- `sources` says what the numbers of the sources mean. It is the first event, and shows the page
+- `sources` gives the meaning of the sources' numbers. It is the first event, and shows the page
   that it is connected.
 - An event without a name carries tokens; see `app.web.render.groups`.
 - `figures` carries the values of the panel with the live figures.
@@ -110,7 +110,7 @@ class AnswerEvents:
         return with_pace(values, seen_in(update.metrics))
 
     def legend(self) -> StreamEvent:
-        """What the numbers of the sources mean, and where the thinking is."""
+        """The meaning of the sources' numbers, and the position of the thinking."""
         update, known = self.answer.update, render.legend(self.sources)
         if update is None:
             return StreamEvent("sources", known, self.sent)

@@ -149,7 +149,7 @@ class RaceView(Tab):
         )
 
     def wire(self) -> None:
-        """Record a race when the user wants to watch one, and end it when they leave."""
+        """Record a race when the user starts one, and end it when they leave."""
         self.on(self.view.watch, self.watch, (), self.view, mode="multiple")
         self.on(self.view.end, self.session.races.stop)
 
