@@ -136,7 +136,7 @@ def reason(lines: Sequence[str], command: Sequence[str]) -> str:
     elif NO_NETWORK.search(output):
         why = f"the package index cannot be reached. Connect to the network. {again}"
     else:
-        why = f"pip failed. What it said last is below. By hand: {shlex.join(command)}"
+        why = f"pip failed. The end of its output is below. By hand: {shlex.join(command)}"
     return f"{NOT_SET_UP}: {why}"
 
 

@@ -106,7 +106,7 @@ def test_many_answers_come_by_one_connection_each_of_them_whole(
     for number, answer in enumerate(answers):
         page = Page()
         page.read(connection.texts[number].encode())
-        assert connection.status[number] == 200 and page.told[-1] == "end"
+        assert connection.status[number] == 200 and page.kinds[-1] == "end"
         assert answer.update is not None and page.tokens == columns(answer.update.pieces)
 
 
