@@ -21,7 +21,7 @@ from strata_chat import __version__
 
 EMBEDDED = ASSETS / "models" / "tiny-chat" / "target"
 EMBEDDED_DRAFTS = ("mid", "small")
-"""Models shipped with it, as folders and as GGUF files, that can draft for it."""
+"""The bundled models that can draft for the demonstration model, as folders and as GGUF files."""
 FLAGS = {"context_length": "--context"}
 """Options whose names are not those of their settings."""
 FIRST_PORT, PORTS_TRIED = 7860, 20
@@ -30,10 +30,10 @@ DATA_HELP = "where conversations and databases are kept"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A checked command line. `made_up` says that the password was not chosen by the user.
+    """A checked command line. `made_up` says that Strata made the password.
 
-    A `model` of "" is the demonstration model. `page` is whether there is one, `api` whether other
-    programs may use the API; `origins` are the origins of foreign pages that may.
+    A `model` of "" is the demonstration model. `page` says whether the page is served, and `api`
+    whether other programs may use the API. `origins` are the origins of foreign pages that may.
     """
 
     model: str
@@ -67,12 +67,12 @@ COMMANDS = f"""commands:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line of a server; exits with status 2 and one clear line when it makes no
-    sense."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    page = words[:1] != [SERVE]
+    """Parse the command line of a server; exits with status 2 and one line about an invalid
+    option."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    page = argv[:1] != [SERVE]
     parser = parser_of(page)
-    given = parser.parse_args(words if page else words[1:])
+    given = parser.parse_args(argv if page else argv[1:])
     auth = given.auth if page else None
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and colon and password):
@@ -147,7 +147,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         default=[],
         type=origin,
         metavar="ORIGIN",
-        help="let pages of another origin, such as http://localhost:3000, ask the API with a key",
+        help="let pages of another origin, such as http://localhost:3000, use the API with a key",
     )
     add("--version", action="version", version=f"strata {__version__}")
     return parser
@@ -170,7 +170,7 @@ def parse_keys(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """An option for each setting of `Runtime`, in its words."""
+    """Add an option for each setting of `Runtime`, with the help text of its declaration."""
     for item in fields(Runtime):
         parser.add_argument(
             FLAGS.get(item.name, "--" + item.name.replace("_", "-")),
@@ -184,7 +184,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
 
 
 def runtime_of(given: argparse.Namespace) -> Runtime:
-    """The settings that were given. Raises SettingError for one out of its range."""
+    """The given settings. Raises SettingError for a value out of its range."""
     values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
     return Runtime(**{name: value for name, value in values.items() if value is not None})
 
@@ -202,7 +202,7 @@ def folder_name(text: str) -> Path:
 
 
 def host_name(text: str) -> str:
-    """An address to listen on; one of IPv6 may be written in brackets, as in web addresses."""
+    """An address to listen on. An IPv6 address may be written in brackets, as in web addresses."""
     return text.removeprefix("[").removesuffix("]")
 
 
@@ -217,7 +217,7 @@ def origin(text: str) -> str:
 
 
 def folder_of(given: Path | None) -> Path:
-    """The data directory. Raises SettingError if none is given, and the user has no folder."""
+    """The data directory. Raises SettingError if none is given and the user has no home folder."""
     from platformdirs import user_data_path
 
     try:

@@ -1,14 +1,15 @@
-"""`strata-statistics FILES`: the statistics tier's file for a model's tokenizer.
+"""`strata-statistics FILES`: builds the file of the statistics tier for a model's tokenizer.
 
 In a checkout: `python -m app.build_statistics FILES`.
 
 Reads text (.txt, .md), JSON and JSON lines (.json, .jsonl: chat "messages", "text" or "content" per
 record) and tables (.csv, .parquet: a column of these), also packed (.zip, .xz, .gz, .zst).
-Interrupted, it leaves everything as it was. Of the model its tokenizer is loaded alone.
+Only the tokenizer of the model is loaded. If the command is interrupted, nothing changes.
 
-With `--memory` the texts may be larger than that: they are counted in shards, in a work folder. The
-file is the same. After an interruption, the same command continues where it was. With `--part`
-several hosts count, each a part; the command without it then adds up.
+With `--memory` the texts may exceed the memory: they are counted in shards, in a work folder, and
+the resulting file is the same. After an interruption, the same command continues where it stopped.
+With `--part`, each of several hosts counts a part; the command without `--part` then adds up the
+counts.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from app.arguments import folder_name, folder_of, show_any_character
 from app.corpus import CHARACTERS, Corpus, check, in_volumes, size_of, tokens_of
 from engine.backends.base import Tokenizer
 from engine.errors import StrataError
-from engine.models.loaders import MODEL_LOADERS, settled
+from engine.models.loaders import MODEL_LOADERS, resolve_source
 from storage import statistics_build, statistics_shards
 from storage.documents import USUAL, Reading, documents
 from storage.statistics import SUFFIX
@@ -73,7 +74,7 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
         options.fewest,
     )
     most = plan.claim(folder, shard_size(memory, options.shards))
-    model = settled(options.model)
+    model = resolve_source(options.model)
     corpus = Corpus(
         in_volumes(files), reading, model, info.tokenizer_fingerprint, CHARACTERS * most
     )
@@ -97,7 +98,8 @@ def built_in_shards(options: argparse.Namespace, tokenizer: Tokenizer, out: Path
 
 @contextmanager
 def stage_bar(stages: Sequence[str]) -> Iterator[Progress]:
-    """A progress bar over these stages, as a function to call with a stage and the share done."""
+    """A progress bar over these stages: a function to be called with a stage and the share of it
+    that is done."""
     with tqdm(total=100, desc="Count", bar_format="{l_bar}{bar}| {postfix}") as bar:
 
         def progress(stage: str, done: float) -> None:
@@ -109,18 +111,19 @@ def stage_bar(stages: Sequence[str]) -> Iterator[Progress]:
 
 
 def loaded(source: str) -> Tokenizer:
-    """The tokenizer of a model, downloaded if need be, with a progress bar where it is large."""
+    """The tokenizer of a model. It is downloaded if necessary, with a progress bar if it is
+    large."""
     with tqdm(unit="B", unit_scale=True, desc="Download", leave=False, delay=0.2) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        return MODEL_LOADERS.tokenizer(settled(source), progress)
+        return MODEL_LOADERS.tokenizer(resolve_source(source), progress)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, build, report. Returns the exit status."""
+    """Parse the command line, build the file and report the result. Returns the exit status."""
     show_any_character()
     options = parsed(arguments)
     try:
@@ -148,8 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        goes_on = " The same command continues from here." if options.memory is not None else ""
-        print(f"Cancelled; nothing was changed.{goes_on}", file=sys.stderr)
+        continues = " The same command continues from here." if options.memory is not None else ""
+        print(f"Cancelled; nothing was changed.{continues}", file=sys.stderr)
         return 130
     if not meta:
         print("This part is counted. Once all parts are, run the command without --part.")
@@ -187,25 +190,27 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="the field or column of the texts (default: messages, text or content)",
     )
     parser.add_argument("--title", help="what the texts are (default: the names of the files)")
-    parser.add_argument("--size", type=float, default=64.0, help="megabytes of the file, about")
+    parser.add_argument(
+        "--size", type=float, default=64.0, help="the approximate size of the file in megabytes"
+    )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=MOST_TOKENS,
-        help="without --memory: read no more (needs 80 bytes each)",
+        help="without --memory: the most to read (each takes 80 bytes of memory)",
     )
     parser.add_argument(
         "--fewest",
         type=int,
         default=FEWEST,
-        help="keep what followed so often; 1 suits a few megabytes of text",
+        help="how often a token must follow a key to be kept; 1 suits a few megabytes of text",
     )
     large = parser.add_argument_group(
-        "texts larger than memory", 'What they need: pip install "strata-chat[cluster]"'
+        "texts larger than memory", 'This needs: pip install "strata-chat[cluster]"'
     )
     large.add_argument("--memory", type=float, help="gigabytes of memory that counting may take")
     large.add_argument(
-        "--work-dir", type=Path, help="where shards are kept meanwhile (default: beside the file)"
+        "--work-dir", type=Path, help="where shards are kept meanwhile (default: next to the file)"
     )
     large.add_argument(
         "--shards",

@@ -44,8 +44,8 @@ ENVIRONMENT = {
 }
 """Set before importing the libraries, which read these once; the user's own values stay.
 
-A thread that waits for another one soon leaves its core to it. With the library's usual patience
-two threads on two busy cores write one token in the time in which a single thread writes sixteen
+A thread that waits for another one gives up its core early. With the library's default, two threads
+on two busy cores write one token in the time in which a single thread writes sixteen
 (docs/log.md)."""
 
 
@@ -56,19 +56,19 @@ SERVER_KEY = "STRATA_SERVER_KEY"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until interrupted. Returns the exit status, 2 for an error that the user must fix."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     show_any_character()
-    if words[:1] != [VLLM]:
-        prepare_environment(page=words[:1] != [SERVE])
+    if argv[:1] != [VLLM]:
+        prepare_environment(page=argv[:1] != [SERVE])
     try:
-        if words[:1] == [VLLM]:
+        if argv[:1] == [VLLM]:
             from app.vllm.serve import run
 
-            run(words[1:])
-        elif words[:1] == [KEYS]:
-            manage_keys(parse_keys(words[1:]))
+            run(argv[1:])
+        elif argv[:1] == [KEYS]:
+            manage_keys(parse_keys(argv[1:]))
         else:
-            serve(parse(words))
+            serve(parse(argv))
     except StrataError as error:
         print(f"strata: {error}", file=sys.stderr)
         return 2
@@ -102,13 +102,13 @@ def serve(options: Options) -> None:
     from engine.models.loaders import check_there
     from engine.process import give_back_large_blocks
     from engine.servers.client import is_address
-    from storage import leftovers
+    from storage import cleanup
     from storage.database import Database
 
     give_back_large_blocks()
     check_there(options.model)
     with ExitStack() as stack, Database(folder / DATABASE) as database:
-        leftovers.clean(database, folder)
+        cleanup.clean(database, folder)
         session = session_of(options, folder, database, stack)
         models = session.models
         if is_address(options.model):
@@ -125,9 +125,9 @@ def serve(options: Options) -> None:
 def serve_page(options: Options, folder: Path, database: "Database", session: "Session") -> None:
     from app.api.routes import api_of
     from app.web.gradio_import import import_gradio
-    from storage import leftovers
+    from storage import cleanup
 
-    os.environ["GRADIO_TEMP_DIR"] = str(folder / leftovers.UPLOADS)  # read when imported
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / cleanup.UPLOADS)  # read when imported
     with without_collection():
         with importing():
             import_gradio()
@@ -219,7 +219,8 @@ def show(text: str, secret: bool = False) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import libraries that read the environment. Raises SettingError if they cannot use it."""
+    """Import libraries that read environment variables. Raises SettingError if they cannot use
+    their values."""
     try:
         yield
     except Exception as error:
@@ -236,16 +237,17 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
     from app.service.models import title_of
     from app.service.session import Session
     from engine.loaded import NO_MODEL_INFO
-    from engine.models.loaders import sampler, settled
+    from engine.models.loaders import resolve_source, sampler
     from engine.queue import MOST_WAITING
     from engine.remote import Remote
-    from storage import leftovers
+    from storage import cleanup
 
-    statistics = (folder / leftovers.STATISTICS, ASSETS / "statistics")
+    statistics = (folder / cleanup.STATISTICS, ASSETS / "statistics")
     each = 1 if options.public and options.page else MOST_WAITING
     make = partial(engine_of, statistics, folder / DATABASE, each)
     engine = stack.enter_context(closing(Remote(make)))
-    name, sampling = title_of(settled(options.model)), sampler(options.model or str(EMBEDDED))
+    name = title_of(resolve_source(options.model))
+    sampling = sampler(options.model or str(EMBEDDED))
     coming = replace(NO_MODEL_INFO, name=name, sampling=sampling)
     session = Session(
         engine, database, options.public, folders=statistics, coming=coming, page=options.page
@@ -265,21 +267,21 @@ def engine_of(statistics: Sequence[Path], path: Path, each: int) -> "Local":
 
 
 def load(session: "Session", loading: Iterator["Progress"]) -> None:
-    """Load the first model; a bar on the terminal says how far its download and measuring are.
+    """Load the first model, with a progress bar on the terminal.
 
-    Without it the page is still there: it says what is wrong, and can load another one.
+    If that fails, the page still works: it shows the reason, and can load another model.
     """
     from tqdm import tqdm
 
     look = {"bar_format": "{desc} {bar} {percentage:.0f} %", "leave": False, "disable": None}
-    words = ""
+    text = ""
     try:
         with tqdm(total=1.0, delay=0.2, **look) as bar:
             for progress in loading:
-                words = progress.words
-                bar.set_description_str(words, refresh=False)
+                text = progress.text
+                bar.set_description_str(text, refresh=False)
                 bar.update((progress.share or 0.0) - bar.n)
-        print(words, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
         tell(session.models.notices)
     except StrataError as error:
         tell([str(error)])

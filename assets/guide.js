@@ -40,8 +40,8 @@ function arrange() {
 }
 
 function tell() {
-  const said = [[".to-shelf", "shelf", "open"], [".to-figures", "figures", "open"]];
-  for (const [selector, name, open] of said) {
+  const opened = [[".to-shelf", "shelf", "open"], [".to-figures", "figures", "open"]];
+  for (const [selector, name, open] of opened) {
     const button = document.querySelector("#bar " + selector);
     if (button) button.setAttribute("aria-expanded", String(root.dataset[name] === open));
   }
@@ -129,22 +129,22 @@ sheet.addEventListener("click", (event) => {
 
 const TOUR = [
   { at: "#race .keys", title: "Watch a race",
-    words: "One prompt, decoded plainly and with guesses, played back side by side. The demonstration "
+    text: "One prompt, decoded plainly and with guesses, played back side by side. The demonstration "
       + "model is far smaller than real ones, so race at the pace of a real model: the same weights, "
       + "padded to the cost of 0.5\u00a0B parameters, which say nearly the same." },
   { at: "#tokens .legend", title: "Where words come from",
-    words: "Coloured words were guessed: from this chat, from past answers, or from general text. The "
+    text: "Coloured words were guessed: from this chat, from past answers, or from general text. The "
       + "others are the model's own. Point at a word, or tap it, to see more." },
   { at: "#figures", title: "How fast it is",
-    words: "The figures follow each answer: tokens per second, the speedup, and how many tokens one "
+    text: "The figures follow each answer: tokens per second, the speedup, and how many tokens one "
       + "step of the model gave." },
   { at: "#prove, [data-act=prove]", title: "Prove it",
-    words: "Guesses never change the text. Prove it decodes an answer again without them, and compares "
+    text: "Guesses never change the text. Prove it decodes an answer again without them, and compares "
       + "the two word by word." },
   { at: "tab:Compare", title: "Compare",
-    words: "One prompt, two ways to answer it, measured in turn on this machine." },
+    text: "One prompt, two ways to answer it, measured in turn on this machine." },
   { at: "tab:Models", title: "Models",
-    words: "Load a model of your own here, or take one from the catalogue." },
+    text: "Load a model of your own here, or take one from the catalogue." },
 ];
 
 let at = -1;
@@ -178,7 +178,7 @@ function go(to) {
   light(target);
   target.scrollIntoView({ block: "nearest", inline: "nearest" });
   card.querySelector("h2").textContent = step.title;
-  card.querySelector("p").textContent = step.words;
+  card.querySelector("p").textContent = step.text;
   card.querySelector("small").textContent = `${to + 1} of ${steps.length}`;
   card.querySelector(".next").textContent = to + 1 < steps.length ? "Next" : "Done";
   card.hidden = false;

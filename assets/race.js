@@ -7,14 +7,14 @@ const about = race.querySelector(".about");
 const stopIt = race.querySelector(".stop");
 const line = race.querySelector(".line");
 const lanes = race.querySelector(".lanes");
-const asked = race.querySelector(".asked");
-const outcome = race.querySelector(".told");
+const prompt = race.querySelector(".prompt");
+const outcome = race.querySelector(".outcome");
 const tracks = [...race.querySelectorAll("article")].map((box) => ({
   box,
   name: box.querySelector("h3 span"),
   clock: box.querySelector("output"),
   bar: box.querySelector(".bar i"),
-  words: box.querySelector(".words"),
+  text: box.querySelector(".text"),
 }));
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let frame = 0;
@@ -42,33 +42,33 @@ function take(value) {
     busy(true);
     const count = value.tokens ? " … " + value.tokens + " tokens" : " …";
     line.textContent = value.state === "waiting" ? "Waiting for the model …"
-      : value.state === "making" ? value.words
+      : value.state === "making" ? value.text
       : value.state === "plain" ? "Recording plain decoding" + count
         : "Recording with guessing" + count;
   }
 }
 
-function idle(words) {
+function idle(text) {
   cancelAnimationFrame(frame);
   busy(false);
-  line.textContent = words;
+  line.textContent = text;
 }
 
 // There is no gain to show with this model. Say why, and offer to show the race anyway.
 function none(value) {
-  idle(value.told);
+  idle(value.outcome);
   anyway = !atPace;
   watchIt.textContent = atPace ? "Watch a race" : "Race anyway";
 }
 
 function begin(value) {
-  asked.textContent = "“" + value.asked + "”";
+  prompt.textContent = "“" + value.prompt + "”";
   lanes.hidden = false;
   outcome.textContent = "";
   value.lanes.forEach((lane, i) => {
     const track = tracks[i];
     track.name.textContent = lane.name;
-    track.words.textContent = "";
+    track.text.textContent = "";
     track.next = 0;
     track.shown = 0;
     track.bar.style.width = "0";
@@ -79,7 +79,7 @@ function begin(value) {
     const now = calm.matches ? Infinity : (performance.now() - start) / 1000;
     const over = value.lanes.map((lane, i) => advance(lane, tracks[i], now));
     if (over.every(Boolean)) {
-      outcome.textContent = value.told;
+      outcome.textContent = value.outcome;
       anyway = false;
       watchIt.textContent = "Watch another race";
       idle("");
@@ -94,7 +94,7 @@ function begin(value) {
 function advance(lane, track, now) {
   while (track.next < lane.steps.length && lane.steps[track.next][0] <= 1000 * now) {
     const [, texts, sources] = lane.steps[track.next];
-    texts.forEach((text, i) => track.words.append(word(text, sources[i])));
+    texts.forEach((text, i) => track.text.append(word(text, sources[i])));
     track.shown += texts.length;
     track.next += 1;
   }

@@ -9,7 +9,7 @@ const play = view.querySelector(".play");
 const number = view.querySelector(".number");
 const sofar = view.querySelector(".sofar");
 const tree = view.querySelector(".tree");
-const told = view.querySelector(".told");
+const summary = view.querySelector(".summary");
 const keymap = view.querySelector(".keymap");
 const UNKNOWN = { title: "Unknown", kind: "k-target" };
 const PLAY_MS = 900;
@@ -72,23 +72,23 @@ function draw() {
 
 function blank() {
   for (const part of [sofar, tree]) part.replaceChildren();
-  told.textContent = "Nothing is stored for this step.";
-  tree.setAttribute("aria-label", told.textContent);
+  summary.textContent = "Nothing is stored for this step.";
+  tree.setAttribute("aria-label", summary.textContent);
 }
 
 function show(page, step) {
   let before = page.lead;
   for (const each of page.steps) {
     if (each.step >= step.step) break;
-    before += each.said.map(([text]) => text).join("");
+    before += each.tokens.map(([text]) => text).join("");
   }
   const cut = page.cut || before.length > TAIL;
   sofar.replaceChildren((cut ? "… " : "") + before.slice(-TAIL));
-  for (const [text, source, percent] of step.said) sofar.append(word(text, source, percent));
+  for (const [text, source, percent] of step.tokens) sofar.append(word(text, source, percent));
   sofar.scrollTop = 1e9;
   tree.replaceChildren();
   if (step.guesses && step.guesses.length) drawTree(step);
-  told.textContent = inWords(step);
+  summary.textContent = inWords(step);
   tree.setAttribute("aria-label", alternative(step));
   tree.hidden = !step.guesses || !step.guesses.length;
   drawKeymap(step);
@@ -116,7 +116,7 @@ function chance(percent) {
   return percent === 1 ? "at most 1 %" : percent + " %";
 }
 
-function said(text) {
+function visible(text) {
   if (typeof text === "number") return "#" + text;
   const shown = text.replace(/\n/g, "⏎").replace(/\t/g, "⇥");
   return shown.trim() === "" ? shown.replace(/ /g, "␣") || "∅" : shown.trim();
@@ -154,7 +154,7 @@ function drawTree({ guesses }) {
     node.classList.add("node", accepted ? "kept" : reached ? "rejected" : "unseen");
     node.style.gridColumn = column + 1;
     node.style.gridRow = row + 1;
-    node.textContent = said(text);
+    node.textContent = visible(text);
     node.title = about(source, match, percent, accepted, reached);
     tree.append(line, node);
   });
@@ -185,7 +185,7 @@ function inWords(step) {
     parts.push("Guessed " + step.guesses.length + ", accepted " + kept + ", rejected " + wrong
       + (unseen ? ", not checked " + unseen : ""));
   }
-  parts.push("the model wrote " + plural(step.said.length, "token"));
+  parts.push("the model wrote " + plural(step.tokens.length, "token"));
   const [draft, verify, sample, other] = step.times;
   parts.push("took " + duration(draft + verify + sample + other) + " (drafting " + duration(draft)
     + ", the model's forward " + duration(verify) + ")");
@@ -195,7 +195,7 @@ function inWords(step) {
 
 function alternative(step) {
   if (!step.guesses || !step.guesses.length) return inWords(step);
-  const list = (all) => all.map((guess) => "“" + said(guess[0]) + "”").join(" ") || "none";
+  const list = (all) => all.map((guess) => "“" + visible(guess[0]) + "”").join(" ") || "none";
   const kept = step.guesses.filter((guess) => guess[ACCEPTED]);
   const wrong = step.guesses.filter((guess) => guess[REACHED] && !guess[ACCEPTED]);
   return "Guesses. Accepted: " + list(kept) + ". Rejected: " + list(wrong) + ".";

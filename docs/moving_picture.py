@@ -97,7 +97,7 @@ DRAW = """([values, heads, end]) => {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Turn:
     """One message and its answer; `times` are those of its tokens, in seconds since the
     conversation began."""
 
@@ -117,9 +117,9 @@ def session_of(database: Database) -> Session:
     return session
 
 
-def spoken(session: Session, owner: str, method: str) -> list[Said]:
+def answered(session: Session, owner: str, method: str) -> list[Turn]:
     """All messages in one conversation, as a new user has it: there are no past answers."""
-    conversation, clock, found = None, 0.0, list[Said]()
+    conversation, clock, found = None, 0.0, list[Turn]()
     for seed, message in enumerate(MESSAGES):
         generation = Generation(replace(session.current.info.sampling, seed=seed), DEFAULT_TOKENS)
         preferences = Preferences(generation, method, fresh_seed=False)
@@ -131,52 +131,52 @@ def spoken(session: Session, owner: str, method: str) -> list[Said]:
     return found
 
 
-def timed(message: str, answer: Update, start: float) -> Said:
+def timed(message: str, answer: Update, start: float) -> Turn:
     prefill = answer.metrics.ttft_seconds - answer.steps[0].seconds
     ends = list(accumulate((step.seconds for step in answer.steps), initial=start + prefill))[1:]
     pieces = tuple(answer.pieces)
     times = tuple(ends[piece.step] for piece in pieces)
-    return Said(message, pieces, times, start, start + answer.metrics.seconds)
+    return Turn(message, pieces, times, start, start + answer.metrics.seconds)
 
 
-def recorded() -> tuple[list[Said], list[Said]]:
+def recorded() -> tuple[list[Turn], list[Turn]]:
     """The pair with the median gain, plain first."""
     pairs = []
     with Database() as database:
         session = session_of(database)
         for number in range(PAIRS):
             order = [*METHODS][:: -1 if number % 2 else 1]
-            runs = {name: spoken(session, f"{name}-{number}", name) for name in order}
+            runs = {name: answered(session, f"{name}-{number}", name) for name in order}
             pairs.append((runs["plain"], runs["hd"]))
             plain, fast = (side[-1].end for side in pairs[-1])
             print(
                 f"plain {plain:.2f} s, with Strata {fast:.2f} s: {plain / fast:.2f} times as fast"
             )
-    texts = {tuple(p.text for said in side for p in said.pieces) for pair in pairs for side in pair}
+    texts = {tuple(p.text for turn in side for p in turn.pieces) for pair in pairs for side in pair}
     assert len(texts) == 1, "drafts changed the text"
     pairs.sort(key=lambda pair: pair[0][-1].end / pair[1][-1].end)
     return pairs[PAIRS // 2]
 
 
-def value(conversation: Sequence[Said], now: float) -> dict[str, Any]:
+def value(conversation: Sequence[Turn], now: float) -> dict[str, Any]:
     """What the token view shows at a moment."""
     sources: dict[str, int] = {}
     turns: list[dict[str, Any]] = []
-    for at, said in enumerate(conversation):
-        if said.start > now:
+    for at, turn in enumerate(conversation):
+        if turn.start > now:
             break
-        shown = [piece for piece, then in zip(said.pieces, said.times, strict=True) if then <= now]
-        turns.append({"key": f"said-{at}", "role": "user", "text": said.message})
+        shown = [piece for piece, then in zip(turn.pieces, turn.times, strict=True) if then <= now]
+        turns.append({"key": f"turn-{at}", "role": "user", "text": turn.message})
         if shown:
             groups = render.groups(shown, sources)
             turns.append({"key": f"answer-{at}", "role": "assistant", "groups": groups})
     return {"kept": 0, "after": "", "turns": turns, **render.legend(sources)}
 
 
-def head(title: str, conversation: Sequence[Said], now: float) -> str:
+def head(title: str, conversation: Sequence[Turn], now: float) -> str:
     """The figures above one side at a moment."""
     seconds = min(now, conversation[-1].end)
-    tokens = sum(then <= now for said in conversation for then in said.times)
+    tokens = sum(then <= now for turn in conversation for then in turn.times)
     speed = f"{tokens / seconds:,.0f}" if seconds else "–"
     return (
         f"<h3>{title}</h3><span><b>{seconds:.1f} s</b></span>"
@@ -184,8 +184,8 @@ def head(title: str, conversation: Sequence[Said], now: float) -> str:
     )
 
 
-def verdict(plain: Sequence[Said], fast: Sequence[Said]) -> str:
-    tokens = sum(len(said.pieces) for said in plain)
+def verdict(plain: Sequence[Turn], fast: Sequence[Turn]) -> str:
+    tokens = sum(len(turn.pieces) for turn in plain)
     slow, quick = plain[-1].end, fast[-1].end
     return (
         f'<div class="verdict same"><b>Identical</b>: all {tokens:,} tokens. Plain decoding took '
@@ -193,7 +193,7 @@ def verdict(plain: Sequence[Said], fast: Sequence[Said]) -> str:
     )
 
 
-def frames(page: Page, sides: tuple[list[Said], list[Said]]) -> list[Image.Image]:
+def frames(page: Page, sides: tuple[list[Turn], list[Turn]]) -> list[Image.Image]:
     """The conversation as it grows on both sides, FRAMES_PER_SECOND pictures a second."""
     style = layout.css() + STYLE
     page.set_content(PAGE % (style, token_view.TEMPLATE, token_view.TEMPLATE))
@@ -226,7 +226,7 @@ def palette_of(shown: Sequence[Image.Image]) -> Image.Image:
     return palette
 
 
-def draw(browser: Browser, sides: tuple[list[Said], list[Said]]) -> None:
+def draw(browser: Browser, sides: tuple[list[Turn], list[Turn]]) -> None:
     """Save the moving picture, which loops and holds its last frame."""
     page = browser.new_page(viewport=SIZE, device_scale_factor=SCALE)
     shown = frames(page, sides)

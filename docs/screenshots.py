@@ -42,8 +42,8 @@ def main() -> int:
         )
         try:
             assert program.stdout is not None
-            said = (re.search(r"ready at (http\S+)", line) for line in program.stdout)
-            address = next(found[1] for found in said if found)
+            matches = (re.search(r"ready at (http\S+)", line) for line in program.stdout)
+            address = next(found[1] for found in matches if found)
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.set_default_timeout(PATIENCE)
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def tour(page: Page, address: str) -> None:
-    """A conversation, its proof, a comparison; each page once, the chat also in the dark."""
+    """A conversation, its proof, a comparison; each tab once, and the chat in dark mode too."""
     page.goto(address)
     expect(page.locator("#header .facts")).to_contain_text("context", timeout=PATIENCE)
     page.wait_for_timeout(3000)
@@ -164,7 +164,7 @@ def stack(page: Page) -> None:
 
 
 def models(page: Page) -> None:
-    """The demonstration model as a GGUF file, in the light and in the dark theme."""
+    """The demonstration model as a GGUF file, in light and dark mode."""
     open_models(page)
     page.locator("#models-choice label", has_text="llama.cpp").click()
     expect(page.get_by_text("GPU layers", exact=True)).to_be_visible()

@@ -189,10 +189,10 @@ def _benchmark(row: tuple[Any, ...]) -> Benchmark:
 
 
 def _result(row: tuple[Any, ...]) -> Result | None:
-    position, method, repeat, *figures, disturbed, problem, answer = row
+    position, method, repeat, *numbers, disturbed, problem, answer = row
     try:
-        counts = [int(count) for count in (position, repeat, *figures[:4])]
-        seconds = [float(figure) for figure in figures[4:]]
+        counts = [int(count) for count in (position, repeat, *numbers[:4])]
+        seconds = [float(number) for number in numbers[4:]]
         if min(*counts, *seconds) < 0:
             return None
         values: list[Any] = [

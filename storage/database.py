@@ -62,7 +62,7 @@ MOST_WAITING = 1000
 """The most writes that may wait; further ones are not stored."""
 PAUSE = 0.5
 """Seconds between two attempts to store the waiting writes."""
-DROPPED = "Too much waits to be stored, so what the last answer taught is forgotten."
+DROPPED = "Too many writes are waiting, so what was learned from the last answer is forgotten."
 STORED = "The database is not locked any more. Everything that waited is stored."
 Write = Callable[[], object]
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def _holds(text: bytes | None, words: str) -> bool:
 
 
 class Turn:
-    """Which process of this program may write: the one that holds the empty database `path` locked.
+    """The turn of one process of this program to write: it holds the empty database `path` locked.
     The system releases the lock when a process ends, however it ends.
 
     Entering never waits, and returns whether it is this process's turn. If the file cannot be made,
@@ -237,9 +237,9 @@ class Database:
     def _begin(self, held: ExitStack) -> sqlite_utils.Database:
         """Begin a write transaction. While it waits for another process, it does not hold the lock
         that other threads need."""
-        begun = monotonic()
+        start = monotonic()
         while True:
-            waited, handle = monotonic() - begun, self._handle()
+            waited, handle = monotonic() - start, self._handle()
             with ExitStack() as turn:
                 if self._turn is None or turn.enter_context(self._turn):
                     handle.execute("PRAGMA busy_timeout = 0")
@@ -472,7 +472,7 @@ class Writes:
         self.waiting: deque[tuple[str, Write]] = deque()
         self.lock = threading.Lock()
         self.idle = threading.Event()
-        """Set while no write waits and everybody was told of those that waited."""
+        """Set while no write waits and the owners of earlier ones have been notified."""
         self.idle.set()
 
     @property
@@ -483,9 +483,9 @@ class Writes:
             return ""
         name = self.database.path.name if self.database.path else "in memory"
         return (
-            f"The database {name} is locked by another program. Answers go on, and what they said "
-            "and taught is stored as soon as that program lets go. Close it before you close "
-            "Strata, or that is lost."
+            f"The database {name} is locked by another program. Answers continue. They, and "
+            "what was learned from them, are stored once it is unlocked. Close that program before "
+            "you close Strata, or they are lost."
         )
 
     def do(self, owner: str, write: Write) -> None:
@@ -556,7 +556,7 @@ class Writes:
             except StorageError as error:
                 self.tell(owner, str(error))
             except Exception:
-                log.exception("What waited to be stored could not be.")
+                log.exception("A waiting write could not be stored.")
             owners.add(owner)
             with self.lock:
                 self.waiting.popleft()
@@ -567,7 +567,7 @@ class Writes:
         try:
             self.report(owner, notice)
         except Exception:
-            log.exception("A notice of what waited to be stored could not be given.")
+            log.exception("A notice about stored writes could not be delivered.")
 
 
 def _unknown_format(path: Path) -> str:

@@ -85,7 +85,7 @@ def restore(db: Database, owner: int, token: str) -> str:
         "WHERE top.conversation = ? AND up.conversation NOT IN (?, ?)"
     )
     if id != place and db.execute_read(orphans, [place, place, id]):
-        raise StorageError("What this message follows is deleted as well. Bring that back first.")
+        raise StorageError("The message before it is deleted as well. Restore that one first.")
     trash = db.key("owners", NOBODY)
     with db.write() as handle:
         handle.execute(

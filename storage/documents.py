@@ -165,7 +165,7 @@ def found_in(path: Path, meter: Meter, reading: Reading) -> Iterator[Document]:
 
 
 def unpacked_zst(raw: IO[bytes]) -> Any:
-    """What a .zst file holds. Raises StorageError where no library reads it."""
+    """The content of a .zst file. Raises StorageError where no library reads it."""
     try:
         zstd: Any = importlib.import_module(ZSTD)
     except ImportError as error:
@@ -315,7 +315,7 @@ def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docume
     content = lines.read(MOST_JSON + 1)
     if len(content) > MOST_JSON:
         raise StorageError(
-            f"The file {name!r} is larger than {MOST_JSON >> 20} MiB, which is the most of one "
+            f"The file {name!r} is larger than {MOST_JSON >> 20} MiB, the limit for one "
             "JSON value. Save it as JSON lines, a value per line."
         )
     with understood(f"The file {name!r}"):
@@ -354,10 +354,10 @@ def titles_of(row: Sequence[str]) -> list[str]:
 
 
 def delimiter_of(first: str, names: Sequence[str]) -> str:
-    """What separates the columns of a table: what its first line names or makes a column of texts
-    of, or the most frequent one."""
-    if (said := re.fullmatch(rf"sep=([{DELIMITERS}])[\r\n]*", first)) is not None:
-        return said[1]
+    """The character that separates the columns of a table: the one that the first line declares,
+    the one that yields a column of texts, or the most frequent one."""
+    if (declared := re.fullmatch(rf"sep=([{DELIMITERS}])[\r\n]*", first)) is not None:
+        return declared[1]
     for delimiter in DELIMITERS:
         if set(names) & {*titles_of(next(csv.reader([first], delimiter=delimiter), []))}:
             return delimiter
@@ -396,7 +396,7 @@ def chat_of(messages: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a content: a text, nothing, or parts, of which some may be texts. Raises
+    """The text of a message's content, which is a text, nothing, or a list of parts. Raises
     TypeError for anything else."""
     if content is None:
         return ""

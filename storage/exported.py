@@ -1,4 +1,4 @@
-"""A conversation as it is read from a file, and the errors about one that cannot be."""
+"""A conversation that was read from a file, and checks of the values in one."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Export(NamedTuple):
     pinned: bool = False
     folder: str = ""
     left_out: Mapping[str, int] = {}
-    """What was not taken from the file, in words for the user, and how often."""
+    """What was left out of the file, as texts for the user, and how often."""
 
     @property
     def chars(self) -> int:

@@ -61,22 +61,22 @@ KINDS = (
     (re.compile(r"file|document|attachment|pdf"), FILES),
     (re.compile(r"citation|source"), CITATIONS),
 )
-"""What a part is by its type; the first that fits counts."""
+"""The kind of a part, by its type; the first match counts."""
 COUNTED = {
     **dict.fromkeys(("tool_calls", "toolCalls", "function_call", "toolInvocations"), CALLS),
     **dict.fromkeys(("attachments", "experimental_attachments", "files"), FILES),
     **dict.fromkeys(("citations", "annotations", "sources"), CITATIONS),
     **dict.fromkeys(("images",), IMAGES),
 }
-"""Fields of a message that hold no words of it."""
+"""Fields of a message that hold none of its text."""
 THOUGHTS = ("reasoning_content", "reasoningContent", "reasoning", "thinking", "thoughts")
-WORDS = ("summary", "text", "refusal", "content", "transcript", "thinking", "reasoning", "value")
+FIELDS = ("summary", "text", "refusal", "content", "transcript", "thinking", "reasoning", "value")
 """Where an object keeps its text."""
 CONTENTS = ("content", "value", "text", "parts")
 """Where a message keeps its content."""
 
 
-def words_of(value: object) -> str:
+def text_of(value: object) -> str:
     """All texts of a value, whatever it is made of."""
     found, waiting = list[str](), [value]
     while waiting:
@@ -86,7 +86,7 @@ def words_of(value: object) -> str:
             case list(items):
                 waiting += reversed(items)
             case dict(items):
-                waiting += [items[name] for name in reversed(WORDS) if name in items]
+                waiting += [items[name] for name in reversed(FIELDS) if name in items]
     return "\n".join(text for text in found if text.strip())
 
 
@@ -105,12 +105,12 @@ class Turn:
     thoughts: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    goes_on: bool = False
+    continues: bool = False
     links: dict[str, str] = field(default_factory=dict)
-    """What stands for a citation of the text, by its mark."""
+    """The replacement of each citation in the text, by its mark."""
 
     def add(self, content: object) -> None:
-        """Take content in: a text, a part, or a list of parts."""
+        """Add content: a text, a part, or a list of parts."""
         waiting = [content]
         while waiting:
             part = waiting.pop()
@@ -129,22 +129,22 @@ class Turn:
 
     def add_text(self, text: str) -> None:
         """A bare text continues the bare text before it."""
-        if self.goes_on:
+        if self.continues:
             self.texts[-1] += text
         elif text.strip():
             self.texts.append(text)
-            self.goes_on = True
+            self.continues = True
 
     def add_part(self, part: Mapping[str, Any]) -> None:
-        kind, words = part.get("type", part.get("content_type")), words_of(part)
-        if kind in TEXTS and (words or kind):
-            self.texts += [words] if words else []
-            self.goes_on = False
+        kind, text = part.get("type", part.get("content_type")), text_of(part)
+        if kind in TEXTS and (text or kind):
+            self.texts += [text] if text else []
+            self.continues = False
             return
         name = kind.lower() if isinstance(kind, str) else ""
         what = next((what for pattern, what in KINDS if pattern.search(name)), UNKNOWN)
-        if what == THINKING and words:
-            self.thoughts.append(words)
+        if what == THINKING and text:
+            self.thoughts.append(text)
         else:
             self.left[what] += 1
 
@@ -159,7 +159,7 @@ class Turn:
             self.left[what] += len(value) if isinstance(value, list) else 1
 
     def finish(self) -> None:
-        """Take the markup of other programs out of an answer."""
+        """Remove the markup of other programs from an answer."""
         if self.role == "assistant":
             self.texts = [self.cleaned(text) for text in self.texts]
 
@@ -168,10 +168,11 @@ class Turn:
         return "\n".join(text for text in self.texts if text.strip())
 
     def content(self, thoughts: Iterable[str] = ()) -> str:
-        """The message: its files, thinking in the form in which models write it, its own words."""
+        """The message: its files, its thinking in the form in which models write it, and its
+        text."""
         thought = "\n\n".join(each.strip() for each in thoughts if each.strip())
-        said = with_thinking(thought, self.own) if thought else self.own
-        return "\n\n".join(filter(None, [*self.files, said]))
+        text = with_thinking(thought, self.own) if thought else self.own
+        return "\n\n".join(filter(None, [*self.files, text]))
 
     def cleaned(self, text: str) -> str:
         """An answer without markup. Code stays as it is. The work is linear in the text."""
@@ -206,7 +207,7 @@ class Turn:
         return text if found == text else found.strip()
 
     def cited(self, mark: str) -> str:
-        """What stands for a citation: its link, the name of what it describes, or nothing."""
+        """The replacement of a citation: its link, the name of what it describes, or nothing."""
         if (link := self.links.get(mark.strip())) is not None:
             return f"{mark[: len(mark) - len(mark.lstrip())]}{link}"
         kind, _, rest = mark.strip(" \ue200\ue201").partition("\ue202")
@@ -222,7 +223,7 @@ class Turn:
         return ""
 
     def block(self, text: str, opened: re.Match[str], ends: "Ends") -> tuple[int, str]:
-        """Where a block of markup ends, and what stands for it."""
+        """The end of a block of markup, and its replacement."""
         tag, begin = opened[0].strip(), opened.end()
         if tag == "<details":
             if (close := ends.find(">", begin)) < 0:
@@ -249,7 +250,7 @@ class Turn:
 
 
 class Ends:
-    """Where what begins in a text ends. An end that is missing is searched only once."""
+    """Finds the ends of blocks in a text. A missing end is searched only once."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -290,7 +291,7 @@ BLOCKS = {
 }
 """What Open WebUI, llama.cpp's page and models write around calls of tools and thinking."""
 CALLED = re.compile(r"\s*(?:\{|\[|<function)")
-"""How a call begins within its tag."""
+"""The beginning of a call within its tag."""
 MARKUP = re.compile(
     r"""
       ^[ ]{0,3}(?P<fence>`{3,}|~{3,})
@@ -315,12 +316,12 @@ MARKUP = re.compile(
 def unquoted(block: str) -> str:
     """The thinking in a block of Open WebUI: without its heading, its quotation marks at the lines'
     beginnings, and the spelling of HTML."""
-    words = html.unescape(re.sub(r"\A\s*<summary>.*?</summary>", "", block, count=1, flags=re.S))
-    return re.sub(r"(?m)^> ?", "", words).strip()
+    text = html.unescape(re.sub(r"\A\s*<summary>.*?</summary>", "", block, count=1, flags=re.S))
+    return re.sub(r"(?m)^> ?", "", text).strip()
 
 
 def role_of(item: Mapping[str, Any], name: str) -> str:
-    """The role of a message, in any spelling that is known. Raises StorageError."""
+    """The role of a message, in any known spelling. Raises StorageError."""
     given = item.get("role", item.get("from"))
     role = given.lower() if isinstance(given, str) else ""
     if role not in ROLES and role not in TOOLS:
@@ -330,8 +331,8 @@ def role_of(item: Mapping[str, Any], name: str) -> str:
 
 
 def plain_turn(item: object, name: str) -> Turn:
-    """A message as programs send it to a model, in the forms of OpenAI, Anthropic, Ollama and
-    ShareGPT. Raises StorageError for one that is none."""
+    """A message as programs send it to a model, in the format of OpenAI, Anthropic, Ollama or
+    ShareGPT. Raises StorageError for anything else."""
     if isinstance(item, StorageError):
         raise item
     if not isinstance(item, dict):
@@ -345,9 +346,9 @@ def plain_turn(item: object, name: str) -> Turn:
     if content is not None and not isinstance(content, str | list | dict):
         raise refusal(f"in {name}, content cannot be {quoted(content)}. Give a text")
     turn.add(content)
-    turn.texts += [words for words in [words_of(item.get("refusal"))] if words]
-    turn.thoughts += [words for each in THOUGHTS if (words := words_of(item.get(each)))][:1]
-    if spoken := words_of(inside(item.get("audio"), "transcript")):
+    turn.texts += [text for text in [text_of(item.get("refusal"))] if text]
+    turn.thoughts += [text for each in THOUGHTS if (text := text_of(item.get(each)))][:1]
+    if spoken := text_of(inside(item.get("audio"), "transcript")):
         turn.texts += [spoken] if not turn.texts else []
         turn.left[RECORDINGS] += 1
     for each, what in COUNTED.items():
@@ -367,7 +368,7 @@ LISTS = ("messages", "conversations", "conversation", "items")
 
 
 def reader_of(entry: Mapping[str, Any]) -> Callable[[Any], Export] | None:
-    """What reads a conversation of another program; None if it has no form that is known."""
+    """The reader for a conversation of another program; None if its format is unknown."""
     if "mapping" in entry:
         return read_chatgpt
     if "conv" in entry:
@@ -386,8 +387,8 @@ def is_plain(data: object) -> bool:
 
 # ChatGPT
 
-SAID = ("text", "multimodal_text")
-NOT_SAID = {
+TEXT_TYPES = ("text", "multimodal_text")
+OTHER_TYPES = {
     "code": CALLS,
     "user_editable_context": INSTRUCTIONS,
     "model_editable_context": HIDDEN,
@@ -395,7 +396,7 @@ NOT_SAID = {
     **dict.fromkeys(("execution_output", "tether_quote", "tether_browsing_display"), RESULTS),
     **dict.fromkeys(("sonic_webpage", "system_error", "citable_code_output"), RESULTS),
 }
-"""Types of content that are no words of the user or of the answer."""
+"""Types of content that are neither text of the user nor of the answer."""
 
 
 def read_chatgpt(entry: dict[str, Any]) -> Export:
@@ -407,7 +408,7 @@ def read_chatgpt(entry: dict[str, Any]) -> Export:
 
 
 def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
-    """None for the root, and for empty notes of the system."""
+    """A message; None for the root and for empty system messages."""
     message = node.get("message")
     if message is None:
         return None
@@ -426,11 +427,15 @@ def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
     elif role == "assistant" and recipient not in (None, "", "all"):
         turn.left = Counter([CANVAS if str(recipient).startswith("canmore") else CALLS])
     elif kind == "thoughts" or inside(message, "channel") == "analysis":
-        turn.thoughts = [words_of([content.get("thoughts"), turn.texts])]
-    elif isinstance(kind, str) and kind not in SAID and (role == "assistant" or kind in NOT_SAID):
-        turn.left = Counter([NOT_SAID.get(kind, UNKNOWN)])
+        turn.thoughts = [text_of([content.get("thoughts"), turn.texts])]
+    elif (
+        isinstance(kind, str)
+        and kind not in TEXT_TYPES
+        and (role == "assistant" or kind in OTHER_TYPES)
+    ):
+        turn.left = Counter([OTHER_TYPES.get(kind, UNKNOWN)])
     else:
-        turn.add(None if turn.texts else words_of(content.get("text")))
+        turn.add(None if turn.texts else text_of(content.get("text")))
         _chatgpt_details(turn, metadata)
         turn.finish()
         return turn, moment(inside(message, "create_time"), "create_time")
@@ -494,7 +499,7 @@ def _open_webui_turn(item: object, name: str = "a message") -> Timed:
 
 
 def _complete(turn: Turn, written: Turn) -> None:
-    """Add what the items that a model wrote say more than the content."""
+    """Use the items that the model wrote in place of the content if they contain all of it."""
     content, items = (" ".join(each.own.split()) for each in (turn, written))
     if content in items:
         turn.texts = written.texts
@@ -505,7 +510,7 @@ def _complete(turn: Turn, written: Turn) -> None:
 
 
 def _attach(turn: Turn, file: object, text: object) -> None:
-    """A file of a message: its text, or that it is left out."""
+    """Attach the text of a message's file, or count the file as left out."""
     kind, name = inside(file, "type"), inside(file, "name")
     if isinstance(text, str) and text.strip():
         turn.files.append(attached(name if isinstance(name, str) else "file", text))
@@ -528,13 +533,13 @@ def read_llama_cpp(entry: dict[str, Any]) -> Export:
     left = Counter({UNREADABLE: len(items) - len(nodes)})
     node = conv.get("currNode") or next(reversed(nodes), None)
     path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
-    prompts = [item for item in path if item.get("role") == "system" and _words(item)]
+    prompts = [item for item in path if item.get("role") == "system" and _own_text(item)]
 
     def read(item: dict[str, Any]) -> Timed | None:
         return None if prompts and item is prompts[0] else _llama_cpp_turn(item)
 
     found, more = _tree(nodes, node, "parent", read)
-    system = _words(prompts[0]) if prompts else ""
+    system = _own_text(prompts[0]) if prompts else ""
     when = _in_seconds(conv.get("lastModified"))
     return _foreign(conv.get("name"), when, found, left + more, system)
 
@@ -551,7 +556,7 @@ def _llama_cpp_turn(item: dict[str, Any]) -> Timed | None:
     return turn, moment(_in_seconds(item.get("timestamp")), "the time of a message")
 
 
-def _words(item: dict[str, Any]) -> str:
+def _own_text(item: dict[str, Any]) -> str:
     return plain_turn({"content": "", **item}, "a message").own
 
 
@@ -573,7 +578,7 @@ def read_plain(data: dict[str, Any] | list[Any]) -> Export:
     found, left = _tree(
         *_rows(typed(entry[name], list, name), lambda *item: (plain_turn(*item), time.time()))
     )
-    system = words_of(entry.get("system"))
+    system = text_of(entry.get("system"))
     if found and found[0].role == "system":
         system = "\n\n".join(filter(None, [system, found[0].content]))
         rest = found[1:]

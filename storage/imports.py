@@ -168,7 +168,8 @@ def parse(content: bytes) -> object:
 
 
 def _lines(content: bytes) -> Iterator[object]:
-    """The values of JSON lines, with an error for each broken one; none if the file is no such."""
+    """The values of JSON lines, with an error for each broken line; empty if the file is not in
+    that format."""
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
     except UnicodeDecodeError:
@@ -214,7 +215,8 @@ def _unpacked(content: bytes) -> Iterator[bytes]:
 
 
 def _entries(content: bytes) -> list[Any]:
-    """The conversations of a file, unread; an error stands for each part that is no JSON."""
+    """The conversations of a file, not checked yet, with an error for each part that is not
+    JSON."""
     if content[:4] == b"PK\3\4":
         return [entry for file in _unpacked(content) for entry in _tried(file)]
     data = parse(content)

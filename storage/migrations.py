@@ -462,10 +462,10 @@ def apply(handle: sqlite_utils.Database, name: str = "The database") -> None:
 
 
 def damage(handle: sqlite_utils.Database) -> str | None:
-    """What is wrong with the schema of a file that was ours, whatever SQLite says of it.
+    """What is damaged in the schema of one of our files, even if SQLite accepts it.
 
-    None where it is as our migrations make it, and for a file of another program or of a newer
-    version, which `apply` refuses. Whatever else somebody added is left alone.
+    None if the schema is what our migrations make, and for a file of another program or of a newer
+    version, which `apply` refuses. Additional tables are ignored.
     """
     tables = set(handle.table_names())
     ours = {name for kind, name in schema_of(MIGRATIONS) if kind == "table"}
@@ -499,8 +499,8 @@ def schema_of(steps: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], str]:
 
 
 def statements(handle: sqlite_utils.Database) -> dict[tuple[str, str], str]:
-    """The statements of a schema by kind and name of what they define. Versions of SQLite differ in
-    the spaces and quotes that they put where a table is altered, so these are left out."""
+    """The statements of a schema, by the kind and name of what they define, without spaces and
+    quotes: versions of SQLite put different ones into the statement of an altered table."""
     rows = handle.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
     return {
         (str(kind), str(name)): re.sub(r'[\s"`]', "", str(statement))

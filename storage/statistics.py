@@ -207,7 +207,7 @@ class StatisticsTable:
             (verdict,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
             (keys,) = self.connection.execute("SELECT count(followers) FROM grams").fetchone()
             if verdict != "ok" or keys != int(self.meta["keys"]):
-                counts = f"{keys:,} keys are there, {self.meta['keys']} should be"
+                counts = f"it has {keys:,} keys, and should have {self.meta['keys']}"
                 raise ValueError(str(verdict) if verdict != "ok" else counts)
         except (sqlite3.Error, ValueError) as error:
             raise StorageError(
@@ -217,7 +217,8 @@ class StatisticsTable:
             self.connection.set_progress_handler(None, 0)
 
     def look_up(self, key: Sequence[int]) -> Followers | None:
-        """What followed `key` (one to three tokens) in the texts; None for an unknown key.
+        """The tokens that followed `key` (one to three tokens) in the texts; None for an unknown
+        key.
 
         Callers must not change the result: equal look-ups share it.
         """

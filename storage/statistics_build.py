@@ -1,4 +1,5 @@
-"""Makes a statistics file from tokenized documents: count, rank, select, rename into place.
+"""Makes a statistics file from tokenized documents: counts n-grams, ranks them, and selects the
+best.
 
 All windows of WINDOW tokens are sorted once; then every n-gram up to that length is a run of
 neighbouring rows, and its count is the length of that run. A next token is kept under a key if it
@@ -359,7 +360,7 @@ def save(
     """Write a complete file that replaces any file at `path`; returns its meta data.
 
     The new file is locked from its first byte until it is complete, so a program that starts in the
-    meantime does not take it for a leftover.
+    meantime does not delete it.
     """
     meta = {
         "format": str(FORMAT),

@@ -77,7 +77,7 @@ class Plan:
 
     def claim(self, folder: Path, shard: int) -> int:
         """Make a folder the work folder of this plan. Returns the number of characters per shard:
-        `shard` for a new folder, otherwise the number that the folder was begun with.
+        `shard` for a new folder, otherwise the number with which the folder was started.
 
         Raises StorageError if the folder belongs to another plan.
         """
@@ -96,17 +96,17 @@ class Plan:
                     partial.write_text(text, encoding="utf-8")
             found = json.loads(path.read_text("utf-8"))
             other = [name for name in own if found.get(name) != own[name]]
-            begun = int(found["shard"])
+            stored = int(found["shard"])
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise StorageError(
                 f"The work folder {str(folder)!r} cannot be used: {error}. Give a new one."
             ) from error
         if other:
             raise StorageError(
-                f"The work folder {str(folder)!r} was begun with another {' and '.join(other)}. "
+                f"The work folder {str(folder)!r} was started with another {' and '.join(other)}. "
                 "Give a new one, or delete this one."
             )
-        return begun
+        return stored
 
 
 @contextmanager

@@ -330,5 +330,5 @@ def contributions(db: Database, owner: str, fingerprint: str) -> Contributions:
         )
     except (sqlite3.Error, TypeError, ValueError) as error:
         raise StorageError(
-            "An answer is damaged in the database: what each source brought cannot be told."
+            "An answer is damaged in the database: the sources' contributions cannot be shown."
         ) from error

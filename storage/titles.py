@@ -17,8 +17,8 @@ def title_from(messages: Iterable[tuple[str, str]]) -> str:
     """A title from the first message that has words besides files and thinking, of messages with
     their roles."""
     own = ((role, FILES.sub("", content)[:BEGINNING]) for role, content in messages)
-    words = (answer_of(content) if role == "assistant" else content for role, content in own)
-    return next(filter(None, map(title_of, words)), "")
+    texts = (answer_of(content) if role == "assistant" else content for role, content in own)
+    return next(filter(None, map(title_of, texts)), "")
 
 
 def title_of(text: str) -> str:
@@ -28,12 +28,12 @@ def title_of(text: str) -> str:
     for paragraph in re.split(r"\n\s*\n", outside):
         lines = paragraph.strip().splitlines()
         # A heading is a title by itself; other lines are joined.
-        words = " ".join(
+        plain = " ".join(
             _bare(line) for line in (lines[:1] if paragraph.lstrip()[:1] == "#" else lines)
         )
-        if re.search(r"\w", words):
-            sentence = re.match(r".{8,}?[.!?](?=\s|$)", words.strip())
-            return _cut(" ".join((sentence[0] if sentence else words).split()).rstrip("."))
+        if re.search(r"\w", plain):
+            sentence = re.match(r".{8,}?[.!?](?=\s|$)", plain.strip())
+            return _cut(" ".join((sentence[0] if sentence else plain).split()).rstrip("."))
     return ""
 
 
@@ -47,5 +47,5 @@ def _cut(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     beginning = text[:LONGEST]
-    words = beginning.rpartition(" ")[0] if text[LONGEST] != " " else beginning
-    return (words if len(words) > LONGEST // 2 else beginning[:-1]).rstrip(" ,;:") + "…"
+    whole = beginning.rpartition(" ")[0] if text[LONGEST] != " " else beginning
+    return (whole if len(whole) > LONGEST // 2 else beginning[:-1]).rstrip(" ,;:") + "…"

@@ -221,7 +221,7 @@ class Traces:
                 raise self._missing(run_id)
             step_rows.insert(handle, run_id, steps)
 
-    def go_on(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
+    def continue_run(self, run_id: str, last: Step, part: Part, prompt: Sequence[int] = ()) -> str:
         """Prepare a run to be continued after this step, its last one with tokens.
 
         `prompt` holds the tokens before the new part, if they differ from those of the run so far.
@@ -279,11 +279,11 @@ class Traces:
         ):
             with suppress(*MISSHAPEN):
                 tokens, guessed, seconds, plain, proof, thinks, known, marks = row
-                figures = int(tokens), int(guessed), float(seconds), _known(plain)
+                numbers = int(tokens), int(guessed), float(seconds), _known(plain)
                 proved = from_json(proof)
                 proved = proved if isinstance(proved, dict) else {}
                 begins = tuple(mark for mark in from_json(marks or "[]") if isinstance(mark, str))
-                found[run_id] = Worth(*figures, proved, bool(thinks), known != 0, begins)
+                found[run_id] = Worth(*numbers, proved, bool(thinks), known != 0, begins)
         return found
 
     def model_fingerprint(self, run_id: str) -> str:

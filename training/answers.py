@@ -138,7 +138,7 @@ def label(folder: Path) -> str:
 
 
 def labelled(folders: Sequence[Path]) -> dict[str, Path]:
-    """Models by their labels. Raises SettingError where two have the same."""
+    """Models by their labels. Raises SettingError if two have the same label."""
     models = {label(folder): folder for folder in folders}
     if len(models) < len(folders):
         raise SettingError(
@@ -160,7 +160,7 @@ class Answers(Command):
 
     A head drafts its target's answers, so it learns most from those. Each chat is cut at random
     before one of its answers, and the model answers instead. The file has the form that `training
-    prepare` reads. What is held out stays so, because that depends on how a chat begins.
+    prepare` reads. Held-out chats stay held out, because that depends only on how a chat begins.
     """
 
     def add_options(self, add: Add) -> None:

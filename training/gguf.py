@@ -97,7 +97,7 @@ def types() -> dict[str, int]:
 
 
 def convert(source: Path, target: Path, kind: str, threads: int) -> None:
-    """Write the model in a folder as a GGUF file. Raises SettingError for a type unknown."""
+    """Write the model in a folder as a GGUF file. Raises SettingError for an unknown type."""
     known = types()
     if kind not in known:
         raise SettingError(f"There is no type {kind!r}. Choose from: {', '.join(known)}.")
@@ -141,7 +141,7 @@ def write_model(folder: Path, file: Path) -> None:
 
 
 def write_head(folder: Path, model: Path, file: Path) -> None:
-    """Write a head in float16. Raises ModelError for one that cannot be written so."""
+    """Write a head in float16. Raises ModelError if the format cannot represent it."""
     types()
     import gguf
 

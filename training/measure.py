@@ -66,7 +66,7 @@ class HeldOutBits(Command):
 
     def add_options(self, add: Add) -> None:
         add("held", type=Path, help="the held.jsonl that `training prepare` wrote")
-        add("models", nargs="+", type=Path, help="folders of models, or GGUF files beside theirs")
+        add("models", nargs="+", type=Path, help="folders of models, or GGUF files next to theirs")
         add("--context", type=int, help="read so many tokens at a time (default: all a model can)")
         add("--device", default="auto", help="auto, cpu, cuda, mps")
 
@@ -287,7 +287,7 @@ class Depths(Command):
 
     def add_options(self, add: Add) -> None:
         add_held(add, "the folder or GGUF file of the model", 64)
-        add("--head", default="auto", help="the head, where it is not beside the model")
+        add("--head", default="auto", help="the head, if it is not next to the model")
         add("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
         add("--depth", type=int, default=6, help="tokens ahead")
 

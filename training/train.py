@@ -2,7 +2,7 @@
 
 Muon for the matrices inside the layers, AdamW for embeddings and norms, both torch's own; a
 learning rate that rises, stays and decays (WSD). A checkpoint holds all that the loop needs, so a
-run that was stopped goes on exactly where it was.
+run that was stopped continues exactly where it stopped.
 """
 
 import argparse
@@ -409,9 +409,9 @@ class Export(Command):
 
     def add_options(self, add: Add) -> None:
         add("weights", type=Path, help="a folder that `training train` wrote")
-        add("output", type=Path, help="the folder to write; the GGUF file goes beside it")
+        add("output", type=Path, help="the folder to write; the GGUF file goes next to it")
         add("--type", default="Q8_0", help="of the GGUF weights: F16, Q8_0, ...")
-        add("--temperature", type=float, default=0.8, help="recommended to whoever uses it")
+        add("--temperature", type=float, default=0.8, help="the recommended temperature")
         add("--min-p", type=float, default=0.05)
         add("--threads", type=int, default=2)
 

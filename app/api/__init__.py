@@ -1,1 +1,1 @@
-"""What other programs ask, as OpenAI's clients ask it."""
+"""The API for other programs, in OpenAI's format."""

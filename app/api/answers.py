@@ -9,14 +9,14 @@ from typing import Any
 
 from app.api.figures import AnswerFigures, figures, usage
 from app.api.requests import Completion
-from app.api.running import AnswerStart, News, Over, Piece
+from app.api.running import AnswerEvent, AnswerStart, Over, Piece
 from engine.backends.base import BackendInfo
 from engine.types import Token
 
 LEAST = -9999.0
 """The reported logarithm of a probability of 0."""
 BYTES = "bytes:"
-"""What stands before the bytes of a token in texts."""
+"""The prefix of a token that is written as bytes, in the answers to text requests."""
 WHOLE = {"chat": "chat.completion", "text": "text_completion"}
 CHUNK = {"chat": "chat.completion.chunk", "text": "text_completion"}
 PREFIX = {"chat": "chatcmpl-", "text": "cmpl-"}
@@ -32,7 +32,8 @@ def escaped(piece: bytes) -> str:
 
 
 def written(piece: bytes, prefix: str = "") -> str:
-    """A token as a text; one that is only a part of a character by the numbers of its bytes."""
+    """A token as text. One that is only a part of a character is written as the numbers of its
+    bytes."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -104,24 +105,24 @@ class Reply:
         self.id, self.created = PREFIX[self.kind] + secrets.token_hex(12), int(time.time())
         self.choices = [Grown() for _ in completion.requests]
 
-    def take(self, news: News) -> Data | None:
-        """Add one piece of news; returns its chunk for a stream, or None if there is nothing to
+    def take(self, event: AnswerEvent) -> Data | None:
+        """Add an event; returns its chunk for a stream, or None if there is nothing to
         send."""
-        if isinstance(news, AnswerStart):
-            self.info = news.info
+        if isinstance(event, AnswerStart):
+            self.info = event.info
             role = {"role": "assistant", "content": ""}
-            return None if self.kind == "text" else self.chunk(news.choice, "", delta=role)
-        grown = self.choices[news.choice]
-        if isinstance(news, Over):
-            grown.over = news
+            return None if self.kind == "text" else self.chunk(event.choice, "", delta=role)
+        grown = self.choices[event.choice]
+        if isinstance(event, Over):
+            grown.over = event
             last = len(self.answered) == len(self.choices) and not self.completion.usage
             more = figures(self.answered) if last else {}
-            return self.chunk(news.choice, "", news.finish, **more)
-        grown.add(news)
-        if not news.text and not news.reasoning and not (self.with_logprobs and news.tokens):
+            return self.chunk(event.choice, "", event.finish, **more)
+        grown.add(event)
+        if not event.text and not event.reasoning and not (self.with_logprobs and event.tokens):
             return None
-        logprobs = self.logprobs(news)
-        return self.chunk(news.choice, news.text, reasoning=news.reasoning, logprobs=logprobs)
+        logprobs = self.logprobs(event)
+        return self.chunk(event.choice, event.text, reasoning=event.reasoning, logprobs=logprobs)
 
     @property
     def answered(self) -> list[AnswerFigures]:
@@ -140,7 +141,7 @@ class Reply:
         return self.head(WHOLE) | {"choices": choices, **self.totals()}
 
     def last(self) -> Data:
-        """The chunk after all choices, with the figures."""
+        """The chunk after all choices, with the metrics."""
         return self.head(CHUNK) | {"choices": [], **self.totals()}
 
     def totals(self) -> Data:

@@ -190,7 +190,7 @@ class Histogram:
 
 
 class Counters:
-    """Of all answers to programs. Any thread may count."""
+    """The counters of all answers to programs. Any thread may count."""
 
     def __init__(self) -> None:
         self.totals: defaultdict[str, Totals] = defaultdict(Totals)
@@ -212,23 +212,24 @@ class Counters:
             self.refused[status] += 1
 
     def text(self, waiting: int, running: int, model: str) -> str:
-        """All of it in Prometheus' format; `model` is the loaded one, "" for none."""
+        """All counters in Prometheus' format; `model` is the name of the loaded model, "" if there
+        is none."""
         with self.lock:
             return "\n".join([*self.lines(waiting, running, model), ""])
 
     def lines(self, waiting: int, running: int, model: str) -> Iterator[str]:
-        for name, words, value in (
+        for name, description, value in (
             ("vllm:num_requests_running", "Requests that are answered now.", running),
             ("vllm:num_requests_waiting", "Requests that wait now.", waiting),
             ("strata_model_loaded", "Whether a model is loaded.", int(bool(model))),
         ):
-            yield from family(name, "gauge", words, [({"model_name": model}, value)])
+            yield from family(name, "gauge", description, [({"model_name": model}, value)])
         refused = [({"status": str(status)}, n) for status, n in sorted(self.refused.items())]
         name = "strata_requests_refused_total"
         yield from family(name, "counter", "Requests not answered.", refused)
         totals = self.totals.items()
-        for name, words, key in SUMS:
-            yield from counter(name, words, {model: {"": t.sums[key]} for model, t in totals})
+        for name, description, key in SUMS:
+            yield from counter(name, description, {model: {"": t.sums[key]} for model, t in totals})
         yield from counter(
             "vllm:request_success_total",
             "Answers by how they ended.",
@@ -241,62 +242,70 @@ class Counters:
             {model: dict(enumerate(t.per_position)) for model, t in totals},
             "position",
         )
-        for name, total, words, sources in (
+        for name, total, description, sources in (
             ("drafted", "draft", "Drafted", {model: t.drafted for model, t in totals}),
             ("accepted", "accepted", "Accepted drafted", {m: t.accepted for m, t in totals}),
         ):
-            of_each = f"{words} tokens by source."
+            of_each = f"{description} tokens by source."
             yield from counter(f"strata_{name}_tokens_total", of_each, sources, "source")
             sums = {model: {"": found.total()} for model, found in sources.items()}
             name = f"vllm:spec_decode_num_{total}_tokens_total"
-            yield from counter(name, f"{words} tokens.", sums)
-        for name, words, known in (
-            ("vllm:time_to_first_token_seconds", "From asking to the first token.", self.first),
-            ("vllm:e2e_request_latency_seconds", "From asking to the end.", self.whole),
+            yield from counter(name, f"{description} tokens.", sums)
+        for name, description, known in (
+            (
+                "vllm:time_to_first_token_seconds",
+                "Seconds from the request to the first token.",
+                self.first,
+            ),
+            (
+                "vllm:e2e_request_latency_seconds",
+                "Seconds from the request to its end.",
+                self.whole,
+            ),
         ):
-            yield from histogram(name, words, known)
+            yield from histogram(name, description, known)
 
 
 SUMS = (
-    ("vllm:prompt_tokens_total", "Tokens of prompts.", "prompt"),
-    ("vllm:generation_tokens_total", "Tokens that were said.", "emitted"),
-    ("vllm:prefix_cache_queries_total", "Tokens of prompts looked for in the cache.", "prompt"),
-    ("vllm:prefix_cache_hits_total", "Tokens of prompts found in the cache.", "cached"),
+    ("vllm:prompt_tokens_total", "Prompt tokens.", "prompt"),
+    ("vllm:generation_tokens_total", "Generated tokens.", "emitted"),
+    ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", "prompt"),
+    ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", "cached"),
     ("vllm:spec_decode_num_drafts_total", "Steps that drafted.", "drafts"),
     ("strata_forwards_total", "Steps of the model, plain ones included.", "forwards"),
-    ("strata_prompt_seconds_total", "Reading prompts.", "prompt_seconds"),
-    ("strata_decode_seconds_total", "Decoding.", "decode_seconds"),
+    ("strata_prompt_seconds_total", "Seconds of reading prompts.", "prompt_seconds"),
+    ("strata_decode_seconds_total", "Seconds of decoding.", "decode_seconds"),
     (
         "strata_plain_seconds_total",
-        "What plain decoding would have taken for the answers of which that is known.",
+        "Seconds that plain decoding would have taken, for answers with an estimate.",
         "plain_seconds",
     ),
-    ("strata_compared_seconds_total", "What these answers took.", "compared_seconds"),
+    ("strata_compared_seconds_total", "Seconds that these answers took.", "compared_seconds"),
 )
 
 
-def family(name: str, kind: str, words: str, samples: Samples) -> Iterator[str]:
-    yield f"# HELP {name} {words}"
+def family(name: str, kind: str, description: str, samples: Samples) -> Iterator[str]:
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} {kind}"
     for labels, value in samples:
         yield f"{name}{{{written(labels)}}} {value:.17g}"
 
 
 def counter(
-    name: str, words: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
+    name: str, description: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
 ) -> Iterator[str]:
-    """What only grows, by model; where there is a label, by its values as well."""
+    """A metric that only grows, by model and, if there is a `label`, by its values."""
     samples = [
         ({"model_name": model, label: str(value)} if label else {"model_name": model}, n)
         for model, values in models.items()
         for value, n in values.items()
     ]
-    return family(name, "counter", words, samples)
+    return family(name, "counter", description, samples)
 
 
-def histogram(name: str, words: str, known: Mapping[str, Histogram]) -> Iterator[str]:
-    """Durations by model: each class counts all that were no longer."""
-    yield f"# HELP {name} {words}"
+def histogram(name: str, description: str, known: Mapping[str, Histogram]) -> Iterator[str]:
+    """Durations by model: each class counts all durations up to its bound."""
+    yield f"# HELP {name} {description}"
     yield f"# TYPE {name} histogram"
     for model, found in known.items():
         below = 0

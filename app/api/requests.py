@@ -86,10 +86,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported parameters, and the values with which they do not change the answer, besides null."""
 NOT_HERE = {
-    "tools": "Tools are not supported: ask for text, and read it yourself.",
-    "functions": "Functions are not supported: ask for text, and read it yourself.",
-    "response_format": "Only text is answered: say in a message what form you want.",
-    "echo": "The prompt is not repeated: you have it.",
+    "tools": "Tools are not supported. Ask for text, and parse it yourself.",
+    "functions": "Functions are not supported. Ask for text, and parse it yourself.",
+    "response_format": "Only text is supported. Describe the format that you want in a message.",
+    "echo": "The prompt is not repeated, because you have it.",
 }
 
 
@@ -140,8 +140,8 @@ def switch(name: str) -> str:
 
 
 def whole(low: int, high: int, default: int | None = None) -> Any:
-    words = f"a whole number from {low} to {high:,}"
-    return Field(default=default, ge=low, le=high, description=words)
+    message = f"a whole number from {low} to {high:,}"
+    return Field(default=default, ge=low, le=high, description=message)
 
 
 Whole = Annotated[int, BeforeValidator(integral)]
@@ -305,8 +305,10 @@ def parsed(body: bytes) -> dict[str, Any]:
     try:
         found = read_json(body, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        words = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"The body is not JSON: {words[:200]}.", code="invalid_json") from error
+        message = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(
+            400, f"The body is not JSON: {message[:200]}.", code="invalid_json"
+        ) from error
     if not isinstance(found, dict):
         raise ApiError(400, f"The body is {quoted(found)}, not a JSON object.")
     return found
@@ -319,10 +321,10 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
     try:
         body = model.model_validate(values)
     except ValidationError as error:
-        path, code, words = problem_of(error, model)
+        path, code, message = problem_of(error, model)
         # The error names a single message; of other groups it names the whole group.
         name = spelled(path[: 3 if path[0] == "messages" else 1])
-        raise refused(words, name, code if code == UNSUPPORTED else None) from error
+        raise refused(message, name, code if code == UNSUPPORTED else None) from error
     check_model(body.model, info)
     generation = Generation(
         sampling_of(body, info),
@@ -337,8 +339,8 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
     parted = isinstance(body, Chat) and body.reasoning_format != "none"
     basic = Request((), (), generation, method, likeliest=body.likeliest or 0, whole=not parted)
     if isinstance(body, Chat):
-        messages, begun = conversation(body.messages)
-        prompts = [replace(basic, messages=messages, begun=begun)]
+        messages, prefix = conversation(body.messages)
+        prompts = [replace(basic, messages=messages, begun=prefix)]
     else:
         prompts = prompts_of(body.prompt, basic, info)
     if len(prompts) * body.n > MOST_CHOICES:
@@ -359,8 +361,8 @@ def check_neutral(values: Mapping[str, Any]) -> None:
     for name, neutral in NEUTRAL.items():
         value = values.get(name)
         if value is not None and not any(same(value, each) for each in neutral):
-            words = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
-            raise refused(words, name, UNSUPPORTED)
+            message = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
+            raise refused(message, name, UNSUPPORTED)
 
 
 def same(value: Any, neutral: Any) -> bool:
@@ -415,14 +417,14 @@ def conversation(given: list[SentMessage]) -> tuple[tuple[Message, ...], str]:
         )
         for each in given
     )
-    begun = found.pop().content if found and found[-1].role == "assistant" else ""
+    prefix = found.pop().content if found and found[-1].role == "assistant" else ""
     if not found or found[-1].role != "user":
         raise refused(
             "The last message has to be the user's, and must not be empty. Only the beginning of "
             "the answer may follow it.",
             "messages",
         )
-    return tuple(found), begun
+    return tuple(found), prefix
 
 
 def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:

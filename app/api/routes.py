@@ -97,8 +97,8 @@ def is_of_this_machine(request: Request) -> bool:
     return name in LOOPBACK and origin in (None, f"http://{host.lower()}")
 
 
-def unknown(words: str, code: str) -> ApiError:
-    return ApiError(401, words, None, code, {"www-authenticate": "Bearer"})
+def unknown(message: str, code: str) -> ApiError:
+    return ApiError(401, message, None, code, {"www-authenticate": "Bearer"})
 
 
 # the routes
@@ -109,7 +109,7 @@ PATIENCE = 10.0
 """How many seconds a stream waits for its turn before it sends its headers. An error until then can
 still have its own status."""
 QUIET_SECONDS = 15.0
-"""After how many seconds without news a comment keeps the connection alive."""
+"""After how many seconds without an event a comment keeps the connection alive."""
 ALIVE, DONE = b": waiting\n\n", b"data: [DONE]\n\n"
 GONE = 499
 """The status of an answer that nobody reads, as some web servers use it."""
@@ -159,14 +159,14 @@ class Api:
         }
         kinds: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
         return [
-            *(Route(path, self.guarded(get), methods=["GET"]) for path, get in gets.items()),
+            *(Route(path, self.with_errors(get), methods=["GET"]) for path, get in gets.items()),
             *(
-                Route(path, self.guarded(partial(self.completion, kind)), methods=["POST"])
+                Route(path, self.with_errors(partial(self.completion, kind)), methods=["POST"])
                 for path, kind in kinds.items()
             ),
         ]
 
-    def guarded(self, handler: Handler) -> Handler:
+    def with_errors(self, handler: Handler) -> Handler:
         async def handled(request: Request) -> Response:
             try:
                 return await handler(request)
@@ -181,7 +181,7 @@ class Api:
 
     def refusal(self, error: ApiError) -> Response:
         self.service.counters.failed(error.status)
-        body = problem(error.status, error.words, error.param, error.code)
+        body = problem(error.status, error.message, error.param, error.code)
         return answer(body, error.status, error.headers)
 
     async def health(self, request: Request) -> Response:
@@ -191,8 +191,12 @@ class Api:
             locked = self.service.programs.notices.locked
             storage = {"storage": {"status": "locked", "message": locked}} if locked else {}
             return answer({"status": "ok", **storage})
-        words = "Loading model" if self.coming() else self.service.programs.core.revival.outlook
-        return answer(problem(503, words, code="model_not_loaded"), 503)
+        message = (
+            "Loading model"
+            if self.coming()
+            else self.service.programs.core.revival.not_loaded_reason
+        )
+        return answer(problem(503, message, code="model_not_loaded"), 503)
 
     async def metrics(self, request: Request) -> Response:
         await self.gate.enter(request)
@@ -211,8 +215,8 @@ class Api:
         await self.gate.enter(request)
         name, loaded = request.path_params["model"], self.service.engine.state.is_loaded
         if not loaded or name != self.service.engine.state.info.name:
-            words = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
-            raise ApiError(404, words, "model", "model_not_found")
+            message = f"There is no model {name[:80]!r}. GET /v1/models lists the loaded one."
+            raise ApiError(404, message, "model", "model_not_found")
         return answer(self.description())
 
     def description(self) -> dict[str, Any]:
@@ -262,10 +266,10 @@ class Api:
 
         async def collected() -> Response:
             reply = Reply(running.completion, self.service.engine.state.info)
-            while (news := await running.next()) is not None:
-                if isinstance(news, ApiError):
-                    raise news
-                reply.take(news)
+            while (item := await running.next()) is not None:
+                if isinstance(item, ApiError):
+                    raise item
+                reply.take(item)
             return answer(reply.whole())
 
         work = asyncio.ensure_future(collected())
@@ -278,7 +282,7 @@ class Api:
             work.cancel()
 
     async def stream(self, request: Request, running: Running) -> Response:
-        """The answer as a stream, which begins with the first news or after PATIENCE."""
+        """The answer as a stream, which begins with the first event or after PATIENCE."""
         first = asyncio.ensure_future(running.next())
         if await leaves_before(request, first, PATIENCE):
             first.cancel()
@@ -291,7 +295,7 @@ class Api:
     async def chunks(
         self, running: Running, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
-        """The events of a stream; `coming` is its first news."""
+        """The events of a stream; `coming` is its first event."""
         reply = Reply(running.completion, self.service.engine.state.info)
         try:
             while True:
@@ -299,15 +303,15 @@ class Api:
                 if not coming.done():
                     yield ALIVE
                     continue
-                news = coming.result()
-                if news is None or isinstance(news, ApiError):
+                item = coming.result()
+                if item is None or isinstance(item, ApiError):
                     break
-                if data := reply.take(news):
+                if data := reply.take(item):
                     yield event(data)
                 coming = asyncio.ensure_future(running.next())
-            if isinstance(news, ApiError):  # The status was sent already.
-                self.service.counters.failed(news.status)
-                yield event(problem(news.status, news.words, news.param, news.code))
+            if isinstance(item, ApiError):  # The status was sent already.
+                self.service.counters.failed(item.status)
+                yield event(problem(item.status, item.message, item.param, item.code))
             else:
                 if running.completion.usage:
                     yield event(reply.last())
@@ -325,16 +329,16 @@ async def body_of(request: Request) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_REQUEST:
-                    words = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
-                    raise ApiError(413, words, code="request_too_large")
+                    message = f"The request is too long. Send at most {MAX_REQUEST:,} bytes."
+                    raise ApiError(413, message, code="request_too_large")
     except TimeoutError as error:
-        words = (
+        message = (
             f"The request did not arrive within {BODY_SECONDS:g} seconds: {len(body):,} bytes did. "
             "Send all of it at once."
         )
         # Closing the connection saves reading the rest.
         headers = {"connection": "close"}
-        raise ApiError(408, words, code="request_timeout", headers=headers) from error
+        raise ApiError(408, message, code="request_timeout", headers=headers) from error
     return bytes(body)
 
 

@@ -29,7 +29,7 @@ from engine.metrics import Tally
 from engine.thinking import Parted, Splitter
 from engine.types import Learned, Prefill, Step, Token
 
-WORDS = 1 << 16
+TOKEN_TEXTS = 1 << 16
 """The number of tokens whose texts are remembered."""
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class Over:
     answered: AnswerFigures
 
 
-News = AnswerStart | Piece | Over
-Arrival = News | ApiError | None
-"""What a running request sends: news, and at its end None or an error."""
+AnswerEvent = AnswerStart | Piece | Over
+Arrival = AnswerEvent | ApiError | None
+"""What a running request sends: its events, and at its end None or an error."""
 
 
 # the work
@@ -77,7 +77,7 @@ Arrival = News | ApiError | None
 class Texts:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(WORDS)
+        self.known: LimitedDict[tuple[str, int], bytes] = LimitedDict(TOKEN_TEXTS)
         self.lock = threading.Lock()
 
     def of(self, tokenizer: str, tokens: Sequence[Token]) -> dict[int, bytes]:
@@ -119,19 +119,19 @@ class Choice:
         self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
         self.length += len(text)
-        tokens, starts = self.said(self.length)
+        tokens, starts = self.emitted(self.length)
         names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
         return Piece(self.number, text, reasoning, tokens, starts, names)
 
-    def said(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+    def emitted(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
         """The waiting tokens of the first `length` characters of the answer, and where they begin
         in it. Those of the thinking are dropped, and others wait until their text is sent."""
         thought = self.splitter.thought if self.splitter else None
-        begun = len(self.request.begun)
-        first = begun if thought is None else thought.answer
+        given = len(self.request.begun)
+        first = given if thought is None else thought.answer
         if first is None or not length:
             return (), ()
-        first = max(first, begun)
+        first = max(first, given)
         passed = sum(a.start < first and b.start <= first for a, b in pairwise(self.waiting))
         count = sum(token.start < first + length for token in self.waiting)
         found, self.waiting = self.waiting[passed:count], self.waiting[count:]
@@ -176,13 +176,15 @@ class Service:
             self.waiting += waiting
             self.running += running
 
-    def news(self, owner: str, completion: Completion, task: Task) -> Generator[News, None, None]:
+    def events(
+        self, owner: str, completion: Completion, task: Task
+    ) -> Generator[AnswerEvent, None, None]:
         for number, request in enumerate(completion.requests):
             yield from self.choice(number, request, owner, task, completion)
 
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
-    ) -> Generator[News, None, None]:
+    ) -> Generator[AnswerEvent, None, None]:
         texts = self.texts if completion.likeliest is not None else None
         arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
@@ -231,8 +233,8 @@ class Running:
             thread.start()
         except RuntimeError as error:
             place.close()
-            words = "The system starts no further thread for an answer. Ask again in a moment."
-            raise later(503, words, AGAIN_SECONDS, "no_thread") from error
+            message = "The system starts no further thread for an answer. Ask again in a moment."
+            raise later(503, message, AGAIN_SECONDS, "no_thread") from error
 
     def work(self) -> None:
         outcome: ApiError | None = None
@@ -240,14 +242,14 @@ class Running:
             with self.place, self.service.programs.task_for(self.owner) as task:
                 self.task = task
                 if not self.left.is_set():
-                    with closing(self.service.news(self.owner, self.completion, task)) as news:
-                        for item in news:
+                    with closing(self.service.events(self.owner, self.completion, task)) as events:
+                        for item in events:
                             self.put(item)
         except StrataError as error:
             outcome = api_error(error, self.completion.prompt)
         except Exception:
             log.exception("An answer to a program broke off.")
-            outcome = ApiError(500, "The answer broke off for a reason that is in the log.")
+            outcome = ApiError(500, "The answer broke off; the log says why.")
         self.put(outcome)
 
     def put(self, item: Arrival) -> None:

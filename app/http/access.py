@@ -104,9 +104,9 @@ excludes images, forms and links that an answer or an import may contain."""
 class Refusal(Exception):
     """Why a request is refused: the status and the text of the response."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status, self.words = status, words
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
 
 
 class Hosts:
@@ -124,15 +124,16 @@ class Hosts:
         self.everywhere = is_wildcard(host)
 
     def share(self, address: str) -> None:
-        """Let in by this address too: a link that others were given."""
+        """Also accept this address, a link that others were given."""
         parts = urlsplit(address)
         self.origins[parts.netloc.lower()] = f"{parts.scheme}://{parts.netloc.lower()}"
 
     def origin(self, host: str) -> str | None:
         """The origin of a page opened under this Host; None for a name that is not ours.
 
-        A server that listens on all addresses cannot know how it is reached, so all of them
-        will do: no foreign page can be of an origin that is an address of this machine.
+        A server that listens on all addresses cannot know by which one it is reached, so it accepts
+        every numeric address: no foreign page can have an origin that is an address of this
+        machine.
         """
         host = host.lower()
         if self.everywhere and host not in self.origins and is_address(host, self.port):
@@ -242,7 +243,7 @@ class Access:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = kept_to_itself(message.get("headers", ()), secure)
+                kept = isolated(message.get("headers", ()), secure)
                 message["headers"] = [*kept, *opened(named)]
             await send(message)
 
@@ -271,11 +272,11 @@ def for_programs(path: str) -> bool:
 
 async def refuse(send: Send, path: str, refusal: Refusal) -> None:
     if path != JOIN and not for_programs(path):
-        await answer(send, refusal.status, refusal.words)
+        await answer(send, refusal.status, refusal.message)
         return
-    body = problem(refusal.status, refusal.words)
+    body = problem(refusal.status, refusal.message)
     if path == JOIN:  # The page's script reads JSON.
-        body = {"error": refusal.words, "detail": refusal.words}
+        body = {"error": refusal.message, "detail": refusal.message}
     await answer(send, refusal.status, encoded(body).decode(), kind=b"application/json")
 
 
@@ -342,8 +343,8 @@ def check_length(longest: int, headers: Headers) -> None:
         raise Refusal(413, f"{int(length):,} bytes are too many. Send at most {longest:,}.")
 
 
-def kept_to_itself(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
-    """The headers of a response, so that no other origin reads it, frames it or sends its
+def isolated(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
+    """The headers of a response, extended so that no other origin can read it, frame it or send its
     cookies."""
     kept, policy = [], POLICY
     for name, value in headers:
@@ -357,7 +358,7 @@ def kept_to_itself(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
 
 
 def own_cookie(cookie: str, secure: bool) -> str:
-    """A cookie that no script reads and no other site's request carries."""
+    """A cookie that scripts cannot read and that requests of other sites do not carry."""
     parsed: SimpleCookie = SimpleCookie(cookie)
     for morsel in parsed.values():
         morsel["httponly"], morsel["samesite"] = True, "Lax"

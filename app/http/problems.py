@@ -45,10 +45,10 @@ EVENT_STREAM = {
 
 
 async def answer(
-    send: Send, status: int, words: str, headers: Pairs = (), kind: bytes = PLAIN
+    send: Send, status: int, message: str, headers: Pairs = (), kind: bytes = PLAIN
 ) -> None:
     """Send a short text as the whole response."""
-    body = words.encode("utf-8", "replace")
+    body = message.encode("utf-8", "replace")
     fixed = [
         (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
@@ -74,11 +74,11 @@ LOADED_SECONDS = 5
 
 
 def problem(
-    status: int, words: str, param: str | None = None, code: str | None = None
+    status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """The body of an error response. `param` is the wrong parameter."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": words, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def encoded(found: dict[str, Any]) -> bytes:
@@ -92,38 +92,38 @@ class ApiError(Exception):
     def __init__(
         self,
         status: int,
-        words: str,
+        message: str,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(words)
-        self.status, self.words, self.param, self.code = status, words, param, code
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
 
 
-def refused(words: str, param: str, code: str | None = None) -> ApiError:
-    return ApiError(400, words, param, code)
+def refused(message: str, param: str, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param, code)
 
 
-def later(status: int, words: str, seconds: int, code: str) -> ApiError:
+def later(status: int, message: str, seconds: int, code: str) -> ApiError:
     """An error that says when to retry."""
-    return ApiError(status, words, None, code, {"retry-after": str(seconds)})
+    return ApiError(status, message, None, code, {"retry-after": str(seconds)})
 
 
 def api_error(error: StrataError, prompt: str) -> ApiError:
     """The response for an error of this program. `prompt` is the request's parameter with its
     text."""
-    words = str(error)
+    message = str(error)
     if isinstance(error, PromptError):
-        code = "context_length_exceeded" if "token" in words else None
-        return refused(words, prompt, code)
+        code = "context_length_exceeded" if "token" in message else None
+        return refused(message, prompt, code)
     if isinstance(error, SettingError):
-        return refused(words, "speculative")
+        return refused(message, "speculative")
     if isinstance(error, Busy):
-        return later(429, words, AGAIN_SECONDS, "queue_full")
+        return later(429, message, AGAIN_SECONDS, "queue_full")
     if isinstance(error, ModelError | EngineDied):
-        return later(503, words, LOADED_SECONDS, "model_not_loaded")
+        return later(503, message, LOADED_SECONDS, "model_not_loaded")
     if isinstance(error, Cancelled):
-        return later(503, words, AGAIN_SECONDS, "cancelled")
-    return ApiError(500, words)
+        return later(503, message, AGAIN_SECONDS, "cancelled")
+    return ApiError(500, message)

@@ -30,7 +30,7 @@ from typing import Any
 from app.service.comparison import Pace
 from app.service.core import Core
 from app.service.history import (
-    Answered,
+    FinishedAnswer,
     StartedAnswer,
     chosen,
     continuing,
@@ -66,7 +66,7 @@ class Recorder:
     version. `keep` does a write that may fail. A failed write is tried again, and writes that still
     fail at the end are passed to `later`. `message_id` and `run_id` are empty until text is stored.
 
-    A continued answer (`begun`) stays as stored until it grows.
+    A continued answer (`continued`) stays as stored until it grows.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Recorder:
         after: str | None,
         seed: int,
         keep: Callable[[Callable[[], Any]], Any],
-        begun: StartedAnswer | None = None,
+        continued: StartedAnswer | None = None,
         later: Callable[[Callable[[], Any]], None] = lambda write: None,
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
@@ -85,10 +85,12 @@ class Recorder:
         self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
         self.after = after
         self.others = self.messages.following(conversation_id, after)
-        self.begun, run = begun, begun.run if begun else NO_RUN
-        self.message_id = begun.message.id if begun else ""
-        self.run_id = begun.run_id if begun else ""
-        self.pieces: list[Piece] = list(begun.message.pieces or begun.head) if begun else []
+        self.continued, run = continued, continued.run if continued else NO_RUN
+        self.message_id = continued.message.id if continued else ""
+        self.run_id = continued.run_id if continued else ""
+        self.pieces: list[Piece] = (
+            list(continued.message.pieces or continued.head) if continued else []
+        )
         self.given = len(self.pieces)
         self.collector = Collector(run)
         self.tally = tallied(run)
@@ -103,7 +105,7 @@ class Recorder:
         self.counted: ServerCounted | None = None
         """What the counters of a server report."""
         self.stored = len(run.steps)
-        self.opened = begun is None
+        self.opened = continued is None
         """Whether steps can be appended to what is stored."""
         self.writing = threading.Lock()
         self.closed = threading.Event()
@@ -124,9 +126,9 @@ class Recorder:
     def begin(self, plan: Run, prompt: tuple[int, ...] = (), text: str | None = None) -> None:
         """Decoding begins, as planned and from this prompt. `text` is the certain part of the text
         of a continued answer, None where its tokens are not continued."""
-        begun = self.begun
+        continued = self.continued
         self.prompt, self.certain_text = prompt, text
-        if begun is None or not begun.run_id:
+        if continued is None or not continued.run_id:
             self.collector.plan = plan
             self.split_again()
             return
@@ -135,7 +137,7 @@ class Recorder:
             self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
         )
         steps = self.collector.steps
-        steps[-1] = without_end([step for step in steps if step.index >= begun.start], text)
+        steps[-1] = without_end([step for step in steps if step.index >= continued.start], text)
         count = len(steps[-1].tokens)
         self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
         self.split_again()
@@ -227,20 +229,22 @@ class Recorder:
 
     def write_continuation(self, run: Run, fresh: Sequence[Step], text: str) -> str:
         """Store the first steps that continue an answer; returns the id of its run."""
-        begun = self.begun
-        assert begun is not None
-        head = "".join(piece.text for piece in begun.head)
+        continued = self.continued
+        assert continued is not None
+        head = "".join(piece.text for piece in continued.head)
         if self.part is None:
             run_id = self.traces.save(run, self.conversation_id, prompt=self.prompt)
-            self.messages.rewrite(self.message_id, f"{head}{text}", run_id, begun.head)
+            self.messages.rewrite(self.message_id, f"{head}{text}", run_id, continued.head)
             return run_id
         prompt = self.prompt  # Another model read all of it.
         if self.certain_text is not None:
-            prompt = () if begun.prompt else (*self.prompt, *begun.tokens)
-        run_id = self.traces.go_on(self.run_id, run.steps[self.stored - 1], self.part, prompt)
+            prompt = () if continued.prompt else (*self.prompt, *continued.tokens)
+        run_id = self.traces.continue_run(
+            self.run_id, run.steps[self.stored - 1], self.part, prompt
+        )
         self.traces.extend(run_id, fresh, run.learned)
         whole = "".join(token.text for token in run.tokens)
-        self.messages.rewrite(self.message_id, f"{head}{whole}", run_id, begun.head or None)
+        self.messages.rewrite(self.message_id, f"{head}{whole}", run_id, continued.head or None)
         return run_id
 
     def close(self) -> None:
@@ -308,7 +312,7 @@ class RunningAnswer:
     ) -> None:
         self.core, self.request, self.stream, self.recorder = core, request, stream, recorder
         self.started: Started | None = None
-        self.answered: Answered | None = None
+        self.finished: FinishedAnswer | None = None
         """What it takes to prove the answer, once it is over."""
 
     def take(self, event: Event) -> bool:
@@ -356,15 +360,15 @@ class RunningAnswer:
         method, generation, started = self.request.method, self.request.generation, self.started
         if not self.recorder.grown or started is None:
             return
-        run, begun = self.recorder.run, self.recorder.begun
+        run, continued = self.recorder.run, self.recorder.continued
         if started.info == self.core.current.info:
             self.core.current.answered(self.recorder.tally.metrics())
         with suppress(StrataError), self.core.database.at_once():
             self.core.stacks.learn(self.request, run)
-        if begun:
-            most = generation.max_tokens + len(begun.tokens)
+        if continued:
+            most = generation.max_tokens + len(continued.tokens)
             generation = replace(generation, max_tokens=most)
-        self.answered = Answered(
+        self.finished = FinishedAnswer(
             started.prompt,
             started.info,
             generation,
@@ -374,15 +378,15 @@ class RunningAnswer:
             self.recorder.run_id or None,
             self.request.conversation,
             all(map(keeps_text_of, parts_of(run))),
-            begun is None or begun.exact and one_run(run),
+            continued is None or continued.exact and one_run(run),
         )
-        self.core.history.last[self.request.owner, self.request.conversation] = self.answered
+        self.core.history.last[self.request.owner, self.request.conversation] = self.finished
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
     core: Core
-    prove: Callable[[str, str, Answered], None]
+    prove: Callable[[str, str, FinishedAnswer], None]
     """Proves an answer in the background."""
 
     def answer(
@@ -416,8 +420,8 @@ class Answering:
         target: AnswerTarget,
     ) -> Generator[Update | Waiting, None, None]:
         yield from self.core.revival.loaded(task)
-        begun = self.core.chat.begun(owner, conversation_id, target)
-        generation = chosen(begun, preferences) if begun else preferences.seeded()
+        continued = self.core.chat.started_answer(owner, conversation_id, target)
+        generation = chosen(continued, preferences) if continued else preferences.seeded()
         request = Request(
             tuple(self.core.chat.prompt(owner, conversation_id, target.after)),
             (),
@@ -427,8 +431,8 @@ class Answering:
             owner,
             conversation_id,
         )
-        if begun:
-            request = continuing(request, begun, self.core.engine.state.info)
+        if continued:
+            request = continuing(request, continued, self.core.engine.state.info)
         recorder = Recorder(
             self.core.database,
             owner,
@@ -436,14 +440,14 @@ class Answering:
             target.after,
             generation.sampling.seed,
             partial(self.core.notices.tried, owner),
-            begun,
+            continued,
             partial(self.core.notices.keep, owner),
         )
         stream = task.stop.start(lambda: self.core.engine.generate(request))
         growing = RunningAnswer(self.core, request, stream, recorder)
         yield from growing.updates()
-        if preferences.check and growing.answered:
-            self.prove(owner, conversation_id, growing.answered)
+        if preferences.check and growing.finished:
+            self.prove(owner, conversation_id, growing.finished)
 
 
 KEPT = 16
@@ -539,15 +543,15 @@ class Generations:
         self.lock = threading.Lock()
 
     def start(self, owner: str, conversation: str, preferences: Preferences) -> Answer:
-        begun = Answer(owner, conversation, self.target(owner, conversation))
+        started = Answer(owner, conversation, self.target(owner, conversation))
         with self.lock:
             over = [answer for answer in self.known.values() if answer.over]
             for answer in over[: max(0, len(over) - KEPT + 1)]:
                 del self.known[answer.token]
-            self.known[begun.token] = begun
+            self.known[started.token] = started
         items = self.answer(owner, conversation, preferences)
-        threading.Thread(target=begun.run, args=(items,), name="answer", daemon=True).start()
-        return begun
+        threading.Thread(target=started.run, args=(items,), name="answer", daemon=True).start()
+        return started
 
     def find(self, owner: str, conversation: str) -> Answer | None:
         with self.lock:

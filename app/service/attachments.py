@@ -14,9 +14,9 @@ The fence is longer than any run of backticks in the file, so `split` finds the 
 and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
 copies and other programs keep it with the message.
 
-A text that does not say its encoding is decoded by a guess (encodings.py), which is told with the
-file. A file of another format is refused by the name of that format, also if a few bytes stand
-before it.
+If a text does not state its encoding, the encoding is guessed (encodings.py), and the guess is
+shown with the file. A file in another format is refused, and the message names the format, even if
+a few bytes precede its signature.
 
 PDF files are read in the calling thread, within a time limit. The limit is checked at every drawing
 command, so even a page that never ends is stopped. pypdf itself limits what a file may unpack.

@@ -97,7 +97,7 @@ class BenchmarkRuns:
         self.owner = ""
 
     @property
-    def standing(self) -> BenchmarkStatus | None:
+    def status(self) -> BenchmarkStatus | None:
         return job.progress if (job := self.slot.running) is not None else None
 
     def store(self, owner: str) -> Benchmarks:
@@ -139,7 +139,7 @@ class BenchmarkRuns:
             )
         if stored.version != __version__:
             raise SettingError(
-                f"This benchmark was begun with version {stored.version}, and this is "
+                f"This benchmark was started with version {stored.version}, and this is "
                 f"{__version__}: their figures do not mix. Start a new one."
             )
         job = self.slot.take(
@@ -189,9 +189,9 @@ class BenchmarkRuns:
         runner = Runner(self, owner, plan, Task(owner, stop=job.stop))
         for method in plan.methods if left else ():
             runner.answer(HELLO, method, HELLO_TOKENS)
-        begun = monotonic()
+        start = monotonic()
         for number, cell in enumerate(left):
-            spent = (monotonic() - begun) / number if number >= len(plan.methods) else None
+            spent = (monotonic() - start) / number if number >= len(plan.methods) else None
             job.report(
                 BenchmarkStatus(
                     benchmark,
@@ -264,17 +264,17 @@ class Runner:
             run, disturbed = self.answer(question, cell.method)
         except PromptError as error:
             return replace(made, problem=str(error))
-        figures, prefill = summarise(run), run.prefill
+        metrics, prefill = summarise(run), run.prefill
         return replace(
             made,
-            tokens=figures.tokens,
-            forwards=figures.forwards,
-            drafted=sum(figures.proposed.values()),
-            kept=figures.kept,
+            tokens=metrics.tokens,
+            forwards=metrics.forwards,
+            drafted=sum(metrics.proposed.values()),
+            kept=metrics.kept,
             prefill_seconds=prefill.seconds if prefill else 0.0,
-            first_seconds=figures.ttft_seconds,
-            decode_seconds=figures.decode_seconds,
-            learning_seconds=figures.learning_seconds,
+            first_seconds=metrics.ttft_seconds,
+            decode_seconds=metrics.decode_seconds,
+            learning_seconds=metrics.learning_seconds,
             disturbed=disturbed,
             answer=tuple(token.id for token in run.tokens),
         )

@@ -120,8 +120,8 @@ Measured = Mapping[int, Mapping[str, Typical]]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of one method for some questions.
+class MethodMetrics:
+    """The metrics of one method over some questions.
 
     `speedup` is UNKNOWN without plain decoding. `quartiles` (lower, median, upper) are of the
     speedups of single questions, None for few of them. Of `compared` answers `identical` equal
@@ -145,12 +145,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A benchmark with its figures for all questions, and by category."""
+    """A benchmark with its metrics for all questions, and by category."""
 
     benchmark: Benchmark
     plan: Plan
-    figures: tuple[Figures, ...] = ()
-    categories: Mapping[str, tuple[Figures, ...]] = field(default_factory=dict)
+    metrics: tuple[MethodMetrics, ...] = ()
+    categories: Mapping[str, tuple[MethodMetrics, ...]] = field(default_factory=dict)
     complete: int = 0
     failed: tuple[tuple[str, str], ...] = ()
     """Questions that could not be answered, with the reason."""
@@ -172,8 +172,8 @@ def report(benchmark: Benchmark, plan: Plan, results: Sequence[Result]) -> Repor
     return Report(
         benchmark,
         plan,
-        figures_of(plan, measured, list(measured)),
-        {kind: figures_of(plan, measured, places) for kind, places in kinds.items()},
+        metrics_of(plan, measured, list(measured)),
+        {kind: metrics_of(plan, measured, places) for kind, places in kinds.items()},
         len(measured),
         tuple(failed.items()),
         sum(result.disturbed for result in results),
@@ -195,13 +195,15 @@ def complete(plan: Plan, results: Sequence[Result]) -> dict[int, dict[str, Typic
     }
 
 
-def figures_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[Figures, ...]:
+def metrics_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[MethodMetrics, ...]:
     if not places:
         return ()
-    return tuple(figures(plan, measured, places, method) for method in plan.methods)
+    return tuple(method_metrics(plan, measured, places, method) for method in plan.methods)
 
 
-def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Method) -> Figures:
+def method_metrics(
+    plan: Plan, measured: Measured, places: Sequence[int], method: Method
+) -> MethodMetrics:
     own = [measured[at][method.name] for at in places]
     plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
     tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)
@@ -212,7 +214,7 @@ def figures(plan: Plan, measured: Measured, places: Sequence[int], method: Metho
         for at, mine, base in zip(places, own, plain, strict=False)
         if same and mine.answer != base.answer
     ]
-    return Figures(
+    return MethodMetrics(
         method.name,
         len(places),
         tokens,
@@ -274,18 +276,18 @@ def differences(one: Benchmark, other: Benchmark) -> list[str]:
     return [name for name, same in shared.items() if not same]
 
 
-Sides = tuple[dict[Method, Figures], dict[Method, Figures]]
+Sides = tuple[dict[Method, MethodMetrics], dict[Method, MethodMetrics]]
 
 
 def shared(one: Report, other: Report) -> Sides:
-    """The figures of the methods that two benchmarks of the same questions share, over the
+    """The metrics of the methods that two benchmarks of the same questions share, over the
     questions that both have answered. Methods are equal if their drafting settings are equal."""
     both = [place for place in one.measured if place in other.measured]
     methods = [method for method in one.plan.methods if method in other.plan.methods]
     if not both:
         return {}, {}
     new, old = (
-        {each: figures(report.plan, report.measured, both, each) for each in methods}
+        {each: method_metrics(report.plan, report.measured, both, each) for each in methods}
         for report in (one, other)
     )
     return new, old
@@ -369,16 +371,16 @@ def as_json(report: Report, results: Sequence[Result]) -> dict[str, Any]:
         "done": benchmark.done,
         "disturbed": report.disturbed,
         "questions_complete": report.complete,
-        "all": [figures_mapping(figures) for figures in report.figures],
+        "all": [metrics_mapping(metrics) for metrics in report.metrics],
         "categories": {
-            name: [figures_mapping(each) for each in own] for name, own in report.categories.items()
+            name: [metrics_mapping(each) for each in own] for name, own in report.categories.items()
         },
         "failed": [{"question_id": name, "problem": why} for name, why in report.failed],
         "results": list(rows(report, results)),
     }
 
 
-def figures_mapping(figures: Figures) -> dict[str, Any]:
-    values = asdict(figures)
+def metrics_mapping(metrics: MethodMetrics) -> dict[str, Any]:
+    values = asdict(metrics)
     speedup = values.pop("speedup")
     return {**values, "speedup": speedup["whole"], "decode_speedup": speedup["decoding"]}

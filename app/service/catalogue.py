@@ -52,7 +52,7 @@ def given(value: object) -> object:
     return value
 
 
-Text = Annotated[str, Field(pattern=r"\S", description="a text that says something")]
+Text = Annotated[str, Field(pattern=r"\S", description="a text that is not empty")]
 Address = Annotated[str, Field(pattern="^https://", description="an https address")]
 Whole = Annotated[int, Field(ge=1, description="a whole number from 1")]
 Several = Field(strict=False)
@@ -145,7 +145,7 @@ class Head(Sized):
 class Entry(Listed):
     """A family: the target, its drafts from the smallest on, and those suggested to begin with.
 
-    `alone` says why it has no draft models, "" where it has some. The databases draft for any.
+    `alone` says why it has no draft models, "" if it has some. The databases draft for every model.
     """
 
     name: Text
@@ -167,12 +167,12 @@ class Entry(Listed):
         """Its drafts are smaller than the target, and ordered."""
         sizes = [each.parameters for each in (*self.drafts, self.target)]
         if sizes != sorted(set(sizes)):
-            raise refusal("The drafts are not smaller ones in the order of their size.")
+            raise refusal("The drafts must be smaller than the target, in the order of their size.")
         if tuple(draft.name for draft in self.stack) != self.suggested:
             stack = ", ".join(self.suggested)
-            raise refusal(f"The stack ({stack}) is not some of its drafts in their order.")
+            raise refusal(f"The stack ({stack}) must be some of its drafts, in their order.")
         if bool(self.alone) == bool(self.drafts):
-            raise refusal("It has to have drafts, or in 'alone' the reason why it has none.")
+            raise refusal("Give drafts, or in 'alone' the reason for having none.")
         return self
 
     @property
@@ -188,7 +188,7 @@ class Entry(Listed):
         return replace(need, weights=need.weights + (self.head.bytes if self.head else 0))
 
     def need(self, context_length: int, device: str = "cuda", half: bool = False) -> Need:
-        """What the target with its head and the suggested stack take together."""
+        """The memory that the target with its head and the suggested stack take together."""
         needs = [model.need(context_length, device, half) for model in self.stack]
         needs.append(self.alone_need(context_length, device, half))
         return Need(

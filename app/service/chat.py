@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 from app.service.attachments import without_files
-from app.service.history import Answered, History, StartedAnswer, begun
+from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
 from app.service.jobs import AnswerTarget, Tasks
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
@@ -40,21 +40,21 @@ class Trash:
 
     def __init__(self, engine: Engine, database: Database, history: History) -> None:
         self.engine, self.database, self.history = engine, database, history
-        self.proofs: LimitedDict[str, tuple[tuple[str, str], Answered]] = LimitedDict()
+        self.proofs: LimitedDict[str, tuple[tuple[str, str], FinishedAnswer]] = LimitedDict()
         """The data for proving the last answers of deleted conversations, by undo token."""
         self.timer: threading.Timer | None = None
         self.lock = threading.Lock()
 
     def remember(self, token: str, owner: str, conversation_id: str = "") -> None:
-        answered = self.history.last.pop((owner, conversation_id), None)
-        if answered is not None:
-            self.proofs[token] = (owner, conversation_id), answered
+        finished = self.history.last.pop((owner, conversation_id), None)
+        if finished is not None:
+            self.proofs[token] = (owner, conversation_id), finished
         self.watch()
 
     def recall(self, token: str) -> None:
-        key, answered = self.proofs.pop(token, (None, None))
-        if key is not None and answered is not None:
-            self.history.last[key] = answered
+        key, finished = self.proofs.pop(token, (None, None))
+        if key is not None and finished is not None:
+            self.history.last[key] = finished
 
     def watch(self) -> None:
         oldest = deletions.oldest(self.database)
@@ -88,7 +88,7 @@ TOKENS, THOUGHT = 24, 1_000
 """The most tokens of a title, and of the thinking before it."""
 INSTRUCTION = "Give this conversation a title of at most six words. Answer with the title alone."
 UNTITLED = "New conversation"
-NOTHING_SAID = "There is no message to answer yet. Write something first."
+NO_MESSAGE = "There is no message to answer yet. Write something first."
 
 
 class Chat:
@@ -188,7 +188,7 @@ class Chat:
             *_, old = store.messages(conversation_id, pieces=False, to=message_id)
             if old.role != "user":
                 raise PromptError(
-                    "Only what you said can be edited. Answer the message before it again instead."
+                    "Only your own messages can be edited. Regenerate the answer instead."
                 )
             message = store.append(conversation_id, "user", text, version_of=message_id)
             store.show(conversation_id, message.id)
@@ -206,12 +206,12 @@ class Chat:
         messages = store.messages(conversation_id, pieces=False, to=message_id)
         questions = [message.id for message in messages if message.role == "user"]
         if not questions:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         if message_id is not None:
             store.show(conversation_id, message_id)
         self.tasks.ask(owner, conversation_id, AnswerTarget(questions[-1]))
 
-    def go_on(self, owner: str, conversation_id: str) -> None:
+    def continue_answer(self, owner: str, conversation_id: str) -> None:
         """Request a continuation of the last answer, or an answer if the last message has none.
 
         Raises PromptError for an answer that the model ended by itself.
@@ -220,12 +220,12 @@ class Chat:
             self.engine.check_turn(owner)
         messages = self.conversations(owner).messages(conversation_id)
         if not messages:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         last = messages[-1]
         if last.role == "user":
             target = AnswerTarget(last.id)
         else:
-            if begun(self.database, owner, last).run.finish == "eos":
+            if started_answer(self.database, owner, last).run.finish == "eos":
                 raise PromptError(
                     "The model ended this answer, so it cannot be continued. Answer the message "
                     "again to get another one."
@@ -237,14 +237,18 @@ class Chat:
         """The target of an answer to the last message. Raises PromptError if there is none."""
         last = self.conversations(owner).last(conversation_id)
         if last is None:
-            raise PromptError(NOTHING_SAID)
+            raise PromptError(NO_MESSAGE)
         return AnswerTarget(last)
 
-    def begun(self, owner: str, conversation_id: str, target: AnswerTarget) -> StartedAnswer | None:
+    def started_answer(
+        self, owner: str, conversation_id: str, target: AnswerTarget
+    ) -> StartedAnswer | None:
         if not target.continues:
             return None
         store = self.conversations(owner)
-        return begun(self.database, owner, store.messages(conversation_id, to=target.continues)[-1])
+        return started_answer(
+            self.database, owner, store.messages(conversation_id, to=target.continues)[-1]
+        )
 
     def progress(self, owner: str, conversation_id: str, target: AnswerTarget) -> object:
         """A value that changes when more of the requested answer is stored."""
@@ -306,9 +310,9 @@ class Chat:
         messages = store.messages(conversation_id, pieces=False)
         first = [message for message in messages if message.content.strip()][:2]
         if not first:
-            raise PromptError("Nothing was said in this conversation yet. Write something first.")
-        said = (each.content if each.role == "user" else answer_of(each.content) for each in first)
-        quoted = "\n\n".join(text.strip()[:QUOTED] for text in said)
+            raise PromptError("This conversation has no messages yet. Write something first.")
+        texts = (each.content if each.role == "user" else answer_of(each.content) for each in first)
+        quoted = "\n\n".join(text.strip()[:QUOTED] for text in texts)
         thinking = False if self.engine.state.info.can_think else None
         generation = Generation(Sampling(temperature=0.0), THOUGHT + TOKENS, thinking=thinking)
         request = Request(

@@ -143,7 +143,7 @@ def followed(
     stream: Stream[Event],
     request: Request,
     report: Callable[[str], None],
-    begun: Callable[[Started], None] = lambda started: None,
+    on_start: Callable[[Started], None] = lambda started: None,
 ) -> Iterator[Run | Waiting]:
     """Yields a run as it grows, the finished one last. Closing the iterator stops the run."""
     pace, found = Pace(UPDATE_SECONDS), Collector(NO_RUN)
@@ -152,7 +152,7 @@ def followed(
             if isinstance(event, Waiting):
                 yield event
             elif isinstance(event, Started):
-                begun(event)
+                on_start(event)
                 found = Collector(planned(event.info, request.method, request.generation))
             elif isinstance(event, Notice):
                 report(event.text)
@@ -194,7 +194,7 @@ class Pairs:
         self.exclude = None if isinstance(measured, Measured) else measured
         known = measured if isinstance(measured, Measured) else None
         self.known: list[Measured | None] = [known, known]
-        self.cold, self.exchanged = True, False
+        self.first_run, self.exchanged = True, False
         """Whether no warm-up was run yet, and whether models are swapped between runs, so that
         every run needs a warm-up."""
 
@@ -212,12 +212,12 @@ class Pairs:
 
     def decoded(self, side: int, request: Request) -> Iterator[Run | Waiting]:
         measured = self.known[side] or Measured()
-        measured = replace(measured, warm=self.cold or self.exchanged)
-        self.cold = False
+        measured = replace(measured, warm=self.first_run or self.exchanged)
+        self.first_run = False
         profile = self.profile(request.generation.sampling)
         request = replace(request, measured=measured, profile=profile)
 
-        def begun(started: Started) -> None:
+        def on_start(started: Started) -> None:
             self.same_model(side, started.info)
             if self.known[side] is None and self.exclude is not None:
                 found = self.exclude(started)
@@ -225,7 +225,7 @@ class Pairs:
                     self.known[each] = found
 
         stream = self.stop.start(lambda: self.engine.generate(request))
-        yield from followed(stream, request, self.report, begun)
+        yield from followed(stream, request, self.report, on_start)
 
     def same_model(self, side: int, info: BackendInfo) -> None:
         """Raise ModelError if this is not the model of the side's earlier runs."""

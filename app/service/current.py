@@ -52,9 +52,9 @@ class Current:
         self.table = None
         self.state = state
 
-    def answered(self, figures: Metrics) -> None:
+    def answered(self, metrics: Metrics) -> None:
         """Update the plain speed from the metrics of an answer by the loaded model."""
-        self.plain = seen_in(figures) or self.plain
+        self.plain = seen_in(metrics) or self.plain
 
     @property
     def info(self) -> BackendInfo:
@@ -72,10 +72,10 @@ class Current:
         return self.table[1]
 
 
-def seen_in(figures: Metrics) -> PlainSpeed | None:
+def seen_in(metrics: Metrics) -> PlainSpeed | None:
     """The plain speed that an answer measured; None if it has few tokens or measured none."""
-    speed = figures.plain_tokens_per_second
-    return PlainSpeed(speed, "by the last answer") if figures.tokens >= FEWEST and speed else None
+    speed = metrics.plain_tokens_per_second
+    return PlainSpeed(speed, "by the last answer") if metrics.tokens >= FEWEST and speed else None
 
 
 class Costs:
@@ -131,7 +131,7 @@ class Drafter:
     problem: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return self.how or self.problem
 
 

@@ -24,7 +24,7 @@ from engine.hsd.profile import Outcome, Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
 from engine.models.formats import format_of
-from engine.models.loaders import ModelLoaders, free_name, name_of, settled
+from engine.models.loaders import ModelLoaders, free_name, name_of, resolve_source
 from engine.models.memory import Need
 from engine.queue import OWNER, Waiting
 from engine.settings import Drafting, Runtime, Sampling
@@ -44,20 +44,20 @@ def sampler_of(sampling: Sampling) -> dict[str, float]:
     return {name: float(getattr(sampling, name)) for name in SAMPLER}
 
 
-def place_of(profile: Profile) -> tuple[float, ...]:
+def sampler_key(profile: Profile) -> tuple[float, ...]:
     """The sampler of a profile, as a key."""
     return tuple(profile.sampling[name] for name in SAMPLER)
 
 
-def sampler_words(sampler: Sampler) -> str:
-    words = [f"temperature {sampler.get('temperature', 0.0):g}"]
+def sampler_label(sampler: Sampler) -> str:
+    facts = [f"temperature {sampler.get('temperature', 0.0):g}"]
     neutral = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
-    words += [
+    facts += [
         f"{name.replace('_', '-')} {sampler[name]:g}"
         for name, off in neutral.items()
         if sampler.get(name, off) != off
     ]
-    return ", ".join(words)
+    return ", ".join(facts)
 
 
 Family = Plans[State | Draft]
@@ -123,7 +123,7 @@ class Families:
 
     def note(self, profile: Profile) -> None:
         """Store a profile with more outcomes, and plan with it if the used one is too far off."""
-        sampler = place_of(profile)
+        sampler = sampler_key(profile)
         planned = self.known[sampler].profiled()
         self.latest[sampler] = profile
         if profile.off(planned):
@@ -135,7 +135,7 @@ class Families:
         profile = self.of(sampling).profile
         if profile is None:
             return None
-        return self.latest.get(place_of(profile), profile)
+        return self.latest.get(sampler_key(profile), profile)
 
     def save(self, profile: Profile) -> None:
         """Store a profile for its sampler, and as the latest one."""
@@ -163,7 +163,7 @@ class Families:
             replace(model, name=name) for model, name in zip(profile.models, names, strict=True)
         )
         family = Plans(self.bare.target, self.bare.drafts, replace(profile, models=models))
-        sampler = place_of(profile)
+        sampler = sampler_key(profile)
         self.known[sampler] = family
         self.latest[sampler] = family.profiled()
 
@@ -248,7 +248,7 @@ class Stacks:
 
         Raises ModelError if it is no model.
         """
-        source = settled(source)
+        source = resolve_source(source)
         if not source:
             raise ModelError("The model's name is empty. Give a folder, a file or a hub id.")
         if self.loaders.present(source) or format_of(source).estimated:
@@ -287,7 +287,7 @@ class Stacks:
         Raises ModelError, with nothing changed, for a model that does not fit, cannot be read or
         has another vocabulary than the target, and Cancelled when `stop` ends a download.
         """
-        requested = list(dict.fromkeys(settled(source) for source in sources))
+        requested = list(dict.fromkeys(resolve_source(source) for source in sources))
         if not requested:
             raise ModelError("No draft model is chosen. Tick at least one, then press Load.")
         for source in requested:
@@ -400,8 +400,8 @@ class Stacks:
         if family.profile is None or family.profile != request.profile:
             return
         plan, rule = method.plan(family), method.drafting.rule
-        begun = run.parts[-1].step if run.parts else 0
-        families.learn(sampling, plan, rule, run.steps[begun:])
+        first = run.parts[-1].step if run.parts else 0
+        families.learn(sampling, plan, rule, run.steps[first:])
 
     def learned(self, sampling: Sampling) -> Profile | None:
         """The profile for a sampler with the outcomes of later answers, if there is any."""

@@ -1,10 +1,10 @@
-"""Which encoding a file of text is in, if it does not say so.
+"""Guesses the encoding of a text file that does not state it.
 
-Every encoding of `ENCODINGS` gives some text. The one whose characters are most plausible for a
-language that is written in it wins (`plausibility`). UTF-8 is not a guess: text in other encodings
-is hardly ever valid UTF-8, so a few wrong bytes in it are replaced, and a single one, such as a
-character that was cut off, where no other encoding is plausible. What was guessed is told, and a
-file without any plausible text is none.
+Any of the `ENCODINGS` decodes a file to some text. The one whose characters are most plausible for
+a language written in it wins (`plausibility`). UTF-8 is not a guess, because text in other
+encodings is hardly ever valid UTF-8. A few wrong bytes in it are replaced; a single one, such as a
+character that was cut off, only if no other encoding is plausible. The caller learns what was
+guessed. A file without plausible text is not decoded.
 """
 
 import codecs
@@ -18,7 +18,7 @@ ASCII; if its first such byte is too far away, half of them stand before that by
 HEAD = 1 << 16
 """The characters in which control characters are counted."""
 CONTROLS = 0.02
-"""A text with a larger share of control characters is none."""
+"""Content with a larger share of control characters is not text."""
 LEAST = 0.45
 """The least plausibility of a text, of at most 1."""
 BAD_SHARE = 0.25
@@ -220,7 +220,7 @@ class Decoded(NamedTuple):
 
 
 def decode(content: bytes) -> Decoded | None:
-    """The text of a file; None if it holds none."""
+    """The text of a file; None if it is not text."""
     for mark, codec in MARKS:
         if content.startswith(mark):
             return sound(content, codec)
@@ -233,7 +233,7 @@ def decode(content: bytes) -> Decoded | None:
 
 
 def sound(content: bytes, codec: str) -> Decoded | None:
-    """The content in this encoding, wrong bytes replaced; None if that is no text."""
+    """The content in this encoding, with wrong bytes replaced; None if the result is not text."""
     text = content.decode(codec, "replace")
     head = text[:HEAD]
     odd = sum(unicodedata.category(c) == "Cc" and c not in "\t\n\r\f\x1b\x0e\x0f" for c in head)
@@ -243,7 +243,7 @@ def sound(content: bytes, codec: str) -> Decoded | None:
 
 
 def utf_8(content: bytes, wrong: int = 0) -> Decoded | None:
-    """The content in UTF-8, if no more than BAD_SHARE of it is wrong, or `wrong` places are."""
+    """The content in UTF-8, if at most BAD_SHARE of it, or at most `wrong` places, are invalid."""
     found = sound(content, "utf-8")
     if found is None or not found.bad:
         return found
@@ -269,7 +269,7 @@ def guessed(content: bytes) -> Decoded | None:
 
 
 def score(encoding: Encoding, sample: bytes) -> float:
-    """How plausible the sample is in this encoding, -1 for no text. Its last character may be
+    """How plausible the sample is in this encoding, -1 if it is not text. Its last character may be
     incomplete."""
     text = codecs.getincrementaldecoder(encoding.codec)("replace").decode(sample)
     if not text or "\0" in text:
@@ -292,14 +292,14 @@ def plausibility(text: str, weigh: Weigh, script: str) -> float:
 
 
 def weight(letter: str, before: str, after: str, weigh: Weigh, script: str) -> float:
-    kind, words = unicodedata.category(letter)[0], before.isalpha()
+    kind, in_word = unicodedata.category(letter)[0], before.isalpha()
     if letter in PUNCTUATION:
-        symbol = kind == "S" and (words or after.isalpha())
-        inside = words and after.isalpha() and letter not in APOSTROPHES
+        symbol = kind == "S" and (in_word or after.isalpha())
+        inside = in_word and after.isalpha() and letter not in APOSTROPHES
         return -0.5 if script not in EASTERN and (symbol or inside) else 0.7
     if kind == "C" or letter == CUT:
         return -2.0
-    if kind == "M" and not (before > "\x7f" or words):
+    if kind == "M" and not (before > "\x7f" or in_word):
         return -1.0
     if kind not in "LM" and script not in EASTERN:
         return -0.5
@@ -309,5 +309,5 @@ def weight(letter: str, before: str, after: str, weigh: Weigh, script: str) -> f
     if script not in ROMAN and (all(latin) or any(latin) and script not in EASTERN):
         return -0.5
     shouted = 0.08 if letter.isupper() and before.isupper() else 0.0
-    alone = script not in ROMAN and script not in EASTERN and not (words or after.isalpha())
+    alone = script not in ROMAN and script not in EASTERN and not (in_word or after.isalpha())
     return min(weigh(letter) - shouted, 0.5 if alone else 1.0)

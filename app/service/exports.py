@@ -1,10 +1,10 @@
 """Exports to files: conversations, runs and their steps.
 
 Conversations are written one by one while they are sent, so that thousands of them need the memory
-of one. Figures are written as they are stored, times in seconds. A text may be anything, and a
-spreadsheet runs a cell that begins like a formula, so in CSV an apostrophe is put before it. Some
-spreadsheets also split lines at semicolons or tabs and ignore our quotes, so an apostrophe is put
-before everything that could begin a cell there as well. Our own ids, and all JSON, are exact.
+of one. Numbers are written as they are stored, and times in seconds. A spreadsheet runs a cell that
+begins like a formula, so in CSV an apostrophe precedes any such text. Some spreadsheets also split
+lines at semicolons or tabs and ignore our quotes, so an apostrophe is put before everything that
+could begin a cell there as well. Our own ids, and all JSON, are exact.
 """
 
 import csv
@@ -28,7 +28,8 @@ SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions"}
 
 
 def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
-    """The document. A message that opens a block of code and does not close it ends with one."""
+    """The conversation as Markdown. Code blocks that a message leaves open are closed at its
+    end."""
     parts = [f"# {' '.join(conversation.title.split())}"]
     if conversation.system_prompt.strip():
         parts.append(section("system", conversation.system_prompt))
@@ -41,7 +42,7 @@ def section(role: str, content: str) -> str:
 
 
 def closed(text: str) -> str:
-    """The text, with an end for an unclosed code block, or else all that follows would be code."""
+    """The text, with an unclosed code block closed: otherwise everything after it would be code."""
     opened = ""
     for line in text.splitlines():
         fence = re.match(r" {0,3}(`{3,}|~{3,})(.*)", line)
@@ -60,8 +61,8 @@ LONGEST_NAME = 60
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a conversation is written. All of them go into one list where that `lists`, else each
-    into a file of an archive."""
+    """A file format for conversations. If it `lists`, all conversations go into one list; otherwise
+    each becomes a file of an archive."""
 
     suffix: str
     kind: str
@@ -114,7 +115,7 @@ def in_a_list(texts: Iterator[tuple[str, str]]) -> Iterator[bytes]:
 
 
 class Sent(io.RawIOBase):
-    """A file whose written bytes are sent and forgotten."""
+    """A file object that sends the bytes written to it and keeps none of them."""
 
     def __init__(self) -> None:
         self.waiting = bytearray()
@@ -228,6 +229,6 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def harmless(text: str) -> str:
-    """A text in which no spreadsheet finds a formula."""
-    guarded = FORMULA.sub(r"\1'", text)
-    return f"'{guarded}" if guarded[:1] in ("\t", "\n", "\r") else guarded
+    """The text, changed so that no spreadsheet finds a formula in it."""
+    escaped = FORMULA.sub(r"\1'", text)
+    return f"'{escaped}" if escaped[:1] in ("\t", "\n", "\r") else escaped

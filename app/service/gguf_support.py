@@ -82,8 +82,8 @@ class GgufSupport:
         try:
             status = self.run(command, job)
         except OSError as error:
-            words = f"{command[0]} cannot be run ({error.strerror or error})"
-            raise ModelError(f"{NOT_SET_UP}: {words}. By hand: {shlex.join(command)}") from error
+            problem = f"{command[0]} cannot be run ({error.strerror or error})"
+            raise ModelError(f"{NOT_SET_UP}: {problem}. By hand: {shlex.join(command)}") from error
         if job.stop.is_set():
             raise Cancelled(f"{NOT_SET_UP}: it was stopped.")
         if status or not self.installed():
@@ -136,7 +136,7 @@ def reason(lines: Sequence[str], command: Sequence[str]) -> str:
     elif NO_NETWORK.search(output):
         why = f"the package index cannot be reached. Connect to the network. {again}"
     else:
-        why = f"pip failed. What it said last is below. By hand: {shlex.join(command)}"
+        why = f"pip failed. The end of its output is below. By hand: {shlex.join(command)}"
     return f"{NOT_SET_UP}: {why}"
 
 

@@ -30,7 +30,7 @@ PROVABLE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class FinishedAnswer:
     """What is needed to decode the last answer of a conversation again: its prompt, model, settings
     and run.
 
@@ -56,9 +56,9 @@ class History:
 
     def __init__(self, database: Database, notices: Notices) -> None:
         self.database, self.notices = database, notices
-        self.last: LimitedDict[tuple[str, str], Answered] = LimitedDict(PROVABLE)
+        self.last: LimitedDict[tuple[str, str], FinishedAnswer] = LimitedDict(PROVABLE)
 
-    def provable(self, owner: str, conversation_id: str) -> Answered | None:
+    def provable(self, owner: str, conversation_id: str) -> FinishedAnswer | None:
         """The last answer of a conversation, if the conversation shows it. Raises PromptError for
         an answer that no single run can prove."""
         found = self.last.get((owner, conversation_id))
@@ -114,7 +114,7 @@ class StartedAnswer:
         return bool(self.prompt) and not self.start and not self.head
 
 
-def begun(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
+def started_answer(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
     traces, run = Traces(database, owner), NO_RUN
     if message.run_id is not None:
         try:

@@ -217,7 +217,7 @@ class Progress:
     is not known, and a description of the stage."""
 
     share: float | None
-    words: str
+    text: str
 
 
 def broke_off(error: Exception) -> StrataError:

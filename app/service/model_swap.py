@@ -17,7 +17,7 @@ from app.service.jobs import WAIT_SECONDS, Job, Slot, Task, Tasks
 from app.service.models import Models, title_of
 from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, SettingError, StrataError
-from engine.models.loaders import DEFAULT_RUNTIME, settled
+from engine.models.loaders import DEFAULT_RUNTIME, resolve_source
 from engine.queue import Waiting
 from engine.settings import Runtime
 
@@ -64,7 +64,7 @@ class ModelSwap:
         Raises SettingError if guests share the app, and ModelError for a model that is not on this
         machine or does not fit.
         """
-        source = settled(side.source) if side.source else ""
+        source = resolve_source(side.source) if side.source else ""
         if source in ("", self.models.source):
             return replace(side, source="")
         if self.models.guests:

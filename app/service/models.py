@@ -24,7 +24,13 @@ from app.service.jobs import Job, Progress, Slot, Stop
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
 from engine.models.formats import format_of
-from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders, name_of, settled, weight_bytes
+from engine.models.loaders import (
+    DEFAULT_RUNTIME,
+    ModelLoaders,
+    name_of,
+    resolve_source,
+    weight_bytes,
+)
 from engine.servers.client import is_address, parsed
 from engine.settings import Runtime
 from storage.database import Database
@@ -62,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What removing a model would do.
+    """The effect of removing a model.
 
     `deletes` says whether its files are deleted, which take `bytes`. `folder` is the folder with
     which the model was added; all its `models` leave the list together.
@@ -194,7 +200,7 @@ class Models:
 
         Raises ModelError if there is none.
         """
-        folder = settled(folder)
+        folder = resolve_source(folder)
         found = self.read_folder(folder)
         if not found:
             raise ModelError(
@@ -209,11 +215,11 @@ class Models:
 
         Raises ModelError if it does not exist or is no model.
         """
-        source = settled(name)
+        source = resolve_source(name)
         if not source:
             raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
         if Path(source).is_dir():
-            if [settled(found) for found in self.loaders.scan(source)] == [source]:
+            if [resolve_source(found) for found in self.loaders.scan(source)] == [source]:
                 self.inspect(source)
             self.scan(source)
             return self.found[source][0]
@@ -230,7 +236,7 @@ class Models:
         return 0
 
     def read_folder(self, folder: str) -> list[str]:
-        self.found[folder] = [settled(source) for source in self.loaders.scan(folder)]
+        self.found[folder] = [resolve_source(source) for source in self.loaders.scan(folder)]
         return self.found[folder]
 
     def stop(self) -> None:
@@ -264,10 +270,10 @@ class Models:
         Errors in the request are raised by the call itself. After the call the model is `loading`,
         and requests for an answer wait for it.
         """
-        source = settled(source) or str(EMBEDDED)
+        source = resolve_source(source) or str(EMBEDDED)
         if source == self.source and runtime == self.runtime:
-            words = f"{self.engine.state.info.name} is already loaded with these settings."
-            return iter([Progress(1.0, words)])
+            text = f"{self.engine.state.info.name} is already loaded with these settings."
+            return iter([Progress(1.0, text)])
 
         def make() -> Loading:
             self.problem = ""
@@ -318,13 +324,13 @@ class Models:
 
     def fetch(self, source: str, report: Report, stop: Stop) -> None:
         """Download the missing files of a model, until it is stopped."""
-        words = f"Downloading {title_of(source)}"
+        text = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
             share = done / total if total else None
-            report(Progress(share, f"{words}: {amount(done)} of {amount(total)}"))
+            report(Progress(share, f"{text}: {amount(done)} of {amount(total)}"))
 
-        report(Progress(None, f"{words} …"))
+        report(Progress(None, f"{text} …"))
         self.loaders.download(source, progress, stop.is_set)
 
     def fetch_alone(self, source: str, title: str) -> Iterator[Progress]:
@@ -394,7 +400,7 @@ class Models:
             return None
 
     def removal(self, source: str) -> Removal:
-        """What removing a listed model would do. Raises ModelError if it cannot be removed."""
+        """The effect of removing a listed model. Raises ModelError if it cannot be removed."""
         name = title_of(source)
         if source not in {candidate.source for candidate in self.candidates()} | self.added.keys():
             raise ModelError(f"The model {source!r} is not on the list. Choose one from the list.")
@@ -475,6 +481,6 @@ def not_loaded(title: str, error: Exception) -> ModelError:
 
 
 def place(source: str) -> str:
-    """What identifies a model under any of its names: its path, links followed."""
+    """The identity of a model under any of its names: its path, with links resolved."""
     path = format_of(source).located(source) if source else None
     return os.path.realpath(Path(path)) if path else source

@@ -72,7 +72,7 @@ class Notices:
         return self.waiting.pop(owner, [])
 
 
-Place = tuple[str, str]
+WatchKey = tuple[str, str]
 """An owner and one of their conversations, or THE_LIST of all of them."""
 THE_LIST = ""
 LISTED = 300
@@ -83,14 +83,14 @@ class ChangeTokens:
     """Tokens by which pages watch for changes. A token is forgotten after many newer ones."""
 
     def __init__(self) -> None:
-        self.tokens: LimitedDict[Place, str] = LimitedDict()
-        self.places: LimitedDict[str, Place] = LimitedDict()
+        self.tokens: LimitedDict[WatchKey, str] = LimitedDict()
+        self.keys: LimitedDict[str, WatchKey] = LimitedDict()
 
     def token(self, owner: str, conversation: str) -> str:
         """The token of a conversation, the same for all its pages."""
-        place = owner, conversation
-        token = self.tokens.get(place) or secrets.token_urlsafe(18)
-        self.tokens[place], self.places[token] = token, place
+        key = owner, conversation
+        token = self.tokens.get(key) or secrets.token_urlsafe(18)
+        self.tokens[key], self.keys[token] = token, key
         return token
 
 

@@ -265,7 +265,7 @@ class Presets:
         """Undo a deletion. Raises StorageError if that is no longer possible."""
         found = self.deleted.pop((owner, token), None)
         if found is None:
-            raise StorageError("This deletion cannot be taken back any more.")
+            raise StorageError("This deletion cannot be undone any more.")
         preset, sources = found
         store = self.store(owner)
         back = store.add(replace(preset, name=self.free(owner, preset.name)))

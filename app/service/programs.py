@@ -23,8 +23,8 @@ from engine.types import Learned, Prefill, Step
 from storage.api_keys import ApiKey, ApiKeys
 
 MOST_EACH = 8
-"""The most requests of one owner that are read, wait or run at once, so that the queue has room for
-the page's owner."""
+"""The most requests of one owner that are being read, waiting or running at the same time, so that
+the queue keeps room for the page's owner."""
 ProgramEvent = Waiting | Started | Prefill | Step | Learned
 """The events of an answer that a program gets."""
 
@@ -164,9 +164,9 @@ class Programs:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
 
     def check_loaded(self) -> None:
-        """Raise ModelError with the outlook if no model is loaded."""
+        """Raise ModelError with the reason if no model is loaded."""
         if not self.core.engine.state.is_loaded:
-            raise ModelError(self.core.revival.outlook)
+            raise ModelError(self.core.revival.not_loaded_reason)
 
     def stop(self, task: Task) -> None:
         self.core.tasks.stop(task.owner, task.about)

@@ -21,7 +21,7 @@ from typing import Any
 
 from app.service.comparison import LEFT, RIGHT, Pairs, Progress, Proof, Side, differs
 from app.service.core import Core
-from app.service.history import Answered
+from app.service.history import FinishedAnswer
 from app.service.jobs import Task
 from app.service.model_swap import Swap
 from app.service.preferences import Preferences
@@ -70,17 +70,17 @@ class Proofs:
             yield from self.proved(owner, conversation_id, task)
 
     def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
-        answered = self.core.history.provable(owner, conversation_id)
-        if answered is not None and answered.info.server is not None:
+        finished = self.core.history.provable(owner, conversation_id)
+        if finished is not None and finished.info.server is not None:
             raise PromptError(ELSEWHERE)
-        if answered is None or answered.info != self.core.current.info:
+        if finished is None or finished.info != self.core.current.info:
             raise PromptError(
                 "There is no answer to prove since the program started. Send a message or "
                 "regenerate an answer first."
             )
-        pairs = self.reruns(owner, answered, task)
+        pairs = self.reruns(owner, finished, task)
         progress: Progress | None = None
-        for item in pairs.compare(PROOFS, agreed(answered)):
+        for item in pairs.compare(PROOFS, agreed(finished)):
             if isinstance(item, Waiting):
                 yield item
                 continue
@@ -90,38 +90,40 @@ class Proofs:
                 yield Proof(len(run.tokens), run.method, pair=pair)
         if progress is None or not progress.over:
             raise PromptError("The proof was stopped. Press Prove it to try again.")
-        yield self.proof_of(owner, answered, progress)
+        yield self.proof_of(owner, finished, progress)
 
-    def reruns(self, owner: str, answered: Answered, task: Task, background: bool = False) -> Pairs:
+    def reruns(
+        self, owner: str, finished: FinishedAnswer, task: Task, background: bool = False
+    ) -> Pairs:
         """Pairs of runs that decode an answer again, plainly and with drafters that do not know
         it."""
-        shown, generation = answered.run, answered.generation
+        shown, generation = finished.run, finished.generation
         tokens = tuple(token.id for token in shown.tokens)
         if shown.broken_off:
             generation = replace(generation, max_tokens=max(1, len(tokens)))
         request = Request(
-            (), answered.prompt, generation, answered.method, None, owner, background=background
+            (), finished.prompt, generation, finished.method, None, owner, background=background
         )
-        known = (*answered.prompt, *tokens)
-        measured = Measured(known, len(tokens), answered.conversation, answered.calibration)
-        return self.pairs(plain_and(request), measured, task, answered.info)
+        known = (*finished.prompt, *tokens)
+        measured = Measured(known, len(tokens), finished.conversation, finished.calibration)
+        return self.pairs(plain_and(request), measured, task, finished.info)
 
-    def proof_of(self, owner: str, answered: Answered, progress: Progress) -> Proof:
-        found = reruns_of(answered, progress.pairs)
-        shown, (plain, fast) = answered.run, progress.pairs[found.middle]
+    def proof_of(self, owner: str, finished: FinishedAnswer, progress: Progress) -> Proof:
+        found = reruns_of(finished, progress.pairs)
+        shown, (plain, fast) = finished.run, progress.pairs[found.middle]
         speeds = [summarise(slow).tokens_per_second for slow, _ in progress.pairs]
         self.core.current.plain = PlainSpeed(median(speeds), "by the last proof")
-        if answered.run_id:
-            self.core.history.note(owner, answered.run_id, found.speedup)
+        if finished.run_id:
+            self.core.history.note(owner, finished.run_id, found.speedup)
         return Proof(
             len(plain.tokens),
-            answered.method.name,
+            finished.method.name,
             verdict(self.core.current.text, plain, shown),
             found,
             plain,
             fast,
             shown,
-            answered.same_text,
+            finished.same_text,
         )
 
     def compare(
@@ -235,12 +237,12 @@ def plain_and(request: Request) -> tuple[Request, Request]:
     return replace(request, method=PLAIN), request
 
 
-def reruns_of(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
-    figures = [(summarise(plain), summarise(fast)) for plain, fast in pairs]
-    return reruns(figures, summarise(answered.run))
+def reruns_of(finished: FinishedAnswer, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
+    metrics = [(summarise(plain), summarise(fast)) for plain, fast in pairs]
+    return reruns(metrics, summarise(finished.run))
 
 
-def agreed(answered: Answered) -> Callable[[Sequence[tuple[Run, Run]], float], bool]:
+def agreed(finished: FinishedAnswer) -> Callable[[Sequence[tuple[Run, Run]], float], bool]:
     """A function that says whether pairs of reruns are enough: they took long, they agree, or no
     further pair could measure a speedup."""
 
@@ -249,7 +251,7 @@ def agreed(answered: Answered) -> Callable[[Sequence[tuple[Run, Run]], float], b
             return len(pairs) % 2 == 1 or seconds >= 2 * ENOUGH
         if len(pairs) < FEWEST_PROOFS:
             return False
-        found = reruns_of(answered, pairs)
+        found = reruns_of(finished, pairs)
         low, high = found.range
         return found.speedup == UNKNOWN or high - low <= NARROW * low
 
@@ -281,7 +283,7 @@ logger = logging.getLogger(__name__)
 class Check:
     """An answer to be proved. Its task is not among the owner's tasks, as nobody waits for it."""
 
-    answered: Answered
+    finished: FinishedAnswer
     run_id: str
     task: Task
     tries: int = 0
@@ -297,16 +299,16 @@ class Background:
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def add(self, owner: str, conversation: str, answered: Answered) -> None:
+    def add(self, owner: str, conversation: str, finished: FinishedAnswer) -> None:
         """Schedule the proof of an answer, if it is stored."""
-        if not answered.run_id:
+        if not finished.run_id:
             return
-        check = Check(answered, answered.run_id, Task(owner, conversation))
-        if not answered.same_text:
+        check = Check(finished, finished.run_id, Task(owner, conversation))
+        if not finished.same_text:
             why = "Same distribution does not keep the text of a seed."
-            self.store(check, skipped(why if answered.info.server is None else ELSEWHERE))
+            self.store(check, skipped(why if finished.info.server is None else ELSEWHERE))
             return
-        if not answered.one:
+        if not finished.one:
             self.store(check, skipped("It was continued with other settings or another model."))
             return
         with self.changed:
@@ -361,7 +363,7 @@ class Background:
             with self.changed:
                 self.checks.appendleft(check)
         else:
-            self.store(check, found or skipped("The model was wanted for other things."))
+            self.store(check, found or skipped("Other requests needed the model."))
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""
@@ -370,15 +372,15 @@ class Background:
             return None
         for _ in self.core.revival.loaded(check.task):
             pass
-        if self.core.current.info != check.answered.info:
+        if self.core.current.info != check.finished.info:
             raise ModelError("another model")
         progress: Progress | None = None
-        pairs = self.proofs.reruns(check.task.owner, check.answered, check.task, background=True)
-        for item in pairs.compare(PROOFS, agreed(check.answered)):
+        pairs = self.proofs.reruns(check.task.owner, check.finished, check.task, background=True)
+        for item in pairs.compare(PROOFS, agreed(check.finished)):
             progress = item if isinstance(item, Progress) else progress
         if progress is None or not progress.over:
             return None
-        return stored_outcome(self.proofs.proof_of(check.task.owner, check.answered, progress))
+        return stored_outcome(self.proofs.proof_of(check.task.owner, check.finished, progress))
 
     def store(self, check: Check, found: dict[str, Any]) -> None:
         database = self.core.database

@@ -152,12 +152,12 @@ class Revival:
 
     def awaited(self, task: Task) -> Iterator[Waiting]:
         """After a crash, wait until the model is loaded again or given up. Raises Cancelled."""
-        latest, begun = monotonic() + PATIENCE, False
+        latest, started = monotonic() + PATIENCE, False
 
         def over() -> bool:
-            nonlocal begun
-            begun = begun or self.busy
-            given_up = not self.busy and (begun or monotonic() > latest)
+            nonlocal started
+            started = started or self.busy
+            given_up = not self.busy and (started or monotonic() > latest)
             return self.engine.state.is_loaded or given_up
 
         yield from task.wait(over, loading=True)
@@ -176,18 +176,18 @@ class Revival:
         return len(self.deaths) == DEATHS and self.deaths[-1] - self.deaths[0] < WINDOW
 
     def give_up(self, last: ModelSetup, reason: str, again: bool) -> None:
-        words = reason
+        problem = reason
         if self.last is not None:
             when = "within five minutes, for the third time"
             if again:
                 when = f"while {last.name} was being loaded"
             first = reason.partition(". ")[0].rstrip(".")
-            words = f"The engine ended again {when} ({first})."
+            problem = f"The engine ended again {when} ({first})."
         self.last = None
         self.put_off(last)
         advice = " Or choose another model or other settings in the Models tab."
         by_hand = advice if self.page else ""
-        self.tell(f"{words} {last.name} is tried again {self.when}.{by_hand}")
+        self.tell(f"{problem} {last.name} is tried again {self.when}.{by_hand}")
 
     def put_off(self, last: ModelSetup) -> None:
         """Try to load a model later; each wait is longer than the last."""
@@ -217,7 +217,7 @@ class Revival:
         return f"in {round(seconds / 60)} minutes"
 
     @property
-    def outlook(self) -> str:
+    def not_loaded_reason(self) -> str:
         """Why no model is loaded and what to do about it, for other programs."""
         given_up = self.given_up
         if self.coming:

@@ -57,5 +57,6 @@ class Session(Core):
 
     @staticmethod
     def owner(username: str | None, browser: str | None) -> str:
-        """Whose data it is. Guests share a password, so their browser tells them apart."""
+        """The owner of a request's data. Guests share a password, so they are distinguished by
+        their browser."""
         return "local" if username is None else f"{username}:{browser or ''}"

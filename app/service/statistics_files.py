@@ -77,7 +77,9 @@ class StatisticsFiles:
         if self.guests:
             raise SettingError("Others use this app too: its databases are not changed from here.")
         if not self.engine.state.is_loaded:
-            raise StorageError("No model is loaded, and a file is for a model. Load one first.")
+            raise StorageError(
+                "No model is loaded, and a file belongs to a model's tokenizer. Load one first."
+            )
         return self.engine.state.info
 
     @property
@@ -236,8 +238,8 @@ class StatisticsFiles:
             raise StorageError(f"{str(source)!r} cannot be read: {error.strerror}.") from error
         if size > MOST_IMPORTED:
             raise StorageError(
-                f"{str(source)!r} has {size >> 20:,} MiB, and at most {MOST_IMPORTED >> 20:,} are "
-                "taken in. Build a smaller one."
+                f"{str(source)!r} has {size >> 20:,} MiB, and at most {MOST_IMPORTED >> 20:,} can "
+                "be imported. Build a smaller one."
             )
         table = StatisticsTable(source)
         try:
@@ -266,7 +268,7 @@ class StatisticsFiles:
         table = self.current.statistics
         assert self.info
         if table is None:
-            raise StorageError("There is no file to copy: none is for this model. Build one first.")
+            raise StorageError("There is no file for this model to copy. Build one first.")
         if target.is_dir():
             target = target / table.path.name
         try:

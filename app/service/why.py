@@ -44,13 +44,13 @@ SLIGHT = 0.02
 """The share of an answer's time below which a gain or a loss is not noticeable."""
 
 
-def worth_of(figures: Metrics) -> Worth:
-    plain = figures.plain_seconds
+def worth_of(metrics: Metrics) -> Worth:
+    plain = metrics.plain_seconds
     if plain is not None:
-        prompt = figures.plain_prefill_seconds
-        plain += figures.prefill_seconds if prompt is None else prompt
-    known = UNKNOWN not in figures.share
-    return Worth(figures.tokens, figures.kept, figures.seconds, plain, {}, known=known)
+        prompt = metrics.plain_prefill_seconds
+        plain += metrics.prefill_seconds if prompt is None else prompt
+    known = UNKNOWN not in metrics.share
+    return Worth(metrics.tokens, metrics.kept, metrics.seconds, plain, {}, known=known)
 
 
 def sentence(worth: Worth) -> str:
@@ -86,27 +86,29 @@ def about(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 119.5 else f"{seconds / 60:.0f} minutes"
 
 
-def counted_words(counted: ServerCounted) -> str:
+def counted_sentence(counted: ServerCounted) -> str:
     if not counted.drafted:
         return "The server as a whole drafted nothing while it answered."
     share = 100 * counted.accepted / counted.drafted
-    words = (
+    sentence = (
         f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
         f"tokens ({share:.0f} %) while it answered."
     )
     return (
-        words if counted.own is None else f"{words} {counted.own:,} were drafted for this answer."
+        sentence
+        if counted.own is None
+        else f"{sentence} {counted.own:,} were drafted for this answer."
     )
 
 
-def server_words(run: Run, counted: ServerCounted | None = None) -> str | None:
+def server_sentence(run: Run, counted: ServerCounted | None = None) -> str | None:
     """A sentence about a server's run, from the current counters or the stored ones. None for a run
     on this machine, "" if the server has no counters."""
     server = from_server(run)
     if server is None:
         return None
     found = counted or stored(server.get("counted"))
-    return "" if found is None else counted_words(found)
+    return "" if found is None else counted_sentence(found)
 
 
 def stored(value: Any) -> ServerCounted | None:
@@ -227,7 +229,7 @@ MESSAGES = 64
 """How many messages before an answer are searched for the origin of a guess."""
 
 
-class Words:
+class TokenTexts:
     def __init__(self, current: Current, fingerprint: str, answer: Iterable[RunToken]) -> None:
         info, loaded = current.info, current.state.is_loaded
         self.engine = current.engine if loaded and info.fingerprint == fingerprint else None
@@ -340,7 +342,7 @@ class Why:
     current: Current
 
     def explain(self, owner: str, run_id: str, step: int, token: int) -> Data:
-        """What was guessed for a token of an answer, and where the guesses came from.
+        """The guesses for a token of an answer, and their origins.
 
         Raises StorageError for a run that this owner does not have.
         """
@@ -356,14 +358,14 @@ class Why:
         at = token - first
         here = [node for node in guesses if at < len(path) and node.parent == path[at]]
         model_fingerprint = traces.model_fingerprint(run_id)
-        words = Words(self.current, model_fingerprint, answer)
+        texts = TokenTexts(self.current, model_fingerprint, answer)
         before = answer[token - 1].id if token else ROOT
-        words.look_up((before, node.token) for node in here)
+        texts.look_up((before, node.token) for node in here)
         origins = Origins(
             self.database, owner, self.current, trace, model_fingerprint, answer, first, token
         )
         for node in here:
-            text = answer[token].text if node.accepted else words.text(before, node.token)
+            text = answer[token].text if node.accepted else texts.text(before, node.token)
             guess = {
                 "text": text,
                 "id": node.token,
@@ -384,14 +386,14 @@ class Why:
         trace, answer = traces.get(run_id), traces.tokens(run_id)
         first = max(0, first)
         steps = traces.steps(run_id, first, PAGE)
-        words = Words(self.current, traces.model_fingerprint(run_id), answer)
+        texts = TokenTexts(self.current, traces.model_fingerprint(run_id), answer)
         before: dict[int, int] = {}
         last = ROOT
         for each in answer:
             before.setdefault(each.step, last)
             last = each.id
         trees = {step.index: guesses_of(step) for step in steps}
-        words.look_up(
+        texts.look_up(
             (parent_token(tree, node, before.get(index, ROOT)), node.token)
             for index, tree in trees.items()
             for node in tree or ()
@@ -406,7 +408,7 @@ class Why:
             "lead": lead[-LEAD:],
             "cut": len(lead) > LEAD,
             "steps": [
-                step_of(words, step, trees[step.index], before.get(step.index, ROOT))
+                step_of(texts, step, trees[step.index], before.get(step.index, ROOT))
                 for step in steps
                 if step.tokens
             ],
@@ -433,7 +435,7 @@ def parent_token(tree: Sequence[Node] | None, node: Node, root: int) -> int:
     return tree[node.parent - 1].token if tree and node.parent else root
 
 
-def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) -> Data:
+def step_of(texts: TokenTexts, step: Step, tree: Sequence[Node] | None, root: int) -> Data:
     """A step of a replay: its guesses, its emitted tokens, and its times in microseconds.
 
     A guess is [text, parent row, source, match length, percent, accepted, reached]. If its text is
@@ -441,7 +443,7 @@ def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) ->
     """
     guesses: list[list[object]] = []
     for node in tree or ():
-        text = words.text(parent_token(tree, node, root), node.token)
+        text = texts.text(parent_token(tree, node, root), node.token)
         known: object = node.token if text is None else text
         accepted, reached = int(node.accepted), int(node.reached)
         guesses.append(
@@ -450,7 +452,7 @@ def step_of(words: Words, step: Step, tree: Sequence[Node] | None, root: int) ->
     times = step.draft_seconds, step.verify_seconds, step.sample_seconds, step.other_seconds
     return {
         "step": step.index,
-        "said": [[t.text, t.source, percent(t.probability)] for t in step.tokens],
+        "tokens": [[t.text, t.source, percent(t.probability)] for t in step.tokens],
         "guesses": None if tree is None else guesses,
         "times": [round(1e6 * seconds) for seconds in times],
         "plain": None if step.plain_seconds is None else round(1e6 * step.plain_seconds),

@@ -48,11 +48,11 @@ class Plugin:
         self.keys = [key for key in given if key]
         await self.ask("strata_figures")
 
-    async def ask(self, method: str, *words: object) -> dict[str, Any] | None:
+    async def ask(self, method: str, *arguments: object) -> dict[str, Any] | None:
         """The reply of the first worker that drafts, None if no worker does."""
         if self.engine is None:
             return None
-        replies = await self.engine.collective_rpc(method, args=words)
+        replies = await self.engine.collective_rpc(method, args=arguments)
         return next((reply for reply in replies if reply is not None), None)
 
     def refused(self, request: Request) -> JSONResponse | None:

@@ -245,7 +245,7 @@ def fix_sampler(sampler: Any = None) -> bool:
         found = module.expand_batch_to_tokens(given, ends, 3)
         if not torch.equal(found, expanded(given, ends, 3)):
             module.expand_batch_to_tokens = expanded
-            LOG.warning("This vLLM verifies sampled drafts wrongly. Strata mends that here.")
+            LOG.warning("This vLLM verifies sampled drafts wrongly. Strata corrects this.")
             return True
     return False
 

@@ -56,19 +56,19 @@ class VllmOptions:
     rest: tuple[str, ...]
 
 
-def parse(words: Sequence[str]) -> VllmOptions:
+def parse(arguments: Sequence[str]) -> VllmOptions:
     """Parse the arguments after `strata vllm`; exits with status 2 and one line about an invalid
     argument."""
-    words = list(words)
+    arguments = list(arguments)
     own, rest = (
-        (words[: words.index("--")], words[words.index("--") + 1 :])
-        if "--" in words
-        else (words, [])
+        (arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :])
+        if "--" in arguments
+        else (arguments, [])
     )
     parser = argparse.ArgumentParser(
         prog=f"strata {VLLM}",
         description="Serves a model with vLLM, drafting from Strata's databases.",
-        epilog="Everything behind -- goes to vLLM's server as it is.",
+        epilog="Everything after -- is passed to vLLM's server unchanged.",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a folder with a transformers model, or a Hugging Face id")
@@ -96,8 +96,8 @@ def parse(words: Sequence[str]) -> VllmOptions:
         type=names,
         default=",".join(TIERS),
         metavar="NAMES",
-        help="which draft (default: %(default)s). All who ask share what the model said before: "
-        "leave out model where that must not be",
+        help="the databases that draft (default: %(default)s). All clients share past answers; "
+        "leave out model to prevent that",
     )
     add(
         "--rows",
@@ -119,15 +119,15 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def run(words: Sequence[str]) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Become the server. Raises StrataError."""
-    options = parse(words)
+    options = parse(arguments)
     build = installed()
     attached = attached_of(options, build)
     if not plugged():
         print(
-            "strata: this checkout is not installed here, so GET /strata is not there. Install "
-            f"it beside vLLM: pip install --no-deps {root()}",
+            "strata: this checkout is not installed here, so GET /strata is not available. Install "
+            f"it next to vLLM: pip install --no-deps {root()}",
             file=sys.stderr,
         )
     Learned(attached, writes=False).prepare()
@@ -162,7 +162,7 @@ def install(build: str) -> str:
 def attached_of(options: VllmOptions, build: str) -> Attached:
     """The settings of drafting. Raises StrataError if a named file is missing or does not fit."""
     from engine.backends.transformers_tokenizer import tokenizer_fingerprint
-    from storage import leftovers
+    from storage import cleanup
     from storage.statistics import StatisticsTable, find_table
 
     tokenizer = tokenizer_fingerprint(options.model)
@@ -176,7 +176,7 @@ def attached_of(options: VllmOptions, build: str) -> Attached:
                 f"{options.model!r}. Build them for this model: strata-statistics --model ..."
             )
     else:
-        table = find_table(tokenizer, folder / leftovers.STATISTICS, ASSETS / "statistics")
+        table = find_table(tokenizer, folder / cleanup.STATISTICS, ASSETS / "statistics")
     statistics = ""
     if table is not None:
         with closing(table):

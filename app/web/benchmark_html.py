@@ -5,7 +5,7 @@ from datetime import datetime
 from html import escape
 
 from app.service.benchmark import BenchmarkStatus
-from app.service.benchmark_report import DROP, Drop, Figures, Report, differences, shared
+from app.service.benchmark_report import DROP, Drop, MethodMetrics, Report, differences, shared
 from app.web.charts import ALL, category_name
 from app.web.markup import DASH, finding, fine_print, milliseconds, progress_bar, template, times
 from app.web.run_html import title_of
@@ -14,7 +14,7 @@ from engine.settings import shortened
 from storage.benchmarks import Benchmark
 
 MOST_NAMED = 5
-"""The most questions that are category_name one by one."""
+"""The most questions that are named one by one."""
 EXPLAINED = {
     "Speedup": (
         "time per token of whole answers, plain decoding divided by this method, over all questions"
@@ -32,18 +32,18 @@ def when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds):%d %b %H:%M}"
 
 
-def status(standing: BenchmarkStatus | None, problem: str = "") -> str:
+def status(progress: BenchmarkStatus | None, problem: str = "") -> str:
     """The progress of the running benchmark, or why the last one ended early."""
-    if standing is None:
+    if progress is None:
         return finding("differs", "Ended early", problem) if problem else ""
-    words = f"{standing.done:,} of {standing.runs:,} runs"
-    if standing.waiting:
-        words += "; waiting: other requests come first"
-    elif standing.method:
-        words += f"; question {standing.question + 1:,}, {title_of(standing.method)}"
-    if standing.seconds_left is not None:
-        words += f"; {remaining(standing.seconds_left)} left"
-    return progress_bar(words, standing.done / standing.runs if standing.runs else 0.0)
+    text = f"{progress.done:,} of {progress.runs:,} runs"
+    if progress.waiting:
+        text += "; waiting: other requests come first"
+    elif progress.method:
+        text += f"; question {progress.question + 1:,}, {title_of(progress.method)}"
+    if progress.seconds_left is not None:
+        text += f"; {remaining(progress.seconds_left)} left"
+    return progress_bar(text, progress.done / progress.runs if progress.runs else 0.0)
 
 
 def remaining(seconds: float) -> str:
@@ -69,11 +69,11 @@ def heading(report: Report) -> str:
     )
     return (
         f"<h3>{escape(stored.label)} · {escape(stored.title)}</h3>{fine_print(' · '.join(facts))}"
-        f"{fine_print(standing_of(report))}"
+        f"{fine_print(coverage(report))}"
     )
 
 
-def standing_of(report: Report) -> str:
+def coverage(report: Report) -> str:
     """How many questions the figures cover."""
     stored, whole = report.benchmark, len(report.plan.questions)
     if not report.complete:
@@ -81,34 +81,34 @@ def standing_of(report: Report) -> str:
             f"{stored.done:,} of {stored.runs:,} runs are done. Figures appear once every method "
             "has answered the same question."
         )
-    words = f"Figures cover {report.complete:,} of {whole:,} questions"
+    text = f"Figures cover {report.complete:,} of {whole:,} questions"
     if report.complete == whole:
-        words = f"Figures cover all {whole:,} question{'s' * (whole > 1)}"
-    return f"{words}; {stored.done:,} of {stored.runs:,} runs are done."
+        text = f"Figures cover all {whole:,} question{'s' * (whole > 1)}"
+    return f"{text}; {stored.done:,} of {stored.runs:,} runs are done."
 
 
 def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
     """Changes since the last run, and reasons to doubt the figures."""
     found = [dropped(drop, before) for drop in drops if before is not None]
     if before is not None and not drops and report.complete:
-        words = (
+        text = (
             f"No method lost more than {percent(DROP)} since {when(before.benchmark.created)} "
             f"(version {before.benchmark.version})."
         )
-        found.append(finding("", "Compared with the last run", words))
+        found.append(finding("", "Compared with the last run", text))
     if report.disturbed:
-        words = (
+        text = (
             f"{report.disturbed:,} runs overlapped with other use of Strata, even when repeated "
             "twice. Their times may be too long."
         )
-        found.append(finding("", "Disturbed", words))
+        found.append(finding("", "Disturbed", text))
     if report.unsteady:
-        words = f"{report.unsteady:,} answers differed between their repeats."
-        found.append(finding("differs", "Unsteady", words))
+        text = f"{report.unsteady:,} answers differed between their repeats."
+        found.append(finding("differs", "Unsteady", text))
     if report.failed:
         names = ", ".join(shortened(name) for name, _ in report.failed[:MOST_NAMED])
-        words = f"{len(report.failed):,} questions ({names}). {report.failed[0][1]}"
-        found.append(finding("", "Not answered", words))
+        text = f"{len(report.failed):,} questions ({names}). {report.failed[0][1]}"
+        found.append(finding("", "Not answered", text))
     return "".join(found)
 
 
@@ -118,28 +118,28 @@ def dropped(drop: Drop, before: Report | None) -> str:
     change = f"{drop.now:,.1f} tokens/s, down from {drop.before:,.1f}"
     if drop.what == "speedup":
         change = f"speedup {times(drop.now)}, down from {times(drop.before)}"
-    words = (
+    text = (
         f"{title_of(drop.method)}: {change}, in the run of {when(before.benchmark.created)} "
         f"(version {before.benchmark.version})."
     )
     if drop.what == "speed" and drop.plain is not None and drop.method != PLAIN.name:
         if drop.plain > DROP:
-            words += f" Plain decoding lost {percent(drop.plain)} too: the machine was slower."
+            text += f" Plain decoding lost {percent(drop.plain)} too: the machine was slower."
         else:
-            words += " Plain decoding was as fast as before."
+            text += " Plain decoding was as fast as before."
     title = f"{percent(drop.share)} {'less speedup' if drop.what == 'speedup' else 'slower'}"
-    return finding("differs", title, words)
+    return finding("differs", title, text)
 
 
-def figures(report: Report) -> str:
-    if not report.figures:
+def tables(report: Report) -> str:
+    if not report.metrics:
         return ""
     return table(
-        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.figures)
+        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.metrics)
     )
 
 
-def method_cells(each: Figures) -> list[str]:
+def method_cells(each: MethodMetrics) -> list[str]:
     spread = DASH
     if each.quartiles is not None and each.speedup.whole is not None:
         spread = f"{each.quartiles[0]:.2f}–{each.quartiles[2]:.2f}×"
@@ -156,21 +156,21 @@ def method_cells(each: Figures) -> list[str]:
     ]
 
 
-def identical_answers(each: Figures) -> str:
+def identical_answers(each: MethodMetrics) -> str:
     if not each.compared:
         return DASH
-    words = f"{each.identical:,} of {each.compared:,}"
+    text = f"{each.identical:,} of {each.compared:,}"
     if each.differing:
         more = " …" if len(each.differing) > MOST_NAMED else ""
         names = ", ".join(shortened(name) for name in each.differing[:MOST_NAMED])
-        words += f" (not {names}{more})"
-    return words
+        text += f" (not {names}{more})"
+    return text
 
 
 def categories(report: Report) -> str:
     """The table of categories: each method's speedup, or its speed if plain decoding was not
     measured."""
-    if not report.figures:
+    if not report.metrics:
         return ""
     measured = [method.name for method in report.plan.methods]
     plain = PLAIN.name in measured
@@ -181,14 +181,14 @@ def categories(report: Report) -> str:
         *(f"{title_of(name)}{'' if plain else ', tokens/s'}" for name in shown),
     )
     rows = []
-    for kind, own in {ALL: report.figures, **report.categories}.items():
+    for kind, own in {ALL: report.metrics, **report.categories}.items():
         by_name = {each.method: each for each in own}
         cells = [cell(by_name[name], plain) for name in shown]
         rows.append([category_name(kind), f"{own[0].questions:,}", *cells])
     return table("By category", titles, rows) if shown else ""
 
 
-def cell(each: Figures, plain: bool) -> str:
+def cell(each: MethodMetrics, plain: bool) -> str:
     speed = times(each.speedup.whole) if plain else f"{each.tokens_per_second:,.1f}"
     return f"{speed} ({each.tokens_per_step:.2f} tokens/step)"
 
@@ -196,11 +196,11 @@ def cell(each: Figures, plain: bool) -> str:
 def comparison(one: Report, other: Report) -> str:
     """A table of two benchmarks: the figures of each method, and how they changed. If both have the
     same questions, the figures cover those that both have answered."""
-    apart, words = differences(one.benchmark, other.benchmark), ""
-    left, right = ({each.method: each for each in report.figures} for report in (one, other))
+    apart, text = differences(one.benchmark, other.benchmark), ""
+    left, right = ({each.method: each for each in report.metrics} for report in (one, other))
     if apart:
         listed = ", ".join(apart)
-        words = finding(
+        text = finding(
             "", "Not the same", f"The two differ in: {listed}. That may explain a change."
         )
     if "questions" not in apart:
@@ -220,7 +220,7 @@ def comparison(one: Report, other: Report) -> str:
             cells += [show(value) if value else DASH for value in (now, past)]
             cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
         rows.append(cells)
-    return f"{words}{table(f'Beside {title(other.benchmark)}', titles, rows)}"
+    return f"{text}{table(f'Compared with {title(other.benchmark)}', titles, rows)}"
 
 
 def percent(share: float, sign: str = "") -> str:

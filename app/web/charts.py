@@ -32,7 +32,7 @@ MODELS = len(SYMBOLS)
 OTHERS = "other models"
 """The most models that a chart shows separately, and the name of all others together."""
 SPEEDS, SPEEDUPS = "Median speed by model (hollow: plain)", "Median speedup by model"
-WORDS = "#7c8aa5"
+TEXT_COLOUR = "#7c8aa5"
 """The colour of Plotly's own text, readable in light and dark mode."""
 
 AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
@@ -53,7 +53,7 @@ def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
                 "yanchor": "top",
                 "pad": {"t": 14},
             },
-            "font": {"family": FONT, "size": 12, "color": WORDS},
+            "font": {"family": FONT, "size": 12, "color": TEXT_COLOUR},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "height": HEIGHT,
@@ -317,9 +317,9 @@ def with_room(figure: go.Figure, models: int) -> go.Figure:
     return figure
 
 
-def without_axes(figure: go.Figure, words: str) -> go.Figure:
+def without_axes(figure: go.Figure, text: str) -> go.Figure:
     figure.update_layout(xaxis={"visible": False}, yaxis={"visible": False})
-    figure.add_annotation(text=words, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    figure.add_annotation(text=text, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     return figure
 
 
@@ -458,7 +458,7 @@ def category_name(category: str) -> str:
 def by_category(report: Report | None) -> go.Figure:
     """A bar for each method and category: the speedup over plain decoding, or the speed if plain
     decoding was not measured. Plain decoding and unknown values have no bar."""
-    plain = report is not None and any(one.method == methods.PLAIN.name for one in report.figures)
+    plain = report is not None and any(one.method == methods.PLAIN.name for one in report.metrics)
     title = "Speedup over plain decoding" if plain else "Speed"
     figure = framed(f"{title}, by category", "", "times as fast" if plain else "tokens/s", True)
     # The legend has a line per method where the window is narrow.
@@ -466,17 +466,17 @@ def by_category(report: Report | None) -> go.Figure:
     figure.update_layout(
         showlegend=True, barmode="group", margin={"t": 70 + lines}, height=HEIGHT + 50 + lines
     )
-    if report is None or not report.figures:
+    if report is None or not report.metrics:
         return figure
-    groups = {ALL: report.figures, **report.categories}
+    groups = {ALL: report.metrics, **report.categories}
     for number, method in enumerate(report.plan.methods):
         own = {
-            name: next(one for one in figures if one.method == method.name)
-            for name, figures in groups.items()
+            name: next(one for one in metrics if one.method == method.name)
+            for name, metrics in groups.items()
         }
         values = {
-            name: figures.speedup.whole if plain else figures.tokens_per_second
-            for name, figures in own.items()
+            name: metrics.speedup.whole if plain else metrics.tokens_per_second
+            for name, metrics in own.items()
         }
         known = {name: value for name, value in values.items() if value is not None}
         if plain and method == methods.PLAIN:

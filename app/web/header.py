@@ -64,7 +64,7 @@ def header(session: Session, notices: Sequence[str]) -> str:
     loading = models.loading
     if loading:
         share = f" {100 * loading.share:.0f} %" if loading.share is not None else ""
-        facts.append(loading.words + share)
+        facts.append(loading.text + share)
     notes = [info.note] if info.note and (models.is_loaded or not loading) else []
     if models.demonstration:
         where = "" if session.guests else " Load your own in the Models tab."
@@ -99,7 +99,7 @@ def brand(model: str, **more: object) -> str:
 def facts_of(session: Session) -> list[str]:
     info = session.current.info
     if info.server is not None:
-        length = f"{info.context_length:,}" if info.context_length else "not told"
+        length = f"{info.context_length:,}" if info.context_length else "not reported"
         return [f"on the server {info.server.host}", f"context {length}"]
     facts = [millions(info.parameters)] if info.parameters else []
     facts += [info.device, info.dtype, f"context {info.context_length:,}"]

@@ -129,8 +129,8 @@ def warn(message: str) -> None:
 
 
 def explained(error: Exception) -> str:
-    """What the user is told about an error. One that is no StrataError is a defect of the program,
-    so its traceback goes to the log."""
+    """The text about an error for the user. An error that is not a StrataError is a defect of the
+    program, so its traceback goes to the log."""
     if isinstance(error, StrataError):
         return str(error)
     log.error("A request of the page failed.", exc_info=error)
@@ -309,14 +309,14 @@ class Tab:
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
             if changes and state.repeats(handler, tuple(rest)):
-                guarded: AbstractContextManager[Keep] = nullcontext(skip_all)
+                context: AbstractContextManager[Keep] = nullcontext(skip_all)
             else:
-                guarded = nullcontext(unchanged) if guard is None else guard(state)
+                context = nullcontext(unchanged) if guard is None else guard(state)
             known: dict[str, Any] = {"request": request, "data": data, "memory": memory}
             known["page"] = request.session_hash or ""
             if "owner" in provided:
                 known["owner"] = owner_of(self.session, memory, request)
-            with guarded as keep, notify_errors():
+            with context as keep, notify_errors():
                 yield (
                     [*(known[name] for name in provided), *rest],
                     lambda updates: no_change if updates == {} else keep(updates),

@@ -146,14 +146,14 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat"), gr.Row(elem_classes="chat"):
                 shelf = conversations.ConversationList(session, memory, current)
-                talk = chat.Chat(session, memory, current)
-                why.Why(session, memory, talk.tokens.explain)
+                chat_tab = chat.Chat(session, memory, current)
+                why.Why(session, memory, chat_tab.tokens.explain)
             with gr.Tab("Compare") as comparing:
                 pair = compare.Compare(session, memory)
             with gr.Tab("Diagnostics") as tab:
                 runs = diagnostics.Diagnostics(session, memory, tab)
             if not session.guests:
-                with talk.empty:
+                with chat_tab.empty:
                     starters = catalogue.build_starter("starter", session)
                 with gr.Tab("Benchmark") as tab:
                     measured = benchmark.BenchmarkTab(session, memory, tab)
@@ -167,19 +167,19 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
                     access = api.Programs(session, memory, tab)
             with gr.Tab("Settings"):
                 saved = settings.Presets(session, memory, shelf.start_from)
-                controls = settings.Settings(session, memory, {"temperature": talk.temperature})
+                controls = settings.Settings(session, memory, {"temperature": chat_tab.temperature})
         guide()
         redraw = Event(lambda: header(session, notices), None, head)
-        opening = shelf.wire(talk, controls)
-        talk.wire(controls, shelf)
+        opening = shelf.wire(chat_tab, controls)
+        chat_tab.wire(controls, shelf)
         compared = pair.wire(controls, comparing)
         compared.then(*redraw, **AFTER)
-        why.Replay(session, memory, talk.tokens.replay, runs.replay, runs.shown)
+        why.Replay(session, memory, chat_tab.tokens.replay, runs.replay, runs.shown)
         runs.wire()
-        talk.race.wire()
+        chat_tab.race.wire()
         keep = controls.wire(current)
         boxes = [card.box for card in starters if card.box is not None]
-        shown = talk, pair, runs, controls, drafts
+        shown = chat_tab, pair, runs, controls, drafts
         follow = following(session, head, notices, *shown, current, boxes)
         waited, coming = gr.State(0), gr.State(False)
         begin = saved.wire(shelf.new_button, controls, current, keep)
@@ -191,7 +191,7 @@ def build(session: Session, notices: Sequence[str] = (), password: bool = False)
             tiers.wire(current)
             access.wire()
             measured.wire(controls)
-        wait = waiting(session, head, notices, talk.composer.box, waited, coming)
+        wait = waiting(session, head, notices, chat_tab.composer.box, waited, coming)
         steps = follow, begin, shelf.refresh, opening, wait
         wire_page(session, blocks, memory, current, coming, steps)
         for once in (RESTORE_THEME, KEEP_NO_STATUS, STOP_CLOCKS):
@@ -205,7 +205,7 @@ def following(
     session: Session,
     head: gr.HTML,
     notices: Sequence[str],
-    talk: chat.Chat,
+    chat_tab: chat.Chat,
     pair: compare.Compare,
     runs: diagnostics.Diagnostics,
     controls: settings.Settings,
@@ -239,8 +239,8 @@ def following(
         return {
             shown: now,
             head: header(session, notices),
-            talk.composer.box: gr.update(placeholder=invitation(session)),
-            **welcome.suggest(models, talk.examples),
+            chat_tab.composer.box: gr.update(placeholder=invitation(session)),
+            **welcome.suggest(models, chat_tab.examples),
             pair.method: gr.update(choices=offered, value=other),
             pair.verdict: gr.skip() if had else compare.idle(session),
             **controls.follow(method, length, sampler),
@@ -255,8 +255,8 @@ def following(
 
     parts = controls.parts
     inputs = [shown, parts["method"], parts["max_tokens"], pair.method, current]
-    outputs: list[Block] = [shown, head, talk.composer.box, pair.method, pair.verdict]
-    outputs += [*talk.examples, *controls.followers, *starters]
+    outputs: list[Block] = [shown, head, chat_tab.composer.box, pair.method, pair.verdict]
+    outputs += [*chat_tab.examples, *controls.followers, *starters]
     outputs += [runs.again_button] if runs.again_button else []
     return Event(follow, inputs, [*outputs, *(drafts.followers if drafts else ())])
 

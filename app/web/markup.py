@@ -19,13 +19,13 @@ def facts(items: Facts) -> str:
 
 def fine_print(*sentences: str) -> str:
     """A paragraph in small print; nothing if the sentences are empty."""
-    words = " ".join(sentence for sentence in sentences if sentence)
-    return f'<p class="fine">{escape(words)}</p>' if words else ""
+    text = " ".join(sentence for sentence in sentences if sentence)
+    return f'<p class="fine">{escape(text)}</p>' if text else ""
 
 
-def finding(kind: str, title: str, words: str) -> str:
+def finding(kind: str, title: str, text: str) -> str:
     """A finding with a title. `kind` is a class of the style sheet."""
-    return f'<div class="verdict {kind}"><b>{escape(title)}</b>: {escape(words)}</div>'
+    return f'<div class="verdict {kind}"><b>{escape(title)}</b>: {escape(text)}</div>'
 
 
 def millions(parameters: int) -> str:
@@ -51,16 +51,16 @@ def milliseconds(seconds: float) -> str:
 def progress(report: Progress) -> str:
     share = report.share
     return progress_bar(
-        report.words + (f" · {100 * share:.0f} %" if share is not None else ""), share
+        report.text + (f" · {100 * share:.0f} %" if share is not None else ""), share
     )
 
 
-def progress_bar(words: str, share: float | None) -> str:
+def progress_bar(text: str, share: float | None) -> str:
     """A bar that fills, or that moves if the progress is not known."""
     look = 'class="moving"' if share is None else f'style="width:{100 * share:.2f}%"'
     return (
         f'<div class="progress"><div class="bar empty"><i {look}></i></div>'
-        f"<small>{escape(words)}</small></div>"
+        f"<small>{escape(text)}</small></div>"
     )
 
 

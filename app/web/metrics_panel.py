@@ -69,7 +69,7 @@ def template() -> str:
 
 
 def panel_values(
-    figures: Metrics | None,
+    metrics: Metrics | None,
     steps: Sequence[Step] = (),
     speedup: Speedup | None = None,
     ended: str = "",
@@ -82,43 +82,43 @@ def panel_values(
     estimate is shown. `ended` says how the answer ended. `server` describes what the counters of a
     server report about the run; it is None for a run on this machine.
     """
-    if figures is None:
+    if metrics is None:
         return {}
     over = bool(steps) and steps[-1].finish is not None
-    gained = live(figures) if speedup is None else speedup
-    basis = note(figures, gained, over) if server is None else MEASURE_ELSEWHERE
-    values: render.Data = {"h": headline(figures, gained), "n": basis}
+    gained = live(metrics) if speedup is None else speedup
+    basis = note(metrics, gained, over) if server is None else MEASURE_ELSEWHERE
+    values: render.Data = {"h": headline(metrics, gained), "n": basis}
     seen = {token.source for step in steps for token in step.tokens}
-    drafts = others({*figures.share, *figures.proposed, *figures.levels, *seen})
-    if figures.forwards:
+    drafts = others({*metrics.share, *metrics.proposed, *metrics.levels, *seen})
+    if metrics.forwards:
         sources = [*INKS, *drafts]
-        values["k"] = micro(figures.ttft_seconds)
-        values["s"] = [row(figures, source) for source in sources]
+        values["k"] = micro(metrics.ttft_seconds)
+        values["s"] = [row(metrics, source) for source in sources]
         if server is None:
-            values["g"] = stages(figures)
+            values["g"] = stages(metrics)
         values["r"] = ribbon(steps, sources)
     # A source without an underline, which is unknown, also has its class.
     looks = [
         [look.title, look.colour, *([] if look.underline else ["k-target"])]
         for look in map(ink, drafts)
     ]
-    gain = sentence(worth_of(figures)) if over else ""
-    more = {"d": looks, "l": levels(figures, drafts), "w": gain, "e": ended}
+    gain = sentence(worth_of(metrics)) if over else ""
+    more = {"d": looks, "l": levels(metrics, drafts), "w": gain, "e": ended}
     if server is not None:
         values["v"] = server
     return {**values, **{key: value for key, value in more.items() if value}}
 
 
-def headline(figures: Metrics, speedup: Speedup) -> list[str]:
-    speed = figures.tokens_per_second
+def headline(metrics: Metrics, speedup: Speedup) -> list[str]:
+    speed = metrics.tokens_per_second
     found = [
         f"{speed:,.0f}" if speed else DASH,
         times(speedup.whole),
-        f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH,
+        f"{metrics.mean_acceptance_length:.2f}" if steps_known(metrics) else DASH,
         times(speedup.decoding),
     ]
     estimated = speedup.plain_steps is not None and speedup.decoding is not None
-    return [*found, f"{figures.plain_tokens_per_second:,.0f}"] if estimated else found
+    return [*found, f"{metrics.plain_tokens_per_second:,.0f}"] if estimated else found
 
 
 def pace(plain: PlainSpeed | None) -> str:
@@ -133,12 +133,12 @@ def with_pace(values: render.Data, plain: PlainSpeed | None) -> render.Data:
     return {**values, "p": pace(plain)} if pace(plain) else values
 
 
-def steps_known(figures: Metrics) -> bool:
+def steps_known(metrics: Metrics) -> bool:
     """Whether it is known which tokens came from one forward. A server need not report it."""
-    return bool(figures.forwards) and UNKNOWN not in figures.share
+    return bool(metrics.forwards) and UNKNOWN not in metrics.share
 
 
-def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
+def note(metrics: Metrics, speedup: Speedup, over: bool) -> str:
     """The basis of the speedup, or how to measure one. `over` means that no more tokens come."""
     if speedup.plain_steps is None:
         between = f" ({range_of(speedup)})" if speedup.low != speedup.high else ""
@@ -146,7 +146,7 @@ def note(figures: Metrics, speedup: Speedup, over: bool) -> str:
             return NO_DIFFERENCE + between if between else NO_GAIN
         return f"of the whole answer{between}; decoding alone {times(speedup.decoding)}"
     if speedup.whole is None:
-        measuring = not figures.forwards or figures.plain_seconds is not None
+        measuring = not metrics.forwards or metrics.plain_seconds is not None
         return "measuring" if measuring and not over else "press Prove it to measure"
     count = speedup.plain_steps
     if not count:
@@ -159,25 +159,25 @@ def range_of(speedup: Speedup) -> str:
     return f"{times(speedup.low)} to {times(speedup.high)}"
 
 
-def row(figures: Metrics, source: str) -> list[int]:
-    share = int(100 * figures.share.get(source, 0.0) + 0.5)  # The page's legend rounds like this.
+def row(metrics: Metrics, source: str) -> list[int]:
+    share = int(100 * metrics.share.get(source, 0.0) + 0.5)  # The page's legend rounds like this.
     if source == TARGET:
         return [share]
-    found = [share, figures.accepted.get(source, 0), figures.proposed.get(source, 0)]
-    spent = figures.look_up_seconds.get(source)
-    return found if spent is None else [*found, micro(spent / figures.forwards)]
+    found = [share, metrics.accepted.get(source, 0), metrics.proposed.get(source, 0)]
+    spent = metrics.look_up_seconds.get(source)
+    return found if spent is None else [*found, micro(spent / metrics.forwards)]
 
 
-def levels(figures: Metrics, drafts: Sequence[str]) -> list[list[int]]:
-    found = ((source, figures.levels[source]) for source in others(figures.levels))
+def levels(metrics: Metrics, drafts: Sequence[str]) -> list[list[int]]:
+    found = ((source, metrics.levels[source]) for source in others(metrics.levels))
     return [
         [drafts.index(source), forwards, accepted, drafted]
         for source, (forwards, drafted, accepted) in found
     ]
 
 
-def stages(figures: Metrics) -> list[int]:
-    return [micro(getattr(figures, f"{name}_seconds") / figures.forwards) for name in STAGES]
+def stages(metrics: Metrics) -> list[int]:
+    return [micro(getattr(metrics, f"{name}_seconds") / metrics.forwards) for name in STAGES]
 
 
 def micro(seconds: float) -> int:
@@ -189,5 +189,5 @@ def ribbon(steps: Sequence[Step], sources: Sequence[str]) -> list[int | str]:
     latest = [step for step in steps if step.tokens][-RIBBON:]
     letter = dict(zip(sources, LETTERS + LETTERS[-1] * len(sources), strict=False))
     columns = ("".join(letter[t.source] for t in step.tokens) for step in latest)
-    words = "".join(column[0].upper() + column[1:] for column in columns)
-    return [latest[0].index if latest else 0, words]
+    letters = "".join(column[0].upper() + column[1:] for column in columns)
+    return [latest[0].index if latest else 0, letters]

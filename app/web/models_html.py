@@ -88,16 +88,16 @@ def runner(info: BackendInfo, source: str) -> str:
 
 
 def served(info: BackendInfo, source: str) -> str:
-    length = f"{info.context_length:,} tokens" if info.context_length else "not told"
+    length = f"{info.context_length:,} tokens" if info.context_length else "not reported"
     listed = [("model", info.name), ("context", length), ("from", source)]
     return loaded_card(info, listed, (), info.note)
 
 
 def loaded_card(info: BackendInfo, listed: Facts, drafts: Sequence[str], *notes: str) -> str:
     """The card of a loaded model: its facts, what drafts for it, and notes."""
-    drafting = facts((each.name, each.words) for each in drafters(info, drafts))
-    words = "".join(map(fine_print, notes))
-    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{drafting}{words}"
+    drafting = facts((each.name, each.text) for each in drafters(info, drafts))
+    text = "".join(map(fine_print, notes))
+    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{drafting}{text}"
 
 
 def still_loaded(info: BackendInfo, source: str) -> str:
@@ -123,22 +123,22 @@ def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool 
     )
     best = ceiling(found, LIKELY)
     gain = f"at most {best.speedup:.1f} times as fast" if best.nodes else "no faster"
-    words = (
+    text = (
         f"Verifying {nodes} drafted tokens takes {times} times as long here as computing one. "
         f"So drafts of which {100 * LIKELY:.0f} % are accepted make it {gain}."
     )
     quantized = info.kind == GGUF and info.dtype.startswith(QUANTIZED) and info.dtype not in CHEAP
     if other_files and quantized and info.device == "cpu" and best.speedup < LITTLE:
-        words += (
+        text += (
             f" On a processor {' and '.join(CHEAP)} files of the same model verify faster than "
             f"{info.dtype}, so drafts gain more with them."
         )
-    return words
+    return text
 
 
-def listing(words: Iterable[str]) -> str:
+def listing(items: Iterable[str]) -> str:
     """A list in words, such as "1, 2 or 3"."""
-    *first, last = words
+    *first, last = items
     return f"{', '.join(first)} or {last}" if first else last
 
 
@@ -177,8 +177,8 @@ def choice(candidate: Candidate) -> tuple[str, str]:
     if is_address(candidate.source):
         size = where(candidate.source)
     kind = "GGUF" if candidate.kind == GGUF else candidate.kind
-    words = [candidate.name, kind, size, *(["loaded"] if candidate.loaded else [])]
-    return " · ".join(words), candidate.source
+    parts = [candidate.name, kind, size, *(["loaded"] if candidate.loaded else [])]
+    return " · ".join(parts), candidate.source
 
 
 def where(source: str) -> str:
@@ -203,8 +203,8 @@ def need(source: str, found: Need, free: int, device: str) -> str:
     markup += fine_print(PADDED if is_padded(source) else "")
     if found.total > free:
         missing = amount(found.total - free)
-        words = f"{missing} are missing. Choose a shorter context or a smaller model."
-        return markup + finding("differs", "It does not fit", words)
+        text = f"{missing} are missing. Choose a shorter context or a smaller model."
+        return markup + finding("differs", "It does not fit", text)
     return markup + fine_print(
         "Memory of the loaded models counts as free: they are unloaded if needed."
     )
@@ -247,17 +247,17 @@ def unknown(source: str, problem: str) -> str:
 
 def elsewhere(source: str) -> str:
     """The card of a model that a server runs."""
-    words = (
+    text = (
         "Loading it asks the server which model it runs and how it drafts. It needs no memory "
         "here. What you write is sent to that server."
     )
-    return facts([("server", source)]) + fine_print(words)
+    return facts([("server", source)]) + fine_print(text)
 
 
 def absent(source: str) -> str:
     """The card of a model that is not on this machine."""
-    words = "It is downloaded first. The memory it needs is known after that."
-    return facts([("model", where(source))]) + fine_print(words)
+    text = "It is downloaded first. The memory it needs is known after that."
+    return facts([("model", where(source))]) + fine_print(text)
 
 
 # the catalogue
@@ -322,8 +322,8 @@ def starter(entry: Entry, fewer_bits: bool = False) -> str:
 def size(model: Model, here: Collection[str], otherwise: str = "") -> str:
     """The size of a model's files, followed by whether they are on this machine. `otherwise`
     follows if they are not."""
-    words = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
-    return f"{words}, on this machine" if model.source in here else words + otherwise
+    text = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
+    return f"{text}, on this machine" if model.source in here else text + otherwise
 
 
 def billions(parameters: int) -> str:

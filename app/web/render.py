@@ -205,8 +205,8 @@ def difference_title(proof: Mapping[str, Any]) -> str:
     plain, answer = (str(proof.get(name, ""))[:LONGEST_TOKEN] for name in ("plain", "said"))
     if proof.get("early"):
         return f"The answer ended there. Plain decoding continues with {plain!r}."
-    words = f"Plain decoding has {plain!r} there, and this answer has {answer!r}."
+    text = f"Plain decoding has {plain!r} there, and this answer has {answer!r}."
     gap = proof.get("gap")
     if isinstance(gap, int | float):
-        words += f" Their logits are {gap:.4f} apart."
-    return words + " In reduced precision, rounding can decide between two tokens so close."
+        text += f" Their logits are {gap:.4f} apart."
+    return text + " In reduced precision, rounding can decide between two tokens so close."

@@ -36,7 +36,7 @@ def routes(session: Session) -> list[Route]:
     def revision(request: Request) -> Response:
         if not logged_in(request.app, request.cookies):
             return PlainTextResponse("Log in first.", 401)
-        place = session.change_tokens.places.get(request.path_params["token"])
+        place = session.change_tokens.keys.get(request.path_params["token"])
         if place is None:
             return PlainTextResponse(NO_CONVERSATION, 404)
         try:

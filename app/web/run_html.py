@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 from app.service.comparison import Progress, Proof
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web.colors import INKS, STAGES, ink, others
 from app.web.markup import fine_print, milliseconds, template, times
 from app.web.metrics_panel import NO_DIFFERENCE, NO_GAIN, range_of
@@ -21,22 +21,22 @@ from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step
 from storage.traces import StoredPrompt, Trace
 
 
-class SideWords(NamedTuple):
+class SideNames(NamedTuple):
     """The names of one side of a comparison. They are used as markup."""
 
     name: str
     answer: str
-    goes_on: str
+    continuation: str
 
 
-Sides = tuple[SideWords, SideWords]
+Sides = tuple[SideNames, SideNames]
 PLAIN_AND_DRAFTS = (
-    SideWords("plain", "the plain answer", "Plain decoding continues with"),
-    SideWords("with drafts", "the answer with drafts", "The answer with drafts continues with"),
+    SideNames("plain", "the plain answer", "Plain decoding continues with"),
+    SideNames("with drafts", "the answer with drafts", "The answer with drafts continues with"),
 )
 LEFT_AND_RIGHT = (
-    SideWords("left", "the left answer", "The left one continues with"),
-    SideWords("right", "the right answer", "The right one continues with"),
+    SideNames("left", "the left answer", "The left one continues with"),
+    SideNames("right", "the right answer", "The right one continues with"),
 )
 
 
@@ -55,7 +55,7 @@ def difference(found: Verdict, place: str = "", sides: Sides = PLAIN_AND_DRAFTS)
     if found.ended_early:
         return (
             f'<div class="verdict differs"><b>Ended early</b>{place}: {second.answer} ended '
-            f"at token {found.position:,}. {first.goes_on} "
+            f"at token {found.position:,}. {first.continuation} "
             f"<code>{escape(repr(found.plain))}</code>.</div>"
         )
     return (
@@ -86,10 +86,10 @@ def on_server(progress: Progress, other: Verdict | None, speed: str) -> str:
     """The verdict on pairs of runs of a server. `other` is the verdict on a pair that differs, if
     one does. `speed` is markup."""
     count = len(progress.pairs)
-    kind, words = "verdict same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
+    kind, text = "verdict same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
     if other is not None:
-        kind, words = "verdict", f"<b>Different text</b> from token {other.position:,} on"
-    return f'<div class="{kind}">{words} ({speed}). {GUARANTEE}</div>'
+        kind, text = "verdict", f"<b>Different text</b> from token {other.position:,} on"
+    return f'<div class="{kind}">{text} ({speed}). {GUARANTEE}</div>'
 
 
 def two_servers(progress: Progress) -> bool:
@@ -126,7 +126,7 @@ def waiting_line(waiting: Waiting) -> str:
 
 
 EXACT = " The logits of this model have the same bits with and without drafts."
-"""Said of models that are `exact`."""
+"""The sentence for models that are `exact`."""
 
 
 def proof_line(proof: Proof, exact: bool = False) -> str:
@@ -197,12 +197,12 @@ def heading(trace: Trace, run: Run) -> str:
 
 def served(run: Run) -> str:
     """The server that a run came from; nothing for a run on this machine."""
-    server, words = from_server(run), server_words(run)
+    server, text = from_server(run), server_sentence(run)
     if server is None:
         return ""
     return escape(
         f" It came from the server {server.get('host', '')}; its times are measured as the tokens "
-        f"arrive. {words or ''}"
+        f"arrive. {text or ''}"
     )
 
 

@@ -63,15 +63,15 @@ class SharedConnection:
         self.streams: dict[int, asyncio.Event] = {}
         """For each stream, an event that is set when the stream is to close."""
         self.waiting: list[Event] = []
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         self.over = False
         self.tasks = set[asyncio.Task[None]]()
 
     async def events(self) -> AsyncIterator[bytes]:
         """The events of all streams as they come, until the connection is closed."""
         while not self.over:
-            await self.news.wait()
-            self.news.clear()
+            await self.changed.wait()
+            self.changed.clear()
             taken, self.waiting = self.waiting, []
             try:
                 if taken:
@@ -85,7 +85,7 @@ class SharedConnection:
             return
         done = asyncio.get_running_loop().create_future()
         self.waiting.append((b"".join(encoded([number, value]) for value in values), done))
-        self.news.set()
+        self.changed.set()
         await done
 
     def open(self, number: int, app: ASGIApp, scope: Scope) -> None:
@@ -127,7 +127,7 @@ class SharedConnection:
 
     def close(self) -> None:
         self.over = True
-        self.news.set()
+        self.changed.set()
         for closed in self.streams.values():
             closed.set()
         sent(self.waiting)

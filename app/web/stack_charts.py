@@ -189,16 +189,16 @@ def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen:
         hoverinfo="skip",
     )
     batch = f"{edge.batch} at a time" if edge.batch else ""
-    words = f"{batch} · {1e3 * seconds:.3g} ms" if batch else f"{1e3 * seconds:.3g} ms"
+    text = f"{batch} · {1e3 * seconds:.3g} ms" if batch else f"{1e3 * seconds:.3g} ms"
     figure.add_scatter(
         x=[(start + end) / 2],
         y=[height],
         mode="markers+text" if chosen or edge.batch else "markers",
         marker={"size": 7 if chosen else 4, "color": INK if chosen else FAINT},
-        text=[words if chosen else batch],
+        text=[text if chosen else batch],
         textposition="top center",
         textfont={"size": 12.5 if chosen else 10.5},
-        customdata=[words],
+        customdata=[text],
         hovertemplate="%{customdata} per token<extra></extra>",
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from html import escape
 
-from app.service.draft_models import Candidate, Family, Stacks, amount, sampler_of, sampler_words
+from app.service.draft_models import Candidate, Family, Stacks, amount, sampler_label, sampler_of
 from app.web.markup import facts, finding, fine_print, millions, times
 from engine.hsd.planner import (
     DATABASES,
@@ -45,8 +45,8 @@ def choice(candidate: Candidate) -> tuple[str, str]:
     need = candidate.need
     if need is None:
         return f"{candidate.name} · cannot be used", candidate.source
-    words = f"{candidate.name} · {millions(need.parameters)} · {amount(need.total)}"
-    return words, candidate.source
+    text = f"{candidate.name} · {millions(need.parameters)} · {amount(need.total)}"
+    return text, candidate.source
 
 
 def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
@@ -76,8 +76,8 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
         if candidate.problem and candidate.source in (*ticked, *loaded):
             markup += finding("differs", candidate.name, candidate.problem)
     if total > free:
-        words = f"{amount(total - free)} are missing. Select fewer or smaller models."
-        markup += finding("differs", "Not enough memory", words)
+        text = f"{amount(total - free)} are missing. Select fewer or smaller models."
+        markup += finding("differs", "Not enough memory", text)
     return markup
 
 
@@ -86,7 +86,7 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
 
 def profiled(stacks: Stacks, sampling: Sampling) -> str:
     """The sampling with which the profile in use was measured, and whether it fits the settings."""
-    family, used = stacks.family_for(sampling), sampler_words(sampler_of(sampling))
+    family, used = stacks.family_for(sampling), sampler_label(sampler_of(sampling))
     if family is None:
         return PROFILE + fine_print(
             "Load draft models first. A profile then measures how often each model accepts the "
@@ -102,7 +102,7 @@ def profiled(stacks: Stacks, sampling: Sampling) -> str:
     markup = facts(
         [
             ("measured", f"{datetime.fromtimestamp(profile.measured):%d %b %Y %H:%M}"),
-            ("sampling", sampler_words(profile.sampling)),
+            ("sampling", sampler_label(profile.sampling)),
             ("measured on", f"{profile.positions:,} tokens"),
             ("models", ", ".join(model.name for model in profile.models)),
         ]
@@ -173,41 +173,41 @@ def planned(
         took = recursion.latency(drafting)
         listed.append((f"{source} only", f"{per_token(took)}, decoding {times(plain / took)}"))
     listed.append(("memory", f"{amount(memory(profile, plan))} of weights"))
-    words = escape(sentence(plan, profile.target.name))
+    text = escape(sentence(plan, profile.target.name))
     head = family.target.info.head
     why = f"The {head.name} head is {head.expensive}." if head and head.expensive else ""
-    return f"{PLAN}<p>{words}</p>{facts(listed)}{fine_print(why, remark(learned, rule))}"
+    return f"{PLAN}<p>{text}</p>{facts(listed)}{fine_print(why, remark(learned, rule))}"
 
 
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
-    """What is wrong with the plan, with draft models in general, and with the measurements."""
+    """Problems of the plan, of draft models in general, and of the measurements."""
     if family is None or family.profile is None or plan is None:
         return ""
     profile, recursion = family.profile, Recursion(family.profile, rule)
-    lines = [finding("differs", "Different text", words) for words in drifts(trials)]
+    lines = [finding("differs", "Different text", text) for text in drifts(trials)]
     if not plan.levels:
         return "".join([*lines, *without_stack(family, rule, plan, trials)])
-    if words := slower(recursion, plan, rule, trials):
+    if text := slower(recursion, plan, rule, trials):
         better = best_plan(family, rule, plan, recursion)
-        return "".join([*lines, finding("differs", "Slower than plain", words + better)])
+        return "".join([*lines, finding("differs", "Slower than plain", text + better)])
     gain = profile.target.seconds(0) / recursion.latency(plan)
-    words = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
-    return "".join([*lines, finding("same", "Draft models are worth it", words)])
+    text = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
+    return "".join([*lines, finding("same", "Draft models are worth it", text)])
 
 
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
     """Why no draft model is used: the time that each would take alone, and the reasons for it."""
     profile, recursion = family.profiled(), Recursion(family.profiled(), rule)
     drafting = f"The {plan.source} alone" if plan.source else "Plain decoding"
-    words = f"{drafting}: {per_token(recursion.latency(plan))} per token, predicted."
+    text = f"{drafting}: {per_token(recursion.latency(plan))} per token, predicted."
     if better := best_plan(family, rule, plan, recursion):
-        yield finding("", "No draft model is used", words + better)
+        yield finding("", "No draft model is used", text + better)
         return
-    yield finding("", "No draft model is worth it here", words)
+    yield finding("", "No draft model is worth it here", text)
     for single in singles(profile, rule).values():
         seconds = per_token(recursion.latency(single))
-        if words := slower(recursion, single, rule, trials):
-            yield finding("", "Slower than plain", words)
+        if text := slower(recursion, single, rule, trials):
+            yield finding("", "Slower than plain", text)
         elif plan.source:
             yield finding(
                 "", f"Predicted slower than the {plan.source}", f"{single}, {seconds} per token."
@@ -233,21 +233,21 @@ def slower(recursion: Recursion, plan: Plan, rule: Rule, trials: Sequence[Trial]
     measured = {trial.title: trial.seconds for trial in trials}
     took = measured.get(str(plan))
     if took is None:
-        words = f"{plan} is predicted to take {per_token(predicted)} per token, plain decoding "
-        words += f"{per_token(plain)}."
+        text = f"{plan} is predicted to take {per_token(predicted)} per token, plain decoding "
+        text += f"{per_token(plain)}."
         slow = predicted >= plain
     else:
         alone = trials[0].seconds
-        words = f"{plan} took {per_token(took)} per token, plain decoding {per_token(alone)}."
+        text = f"{plan} took {per_token(took)} per token, plain decoding {per_token(alone)}."
         slow = took >= alone
     if not slow:
         return ""
     if predicted < plain:
         return (
-            f"{words} The prediction was {per_token(predicted)} and {per_token(plain)}. The "
+            f"{text} The prediction was {per_token(predicted)} and {per_token(plain)}. The "
             "profile was measured on other text or under another load. Profile again."
         )
-    return " ".join([words, *reasons(recursion, plan, rule)])
+    return " ".join([text, *reasons(recursion, plan, rule)])
 
 
 def drifts(trials: Sequence[Trial]) -> list[str]:
@@ -265,23 +265,23 @@ def outcome(trials: Sequence[Trial]) -> str:
     if not trials:
         return fine_print(
             "Measure answers the same prompts with plain decoding, each draft model and the best "
-            "plans. The chart then shows these times beside the predicted ones."
+            "plans. The chart then shows these times next to the predicted ones."
         )
     fastest = max(trials, key=lambda trial: trial.speedup.whole or 0.0)
     checked = [trial for trial in trials[1:] if trial.same_text]
     same = sum(trial.verdict.identical for trial in checked)
-    words = (
+    text = (
         f"Fastest: {fastest.title}, whole answers {times(fastest.speedup.whole)} as fast as plain "
         f"decoding; decoding alone {times(fastest.speedup.decoding)}, "
         f"{per_token(fastest.seconds)} per token."
     )
     if fastest is trials[0]:
-        words = f"Plain decoding was the fastest, {per_token(fastest.seconds)} per token."
+        text = f"Plain decoding was the fastest, {per_token(fastest.seconds)} per token."
     if checked:
-        words += f" {same} of {len(checked)} gave the text of plain decoding, token by token."
+        text += f" {same} of {len(checked)} gave the text of plain decoding, token by token."
     if len(checked) < len(trials) - 1:
-        words += (
+        text += (
             " Different texts are expected here, as the setting Same distribution does not keep "
             "the text of a seed."
         )
-    return fine_print(words)
+    return fine_print(text)

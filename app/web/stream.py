@@ -7,7 +7,7 @@ connection holds no thread.
 
 The events carry JSON:
 
-- `sources` says what the numbers of the sources mean. It is the first event, and shows the page
+- `sources` gives the meaning of the sources' numbers. It is the first event, and shows the page
   that it is connected.
 - An event without a name carries tokens; see `app.web.render.groups`.
 - `figures` carries the values of the panel with the live figures.
@@ -29,7 +29,7 @@ from app.http.login import logged_in
 from app.http.problems import EVENT_STREAM
 from app.service.answering import UPDATE_SECONDS, Answer, Generations, Update
 from app.service.current import seen_in
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web import render
 from app.web.metrics_panel import panel_values, with_pace
 from app.web.run_html import waiting_line
@@ -105,12 +105,12 @@ class AnswerEvents:
         """The values of the panel, with the new steps."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps, self.tokens_in_figures = update.forwards, update.tokens
-        served = server_words(update.recorder.collector.plan, update.counted)
+        served = server_sentence(update.recorder.collector.plan, update.counted)
         values = panel_values(update.metrics, fresh, server=served)
         return with_pace(values, seen_in(update.metrics))
 
     def legend(self) -> StreamEvent:
-        """What the numbers of the sources mean, and where the thinking is."""
+        """The meaning of the sources' numbers, and the position of the thinking."""
         update, known = self.answer.update, render.legend(self.sources)
         if update is None:
             return StreamEvent("sources", known, self.sent)

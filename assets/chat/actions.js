@@ -134,9 +134,9 @@ async function copy(text, from) {
   }
   const label = from.getAttribute("aria-label");
   if (label === "Copied") return;
-  const name = (words) => {
-    from.setAttribute("aria-label", words);
-    if (from.lastChild.nodeType === Node.TEXT_NODE) from.lastChild.data = words;
+  const name = (label) => {
+    from.setAttribute("aria-label", label);
+    if (from.lastChild.nodeType === Node.TEXT_NODE) from.lastChild.data = label;
   };
   name("Copied");
   from.classList.add("done");

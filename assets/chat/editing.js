@@ -35,11 +35,11 @@ function openEditor(turn) {
   const ends = document.createElement("div");
   const chooser = document.createElement("input");
   const [add, cancel, send] = [["add", "+"], ["cancel", "Cancel"], ["send", "Send"]].map(
-    ([name, words]) => {
+    ([name, label]) => {
       const made = document.createElement("button");
       made.type = name === "send" ? "submit" : "button";
       made.className = name;
-      made.textContent = words;
+      made.textContent = label;
       return made;
     },
   );
@@ -48,8 +48,8 @@ function openEditor(turn) {
   form.className = "editor";
   list.className = "files";
   list.setAttribute("aria-label", "Attached files");
-  box.value = turn.said;
-  box.rows = 1 + turn.said.split("\n").length;
+  box.value = turn.text;
+  box.rows = 1 + turn.text.split("\n").length;
   box.setAttribute("aria-label", "Edit your message");
   box.setAttribute("enterkeyhint", "send");
   ends.className = "ends";

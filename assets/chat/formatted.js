@@ -48,7 +48,7 @@ function settle(page, blocks, complete) {
 
 function drawFormatted(turn) {
   const { run, box } = turn;
-  const text = run.texts.length ? run.text : turn.said.replaceAll("\r", "");
+  const text = run.texts.length ? run.text : turn.text.replaceAll("\r", "");
   if (!turn.page) {
     box.replaceChildren();
     const inside = document.createElement("div");
@@ -66,7 +66,7 @@ function drawFormatted(turn) {
 }
 
 function drawBody(turn) {
-  if (turn.role === "user") drawSaid(turn);
+  if (turn.role === "user") drawMessage(turn);
   else if (raw && turn.run.texts.length) putTokens(turn);
   else if (turn.growing) drawFormatted(turn);
   else {

@@ -33,8 +33,8 @@ function inspect(span, token, tapped = false) {
 
 async function tellMore(mine) {
   const { run } = mine.span;
-  const said = await explain(run.id, run.steps[mine.token], mine.token);
-  if (said && inspected === mine) showAtWord(said);
+  const reason = await explain(run.id, run.steps[mine.token], mine.token);
+  if (reason && inspected === mine) showAtWord(reason);
 }
 
 function showAtWord(node) {

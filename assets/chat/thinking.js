@@ -50,10 +50,10 @@ function drawThought(turn, text, found) {
     turn.thoughtMs = mine.thoughtMs = performance.now() - mine.thinkingSince;
   }
   const count = tokensIn(run, found.from, found.to);
-  const said = run.texts.length ? `${count.toLocaleString("en")} token${count === 1 ? "" : "s"}` : "";
+  const length = run.texts.length ? `${count.toLocaleString("en")} token${count === 1 ? "" : "s"}` : "";
   const time = turn.thoughtMs ? `, ${seconds(turn.thoughtMs)}` : "";
   const done = found.over || !turn.growing;
-  write(head, done ? `Thought${said && " for " + said}${time}` : `Thinking … ${said}`);
+  write(head, done ? `Thought${length && " for " + length}${time}` : `Thinking … ${length}`);
   box.classList.toggle("going", !done);
   if (box.open) drawPart(run, inside, text, found.from, found.to, done);
 }

@@ -2,7 +2,7 @@
 // `foot` draws the row below it. This file draws plain tokens; the chat replaces both
 // (formatted.js, actions.js).
 let body = {
-  draw: (turn) => (turn.run.texts.length ? putTokens(turn) : write(turn.box, turn.said)),
+  draw: (turn) => (turn.run.texts.length ? putTokens(turn) : write(turn.box, turn.text)),
   clear: () => {},
 };
 let foot = () => {};
@@ -22,8 +22,8 @@ function begin(key, role, run) {
   frame.append(box);
   list.insertBefore(frame, sentinel);
   sizes.observe(frame);
-  const turn = { key, role, frame, box, run, said: "", about: {}, drawn: 0, last: null };
-  box.raw = () => (run.texts.length ? run.texts.join("") : turn.said);
+  const turn = { key, role, frame, box, run, text: "", about: {}, drawn: 0, last: null };
+  box.raw = () => (run.texts.length ? run.texts.join("") : turn.text);
   drawn.push(turn);
   return turn;
 }
@@ -83,7 +83,7 @@ function arrange({ kept = 0, after = "", turns = [], sources = [], adopt = null,
       there = begin(turn.key, turn.role, newRun());
     }
     if (turn.groups) take(there.run, turn.groups, 0, sources);
-    else there.said = turn.text;
+    else there.text = turn.text;
     tell(there, turn);
     show(there);
   });

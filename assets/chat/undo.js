@@ -7,9 +7,9 @@ function offer(undo) {
   clearTimeout(offered);
   offers.replaceChildren();
   if (!undo) return;
-  const words = document.createElement("span");
+  const label = document.createElement("span");
   const take = document.createElement("button");
-  words.textContent = undo.words;
+  label.textContent = undo.text;
   take.type = "button";
   take.textContent = "Undo";
   take.dataset.act = "undo";
@@ -17,7 +17,7 @@ function offer(undo) {
     offers.replaceChildren();
     trigger("act", { act: "undo", message: undo.token });
   };
-  offers.append(words, take);
+  offers.append(label, take);
   offered = setTimeout(() => offers.replaceChildren(), OFFERED_MS);
 }
 

@@ -16,44 +16,44 @@ function explain(run, step, token) {
   const key = JSON.stringify([run, step, token]);
   if (!whys.has(key)) {
     if (whys.size >= ASKED) whys.delete(whys.keys().next().value);
-    const asked = {};
-    asked.told = new Promise((resolve) => { asked.resolve = resolve; });
-    whys.set(key, asked);
+    const request = {};
+    request.reply = new Promise((resolve) => { request.resolve = resolve; });
+    whys.set(key, request);
     setTimeout(() => {
-      asked.resolve(null);
-      if (!asked.known) whys.delete(key);
+      request.resolve(null);
+      if (!request.known) whys.delete(key);
     }, ASKED_MS);
     trigger("explain", { run, step, token });
   }
-  return whys.get(key).told.then((told) => told && explanation(told));
+  return whys.get(key).reply.then((reply) => reply && explanation(reply));
 }
 
 document.addEventListener("strata:why", ({ detail }) => {
-  const asked = whys.get(JSON.stringify([detail.run, detail.step, detail.token]));
-  if (!asked) return;
-  asked.known = true;
-  asked.resolve(detail);
+  const request = whys.get(JSON.stringify([detail.run, detail.step, detail.token]));
+  if (!request) return;
+  request.known = true;
+  request.resolve(detail);
 });
 
-function explanation(told) {
+function explanation(reply) {
   const node = document.createElement("span");
   node.className = "why";
-  if (!told.recorded) {
+  if (!reply.recorded) {
     node.append("What was guessed here was not recorded.");
     return node;
   }
-  const [kept] = told.accepted || [];
+  const [kept] = reply.accepted || [];
   if (kept && kept.place) {
-    node.append(...copiedFrom(kept.place, told.run));
+    node.append(...copiedFrom(kept.place, reply.run));
     highlight(kept.place, node);
   } else if (kept) {
     node.append(evidence(kept));
-  } else if (!told.rejected) {
+  } else if (!reply.rejected) {
     node.append("Nothing was guessed here. ");
   }
-  if (told.rejected) node.append(...rejections(told.rejected));
-  if (told.unseen) {
-    node.append(told.unseen === 1 ? "1 more guess" : told.unseen + " more guesses",
+  if (reply.rejected) node.append(...rejections(reply.rejected));
+  if (reply.unseen) {
+    node.append(reply.unseen === 1 ? "1 more guess" : reply.unseen + " more guesses",
       " of this step followed a wrong one, so the model did not check further there. ");
   }
   return node;
@@ -65,7 +65,7 @@ function copiedFrom(place, run) {
   mark.textContent = oneLine(place.copied);
   words.append(oneLine(place.before), mark, oneLine(place.after));
   const turn = drawn.find(({ key }) => key === place.key);
-  const where = !turn ? "above" : turn.role === "user" ? "what you said"
+  const where = !turn ? "above" : turn.role === "user" ? "your message"
     : turn.run.id === run ? "this answer" : "an earlier answer";
   return ["Copied from " + where + ": ", words, " "];
 }

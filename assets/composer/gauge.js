@@ -50,15 +50,15 @@ function measure() {
 function drawGauge({ tokens, room, context, dropped, fits }) {
   const counted = (count) => count.toLocaleString("en-US");
   const percent = room ? Math.min(100, Math.round((100 * tokens) / room)) : 0;
-  const words = room
+  const label = room
     ? `Context: ${counted(tokens)} of ${counted(room)} tokens. ${counted(context - room)} more are kept `
       + "for the answer."
     : "Context: empty";
   gauge.firstElementChild.style.width = percent + "%";
   gauge.dataset.fill = percent >= 100 ? "over" : percent >= 80 ? "near" : "";
   gauge.setAttribute("aria-valuenow", percent);
-  gauge.setAttribute("aria-valuetext", words);
-  gauge.querySelector(".tip").textContent = words;
+  gauge.setAttribute("aria-valuetext", label);
+  gauge.querySelector(".tip").textContent = label;
   const drops = part("drops");
   drops.hidden = !room || (fits && !dropped);
   drops.textContent = drops.hidden ? "" : fits

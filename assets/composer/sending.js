@@ -105,14 +105,14 @@ function drawWaits() {
     ? "Sent when the answer has ended:" : "Not sent yet:";
   list.replaceChildren(...waits.map((message, at) => {
     const names = message.files.map((file) => file.name).join(", ");
-    const words = [message.text.trim(), names].filter(Boolean).join(" · ");
+    const label = [message.text.trim(), names].filter(Boolean).join(" · ");
     const line = node("li", "wait");
     const go = node("button", "go", "Send now");
     const away = node("button", "away", "Remove");
-    line.append(node("span", "words", words));
+    line.append(node("span", "words", label));
     go.hidden = now || at > 0;
     go.addEventListener("click", () => say(message, true));
-    away.setAttribute("aria-label", "Remove: " + words.slice(0, 60));
+    away.setAttribute("aria-label", "Remove: " + label.slice(0, 60));
     away.addEventListener("click", () => {
       waits = waits.filter((other) => other !== message);
       changedWaits();

@@ -33,10 +33,10 @@ function write(text) {
   ours = false;
 }
 
-function node(name, kind, words = "") {
+function node(name, kind, text = "") {
   const made = document.createElement(name);
   made.className = kind;
-  made.textContent = words;
+  made.textContent = text;
   if (name === "button") made.type = "button";
   return made;
 }

@@ -21,8 +21,7 @@ from engine.errors import ModelError, first_line
 from engine.models.format import FileFormat, recommended
 from engine.models.formats import FORMATS, format_of
 from engine.models.memory import Need, free_memory
-from engine.servers.client import is_address, parsed
-from engine.servers.client import settled as settled_address
+from engine.servers.client import is_address, parsed, resolve_address
 from engine.settings import Runtime, Sampling
 
 DEFAULT_RUNTIME = Runtime()
@@ -55,12 +54,12 @@ def sampler(source: str) -> Sampling:
         return Sampling()
 
 
-def settled(source: str) -> str:
+def resolve_source(source: str) -> str:
     """The normal form of a source, so that a model has one name: the full path of a folder or file,
     or a normalised address. Any other source is returned unchanged."""
     source = source.strip()
     if is_address(source):
-        return settled_address(source)
+        return resolve_address(source)
     path = Path(os.path.expanduser(source))
     if not source or not path.exists():
         return source
@@ -110,7 +109,7 @@ def check(source: str) -> int:
     if not isinstance(model_format, FileFormat):
         return model_format.need(source, DEFAULT_RUNTIME).total
     model_format.check_library(source)
-    source = settled(source)
+    source = resolve_source(source)
     path = model_format.located(source)
     if path is None:
         from engine.models.hub import UNREACHABLE, explained
@@ -193,7 +192,7 @@ def removable(source: str, folders: Sequence[Path] = ()) -> bool:
 
     from engine.models.hub import repo_folder
 
-    source, model_format = settled(source), format_of(source)
+    source, model_format = resolve_source(source), format_of(source)
     if not isinstance(model_format, FileFormat):
         return False
     if repo := model_format.repository(source):
@@ -218,7 +217,7 @@ def remove(source: str, folders: Sequence[Path] = ()) -> int:
 
     from engine.models.hub import repo_folder, tidy
 
-    source, model_format = settled(source), format_of(source)
+    source, model_format = resolve_source(source), format_of(source)
     if not isinstance(model_format, FileFormat) or not removable(source, folders):
         raise ModelError(
             f"The model {source!r} was not deleted: it lies outside of the folders that Strata "

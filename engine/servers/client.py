@@ -100,7 +100,7 @@ def parsed(source: str) -> Address:
     return Address(base, unquote(parts.fragment).strip())
 
 
-def settled(source: str) -> str:
+def resolve_address(source: str) -> str:
     """The address in its normalised form; anything else is returned unchanged."""
     try:
         return parsed(source).source

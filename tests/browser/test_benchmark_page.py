@@ -54,7 +54,7 @@ def test_any_two_methods_and_any_two_models_are_compared(page: Page) -> None:
 
 
 @pytest.mark.soak
-def test_a_benchmark_is_stopped_goes_on_after_a_reload_and_is_saved(page: Page) -> None:
+def test_a_benchmark_is_stopped_continues_after_a_reload_and_is_saved(page: Page) -> None:
     set_number(page, "Max tokens", 40)
     fixed_budget(page)
     open_tab(page, "Benchmark")
@@ -63,7 +63,7 @@ def test_a_benchmark_is_stopped_goes_on_after_a_reload_and_is_saved(page: Page) 
     page.fill("#benchmark-text textarea", prompts)
     page.fill("#benchmark-tokens input", "250")
     page.press("#benchmark-tokens input", "Tab")
-    expect(page.locator("#benchmark-asked")).to_contain_text("3 questions")
+    expect(page.locator("#benchmark-count")).to_contain_text("3 questions")
     page.click("#benchmark-run")
     status = page.locator("#benchmark-status .progress")
     expect(status).to_contain_text(re.compile("[1-5] of 6 runs"))

@@ -177,7 +177,7 @@ def test_versions_stay_when_a_message_is_edited_or_answered_again(page: Page) ->
     expect(page.locator("#tokens .turn.said")).to_have_text("Tell me about a hill.")
 
 
-def test_an_answer_is_stopped_continued_deleted_brought_back_and_branched(
+def test_an_answer_is_stopped_continued_deleted_restored_and_branched(
     page: Page, data: Path, owner: str
 ) -> None:
     answer_at_length(page, 1500)

@@ -192,7 +192,7 @@ BOLD = (
 )
 
 
-def test_bold_text_is_bold_beside_punctuation_of_any_script(page: Page) -> None:
+def test_bold_text_is_bold_next_to_punctuation_of_any_script(page: Page) -> None:
     for text, bold in BOLD:
         for lengths in ((100,), (1,)):
             draw(page, cut(text, lengths, SOURCES))
@@ -240,7 +240,7 @@ def test_thinking_is_folded_counted_apart_and_not_copied(page: Page, opening: st
 
 
 @pytest.mark.soak
-def test_thinking_is_seen_while_it_goes_on(page: Page) -> None:
+def test_thinking_is_seen_while_it_continues(page: Page) -> None:
     draw(page)
     grow = """([text, from]) => {
       const run = view.newRun();

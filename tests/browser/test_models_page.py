@@ -90,7 +90,7 @@ def test_the_button_that_loads_is_as_wide_as_what_it_is_about(models: Page) -> N
 
 
 @pytest.mark.soak
-def test_models_change_and_the_conversation_goes_on(models: Page, address: str) -> None:
+def test_models_change_and_the_conversation_continues(models: Page, address: str) -> None:
     page = models
     set_number(page, "Max tokens", 40)
     assert chat(page, "Tell me a short story about a boat.")

@@ -147,7 +147,7 @@ def test_figures_change_in_their_places_and_updates_ask_for_no_layout(page: Page
 
 
 @pytest.mark.soak
-def test_the_first_token_is_told_as_the_screen_showed_it(page: Page) -> None:
+def test_the_time_to_the_first_token_is_that_of_the_screen(page: Page) -> None:
     """Its event may come before or after the run's first figures; other runs have their model's."""
     seen = {"name": "strata:first"}
     fire(page, told(RUN[:5], prompt=0.1))

@@ -209,7 +209,7 @@ def test_an_answer_is_replayed_step_by_step_also_on_a_phone(talk: Page) -> None:
         assert fits(talk)
     expect(talk.get_by_role("tab", name="Chat")).to_have_attribute("aria-selected", "true")
     expect(view.locator(".number")).to_have_text(f"Step 1 of {PAGES + 7}")
-    expect(view.locator(".told")).to_contain_text("Nothing was guessed: a plain step")
+    expect(view.locator(".summary")).to_contain_text("Nothing was guessed: a plain step")
     for _ in range(6):
         talk.keyboard.press("ArrowRight")
     expect(view.locator(".number")).to_have_text(f"Step 7 of {PAGES + 7}")
@@ -225,7 +225,7 @@ def test_an_answer_is_replayed_step_by_step_also_on_a_phone(talk: Page) -> None:
         "all => all.map((node) => [node.textContent, node.classList[node.classList.length - 1]])"
     )
     assert sorted(map(tuple, shown)) == sorted(kinds)
-    expect(view.locator(".told")).to_contain_text(
+    expect(view.locator(".summary")).to_contain_text(
         "Guessed 5, accepted 2, rejected 2, not checked 1 · the model wrote 3 tokens"
     )
     expect(view.get_by_role("img")).to_have_attribute(
@@ -274,14 +274,14 @@ def test_a_race_is_recorded_and_can_be_stopped_and_run_again(page: Page) -> None
         over.click()
         expect(over).to_be_visible()
         return
-    expect(race.locator(".told")).to_contain_text("Recorded just now on this machine")
-    expect(race.locator(".told")).to_contain_text("Both say the same, all")
-    plain, fast = (race.locator(".words").nth(lane).text_content() for lane in (0, 1))
+    expect(race.locator(".outcome")).to_contain_text("Recorded just now on this machine")
+    expect(race.locator(".outcome")).to_contain_text("Both say the same, all")
+    plain, fast = (race.locator(".text").nth(lane).text_content() for lane in (0, 1))
     assert plain and plain == fast
     clocks = race.locator("h3 output")
     for lane in (0, 1):
         told = (clocks.nth(lane).text_content() or "").removesuffix(" s")
-        expect(race.locator(".told")).to_contain_text(told)
+        expect(race.locator(".outcome")).to_contain_text(told)
 
 
 @pytest.mark.soak

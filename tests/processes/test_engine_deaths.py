@@ -163,7 +163,7 @@ def test_an_answer_that_a_kill_cut_goes_on_to_the_token(session: Session) -> Non
     assert soon(lambda: ready(session))
     assert "one is being loaded again" in session.notices.take(OWNER)[0]
     left = replace(plain.generation, max_tokens=60 - len(cut.pieces or ()))
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     *_, whole = session.answering.answer(OWNER, conversation, replace(plain, generation=left))
     session.chat.again(OWNER, conversation)
     *_, last = session.answering.answer(OWNER, conversation, plain)

@@ -30,7 +30,7 @@ from engine.drafting.tiers import ModelTier
 from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import Generation, Sampling
-from storage import leftovers
+from storage import cleanup
 from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.drafting import DraftingStore
@@ -174,7 +174,7 @@ def outcome(killed: Killed) -> Outcome:
     shown = killed.shown()
     with Database(killed.folder / "strata.db") as db:
         problems = list(db.notices)
-        leftovers.clean(db, killed.folder)
+        cleanup.clean(db, killed.folder)
         for check in ("integrity_check", "foreign_key_check"):
             found = db.execute_read(f"PRAGMA {check}")
             problems += [str(row) for row in found if row != ("ok",)]
@@ -212,7 +212,7 @@ def gone_on(session: Session, stored: Sequence[StoredMessage], seed: int) -> lis
     """The messages once the last answer went on."""
     last = stored[-1]
     left = chosen(seed, TOKENS - len(last.pieces or ()))
-    session.chat.go_on(OWNER, last.conversation_id)
+    session.chat.continue_answer(OWNER, last.conversation_id)
     for _ in session.answering.answer(OWNER, last.conversation_id, left):
         pass
     return list(session.chat.conversations(OWNER).messages(last.conversation_id))

@@ -42,8 +42,8 @@ def recorder(
 ) -> Iterator[Recorder]:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 1000.0)
     conversation = store.create().id
-    said = store.append(conversation, "user", "hello")
-    made = Recorder(db, "local", conversation, said.id, 7, lambda write: write())
+    message = store.append(conversation, "user", "hello")
+    made = Recorder(db, "local", conversation, message.id, 7, lambda write: write())
     yield made
     made.close()
 
@@ -105,8 +105,8 @@ def test_what_is_stored_of_an_answer_is_not_written_again(
     with Database(path) as db:
         store = Conversations(db, "local")
         conversation = store.create().id
-        said = store.append(conversation, "user", "hello")
-        recorder = Recorder(db, "local", conversation, said.id, 7, lambda write: write())
+        message = store.append(conversation, "user", "hello")
+        recorder = Recorder(db, "local", conversation, message.id, 7, lambda write: write())
         recorder.add(Prefill(3, 0, 0.5))
         with db.read() as handle:
             handle.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -127,14 +127,14 @@ def test_what_is_stored_of_an_answer_is_not_written_again(
     assert written[1] < 2 * written[0] and sum(written) < 16e6, written
 
 
-def test_the_end_is_stored_before_it_is_told(recorder: Recorder, store: Conversations) -> None:
+def test_the_end_is_stored_before_it_is_sent(recorder: Recorder, store: Conversations) -> None:
     recorder.add(step(0))
     assert recorder.message_id == "" and len(store.messages(recorder.conversation_id)) == 1
     recorder.add(step(1, finish="eos"))
-    said, answered = store.messages(recorder.conversation_id)
+    message, answered = store.messages(recorder.conversation_id)
     assert answered.id == recorder.message_id and answered.content == "0.0 0.1 1.0 1.1 "
     assert answered.pieces == tuple(recorder.pieces) and isinstance(recorder.pieces[0], Piece)
-    assert said.content == "hello" and recorder.update(0).finish == "eos"
+    assert message.content == "hello" and recorder.update(0).finish == "eos"
 
 
 def test_a_message_comes_into_being_with_its_first_text(
@@ -200,16 +200,16 @@ def raising(error: Exception) -> Callable[..., Items]:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (Busy("Too much waits."), "Too much waits."),
         (Cancelled("Stopped before it began."), ""),
         (RuntimeError("a fault"), "a fault"),
     ],
 )
-def test_it_ends_whatever_goes_wrong(error: Exception, told: str) -> None:
+def test_it_ends_whatever_goes_wrong(error: Exception, expected: str) -> None:
     answer = ended(Generations(raising(error)).start(OWNER, "c", preferences()))
-    assert (told in answer.error) and bool(told) == bool(answer.error)
+    assert (expected in answer.error) and bool(expected) == bool(answer.error)
     assert answer.update is None and answer.message_id == "" and answer.tokens == 0
 
 

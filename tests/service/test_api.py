@@ -62,7 +62,7 @@ def test_the_client_is_answered_with_the_page_s_text(program: openai.OpenAI) -> 
     found = program.chat.completions.create(
         model="toy", messages=HELLO, seed=7, temperature=0.8, max_tokens=50
     )
-    assert found.choices[0].message.content == said_by_the_page(7)
+    assert found.choices[0].message.content == answer_of_the_page(7)
     assert found.choices[0].message.role == "assistant" and found.object == "chat.completion"
     assert found.choices[0].finish_reason in ("stop", "length") and found.model == "toy"
     usage = found.usage
@@ -70,7 +70,7 @@ def test_the_client_is_answered_with_the_page_s_text(program: openai.OpenAI) -> 
     assert usage.prompt_tokens_details is not None and found.id.startswith("chatcmpl-")
 
 
-def said_by_the_page(seed: int) -> str:
+def answer_of_the_page(seed: int) -> str:
     """To `HELLO`, at temperature 0.8 within 50 tokens, in a conversation of the page's."""
     with Database() as db:
         session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
@@ -94,7 +94,7 @@ def streamed(program: openai.OpenAI, **more: Any) -> tuple[str, list[Any]]:
 def test_a_stream_says_the_same_by_every_method(program: openai.OpenAI, speculative: Any) -> None:
     body = {} if speculative is None else {"speculative": speculative}
     text, chunks = streamed(program, extra_body=body)
-    assert text == said_by_the_page(7)
+    assert text == answer_of_the_page(7)
     first, *between, last = chunks
     assert first.choices[0].delta.role == "assistant" and last.choices[0].finish_reason
     assert all(c.choices[0].finish_reason is None for c in between)
@@ -102,8 +102,8 @@ def test_a_stream_says_the_same_by_every_method(program: openai.OpenAI, speculat
     assert last.model_extra["timings"]["predicted_n"] >= len(between)
     method = last.model_extra["strata"]["method"]
     named = {None: "auto", False: "plain", "lookup": "lookup"}
-    asked = speculative["method"] if isinstance(speculative, dict) else named[speculative]
-    assert method == asked
+    requested = speculative["method"] if isinstance(speculative, dict) else named[speculative]
+    assert method == requested
 
 
 def test_usage_comes_in_a_chunk_of_its_own(program: openai.OpenAI) -> None:
@@ -132,7 +132,7 @@ def stream_lines(program: openai.OpenAI) -> list[str]:
 
 
 def test_stop_strings_end_an_answer_and_are_not_said(program: openai.OpenAI) -> None:
-    whole = said_by_the_page(7)
+    whole = answer_of_the_page(7)
     stop = whole[8:10]
     for given in (stop, [stop], ["never said", stop]):
         text, chunks = streamed(program, stop=given)
@@ -174,11 +174,11 @@ def test_probabilities_are_the_model_s_own(program: openai.OpenAI) -> None:
         beside = {each.token: each.logprob for each in entry.top_logprobs}
         assert beside.get(entry.token, entry.logprob) == pytest.approx(entry.logprob)
     text, chunks = streamed(program, logprobs=True, max_tokens=12)
-    told = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
-    assert "".join(entry.token for entry in told) == text
+    logprobs = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content]
+    assert "".join(entry.token for entry in logprobs) == text
 
 
-def test_texts_are_gone_on_with(program: openai.OpenAI) -> None:
+def test_texts_are_continued(program: openai.OpenAI) -> None:
     def go_on(prompt: Any, **more: Any) -> Any:
         return program.completions.create(
             model="toy", prompt=prompt, temperature=0, max_tokens=20, logprobs=2, **more
@@ -272,9 +272,9 @@ def test_the_figures_are_true(program: openai.OpenAI) -> None:
     assert timings["cache_n"] == usage.prompt_tokens_details.cached_tokens
 
 
-def test_an_answer_goes_on_where_it_stopped(program: openai.OpenAI) -> None:
+def test_an_answer_continues_where_it_stopped(program: openai.OpenAI) -> None:
     """Word for word what it would have said."""
-    whole = said_by_the_page(7)
+    whole = answer_of_the_page(7)
     begun: list[Any] = [*HELLO, {"role": "assistant", "content": whole[:21]}]
     found = program.chat.completions.create(
         model="toy", messages=begun, seed=7, temperature=0.8, max_tokens=50 - 21
@@ -418,7 +418,7 @@ def test_wrong_keys_wait_longer_and_longer_and_right_ones_do_not(
 def test_the_switch_counts_where_nobody_else_can_come_in(db: Database) -> None:
     from app.service.programs import Programs
 
-    for guests, switched, asked, on in (
+    for guests, switched, always, on in (
         (False, False, False, False),
         (False, True, False, True),
         (False, False, True, True),
@@ -428,12 +428,12 @@ def test_the_switch_counts_where_nobody_else_can_come_in(db: Database) -> None:
         session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db, guests=guests)
         programs: Programs = session.programs
         programs.keys.switch(switched)
-        programs.always = asked
+        programs.always = always
         assert programs.on is on
         session.engine.close()
 
 
-def test_while_it_is_off_programs_are_told_how_to_switch_it_on(server: Served) -> None:
+def test_while_it_is_off_programs_learn_how_to_switch_it_on(server: Served) -> None:
     programs = server.session.programs
     programs.always = False
     try:
@@ -704,12 +704,12 @@ def test_a_request_without_a_thread_gives_its_place_back(
     assert not server.session.programs.asking
 
 
-def test_who_asks_too_often_is_told_to_come_later_and_openai_s_client_does(
+def test_who_asks_too_often_must_retry_later_and_openai_s_client_does(
     held: tuple[Served, Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, model = held
     with server.client() as client, ThreadPoolExecutor(MOST_EACH + 1) as pool:
-        asked = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
+        futures = [pool.submit(ask, client, text="hi", **WAITS) for _ in range(MOST_EACH)]
         assert soon(lambda: server.session.programs.asking["api"] == MOST_EACH)
         for stream in (False, True):
             found = ask(client, text="one more", stream=stream)
@@ -725,7 +725,7 @@ def test_who_asks_too_often_is_told_to_come_later_and_openai_s_client_does(
             assert soon(lambda: bool(refused.search(client.get("/metrics").text)))
             model.go.set()
             assert later.result().choices[0].message.content is not None
-        assert {each.result().status_code for each in asked} == {200}
+        assert {each.result().status_code for each in futures} == {200}
 
 
 def test_many_programs_at_once_are_answered_in_order_and_right(server: Served) -> None:
@@ -745,10 +745,10 @@ def test_many_programs_at_once_are_answered_in_order_and_right(server: Served) -
             parts = [json.loads(line)["choices"][0]["delta"].get("content", "") for line in lines]
             return "".join(parts)
 
-    wanted = {(n, q): one(n, q) for n in range(6) for q in range(4)}
+    expected = {(n, q): one(n, q) for n in range(6) for q in range(4)}
     with ThreadPoolExecutor(24) as pool:
-        asked = {key: pool.submit(one, *key, stream=sum(key) % 2 == 0) for key in wanted}
-        assert {key: each.result() for key, each in asked.items()} == wanted
+        futures = {key: pool.submit(one, *key, stream=sum(key) % 2 == 0) for key in expected}
+        assert {key: each.result() for key, each in futures.items()} == expected
     assert not server.session.programs.asking and not server.session.tasks.known
     for key, _ in keys:
         server.session.programs.revoke(key.id)
@@ -782,7 +782,7 @@ class Breaking(ToyBackend):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_breaks_half_way_is_told(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_breaks_half_way_is_reported(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     with served(Breaking()) as server, server.client() as client:
         found = ask(client, text="hi", max_tokens=400, temperature=0, stream=stream)
         if stream:

@@ -73,7 +73,7 @@ def client(server: Served) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("speculative", [False, "hd", "lookup"])
 @pytest.mark.parametrize("kwargs", [None, {}, {"enable_thinking": True}, {"thinking": True}])
-def test_thinking_is_told_apart(client: httpx.Client, kwargs: Any, speculative: Any) -> None:
+def test_thinking_is_separated(client: httpx.Client, kwargs: Any, speculative: Any) -> None:
     found = ask(client, messages=HELLO, chat_template_kwargs=kwargs, speculative=speculative).json()
     (choice,) = found["choices"]
     assert choice["message"]["content"] == "Then that." and choice["finish_reason"] == "stop"
@@ -114,7 +114,7 @@ def test_a_stream_parts_them_as_they_come(server: Served) -> None:
     assert all(not delta.content for delta in deltas[:last]), "the answer comes behind it"
 
 
-def test_a_model_that_cannot_think_is_not_told_to() -> None:
+def test_a_model_that_cannot_think_is_not_asked_to() -> None:
     with served() as plain, plain.client() as client:
         refused = ask(client, messages=HELLO, chat_template_kwargs={"enable_thinking": True})
         assert refused.status_code == 400 and "toy" in refused.json()["error"]["message"]
@@ -128,9 +128,9 @@ def test_a_stop_string_ends_the_answer_and_not_the_thinking(
     client: httpx.Client, speculative: Any, kwargs: Any
 ) -> None:
     """lm-eval sends such strings with each question."""
-    asked = {"messages": HELLO, "speculative": speculative, "chat_template_kwargs": kwargs}
+    body = {"messages": HELLO, "speculative": speculative, "chat_template_kwargs": kwargs}
     for stop, content in ((["\n", "irs"], "Then that."), (["\n", " th"], "Then")):
-        (choice,) = ask(client, **asked, stop=stop).json()["choices"]
+        (choice,) = ask(client, **body, stop=stop).json()["choices"]
         assert choice["message"] == {
             "role": "assistant",
             "content": content,
@@ -138,12 +138,12 @@ def test_a_stop_string_ends_the_answer_and_not_the_thinking(
             "reasoning_content": "first this",
         }
         assert choice["finish_reason"] == "stop"
-    whole = ask(client, **asked, stop=["\n"], reasoning_format="none").json()["choices"][0]
+    whole = ask(client, **body, stop=["\n"], reasoning_format="none").json()["choices"][0]
     assert whole["message"]["content"] == ("first this" if kwargs else "<think>")
 
 
 @pytest.mark.parametrize("marks", [MARKS[n] for n in (4, 5, 6, 7)], ids=lambda marks: marks.begin)
-def test_thinking_is_told_apart_whatever_its_marks_are(
+def test_thinking_is_separated_whatever_its_marks_are(
     db: Database, monkeypatch: pytest.MonkeyPatch, marks: Marks
 ) -> None:
     """By programs, pages and titles, also once the answer is stored."""
@@ -183,11 +183,11 @@ def speaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 def test_probabilities_are_those_of_the_bytes_of_the_text(
     speaker: Served, speculative: Any
 ) -> None:
-    asked = {"messages": HELLO, "stop": ["END"], "max_tokens": 200, "logprobs": True}
-    asked |= {"top_logprobs": 3, "speculative": speculative}
+    body = {"messages": HELLO, "stop": ["END"], "max_tokens": 200, "logprobs": True}
+    body |= {"top_logprobs": 3, "speculative": speculative}
     with speaker.client() as client:
-        (choice,) = ask(client, **asked).json()["choices"]
-        lines = ask(client, **asked, stream=True).text.split("\n\n")
+        (choice,) = ask(client, **body).json()["choices"]
+        lines = ask(client, **body, stream=True).text.split("\n\n")
     content = choice["logprobs"]["content"]
     assert choice["message"]["content"] == HEARD
     assert bytes(chain(*(entry["bytes"] for entry in content))) == HEARD.encode()
@@ -208,25 +208,25 @@ def test_probabilities_are_those_of_the_bytes_of_the_text(
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_are_those_in_the_text_that_is_sent(speaker: Served, stream: bool) -> None:
     prompt = "<|user|>a<|end|><|assistant|>"
-    asked = {"prompt": prompt, "stop": ["END"], "max_tokens": 200, "logprobs": 3, "stream": stream}
+    body = {"prompt": prompt, "stop": ["END"], "max_tokens": 200, "logprobs": 3, "stream": stream}
     with speaker.client() as client:
-        found = ask(client, "completions", **asked)
+        found = ask(client, "completions", **body)
     lines = [line.removeprefix("data: ") for line in found.text.split("\n\n") if line.strip()]
     parts = [json.loads(line)["choices"][0] for line in lines if line != "[DONE]"]
     text = "".join(part["text"] for part in parts)
-    told = [part["logprobs"] for part in parts if part["logprobs"]]
+    logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
     assert text == SPOKEN[: SPOKEN.index("END")]
     data = text.encode()
-    offsets = list(chain(*(each["text_offset"] for each in told)))
+    offsets = list(chain(*(each["text_offset"] for each in logprobs)))
     assert offsets == [len(data[:at].decode(errors="ignore")) for at in range(len(data))]
-    tokens = list(chain(*(each["tokens"] for each in told)))
+    tokens = list(chain(*(each["tokens"] for each in logprobs)))
     assert tokens == [chr(b) if b < 128 else f"bytes:\\x{b:02x}" for b in data]
-    assert {len(entry) for each in told for entry in each["top_logprobs"]} == {3}
+    assert {len(entry) for each in logprobs for entry in each["top_logprobs"]} == {3}
 
 
-def test_tokens_with_the_same_text_are_all_told() -> None:
+def test_tokens_with_the_same_text_are_all_returned() -> None:
     token = Token(1, 0, "target", likeliest=((1, 0.5), (2, 0.25), (3, 0.125)))
     names = {1: b"a", 2: b"a", 3: b"\xf0"}
-    (told,) = text_logprobs([token], [0], names)["top_logprobs"]
+    (logprobs,) = text_logprobs([token], [0], names)["top_logprobs"]
     shares = {"a": 0.5, "bytes:\\x61 (2)": 0.25, "bytes:\\xf0": 0.125}
-    assert told == pytest.approx({name: log(share) for name, share in shares.items()})
+    assert logprobs == pytest.approx({name: log(share) for name, share in shares.items()})

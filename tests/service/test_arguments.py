@@ -57,9 +57,9 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
 def test_the_help_says_what_settings_are_for(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     for item in fields(Runtime):
-        assert item.metadata["help"].rstrip(".") in said
+        assert item.metadata["help"].rstrip(".") in output
 
 
 @pytest.mark.parametrize("source", ["a/model.gguf", "owner/name", "owner/name:file.gguf", "~/m"])
@@ -88,7 +88,7 @@ def test_a_given_password_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected"),
     [
         (["--auth", "ann"], "USER:PASSWORD"),
         (["--auth", ":x"], "USER:PASSWORD"),
@@ -106,12 +106,12 @@ def test_a_given_password_is_used() -> None:
     ],
 )
 def test_nonsense_is_refused_with_its_value(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         parse(arguments)
     *_, last = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2 and words in last
+    assert stop.value.code == 2 and expected in last
 
 
 def test_local_addresses() -> None:
@@ -146,8 +146,8 @@ def test_what_a_page_is_for_is_no_option_of_the_api(
 def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
-    said = capsys.readouterr().out
-    assert "strata serve --help" in said and "strata keys --help" in said
+    output = capsys.readouterr().out
+    assert "strata serve --help" in output and "strata keys --help" in output
 
 
 def test_origins_of_pages_that_may_ask_are_named() -> None:
@@ -172,9 +172,9 @@ def test_keys_are_listed_made_and_revoked() -> None:
 def test_keys_are_managed_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def strata(*words: str) -> str:
         status = main(["keys", *words, "--data-dir", str(tmp_path)])
-        said = capsys.readouterr()
-        assert (status, bool(said.err)) in ((0, False), (2, True))
-        return said.out + said.err
+        output = capsys.readouterr()
+        assert (status, bool(output.err)) in ((0, False), (2, True))
+        return output.out + output.err
 
     made = strata("make", "my editor")
     secret = made.splitlines()[-1]
@@ -207,8 +207,8 @@ def test_any_name_of_a_key_is_shown_on_any_output(
 ) -> None:
     output = Output()
     monkeypatch.setattr("sys.stdout", output)
-    for words in (["make", "é日😀"], ["list"]):
-        assert main(["keys", *words, "--data-dir", str(tmp_path)]) == 0
+    for arguments in (["make", "é日😀"], ["list"]):
+        assert main(["keys", *arguments, "--data-dir", str(tmp_path)]) == 0
     assert output.bytes.getvalue().count(rb"\xe9\u65e5\U0001f600") == 2
 
 
@@ -296,7 +296,7 @@ def test_a_server_for_others_without_a_key_says_what_to_do(
     assert capsys.readouterr().err == ""
 
 
-def test_a_busy_port_is_told_with_the_option_that_chooses_another() -> None:
+def test_a_busy_port_is_reported_with_the_option_that_chooses_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SettingError, match=f":{port} cannot be listened on: .*--port"):

@@ -27,9 +27,9 @@ def preferences(check: bool = True, tokens: int = 40, rule: str = "match") -> Pr
     return Preferences(generation, "hd", drafting, fresh_seed=False, check=check)
 
 
-def ask(session: Session, wanted: Preferences | None = None, text: str = "hello there") -> str:
+def ask(session: Session, requested: Preferences | None = None, text: str = "hello there") -> str:
     conversation = session.chat.say(OWNER, None, text)
-    begun = session.generations.start(OWNER, conversation, wanted or preferences())
+    begun = session.generations.start(OWNER, conversation, requested or preferences())
     assert soon(lambda: begun.over) and begun.error == ""
     return conversation
 
@@ -61,7 +61,7 @@ def test_a_proof_gives_way_and_begins_again(session: Session, toy: Held) -> None
     conversation = ask(session)
     assert session.background.idle(SECONDS)
     toy.allow(10)
-    asked = ask_for_proof(session, conversation)
+    check = ask_for_proof(session, conversation)
     assert soon(lambda: toy.allowed[0] == 0), "the proof is under way, and is held there"
     other = session.chat.say(OWNER, None, "me first")
     begun = session.generations.start(OWNER, other, preferences(check=False))
@@ -74,7 +74,7 @@ def test_a_proof_gives_way_and_begins_again(session: Session, toy: Held) -> None
     assert soon(lambda: begun.over) and begun.error == "" and begun.tokens == 40
     assert begun.update is not None and begun.update.finish == "length"
     assert session.background.idle(SECONDS)
-    assert asked.tries == 2 and proofs(session, conversation)[0]["kind"] == "same"
+    assert check.tries == 2 and proofs(session, conversation)[0]["kind"] == "same"
 
 
 def ask_for_proof(session: Session, conversation: str) -> Any:
@@ -139,8 +139,8 @@ def test_what_was_not_stored_is_not_proved(session: Session) -> None:
 
 def test_an_answer_that_differs_says_where_and_by_how_little(session: Session) -> None:
     def run(*tokens: tuple[int, float]) -> Run:
-        said = [Token(id, at, "target", probability=p) for at, (id, p) in enumerate(tokens)]
-        return Run(steps=(Step(0, tuple(said)),))
+        emitted = [Token(id, at, "target", probability=p) for at, (id, p) in enumerate(tokens)]
+        return Run(steps=(Step(0, tuple(emitted)),))
 
     plain, shown = run((1, 0.9), (2, 0.401)), run((1, 0.9), (3, 0.4))
     verdict = Verdict(False, 1, 2, "<b>a</b>", "b")

@@ -41,9 +41,12 @@ GENERATION = Generation(Sampling(0.8, seed=3), 24)
 
 
 def plan(
-    methods: tuple[Any, ...] = (PLAIN, HD), repeats: int = 1, asked: Any = QUESTIONS, **more: Any
+    methods: tuple[Any, ...] = (PLAIN, HD),
+    repeats: int = 1,
+    questions: Any = QUESTIONS,
+    **more: Any,
 ) -> Plan:
-    return Plan("Four", tuple(asked), methods, GENERATION, repeats, **more)
+    return Plan("Four", tuple(questions), methods, GENERATION, repeats, **more)
 
 
 @pytest.fixture
@@ -52,9 +55,9 @@ def session(db: Database, toy: Held, each_step: None) -> Session:
     return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
 
 
-def made(session: Session, wanted: Plan) -> Report:
+def made(session: Session, requested: Plan) -> Report:
     """A benchmark from its beginning to its end."""
-    return session.benchmarks.report(OWNER, session.benchmarks.start(OWNER, wanted).result())
+    return session.benchmarks.report(OWNER, session.benchmarks.start(OWNER, requested).result())
 
 
 def stored(session: Session, name: str) -> tuple[Result, ...]:
@@ -63,7 +66,7 @@ def stored(session: Session, name: str) -> tuple[Result, ...]:
 
 def test_every_method_comes_first_equally_often() -> None:
     methods = PLAIN, HD, CONTEXT
-    order = list(cells(plan(methods, repeats=2, asked=QUESTIONS[:3])))
+    order = list(cells(plan(methods, repeats=2, questions=QUESTIONS[:3])))
     turns = [order[at : at + 3] for at in range(0, len(order), 3)]
     assert [turn[0].method.name for turn in turns] == [
         *("plain", "hd", "hd", "context", "context", "plain"),
@@ -73,7 +76,7 @@ def test_every_method_comes_first_equally_often() -> None:
         (at, repeat) for at in range(3) for repeat in range(2)
     ]
     done = Result(0, "hd", 1, 3)
-    left = list(cells(plan(methods, repeats=2, asked=QUESTIONS[:3]), [done]))
+    left = list(cells(plan(methods, repeats=2, questions=QUESTIONS[:3]), [done]))
     assert len(left) == 17 and Cell(0, 1, HD) not in left
 
 
@@ -81,14 +84,14 @@ def test_the_figures_of_a_benchmark(session: Session) -> None:
     found = made(session, plan((PLAIN, HD, CONTEXT), repeats=2))
     assert found.complete == 4 and found.benchmark.done == 24 == found.benchmark.runs
     assert {name: len(own) for name, own in found.categories.items()} == {"qa": 3, "math": 3}
-    plain, fast, _ = found.figures
+    plain, fast, _ = found.metrics
     assert plain.speedup == Speedup() and plain.quartiles is None and plain.compared == 0
     assert plain.tokens_per_step == 1.0 and plain.accepted is None
     assert (fast.identical, fast.compared, fast.differing) == (4, 4, ())
     assert fast.quartiles is not None and fast.quartiles[0] <= fast.quartiles[2]
     assert fast.tokens == plain.tokens and fast.tokens_per_step > 1
     assert found.unsteady == 0 and found.disturbed == 0 and found.failed == ()
-    assert session.benchmarks.standing is None
+    assert session.benchmarks.status is None
 
 
 def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Database) -> None:
@@ -104,7 +107,7 @@ def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Databa
         for each, repeat in ((both, 0), (both, 2), (alone, 0))
     ]
     assert drafted[0] == drafted[1] == drafted[2]
-    model = both.figures[2]
+    model = both.metrics[2]
     assert model.tokens_per_step == 1.0, "nothing was said before"
     assert db.execute_read("SELECT count(*) FROM runs") == [(0,)]
     assert db.execute_read("SELECT count(*) FROM ngrams") == [(0,)]
@@ -113,26 +116,27 @@ def test_no_run_teaches_another_and_none_is_a_trace(session: Session, db: Databa
 
 def test_what_was_said_before_is_known_where_that_is_wanted(session: Session) -> None:
     conversation = session.chat.say(OWNER, None, QUESTIONS[0].text)
-    wanted = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
-    list(session.answering.answer(OWNER, conversation, wanted))
-    asked = QUESTIONS[:1]
+    requested = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
+    list(session.answering.answer(OWNER, conversation, requested))
+    questions = QUESTIONS[:1]
     fresh, known = (
-        made(session, plan((PLAIN, MODEL), asked=asked, known=known)) for known in (False, True)
+        made(session, plan((PLAIN, MODEL), questions=questions, known=known))
+        for known in (False, True)
     )
-    assert fresh.figures[1].tokens_per_step == 1.0 < known.figures[1].tokens_per_step
+    assert fresh.metrics[1].tokens_per_step == 1.0 < known.metrics[1].tokens_per_step
     assert session.past_answers.ngrams(BENCHMARK, "toy").rows() == 0, "the copy is gone"
     assert session.past_answers.ngrams(OWNER, "toy").rows() > 0
     assert session.benchmarks.before(OWNER, known.benchmark) is None, "that is another thing"
 
 
-def test_a_stop_keeps_what_is_done_and_it_goes_on_from_there(
+def test_a_stop_keeps_what_is_done_and_it_continues_from_there(
     session: Session, toy: Held, db: Database
 ) -> None:
     runs = session.benchmarks
     toy.allow(200)
     job = runs.start(OWNER, plan())
     assert soon(lambda: toy.allowed[0] == 0)
-    standing = runs.standing
+    standing = runs.status
     assert standing is not None and 0 < standing.done < 8 == standing.runs
     with pytest.raises(ModelError, match="under way already"):
         runs.start(OWNER, plan())
@@ -154,16 +158,16 @@ def test_a_stop_keeps_what_is_done_and_it_goes_on_from_there(
 
 
 def test_figures_are_of_questions_that_all_methods_have_answered() -> None:
-    wanted = plan()
+    requested = plan()
     results = [
         Result(0, "plain", 0, 10, 10, decode_seconds=2.0, answer=(1,)),
         Result(0, "hd", 0, 10, 5, kept=5, drafted=8, decode_seconds=1.0, answer=(1,)),
         Result(1, "plain", 0, 10, 10, decode_seconds=99.0, answer=(2,)),
     ]
-    found = report(line(), wanted, results)
-    assert found.complete == 1 and found.figures[1].speedup.whole == 2.0
-    assert found.figures[0].tokens_per_second == 5.0 and set(found.categories) == {"qa"}
-    assert report(line(), wanted, results[:1]).figures == ()
+    found = report(line(), requested, results)
+    assert found.complete == 1 and found.metrics[1].speedup.whole == 2.0
+    assert found.metrics[0].tokens_per_second == 5.0 and set(found.categories) == {"qa"}
+    assert report(line(), requested, results[:1]).metrics == ()
 
 
 def line(**more: Any) -> Benchmark:
@@ -184,18 +188,18 @@ def test_a_speedup_is_all_time_over_all_time_and_a_repeat_counts_with_its_median
     plain = results("plain", {0: [4.0, 90.0, 4.0], 1: [40.0, 40.0, 1.0]})
     fast = results("hd", {0: [2.0, 2.0, 50.0], 1: [10.0, 10.0, 10.0]})
     found = report(line(), plan(repeats=3), [*plain, *fast])
-    assert found.figures[1].speedup.whole == pytest.approx(44.0 / 12.0)
-    assert found.figures[1].quartiles is None, "two questions have no quartiles"
+    assert found.metrics[1].speedup.whole == pytest.approx(44.0 / 12.0)
+    assert found.metrics[1].quartiles is None, "two questions have no quartiles"
     noise = [replace(r, kept=0, drafted=0) for r in results("hd", {0: [2.0]})]
     base = list(results("plain", {0: [4.0]}))
-    assert report(line(), plan(), [*base, *noise]).figures[1].speedup.whole is None
+    assert report(line(), plan(), [*base, *noise]).metrics[1].speedup.whole is None
     other = list(results("hd", {0: [2.0]}, answer=2))
-    told = report(line(), plan(), [*base, *other]).figures[1]
-    assert (told.identical, told.compared, told.differing) == (0, 1, ("0",))
+    metrics = report(line(), plan(), [*base, *other]).metrics[1]
+    assert (metrics.identical, metrics.compared, metrics.differing) == (0, 1, ("0",))
 
 
 @pytest.mark.parametrize(("lost", "warned"), [(0.11, True), (0.09, False)])
-def test_a_drop_of_more_than_a_tenth_is_told(lost: float, warned: bool) -> None:
+def test_a_drop_of_more_than_a_tenth_is_reported(lost: float, warned: bool) -> None:
     def of(created: float, seconds: float, base: float = 2.0) -> Report:
         results = [
             Result(at, name, 0, 10, 5, 8, 5, decode_seconds=each, answer=(1,))
@@ -224,7 +228,7 @@ def test_only_the_same_is_compared_with_the_last_run(session: Session) -> None:
     assert before is not None and before.benchmark.id == first.benchmark.id
     assert session.benchmarks.before(OWNER, first.benchmark) is None
     for other in (
-        plan(asked=QUESTIONS[:2]),
+        plan(questions=QUESTIONS[:2]),
         replace(plan(), generation=Generation(Sampling(0.8, seed=4), 24)),
         plan(known=True),
     ):
@@ -238,26 +242,26 @@ def test_only_the_same_is_compared_with_the_last_run(session: Session) -> None:
 def test_who_chats_comes_first_and_the_run_is_made_again(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, answer = list[tuple[str, str]](), Local.answer
+    calls, answer = list[tuple[str, str]](), Local.answer
 
     def noted(engine: Local, request: Request, stream: Any) -> None:
-        asked.append((request.owner, request.method.name))
+        calls.append((request.owner, request.method.name))
         answer(engine, request, stream)
 
     monkeypatch.setattr(Local, "answer", noted)
     toy.allow(30)
-    job = session.benchmarks.start(OWNER, plan(asked=QUESTIONS[:1]))
+    job = session.benchmarks.start(OWNER, plan(questions=QUESTIONS[:1]))
     assert soon(lambda: toy.allowed[0] == 0)
-    given_up = asked[-1]
+    given_up = calls[-1]
     conversation = session.chat.say(OWNER, None, "hello")
     waiting = session.answering.answer(OWNER, conversation, Preferences(GENERATION))
     next(waiting)
-    before = len(asked)
+    before = len(calls)
     toy.allow()
     list(waiting)
     name = job.result()
-    assert given_up[0] == BENCHMARK and asked[before][0] == OWNER, "the answer comes next"
-    assert given_up in asked[before + 1 :], "and then the run once more"
+    assert given_up[0] == BENCHMARK and calls[before][0] == OWNER, "the answer comes next"
+    assert given_up in calls[before + 1 :], "and then the run once more"
     results = stored(session, name)
     assert len(results) == 2 and not any(result.disturbed for result in results)
 
@@ -267,13 +271,15 @@ def test_a_run_that_is_never_left_alone_is_marked(
 ) -> None:
     monkeypatch.setattr(benchmark, "QUIET", 0.0)
     with session.tasks.begin("else", ""):
-        found = made(session, plan(asked=QUESTIONS[:1]))
+        found = made(session, plan(questions=QUESTIONS[:1]))
     assert found.disturbed == 2 and found.complete == 1
 
 
-def test_a_question_that_cannot_be_answered_is_told_and_the_others_are(session: Session) -> None:
-    asked = (*QUESTIONS[:2], Question("long", "qa", "x" * 9_000))
-    found = made(session, plan(asked=asked))
+def test_a_question_that_cannot_be_answered_is_reported_and_the_others_are(
+    session: Session,
+) -> None:
+    questions = (*QUESTIONS[:2], Question("long", "qa", "x" * 9_000))
+    found = made(session, plan(questions=questions))
     assert found.complete == 2 and found.benchmark.done == 6
     ((name, why),) = found.failed
     assert name == "long" and "Shorten" in why
@@ -317,7 +323,7 @@ def test_an_engine_that_dies_is_waited_for(
         return generate(engine, request)
 
     monkeypatch.setattr(Local, "generate", dying)
-    assert made(session, plan(asked=QUESTIONS[:1])).complete == 1
+    assert made(session, plan(questions=QUESTIONS[:1])).complete == 1
     monkeypatch.setattr(Local, "generate", lambda *_: (_ for _ in ()).throw(EngineDied("Again.")))
     with pytest.raises(EngineDied, match=r"Again\."):
         session.benchmarks.start(OWNER, plan()).result()
@@ -328,15 +334,15 @@ def test_what_cannot_be_measured_is_refused(session: Session, db: Database) -> N
         (plan(()), SettingError, "at least one method"),
         (plan((HD, HD)), SettingError, "each of them once"),
         (plan(repeats=0), SettingError, "from 1 to 5"),
-        (plan(asked=()), PromptError, "no question"),
+        (plan(questions=()), PromptError, "no question"),
         (plan((PLAIN, METHODS["hsd"])), SettingError, "needs draft models"),
     ]
-    for wanted, kind, words in refused:
-        with pytest.raises(kind, match=words):
-            session.benchmarks.start(OWNER, wanted)
+    for requested, kind, expected in refused:
+        with pytest.raises(kind, match=expected):
+            session.benchmarks.start(OWNER, requested)
     with pytest.raises(SettingError, match="others share this app"):
         Session(local(session), db, guests=True).benchmarks.start("guest:a", plan())
-    assert session.benchmarks.store(OWNER).list() == [] and session.benchmarks.standing is None
+    assert session.benchmarks.store(OWNER).list() == [] and session.benchmarks.status is None
 
 
 def test_a_benchmark_of_another_version_does_not_go_on(
@@ -344,12 +350,12 @@ def test_a_benchmark_of_another_version_does_not_go_on(
 ) -> None:
     found = made(session, plan())
     monkeypatch.setattr(benchmark, "__version__", "0.2.0")
-    with pytest.raises(SettingError, match="begun with version"):
+    with pytest.raises(SettingError, match="started with version"):
         session.benchmarks.resume(OWNER, found.benchmark.id)
 
 
 def test_a_benchmark_belongs_to_its_owner(session: Session) -> None:
-    found = made(session, plan(asked=QUESTIONS[:1]))
+    found = made(session, plan(questions=QUESTIONS[:1]))
     name = found.benchmark.id
     other = session.benchmarks.store("other")
     assert other.list() == []
@@ -361,7 +367,7 @@ def test_a_benchmark_belongs_to_its_owner(session: Session) -> None:
 
 
 def test_damaged_rows_hide_no_others(session: Session, db: Database) -> None:
-    found, other = made(session, plan()), made(session, plan(asked=QUESTIONS[:1]))
+    found, other = made(session, plan()), made(session, plan(questions=QUESTIONS[:1]))
     name = found.benchmark.id
     with db.write() as handle:
         handle.execute(
@@ -384,7 +390,7 @@ def test_the_oldest_benchmarks_are_dropped(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Benchmarks, "KEPT", 2)
-    names = [made(session, plan((PLAIN,), asked=QUESTIONS[:1])).benchmark.id for _ in range(3)]
+    names = [made(session, plan((PLAIN,), questions=QUESTIONS[:1])).benchmark.id for _ in range(3)]
     assert [each.id for each in session.benchmarks.store(OWNER).list()] == names[:0:-1]
     for table in ("questions", "results"):
         rows = session.database.execute_read(f"SELECT DISTINCT benchmark FROM {table}")
@@ -392,17 +398,22 @@ def test_the_oldest_benchmarks_are_dropped(
 
 
 def test_exports_hold_every_answer_and_no_formula(session: Session) -> None:
-    asked = (Question("=1+1", "@sum", "who?"), *QUESTIONS[1:3])
-    found = made(session, plan(asked=asked, repeats=2))
+    questions = (Question("=1+1", "@sum", "who?"), *QUESTIONS[1:3])
+    found = made(session, plan(questions=questions, repeats=2))
     results = stored(session, found.benchmark.id)
     table = list(csv.DictReader(io.StringIO(as_csv(found, results))))
     assert len(table) == 12
     first = next(row for row in table if row["method"] == "hd")
     assert (first["question_id"], first["category"]) == ("'=1+1", "'@sum")
     assert first["same_text"] == "True" and float(first["tokens_per_second"]) > 0
-    told = json.loads(json.dumps(as_json(found, results)))
-    assert told["model"] == "toy" and told["machine"] and told["version"] and told["done"] == 12
-    assert [each["method"] for each in told["all"]] == ["plain", "hd"]
-    assert told["all"][1]["identical"] == 3 and len(told["results"]) == 12
-    assert told["categories"].keys() == {"@sum", "math", "qa"}
-    assert told["plan"]["generation"]["max_tokens"] == 24
+    exported = json.loads(json.dumps(as_json(found, results)))
+    assert (
+        exported["model"] == "toy"
+        and exported["machine"]
+        and exported["version"]
+        and exported["done"] == 12
+    )
+    assert [each["method"] for each in exported["all"]] == ["plain", "hd"]
+    assert exported["all"][1]["identical"] == 3 and len(exported["results"]) == 12
+    assert exported["categories"].keys() == {"@sum", "math", "qa"}
+    assert exported["plan"]["generation"]["max_tokens"] == 24

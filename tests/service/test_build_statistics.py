@@ -84,7 +84,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "wanted"),
+    ("name", "content", "expected"),
     [
         ("a.txt", "two\nlines é".encode(), ["two\nlines é"]),
         ("a.md", b"# title", ["# title"]),
@@ -134,10 +134,10 @@ def zipped(files: dict[str, bytes]) -> bytes:
         ("a.zip", zipped({"../../e.txt": b"inert", "f.exe": b"no"}), ["inert"]),
     ],
 )
-def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, wanted: list[str]) -> None:
+def test_every_kind_of_file(tmp_path: Path, name: str, content: bytes, expected: list[str]) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert [document_text(each, ToyBackend()) for each in documents(path)] == wanted
+    assert [document_text(each, ToyBackend()) for each in documents(path)] == expected
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_files_that_cannot_be_read_are_named(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "expected"),
     [
         ("a.txt", b"", "is empty.*Leave it out"),
         ("a.jsonl", b"", "is empty"),
@@ -219,9 +219,11 @@ def test_files_that_cannot_be_read_are_named(
         ("a.json", b"[" * 100_000, "not a document"),
     ],
 )
-def test_what_is_refused_is_told(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_what_is_refused_is_reported(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         list(documents(tmp_path / name))
 
 
@@ -298,18 +300,18 @@ def test_parquet_is_read_a_few_rows_at_a_time(
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "words"),
+    ("name", "module", "expected"),
     [
         ("a.parquet", "duckdb", "needs DuckDB.*pip install duckdb"),
         ("a.txt.zst", reader.ZSTD, "pip install backports.zstd"),
     ],
 )
 def test_a_library_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, expected: str
 ) -> None:
     (tmp_path / name).write_bytes(b"x")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         list(documents(tmp_path / name))
 
 
@@ -402,7 +404,7 @@ def test_a_file_that_cannot_be_read_is_known_before_counting(
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "expected"),
     [
         (["1/2", "--shards", "2"], "needs --memory and --shards"),
         (["1/2", "--memory", "1"], "needs --memory and --shards"),
@@ -412,11 +414,11 @@ def test_a_file_that_cannot_be_read_is_known_before_counting(
     ],
 )
 def test_a_part_that_cannot_be_counted_is_refused(
-    texts: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+    texts: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
 ) -> None:
     with pytest.raises(SystemExit):
         main([str(texts), "--model", "toy", "--part", *options])
-    assert words in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_the_tokenizer_alone_is_loaded_and_downloaded_first(

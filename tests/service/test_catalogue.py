@@ -75,7 +75,7 @@ def test_the_catalogue_has_families_of_all_sizes_and_kinds() -> None:
     assert sum(hub_file(t.source) is not None for t in targets) >= 4, "GGUF files"
 
 
-def test_every_model_is_told_the_same_wherever_it_appears() -> None:
+def test_every_model_is_reported_the_same_wherever_it_appears() -> None:
     known: dict[str, Model] = {}
     for model in models():
         assert known.setdefault(model.source, model) == model
@@ -294,7 +294,7 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (drop("maker"), "in the entry 'Family', maker is missing"),
         (drop("name"), "in the entry None, name is missing"),
@@ -309,24 +309,26 @@ def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
             put("8", "target", "layers", 0, "count"),
             "layers[0].count cannot be '8'. Give a whole number",
         ),
-        (put(1000, "drafts", 0, "parameters"), "are not smaller ones in the order"),
-        (put(["Tiny"], "stack"), "The stack (Tiny) is not some of its drafts"),
-        (put("it is small", "alone"), "has to have drafts, or in 'alone' the reason"),
+        (put(1000, "drafts", 0, "parameters"), "must be smaller than the target, in the order"),
+        (put(["Tiny"], "stack"), "The stack (Tiny) must be some of its drafts"),
+        (put("it is small", "alone"), "Give drafts, or in 'alone' the reason"),
         (put({"name": "MTP", "bytes": 7}, "head"), "one of 'bytes' and 'bytes_are'"),
         (put(None, "head"), "Leave it out"),
     ],
 )
-def test_what_cannot_be_is_told(change: Callable[[dict[str, Any]], None], words: str) -> None:
+def test_what_cannot_be_is_reported(
+    change: Callable[[dict[str, Any]], None], expected: str
+) -> None:
     damaged = copy.deepcopy(ENTRY)
     change(damaged)
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         parse([damaged])
-    assert words in str(told.value) and "catalogue.json" in str(told.value)
+    assert expected in str(caught.value) and "catalogue.json" in str(caught.value)
 
 
 def test_a_family_without_drafts_has_to_say_why() -> None:
     alone = {**ENTRY, "drafts": [], "stack": []}
-    with pytest.raises(ModelError, match="the reason why it has none"):
+    with pytest.raises(ModelError, match="the reason for having none"):
         parse([alone])
     (each,) = parse([{**alone, "alone": "it is small"}])
     assert each.alone and each.need(9) == each.target.need(9)
@@ -344,7 +346,7 @@ def test_entries_have_names_of_their_own_and_an_order() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[", None])
-def test_a_file_that_is_gone_or_no_json_is_told(
+def test_a_file_that_is_gone_or_no_json_is_reported(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     file = tmp_path / "catalogue.json"

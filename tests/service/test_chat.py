@@ -43,11 +43,11 @@ def test_a_title_is_how_the_first_message_begins(text: str, title: str) -> None:
     assert title_of(text) == title
 
 
-def test_a_long_title_is_cut_behind_a_word() -> None:
-    words = "a rather long first message that goes on and on without any end of a sentence"
-    title = title_of(words)
+def test_a_long_title_is_cut_after_a_word() -> None:
+    text = "a rather long first message that goes on and on without any end of a sentence"
+    title = title_of(text)
     assert len(title) <= LONGEST and title.endswith("…")
-    assert words.startswith(title[:-1]) and words[len(title) - 1] == " "
+    assert text.startswith(title[:-1]) and text[len(title) - 1] == " "
     for many in ("\n", " ", "*"):  # no time that grows with the square of their number
         assert title_of("a" + many * 200_000 + "x").startswith("a")
     assert title_of("x" * 500) == "x" * (LONGEST - 1) + "…"
@@ -61,10 +61,10 @@ def test_the_gauge_counts_what_was_said_and_what_is_written(
     store.set_system_prompt(conversation, "Be kind.")
     store.append(conversation, "user", "hello")
     store.append(conversation, "assistant", "hi")
-    said = [Message("system", "Be kind."), Message("user", "hello"), Message("assistant", "hi")]
+    messages = [Message("system", "Be kind."), Message("user", "hello"), Message("assistant", "hi")]
 
     def counted(*more: Message) -> Size:
-        return Chat(toy).measure([*said, *more])
+        return Chat(toy).measure([*messages, *more])
 
     gauge = session.chat
     assert gauge.size("me", conversation, "", "and you?", None) == counted(
@@ -73,7 +73,7 @@ def test_the_gauge_counts_what_was_said_and_what_is_written(
     assert gauge.size("me", conversation, "", " ", None) == counted(Message("user", NEXT))
     first = store.messages(conversation)[0].id
     edited = gauge.size("me", conversation, "", "hey", first)
-    assert edited == Chat(toy).measure([said[0], Message("user", "hey")])
+    assert edited == Chat(toy).measure([messages[0], Message("user", "hey")])
     assert gauge.size("you", conversation, "", "x", None) is None, "another's conversation"
 
 
@@ -87,15 +87,15 @@ def test_a_conversation_to_come_counts_its_system_prompt(session: Session, toy: 
 def test_nothing_is_asked_of_the_engine_while_an_answer_is_under_way(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
     for name in ("measure", "counts"):
-        monkeypatch.setattr(session.engine, name, lambda given, name=name: asked.append(name))
+        monkeypatch.setattr(session.engine, name, lambda given, name=name: calls.append(name))
     with session.tasks.begin("someone else", "c"):
         assert session.chat.size("me", None, "", "hello", None) is None
         assert session.chat.counts(["12345", ""]) == [(2, False), (0, False)]
-    assert asked == []
+    assert calls == []
     session.chat.size("me", None, "", "hello", None)
-    assert asked == ["measure"]
+    assert calls == ["measure"]
 
 
 def test_without_a_model_tokens_are_estimated(db: Database) -> None:

@@ -31,7 +31,7 @@ from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held, first_pair, local, soon
 from tests.support.runs import run_of
-from tests.support.shop import Shop, told
+from tests.support.shop import Shop, load_model
 
 GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
 PLAINLY = Side(PLAIN, GENERATION)
@@ -94,17 +94,17 @@ def other_of(shelf: Shelf) -> Side:
 def test_two_methods_say_the_same_and_take_turns(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, warm, generate = list[str](), list[bool](), Local.generate
+    calls, warm, generate = list[str](), list[bool](), Local.generate
 
     def noted(engine: Local, request: Request) -> object:
-        asked.append(request.method.name)
+        calls.append(request.method.name)
         warm.append(bool(request.measured and request.measured.warm))
         return generate(engine, request)
 
     monkeypatch.setattr(Local, "generate", noted)
     last = last_of(sides(session, Side(CONTEXT, GENERATION), Side(HD, GENERATION), 3))
     assert last.same_text and last.differs == "" and last.over
-    assert asked == ["plain", "context", "hd", "hd", "context", "context", "hd"]
+    assert calls == ["plain", "context", "hd", "hd", "context", "context", "hd"]
     assert warm == [True, *[False] * 6], "the machine is woken up once"
     for left, right in last.pairs:
         assert (left.method, right.method) == ("context", "hd")
@@ -116,8 +116,8 @@ def test_two_methods_say_the_same_and_take_turns(
 def test_no_side_knows_the_answer_that_was_just_given(session: Session) -> None:
     """The left one comes first, and its drafters are told before it begins."""
     conversation = session.chat.say(OWNER, None, "hello there")
-    wanted = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
-    list(session.answering.answer(OWNER, conversation, wanted))
+    requested = Preferences(GENERATION, "hd", HD.drafting, fresh_seed=False)
+    list(session.answering.answer(OWNER, conversation, requested))
     model = Side(METHODS["model"], GENERATION)
     last = last_of(sides(session, model, Side(HD, GENERATION), 1))
     assert summarise(last.pairs[0][LEFT]).kept == 0
@@ -166,8 +166,8 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     """What is measured at each load is another figure each time."""
     shelf.guesses, times = deviating(0.5), count(1)
     monkeypatch.setattr(engine.loaded, "expensive", lambda *_: f"a guess takes {next(times)} ms")
-    words = [progress.words for progress in told(session, shelf.source("three"))]
-    assert "Timing the head of three …" in words
+    texts = [progress.text for progress in load_model(session, shelf.source("three"))]
+    assert "Timing the head of three …" in texts
     conversation = session.chat.say(OWNER, None, "hello there")
     list(session.answering.answer(OWNER, conversation, Preferences(GENERATION)))
     last = last_of(sides(session, PLAINLY, other_of(shelf), 3))
@@ -225,13 +225,13 @@ def test_the_first_model_is_back_after_the_engine_ended_and_came_again(
     assert at_home(session, shelf)
 
 
-def test_a_first_model_that_cannot_come_back_is_told(session: Session, shelf: Shelf) -> None:
+def test_a_first_model_that_cannot_come_back_is_reported(session: Session, shelf: Shelf) -> None:
     shelf.broken.add(shelf.source("one"))
     last = last_of(sides(session, PLAINLY, other_of(shelf), 1))
     assert last.over
     assert soon(lambda: session.model_swap.slot.running is None) and not session.model_swap.closed
-    (told,) = session.notices.take(OWNER)
-    assert "one was not loaded again" in told and "damaged" in told
+    (notice,) = session.notices.take(OWNER)
+    assert "one was not loaded again" in notice and "damaged" in notice
 
 
 def test_an_answer_waits_for_the_usual_model_and_does_not_wait_for_all_pairs(
@@ -274,10 +274,10 @@ def test_an_answer_for_a_program_waits_for_the_usual_model_too(session: Session)
     session.model_swap.closed = True
     request = Request((Message("user", "hello there"),), generation=GENERATION)
     with session.programs.task_for("api:key") as task:
-        told = session.programs.answer("api:key", request, task)
-        assert next(told) == Waiting(1, loading=True)
+        events = session.programs.answer("api:key", request, task)
+        assert next(events) == Waiting(1, loading=True)
         session.model_swap.closed = False
-        assert any(isinstance(event, Step) for event in told)
+        assert any(isinstance(event, Step) for event in events)
 
 
 def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
@@ -347,7 +347,7 @@ def test_a_stop_while_others_have_the_model_ends_it(session: Session, shelf: She
     assert at_home(session, shelf) and shelf.loaded == ["one"]
 
 
-def test_where_two_runs_part_the_gap_between_them_is_told() -> None:
+def test_where_two_runs_part_the_gap_between_them_is_reported() -> None:
     """At T = 0 it is of the model's own scores; above that, the noise of the place counts in."""
 
     def run(token: int, probability: float, temperature: float) -> Run:

@@ -65,7 +65,7 @@ def ask(session: Session, how: Preferences) -> tuple[str, Update]:
 
 
 def go_on(session: Session, conversation: str, how: Preferences) -> Update:
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     return answer(session, conversation, how)
 
 
@@ -146,7 +146,7 @@ def stopped(session: Session, toy: Held, forwards: int, how: Preferences) -> str
 
 @pytest.mark.usefixtures("each_step")
 @pytest.mark.parametrize("again", [False, True])
-def test_a_stopped_answer_goes_on_also_after_a_restart(
+def test_a_stopped_answer_continues_also_after_a_restart(
     session: Session, db: Database, toy: Held, again: bool
 ) -> None:
     how = wanted(method="plain", temperature=STOPS)
@@ -154,7 +154,7 @@ def test_a_stopped_answer_goes_on_also_after_a_restart(
     before = stored(session, conversation)
     assert before[1].finish == "cancelled" and before[0].content.endswith("\ufffd")
     later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db) if again else session
-    later.chat.go_on(OWNER, conversation)
+    later.chat.continue_answer(OWNER, conversation)
     updates = list(later.answering.answer(OWNER, conversation, wanted(61, "plain", STOPS)))
     run = same(later, conversation, how)
     shown = [update for update in updates if isinstance(update, Update)]
@@ -201,7 +201,7 @@ def test_a_seed_that_nobody_chose_stays(session: Session) -> None:
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.3}, {"seed": 99}, {"stop": ["never said"]}])
-def test_other_settings_are_told_and_leave_nothing_to_prove(
+def test_other_settings_are_reported_and_leave_nothing_to_prove(
     session: Session, change: dict[str, object]
 ) -> None:
     conversation, first = ask(session, wanted(20))
@@ -239,7 +239,7 @@ def swapping(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
 
 
-def test_another_model_goes_on_from_the_text_and_then_to_the_token(swapping: Session) -> None:
+def test_another_model_continues_from_the_text_and_then_to_the_token(swapping: Session) -> None:
     conversation, first = ask(swapping, wanted(20, temperature=STOPS))
     other(swapping)
     copy = swapping.chat.conversations(OWNER).copy(
@@ -272,7 +272,7 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     waits = swapping.chat.say(OWNER, None, "something else")
     first = swapping.answering.answer(OWNER, waits, wanted())
     assert isinstance(next(first), Update)
-    swapping.chat.go_on(OWNER, conversation)
+    swapping.chat.continue_answer(OWNER, conversation)
     second = swapping.answering.answer(OWNER, conversation, wanted())
     assert next(second) == Waiting(1)
     loading = swapping.engine.load(Load("other"))
@@ -284,7 +284,7 @@ def test_another_model_that_comes_meanwhile_reads_no_tokens_of_the_first(
     assert stored(swapping, conversation) == before
 
 
-def test_an_imported_answer_goes_on_from_its_text(session: Session) -> None:
+def test_an_imported_answer_continues_from_its_text(session: Session) -> None:
     pieces = [["Once", "model", 2, 0, 7, 0.5], [" upon", "target", 0, 1, 8, 1.0]]
     for own in (None, pieces):
         messages = [
@@ -322,7 +322,7 @@ def in_one_import(own: object) -> Run:
         return stored(session, conversation)[1]
 
 
-def test_a_branch_goes_on_without_its_original(session: Session) -> None:
+def test_a_branch_continues_without_its_original(session: Session) -> None:
     conversation, _ = ask(session, wanted(20))
     before = stored(session, conversation)
     copy = session.chat.conversations(OWNER).copy(conversation, before[0].id)
@@ -374,11 +374,11 @@ def test_only_the_newest_prompts_are_kept(
 def test_what_cannot_go_on_is_refused_and_left_as_it_is(session: Session, db: Database) -> None:
     store = session.chat.conversations(OWNER)
     with pytest.raises(PromptError, match="no message to answer yet"):
-        session.chat.go_on(OWNER, store.create().id)
+        session.chat.continue_answer(OWNER, store.create().id)
     ended = session.chat.say(OWNER, None, "hello")
     assert answer(session, ended, wanted(4000, temperature=STOPS)).finish == "eos"
     with pytest.raises(PromptError, match="The model ended this answer"):
-        session.chat.go_on(OWNER, ended)
+        session.chat.continue_answer(OWNER, ended)
     small = Session(Local(backend=ToyBackend(context_length=64), store=DraftingStore(db)), db)
     conversation, full = ask(small, wanted(4000, temperature=0.0))
     assert full.finish == "context"
@@ -400,7 +400,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
     conversation = stopped(session, toy, 8, how)
     before = stored(session, conversation)
     proof = session.history.last[OWNER, conversation]
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled):
         answer(session, conversation, how)
@@ -411,7 +411,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
 
     monkeypatch.setattr("app.service.revival.PATIENCE", 0.0)
     monkeypatch.setattr(Held, "score", cancelled)
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     with pytest.raises(EngineDied):
         answer(session, conversation, how)
     assert stored(session, conversation) == before
@@ -421,7 +421,7 @@ def test_one_that_is_stopped_before_more_of_it_comes_is_left_as_it_is(
     same(session, conversation, how)
 
 
-def test_what_another_cut_leaves_goes_on_as_well(
+def test_what_another_cut_leaves_continues_as_well(
     session: Session, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine ends in the second part, after some of it was said."""
@@ -436,7 +436,7 @@ def test_what_another_cut_leaves_goes_on_as_well(
         return score(self, *arguments, **named)
 
     monkeypatch.setattr(Held, "score", dying)
-    session.chat.go_on(OWNER, conversation)
+    session.chat.continue_answer(OWNER, conversation)
     with pytest.raises(EngineDied):
         answer(session, conversation, wanted(50, "plain"))
     monkeypatch.setattr(Held, "score", score)

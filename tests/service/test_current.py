@@ -35,7 +35,7 @@ def info(**changes: object) -> BackendInfo:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "depth", "words"),
+    ("leaves", "depth", "expected"),
     [
         (None, None, "several guesses per token"),
         (8, None, "several guesses per token, up to 8 branches"),
@@ -47,27 +47,27 @@ def info(**changes: object) -> BackendInfo:
     ],
 )
 def test_the_form_of_what_the_databases_draft(
-    leaves: int | None, depth: int | None, words: str
+    leaves: int | None, depth: int | None, expected: str
 ) -> None:
     databases, head, models = drafters(info(leaves=leaves, depth=depth))
-    assert (databases.name, databases.how, databases.problem) == ("databases", words, "")
+    assert (databases.name, databases.how, databases.problem) == ("databases", expected, "")
     assert (head.how, head.problem) == ("", NO_HEAD)
     assert (models.how, models.problem) == ("", NO_MODELS)
 
 
-def test_a_head_is_told_with_its_depth_or_why_it_does_not_draft() -> None:
+def test_a_head_is_reported_with_its_depth_or_why_it_does_not_draft() -> None:
     _, head, _ = drafters(replace(INFO, head=MTP))
     assert head.how == "MTP, up to 8 tokens ahead, where it pays" and not head.problem
     broken = replace(MTP, depth=0, note="The head of m cannot be used: it has another vocabulary.")
     _, head, _ = drafters(replace(INFO, head=broken))
-    assert not head.how and head.words == broken.note
+    assert not head.how and head.text == broken.note
 
 
 def test_a_model_that_decodes_plainly_is_drafted_for_by_nothing_and_says_so() -> None:
     plain = replace(INFO, can_tree=False, head=MTP)
     for each in drafters(plain, ["small"]):
-        assert not each.how and "decodes plainly" in each.words
-    assert drafters(info(can_tree=False))[1].words == NO_HEAD
+        assert not each.how and "decodes plainly" in each.text
+    assert drafters(info(can_tree=False))[1].text == NO_HEAD
     assert line(plain, ["small"]) == "Guesses come from: nothing, as it decodes plainly."
 
 

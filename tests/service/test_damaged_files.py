@@ -13,7 +13,7 @@ from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import Local
 from engine.settings import Generation, Sampling
-from storage import leftovers
+from storage import cleanup
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from storage.drafting import DraftingStore
@@ -76,7 +76,7 @@ def flipped(content: bytes, region: str, number: int) -> bytes:
 def used(path: Path) -> list[str]:
     """What is told where the program starts with a file, and everything in it is looked at."""
     with Database(path) as db:
-        leftovers.clean(db, path.parent)
+        cleanup.clean(db, path.parent)
         session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
         store, traces = session.chat.conversations(OWNER), Traces(db, OWNER)
         for conversation in store.list():
@@ -106,7 +106,7 @@ def test_a_sound_file_is_left_alone(sound: bytes, tmp_path: Path) -> None:
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("number", range(EACH))
 @pytest.mark.parametrize("region", REGIONS)
-def test_one_wrong_byte_is_told_or_does_no_harm(
+def test_one_wrong_byte_is_reported_or_does_no_harm(
     sound: bytes, tmp_path: Path, region: str, number: int
 ) -> None:
     path = tmp_path / "strata.db"

@@ -186,10 +186,10 @@ def test_a_model_that_is_added_while_the_others_are_read_is_listed(
 def test_what_does_not_fit_is_refused_before_it_is_loaded(session: Session, shelf: Shelf) -> None:
     shelf.free = 31
     session.stacks.load(shelf.sources("small"))
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as caught:
         session.stacks.load(shelf.sources("small", "mid", "large"))
-    assert "need 52 B (mid 21 B, large 31 B), and 31 B are free on cpu" in str(told.value)
-    assert "Choose fewer or smaller" in str(told.value)
+    assert "need 52 B (mid 21 B, large 31 B), and 31 B are free on cpu" in str(caught.value)
+    assert "Choose fewer or smaller" in str(caught.value)
     assert list(session.stacks.drafts) == ["small"] and shelf.loads == 1
     session.stacks.load(shelf.sources("small", "mid"))
     assert list(session.stacks.drafts) == ["small", "mid"]
@@ -220,7 +220,7 @@ def test_names_are_those_of_folders_and_none_is_taken_twice(session: Session, sh
     assert free_name("/", ()) == "model" and free_name("a\udc80", ()) == "a?"
 
 
-def test_amounts_are_told_in_sensible_units() -> None:
+def test_amounts_are_shown_in_sensible_units() -> None:
     assert [amount(n) for n in (5, 2048, 3 * 2**20, 2**31)] == [
         "5 B",
         "2.0 KiB",
@@ -337,7 +337,7 @@ def test_a_profile_that_is_left_frees_the_model(stacks: Stacks) -> None:
     assert is_free(stacks)
 
 
-def test_a_profile_that_fails_is_told(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
@@ -375,11 +375,11 @@ def test_nothing_is_profiled_without_models(session: Session) -> None:
 
 
 def test_a_plan_that_is_none_is_refused_and_not_remembered(stacks: Stacks) -> None:
-    for spec, words in (
+    for spec, expected in (
         ("mid@4/small@8", "out of order"),
         ("large@4", "is unknown"),
     ):
-        with pytest.raises(SettingError, match=words):
+        with pytest.raises(SettingError, match=expected):
             stacks.choose(spec, SAMPLING, Drafting(), False)
     assert stacks.spec == "" and stacks.store.chosen("toy") is None
 
@@ -460,7 +460,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
 
 
 @pytest.mark.parametrize("method", ["hsd", "hd+hsd", "single:small", "hsd:large@4"])
-def test_missing_models_are_told_before_anything_is_lost(
+def test_missing_models_are_reported_before_anything_is_lost(
     session: Session, shelf: Shelf, method: str
 ) -> None:
     chosen, sampling = preferences(method).chosen(), SAMPLING
@@ -542,7 +542,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
     assert len(known) > 2 + len(TEXTS) and not any(known)
 
 
-def test_a_measurement_puts_times_beside_predictions(session: Session, stacks: Stacks) -> None:
+def test_a_measurement_puts_times_next_to_predictions(session: Session, stacks: Stacks) -> None:
     found = measure(session, Drafting(), "small@5/mid@2")
     titles = [trial.title for trial in found]
     assert titles[:2] == ["plain", "databases"] and titles[-1] == "databases, then draft models"
@@ -607,9 +607,9 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
 
 def took(tokens: int, seconds: float, plain: float, model: str = "small") -> list[Step]:
     """A step of an answer in which a draft model drafted."""
-    said = tuple(Token(97, at, "target") for at in range(tokens))
+    emitted = tuple(Token(97, at, "target") for at in range(tokens))
     looked = {DRAFT + model: 1e-6}
-    return [Step(0, said, verify_seconds=seconds, look_ups=looked, plain_seconds=plain)]
+    return [Step(0, emitted, verify_seconds=seconds, look_ups=looked, plain_seconds=plain)]
 
 
 def test_an_answer_that_draft_models_drafted_for_corrects_the_profile(

@@ -199,16 +199,16 @@ def test_everything_that_grows_is_counted(session: Session) -> None:
     context.observe(tokens, len(tokens))
     assert entered.bytes > bytes_[0] + 200 * (2000 + 4000)
     used = open_conversation(session, ask(session, "ann"), "ann")
-    whole, said = used.bytes, len(used.tokens)
+    whole, count = used.bytes, len(used.tokens)
     used.tokens = []
-    assert whole >= used.bytes + 8 * said > used.bytes
+    assert whole >= used.bytes + 8 * count > used.bytes
     assert memory(session).bytes == past_answers(session, "ann").bytes + used.bytes > 0
 
 
 def test_answers_that_can_be_proved_are_few(session: Session) -> None:
     """Each is held with all its steps."""
-    asked = [("ann", ask(session, "ann")) for _ in range(PROVABLE + 3)]
-    assert list(session.history.last) == asked[3:]
+    answers = [("ann", ask(session, "ann")) for _ in range(PROVABLE + 3)]
+    assert list(session.history.last) == answers[3:]
 
 
 def test_a_past_that_was_read_takes_little_more_than_its_counts(

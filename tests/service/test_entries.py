@@ -57,7 +57,7 @@ def test_words_are_found_by_their_longest_known_end(session: Session, db: Databa
     assert 0.9 < statistics.entries[0].share <= 1
 
 
-def test_a_word_is_found_behind_a_space_as_well(session: Session) -> None:
+def test_a_word_is_found_after_a_space_as_well(session: Session) -> None:
     learn(session, b"so: cats")
     assert session.entries.find(OWNER, None, "cat")[MODEL].key == " cat"
     assert session.entries.find(OWNER, None, "zzz") == {
@@ -80,7 +80,7 @@ def test_what_followed_in_a_list() -> None:
     assert followers([2, 1, 5], [9, 2, 1]) == Counter()
 
 
-def test_what_each_brought_is_the_sum_over_the_latest_answers(
+def test_what_each_contributed_is_the_sum_over_the_latest_answers(
     session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("one", "two", "three"):

@@ -113,9 +113,9 @@ def test_json_holds_a_run_as_it_is() -> None:
 
 
 def test_json_names_what_was_guessed() -> None:
-    said = (Token(5, 9, "context", 3, " a", 0.5),)
+    tokens = (Token(5, 9, "context", 3, " a", 0.5),)
     tree = NODE.pack(5, 0, 0, 3, 50) + NODE.pack(6, 0, 0, 2, 4)
-    steps = Step(0, said, {"context": 2}, {"context": 1}, tree=tree), Step(1, said)
+    steps = Step(0, tokens, {"context": 2}, {"context": 1}, tree=tree), Step(1, tokens)
     drafted, old = json.loads(run_json(TRACE, Run("hd", "m", steps=steps)))["steps"]
     assert old["tree"] is None and [node["token"] for node in drafted["tree"]] == [5, 6]
     assert [node["accepted"] for node in drafted["tree"]] == [True, False]

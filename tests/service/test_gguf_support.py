@@ -63,10 +63,10 @@ class Pip:
         self.script.write_text(f"MARK = {str(self.mark)!r}\n{code}")
         return GgufSupport(guests, self.command, self.mark.exists)
 
-    def saying(self, words: str, status: int) -> GgufSupport:
+    def saying(self, text: str, status: int) -> GgufSupport:
         """The same for one that says this and ends; it has installed the library with status 0."""
         done = "" if status else "open(MARK, 'w').close()\n"
-        return self.support(f"import sys\nprint({words!r})\n{done}sys.exit({status})\n")
+        return self.support(f"import sys\nprint({text!r})\n{done}sys.exit({status})\n")
 
 
 @pytest.fixture
@@ -99,35 +99,35 @@ def test_the_compilation_tells_how_far_it_is() -> None:
         progress = gguf_support.after(progress, line.strip())
         seen.append(progress)
     assert [progress.share for progress in seen] == [None, None, 1 / 3, 1 / 3, 1.0, None, None]
-    words = [progress.words for progress in seen]
-    assert words[0] == "Collecting llama-cpp-python<0.3.37,>=0.3.36"
-    assert words[2] == words[3] == "Compiling file 1 of 3", "a warning is no news"
-    assert words[6] == "Successfully installed llama-cpp-python-0.3.36"
+    texts = [progress.text for progress in seen]
+    assert texts[0] == "Collecting llama-cpp-python<0.3.37,>=0.3.36"
+    assert texts[2] == texts[3] == "Compiling file 1 of 3", "a warning is no news"
+    assert texts[6] == "Successfully installed llama-cpp-python-0.3.36"
 
 
 @pytest.mark.parametrize(
-    ("platform", "wanted"),
+    ("platform", "expected"),
     [
         ("linux", "build-essential"),
         ("darwin", "xcode-select --install"),
         ("win32", "Visual Studio"),
     ],
 )
-@pytest.mark.parametrize("said", [NO_C, NO_CXX])
+@pytest.mark.parametrize("output", [NO_C, NO_CXX])
 def test_without_a_compiler_it_is_said_which_package_brings_one(
-    said: str, platform: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+    output: str, platform: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_support.sys, "platform", platform)
-    words = gguf_support.reason(said.splitlines(), ["pip"])
-    assert "no C++ compiler" in words and wanted in words and "again" in words
+    text = gguf_support.reason(output.splitlines(), ["pip"])
+    assert "no C++ compiler" in text and expected in text and "again" in text
 
 
-def test_a_failure_is_told_with_its_reason(pip: Pip) -> None:
+def test_a_failure_is_reported_with_its_reason(pip: Pip) -> None:
     assert "no C++ compiler" in failed(pip.saying(NO_C, 1))
     assert "index cannot be reached" in failed(pip.saying(NO_NETWORK, 1))
     support = pip.saying(NO_MEMORY, 1)
-    words = failed(support)
-    assert "pip failed" in words and shlex.join(pip.command()) in words
+    text = failed(support)
+    assert "pip failed" in text and shlex.join(pip.command()) in text
     assert list(support.lines) == [line.strip() for line in NO_MEMORY.split("\n") if line]
     assert "pip failed" in failed(pip.support("pass")), "it ended well, and nothing is there"
 
@@ -159,10 +159,10 @@ def test_pip_runs_in_an_empty_folder_that_goes_with_it(pip: Pip, tmp_path: Path)
     assert place == temporary and not Path(place).exists()
 
 
-def test_what_cannot_be_run_is_told_with_the_command() -> None:
+def test_what_cannot_be_run_is_reported_with_the_command() -> None:
     support = GgufSupport(False, lambda: ["no-such-program", "install", "a b"], lambda: False)
-    words = failed(support)
-    assert "no-such-program cannot be run" in words and "no-such-program install 'a b'" in words
+    text = failed(support)
+    assert "no-such-program cannot be run" in text and "no-such-program install 'a b'" in text
 
 
 # Stop.
@@ -249,8 +249,8 @@ def test_pip_installs_and_what_it_installed_can_be_imported(
         return [*llama_cpp_python.command()[:-1], *local, NAME]
 
     support = GgufSupport(False, command, lambda: find_spec(NAME) is not None)
-    words = failed(support)
-    assert "pip failed" in words and any("No matching" in line for line in support.lines)
+    text = failed(support)
+    assert "pip failed" in text and any("No matching" in line for line in support.lines)
     wheel(index)
     support.start().result()
     assert support.lines[-1] == f"Successfully installed {NAME}-1.0"

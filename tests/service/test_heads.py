@@ -26,14 +26,14 @@ def toy() -> Held:
 def test_an_answer_with_a_head_is_the_plain_one_and_is_stored_with_its_source(
     session: Session, method: str
 ) -> None:
-    asked = session.chat.say(OWNER, None, "hello there")
-    plain = run(session.answering.answer(OWNER, asked, preferences("plain")))
-    asked = session.chat.say(OWNER, None, "hello there")
-    update = run(session.answering.answer(OWNER, asked, preferences(method)))
+    conversation = session.chat.say(OWNER, None, "hello there")
+    plain = run(session.answering.answer(OWNER, conversation, preferences("plain")))
+    conversation = session.chat.say(OWNER, None, "hello there")
+    update = run(session.answering.answer(OWNER, conversation, preferences(method)))
     assert update.text == plain.text
     assert update.metrics is not None and update.metrics.accepted[HEAD] > 0
     traces = Traces(session.database, OWNER)
-    answer = Conversations(session.database, OWNER).messages(asked)[-1]
+    answer = Conversations(session.database, OWNER).messages(conversation)[-1]
     assert answer.run_id
     kept = traces.steps(answer.run_id, 0, 100)
     assert sum(step.accepted.get(HEAD, 0) for step in kept) == update.metrics.accepted[HEAD]
@@ -42,9 +42,9 @@ def test_an_answer_with_a_head_is_the_plain_one_and_is_stored_with_its_source(
     assert all(not t.match_length for step in kept for t in step.tokens if t.source == HEAD)
 
 
-def test_what_is_learned_beside_a_head_is_stored_for_the_owner(session: Session) -> None:
-    asked = session.chat.say(OWNER, None, "hello there")
-    run(session.answering.answer(OWNER, asked, preferences("auto")))
+def test_what_is_learned_with_a_head_is_stored_for_the_owner(session: Session) -> None:
+    conversation = session.chat.say(OWNER, None, "hello there")
+    run(session.answering.answer(OWNER, conversation, preferences("auto")))
     rows = past_answers(session).calibration.rows()
     assert any(row.tier == WITH_HEAD + HEAD for row in rows)
 
@@ -63,13 +63,13 @@ def test_a_head_that_backs_off_is_left_out_of_whole_answers(session: Session) ->
     assert loaded.curve is not None
     gain = loaded.curve.gate.gains[HEAD]
     gain.backoff = 10_000
-    asked = session.chat.say(OWNER, None, "hello there")
-    update = run(session.answering.answer(OWNER, asked, preferences("auto")))
+    conversation = session.chat.say(OWNER, None, "hello there")
+    update = run(session.answering.answer(OWNER, conversation, preferences("auto")))
     assert update.metrics is not None and HEAD not in update.metrics.proposed
     assert gain.backoff == 10_000 - update.metrics.forwards
     again = session.chat.say(OWNER, None, "hello there")
-    wanted = run(session.answering.answer(OWNER, again, preferences("hd+head")))
-    assert wanted.text == update.text and gain.backoff < 10_000 - update.metrics.forwards
+    expected = run(session.answering.answer(OWNER, again, preferences("hd+head")))
+    assert expected.text == update.text and gain.backoff < 10_000 - update.metrics.forwards
     gain.backoff = 1
     last = session.chat.say(OWNER, None, "hello there")
     run(session.answering.answer(OWNER, last, preferences("auto")))

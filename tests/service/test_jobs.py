@@ -38,7 +38,7 @@ def test_a_stop_touches_no_other_conversation_and_no_other_owner(other: tuple[st
         assert not task.stop.is_set() and tasks.busy("a", "x") and not tasks.busy(*other)
 
 
-def test_what_was_asked_for_and_never_begun_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_asked_for_and_never_started_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tasks, "MOST_REQUESTED", 10)
     tasks = Tasks()
     for number in range(1000):
@@ -55,7 +55,7 @@ def test_a_stop_ends_everything_that_the_engine_does_for_the_task_and_nothing_el
     assert not others.stopped.is_set()
 
 
-def test_after_a_stop_nothing_is_begun() -> None:
+def test_after_a_stop_nothing_is_started() -> None:
     stop, begun = Stop(), list[str]()
     stop.set()
     with pytest.raises(Cancelled, match="before it began"):
@@ -76,18 +76,18 @@ def test_a_stop_that_comes_while_the_engine_is_asked_ends_that_too() -> None:
     assert stop.start(begin).stopped.is_set()
 
 
-def test_a_run_that_goes_on_after_its_stop_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_continues_after_its_stop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.service.jobs.HUNG_SECONDS", 0.01)
-    told = threading.Event()
-    tasks = Tasks(told.set)
+    notified = threading.Event()
+    tasks = Tasks(notified.set)
     with tasks.begin("ann", "a"):
         tasks.stop("ann", "a")
-        assert told.wait(20)
-    told.clear()
+        assert notified.wait(20)
+    notified.clear()
     with tasks.begin("ann", "b"):
         pass
     tasks.stop("ann", "b")
-    assert not told.wait(0.1), "it is over"
+    assert not notified.wait(0.1), "it is over"
 
 
 Work = Callable[[Job[int, str]], str]

@@ -128,20 +128,20 @@ def test_a_lock_that_begins_and_ends_within_an_answer(session: Session, other: O
 
 
 def test_answers_that_wait_are_stored_in_their_order(session: Session, other: Other) -> None:
-    asked = [session.chat.say(OWNER, None, f"message {number}") for number in range(3)]
+    conversations = [session.chat.say(OWNER, None, f"message {number}") for number in range(3)]
     other.lock()
-    texts = [answered(session, conversation).text for conversation in asked]
+    texts = [answered(session, conversation).text for conversation in conversations]
     waiting = [owner for owner, _ in session.notices.writes.waiting]
     assert len(waiting) == 3 and set(waiting) == {OWNER}
     other.let_go()
     assert stored(session)
     store = session.chat.conversations(OWNER)
-    assert [store.messages(conversation)[1].content for conversation in asked] == texts
+    assert [store.messages(conversation)[1].content for conversation in conversations] == texts
     order = [trace.conversation_id for trace in Traces(session.database, OWNER).history()]
-    assert order == asked[::-1]
+    assert order == conversations[::-1]
 
 
-def test_a_program_is_told_in_the_header_and_in_health(db: Database, other: Other) -> None:
+def test_a_program_is_reported_in_the_header_and_in_health(db: Database, other: Other) -> None:
     with served(db=db) as server:
         key, secret = server.session.programs.keys.make("mine")
         for one in ("", secret):  # an owner who is known, and one who never asked before
@@ -153,7 +153,10 @@ def test_a_program_is_told_in_the_header_and_in_health(db: Database, other: Othe
                 health = client.get("/health")
                 assert health.status_code == 200 and health.json()["status"] == "ok"
                 assert health.json()["storage"]["status"] == "locked"
-                assert "Close it before you close Strata" in health.json()["storage"]["message"]
+                assert (
+                    "Close that program before you close Strata"
+                    in health.json()["storage"]["message"]
+                )
                 assert str(db.path) not in health.text and "strata.db" in health.text
                 other.let_go()
                 assert stored(server.session)

@@ -40,7 +40,7 @@ from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
 from tests.support.inside import OWNER, local, preferences
 from tests.support.inside import ask as answered
-from tests.support.shop import Shop, ask, fails, told
+from tests.support.shop import Shop, ask, fails, load_model
 
 pytestmark = pytest.mark.usefixtures("each_step")
 
@@ -85,7 +85,7 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
 ) -> None:
     texts = [ask(session).text]
     for name in ("two", "three", "one"):
-        told(session, shop.source(name))
+        load_model(session, shop.source(name))
         texts.append(ask(session).text)
         assert session.current.info.name == name and session.models.source == shop.source(name)
     assert texts[0] == texts[3] and len(set(texts)) == 3
@@ -98,7 +98,7 @@ def test_the_text_is_that_of_a_program_that_started_with_the_model(
 def test_conversations_stay_and_go_on_with_the_other_model(session: Session, shop: Shop) -> None:
     conversation, _ = answered(session, "hello")
     before = session.chat.conversations(OWNER).messages(conversation)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert session.chat.conversations(OWNER).messages(conversation) == before
     session.chat.say(OWNER, conversation, "and more")
     *_, last = session.answering.answer(OWNER, conversation, preferences())
@@ -129,7 +129,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     rows = ModelNgrams(db, OWNER, "one").rows()
     assert rows and remembered(session) == rows
     log = ContextStore(db, OWNER).load(conversation, "bytes")
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert remembered(session) is None and not local(session).loaded.memory.conversations
     session.chat.again(OWNER, conversation)
     list(session.answering.answer(OWNER, conversation, preferences()))
@@ -139,7 +139,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
     assert context(session, conversation) == ContextStore(db, OWNER).load(
         conversation, "other tokens"
     )
-    told(session, shop.source("one"))
+    load_model(session, shop.source("one"))
     list(session.proofs.compare(OWNER, "hello", "", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
     session.chat.again(OWNER, conversation)
@@ -152,12 +152,12 @@ def test_costs_and_speed_are_those_of_the_loaded_model(session: Session, shop: S
     assert first is not None and first == local(session).loaded.costs
     assert session.current.plain.tokens_per_second > 0
     session.current.plain = UNMEASURED
-    words = [progress.words for progress in told(session, shop.source("two"))]
-    assert "Measuring two …" in words and words[-1] == "two is loaded."
+    texts = [progress.text for progress in load_model(session, shop.source("two"))]
+    assert "Measuring two …" in texts and texts[-1] == "two is loaded."
     second = session.costs.record
     assert second is not None and second == local(session).loaded.costs != first
     assert session.current.plain.tokens_per_second > 0
-    again = [progress.words for progress in told(session, shop.source("one"))]
+    again = [progress.text for progress in load_model(session, shop.source("one"))]
     assert "Measuring one …" not in again, "its costs are stored"
     assert session.costs.record == local(session).loaded.costs == first
 
@@ -184,7 +184,7 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
 
     first = connections("bytes")
     ask(session)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     for closed in first:
         with pytest.raises(Exception, match="closed"):
             closed()
@@ -192,7 +192,7 @@ def test_each_tokenizer_has_its_statistics_and_a_table_is_closed_when_its_model_
     second = connections("other tokens")
     for opened in second:
         opened()
-    told(session, shop.source("three"))
+    load_model(session, shop.source("three"))
     assert local(session).table is session.current.statistics is None and ask(session).text
     (notice,) = session.models.notices
     assert "cannot be used" in notice and "third" in notice
@@ -209,7 +209,7 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
     build(documents, path, "bytes", VOCABULARY, "a title", 1 << 20)
     session = shop.session(db)
     table: StatisticsTable | None = session.current.statistics
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert table is not None and list(table.top(3)) and session.current.statistics is None
 
 
@@ -227,14 +227,14 @@ def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, met
     left.close()  # type: ignore[attr-defined]
     del left
     assert shop.alive == ["draft", "one"]
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert shop.alive == ["two"] and session.stacks.drafts == {}
 
 
 # room in memory
 
 
-def test_a_model_that_fits_beside_the_other_is_read_first(
+def test_a_model_that_fits_next_to_the_other_is_read_first(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -245,9 +245,9 @@ def test_a_model_that_fits_beside_the_other_is_read_first(
         return load(source, runtime)
 
     local(session).loaders = replace(local(session).loaders, load=watched)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     shop.room = 50
-    told(session, shop.source("three"))
+    load_model(session, shop.source("three"))
     assert seen == ["oneToyBackend", "twoNoModel"] and shop.alive == ["three"]
 
 
@@ -255,21 +255,21 @@ def test_what_does_not_fit_is_refused_before_anything_changes(session: Session, 
     session.stacks.load([shop.source("draft")])
     text, backend = ask(session).text, loaded(session)
     shop.room = 47
-    words = fails(session, shop.source("two"))
-    assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in words
-    assert "loaded models included" in words and "Nothing was loaded" in words
+    message = fails(session, shop.source("two"))
+    assert "two needs 48 B (40 B of weights and 8 B of cache), and 47 B are free on cpu" in message
+    assert "loaded models included" in message and "Nothing was loaded" in message
     assert loaded(session) is backend and list(session.stacks.drafts) == ["draft"]
     assert ask(session).text == text and len(shop.made) == 2
     del backend
     shorter = Runtime(context_length=1024)
     assert session.engine.need(shop.source("two"), shorter).total == 41
     assert session.engine.room(shop.source("two"), shorter).total == 47
-    told(session, shop.source("two"), shorter)
+    load_model(session, shop.source("two"), shorter)
     assert session.models.runtime == shorter == shop.runtimes[-1] and shop.alive == ["two"]
 
 
 def test_a_need_that_is_not_known_refuses_nothing(session: Session) -> None:
-    told(session, "strange")
+    load_model(session, "strange")
     assert session.current.info.name == "strange" and ask(session).text
 
 
@@ -287,9 +287,9 @@ def test_a_model_that_fails_leaves_the_old_one_with_its_drafts(
     text = ask(session, method="hsd:draft@2").text
     shop.room = room
     shop.broken.add(shop.source("two"))
-    words = fails(session, shop.source("two"))
-    assert "two.gguf' cannot be used: the file is damaged" in words
-    assert ("one is back." in words) == (room == 110)
+    message = fails(session, shop.source("two"))
+    assert "two.gguf' cannot be used: the file is damaged" in message
+    assert ("one is back." in message) == (room == 110)
     assert shop.alive == ["draft", "one"] and session.models.source == shop.source("one")
     assert list(stacks.drafts) == ["draft"] and stacks.spec == "draft@2"
     assert ask(session, method="hsd:draft@2").text == text == ask(session, method="plain").text
@@ -316,13 +316,13 @@ def test_a_model_that_cannot_answer_counts_as_one_that_failed(
     assert shop.alive == ["one"] and ask(session).text == text
 
 
-def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: Shop) -> None:
+def test_without_any_model_the_app_continues_and_says_so(session: Session, shop: Shop) -> None:
     conversation, _ = answered(session, "hello")
     shop.room = 50
     shop.broken |= {shop.source("one"), shop.source("two")}
-    words = fails(session, shop.source("two"))
-    assert "cannot be loaded again either (the file is damaged)" in words
-    assert "load one in the Models tab" in words and shop.alive == []
+    text = fails(session, shop.source("two"))
+    assert "cannot be loaded again either (the file is damaged)" in text
+    assert "load one in the Models tab" in text and shop.alive == []
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
         lambda: session.chat.say(OWNER, conversation, "more"),
@@ -334,16 +334,16 @@ def test_without_any_model_the_app_goes_on_and_says_so(session: Session, shop: S
         with pytest.raises(ModelError):
             reach()
     assert len(session.chat.conversations(OWNER).messages(conversation)) == 2
-    told(session, shop.source("three"))
+    load_model(session, shop.source("three"))
     assert ask(session).text and shop.alive == ["three"]
 
 
-def test_drafts_that_do_not_come_back_are_told(session: Session, shop: Shop) -> None:
+def test_drafts_that_do_not_come_back_are_reported(session: Session, shop: Shop) -> None:
     session.stacks.load([shop.source("draft")])
     shop.room = 100
     shop.broken |= {shop.source("draft"), shop.source("two")}
-    words = fails(session, shop.source("two"))
-    assert "one is back, without draft models (the file is damaged)" in words
+    text = fails(session, shop.source("two"))
+    assert "one is back, without draft models (the file is damaged)" in text
     assert session.stacks.drafts == {} and ask(session).text
 
 
@@ -354,7 +354,7 @@ def test_a_download_that_no_one_foresaw_to_fail_says_so(session: Session) -> Non
 
     session.models.loaders = replace(session.models.loaders, download=fall)
     found = session.models.fetch_alone("hub/two", "two")
-    assert next(found).words.startswith("Downloading two")
+    assert next(found).text.startswith("Downloading two")
     with pytest.raises(ModelError, match=r"two was not loaded: cable cut\. Choose another one\."):
         list(found)
 
@@ -366,7 +366,7 @@ def test_a_memory_of_models_that_fails_costs_no_model(
         raise StorageError("The disk is full.")
 
     monkeypatch.setattr(SourceStore, "add", full)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert session.models.notices == ["The disk is full."] and ask(session).text
 
 
@@ -388,27 +388,27 @@ def loading_stop(session: Session) -> Stop:
 
 
 def test_a_download_tells_how_far_it_is(session: Session) -> None:
-    found = told(session, "hub/two")
-    shares = [p.share for p in found if p.words.startswith("Downloading two:")]
+    found = load_model(session, "hub/two")
+    shares = [p.share for p in found if p.text.startswith("Downloading two:")]
     assert shares == [1 / 3, 2 / 3, 1.0]
     assert Progress(1 / 3, "Downloading two: 1.0 KiB of 3.0 KiB") in found
     assert found[-1] == Progress(1.0, "two is loaded.") and session.models.source == "hub/two"
-    told(session, "hub/three")
-    assert not [p for p in told(session, "hub/two") if "Downloading" in p.words]
+    load_model(session, "hub/three")
+    assert not [p for p in load_model(session, "hub/two") if "Downloading" in p.text]
 
 
 def test_a_stopped_download_leaves_everything(session: Session, shop: Shop) -> None:
     backend = loaded(session)
     shop.between = lambda: loading_stop(session).event.wait(10) and None
     for progress in (loading := session.models.load("hub/two")):
-        if "Downloading two:" in progress.words:
+        if "Downloading two:" in progress.text:
             break
     session.models.stop()
     with pytest.raises(Cancelled, match="was stopped"):
         list(loading)
     assert loaded(session) is backend and len(shop.made) == 1 and ask(session).text
     shop.between = lambda: None
-    told(session, "hub/two")
+    load_model(session, "hub/two")
     assert session.models.source == "hub/two", "a stop counts once"
 
 
@@ -424,7 +424,7 @@ def test_a_stop_while_it_waits_for_the_model_leaves_everything(
     user = local(session).start(OWNER, work)
     assert began.wait(10)
     loading = session.models.load(shop.source("two"))
-    assert next(loading).words == "Loading two …"
+    assert next(loading).text == "Loading two …"
     session.models.stop()
     with pytest.raises(Cancelled, match="before it began"):
         list(loading)
@@ -434,7 +434,7 @@ def test_a_stop_while_it_waits_for_the_model_leaves_everything(
 
 
 @pytest.mark.parametrize("room", [200, 50])
-def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room: int) -> None:
+def test_a_load_that_has_started_is_not_stopped(session: Session, shop: Shop, room: int) -> None:
     """The old model may be gone by then."""
     shop.room = room
 
@@ -443,7 +443,7 @@ def test_a_load_that_has_begun_is_not_stopped(session: Session, shop: Shop, room
         return shop.load(source, runtime)
 
     local(session).loaders = replace(shop.loaders(), load=load)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert session.models.source == shop.source("two") and ask(session).text
 
 
@@ -454,7 +454,7 @@ def test_an_answer_under_way_ends_and_is_kept(
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=200))
     first = next(updates)
     loading = session.models.load(shop.source("two"))
-    assert next(loading).words == "Loading two …"
+    assert next(loading).text == "Loading two …"
     assert stop_of(session.tasks, conversation).wait(10)
     gate.set()
     *_, last = updates
@@ -573,7 +573,9 @@ def test_who_waits_is_answered_by_the_new_model(
 @pytest.mark.soak
 def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     """No answer mixes two models, none is lost, nobody waits for ever."""
-    whole = {name: ask(session).text for name in ("one", "two") if told(session, shop.source(name))}
+    whole = {
+        name: ask(session).text for name in ("one", "two") if load_model(session, shop.source(name))
+    }
     found: list[Update] = []
     done = threading.Event()
     errors: list[BaseException] = []
@@ -589,13 +591,13 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
     thread = threading.Thread(target=answer)
     thread.start()
     for turn in range(8):
-        told(session, shop.source(("one", "two")[turn % 2]))
+        load_model(session, shop.source(("one", "two")[turn % 2]))
     done.set()
     thread.join(60)
     assert not thread.is_alive() and not errors and found
     for update in found:
-        said = update.text.removesuffix("\ufffd")  # half a character, where it was cut
-        assert any(text.startswith(said) for text in whole.values())
+        shown = update.text.removesuffix("\ufffd")  # half a character, where it was cut
+        assert any(text.startswith(shown) for text in whole.values())
         assert update.finish == "cancelled" or update.text in whole.values()
 
 
@@ -604,17 +606,17 @@ def test_answering_and_exchanging_at_once(session: Session, shop: Shop) -> None:
 
 def test_the_loaded_model_is_not_loaded_again(session: Session, shop: Shop) -> None:
     backend = loaded(session)
-    (only,) = told(session, f"{shop.root}/../{shop.root.name}/one.gguf")
+    (only,) = load_model(session, f"{shop.root}/../{shop.root.name}/one.gguf")
     assert only == Progress(1.0, "one is already loaded with these settings.")
     assert loaded(session) is backend and len(shop.made) == 1
-    told(session, shop.source("one"), Runtime(threads=2))
+    load_model(session, shop.source("one"), Runtime(threads=2))
     assert loaded(session) is not backend and session.models.runtime.threads == 2
 
 
 def test_guests_load_nothing(shop: Shop, db: Database) -> None:
     session = shop.session(db, guests=True)
     with pytest.raises(SettingError, match="others share this app"):
-        told(session, shop.source("two"))
+        load_model(session, shop.source("two"))
     assert session.current.info.name == "one"
 
 
@@ -639,8 +641,8 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
     session: Session, shop: Shop, db: Database
 ) -> None:
     runtime = Runtime(context_length=2048)
-    told(session, shop.source("two"), runtime)
-    told(session, "hub/three")
+    load_model(session, shop.source("two"), runtime)
+    load_model(session, "hub/three")
     assert names(session) == [*embedded(), ("three", True), ("two", False), ("one", False)]
     *_, two, _ = session.models.candidates()
     assert two == Candidate(shop.source("two"), "two", "llama.cpp", 5, False, runtime)
@@ -697,11 +699,11 @@ def test_each_target_has_the_draft_models_that_were_chosen_for_it(
     stacks.load([shop.source("draft")])
     list(stacks.profile(Sampling(0.8), ("hello there",), 8))
     stacks.choose("draft@2", Sampling(0.8), Drafting(), False)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert stacks.drafts == {} and stacks.spec == "" and stacks.state == local(session).state
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, method="hsd")
-    told(session, shop.source("one"), Runtime(context_length=1024))
+    load_model(session, shop.source("one"), Runtime(context_length=1024))
     assert list(stacks.drafts) == ["draft"] and stacks.spec == "draft@2"
     assert shop.runtimes[-1] == Runtime(context_length=1024), "as the target runs"
     assert ask(session, method="hsd").text == ask(session, method="plain").text
@@ -711,16 +713,16 @@ def test_draft_models_on_the_hub_are_downloaded(session: Session, shop: Shop) ->
     session.stacks.load(["hub/draft"])
     list(session.stacks.profile(Sampling(0.8), ("hello there",), 8))
     session.stacks.choose("", Sampling(0.8), Drafting(), False)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     shop.arrived.clear()
-    assert Progress(1.0, "Downloading draft: 3.0 KiB of 3.0 KiB") in told(
+    assert Progress(1.0, "Downloading draft: 3.0 KiB of 3.0 KiB") in load_model(
         session, shop.source("one")
     )
     assert list(session.stacks.drafts) == ["draft"]
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     shop.arrived.clear()
     shop.between = session.models.stop
-    told(session, shop.source("one"))
+    load_model(session, shop.source("one"))
     (notice,) = session.models.notices
     assert "draft models were not loaded. The download was stopped" in notice
     shop.between = session.stacks.stop

@@ -79,7 +79,7 @@ def test_saved_settings_come_back_whole(presets: Presets) -> None:
         {"generation": 7},
     ],
 )
-def test_what_cannot_be_followed_is_told_and_the_rest_is_used(
+def test_what_cannot_be_followed_is_reported_and_the_rest_is_used(
     presets: Presets, settings: dict[str, Any]
 ) -> None:
     found, problem = presets.preferences(StoredPreset("x", EVIL, "", settings))
@@ -87,7 +87,7 @@ def test_what_cannot_be_followed_is_told_and_the_rest_is_used(
     assert found == presets.makers
 
 
-def test_damage_is_told(presets: Presets) -> None:
+def test_damage_is_reported(presets: Presets) -> None:
     found, problem = presets.preferences(StoredPreset("x", "x", "", {}, damaged=True))
     assert "damaged" in problem and found == presets.makers
 
@@ -170,7 +170,7 @@ def test_of_a_file_that_is_wrong_nothing_is_kept(presets: Presets, file: bytes) 
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "expected"),
     [
         (7, "presets[1] cannot be 7. Give a list of presets with names,"),
         ({"system_prompt": "x"}, "presets[1].name is missing."),
@@ -178,10 +178,10 @@ def test_of_a_file_that_is_wrong_nothing_is_kept(presets: Presets, file: bytes) 
         ({"name": "x", "settings": []}, "presets[1].settings cannot be []."),
     ],
 )
-def test_a_preset_that_is_none_is_named(entry: object, words: str) -> None:
+def test_a_preset_that_is_none_is_named(entry: object, expected: str) -> None:
     with pytest.raises(StorageError) as caught:
         list(read(wrapped({"name": "good"}, entry)))
-    assert words in str(caught.value) and "Nothing was imported." in str(caught.value)
+    assert expected in str(caught.value) and "Nothing was imported." in str(caught.value)
 
 
 def test_no_more_than_the_most_come_out_of_a_file(presets: Presets) -> None:
@@ -210,13 +210,13 @@ def test_preferences_of_earlier_versions_take_up_the_measured_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "expected"),
     [
         ({"generation": {"max_tokens": -1}}, "-1"),
         ({"drafting": {"budget": "magic"}}, "magic"),
         *(({"check": value}, "background") for value in (1, "yes", None, [True])),
     ],
 )
-def test_preferences_that_cannot_be_are_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingError, match=words):
+def test_preferences_that_cannot_be_are_refused(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(SettingError, match=expected):
         Preferences.from_mapping(values)

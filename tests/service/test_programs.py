@@ -75,7 +75,7 @@ def reused(events: list[Any]) -> tuple[int, int]:
     return prefill.tokens, prefill.reused
 
 
-def test_what_goes_on_reads_its_new_words_alone(session: Session, model: Counting) -> None:
+def test_what_continues_reads_its_new_words_alone(session: Session, model: Counting) -> None:
     first = asking("tell me of the sea")
     answer = text_of(ask(session, first))
     tokens, known = reused(ask(session, first))
@@ -99,7 +99,7 @@ def test_two_conversations_at_a_time_stay_in_the_cache(session: Session) -> None
         assert tokens - known < 40
 
 
-def test_an_answer_that_goes_on_reads_nothing_again(session: Session) -> None:
+def test_an_answer_that_continues_reads_nothing_again(session: Session) -> None:
     whole = text_of(ask(session, asking("hello there", seed=7, tokens=40)))
     begun = replace(asking("hello there", seed=7, tokens=20), begun=whole[:20])
     events = ask(session, begun)
@@ -109,7 +109,7 @@ def test_an_answer_that_goes_on_reads_nothing_again(session: Session) -> None:
     assert reused(ask(session, further))[1] >= tokens
 
 
-def test_questions_behind_one_long_text_share_its_cache(session: Session) -> None:
+def test_questions_after_one_long_text_share_its_cache(session: Session) -> None:
     text = "the same long text again. " * 20
     ask(session, asking(text + "first?"))
     tokens, known = reused(ask(session, asking(text + "another question?")))

@@ -114,9 +114,9 @@ def test_where_forwards_leave_no_gain_that_is_said_before_anything_is_recorded(
     session: Session,
 ) -> None:
     session.costs.known = session.current.info, costs(n0=0.84, n1=2.47, n3=3.1, n7=4.6)
-    (said,) = session.races.run(OWNER)
-    assert isinstance(said, NoGain)
-    assert "checking one guess takes 2.9 times as long as computing a token" in said.why
+    (outcome,) = session.races.run(OWNER)
+    assert isinstance(outcome, NoGain)
+    assert "checking one guess takes 2.9 times as long as computing a token" in outcome.why
     assert Traces(session.database, OWNER).history() == []
     assert isinstance([*session.races.run(OWNER, anyway=True)][-1], Race)
     session.costs.known = session.current.info, costs(n0=0.55, n1=0.74, n3=1.49)
@@ -184,8 +184,8 @@ def test_a_race_at_the_pace_of_a_real_model_makes_it_and_gives_the_usual_model_b
     assert isinstance(again[-1], Race)
     assert not any(isinstance(item, Making) for item in again), "it is there already"
     at_home.model_swap.slot.wait()
-    asked = at_home.models.removal(at_home.padded.source)
-    assert asked.deletes and "made again" in asked.question
+    removal = at_home.models.removal(at_home.padded.source)
+    assert removal.deletes and "made again" in removal.question
     at_home.models.remove(at_home.padded.source)
     assert not at_home.padded.exists
 
@@ -217,7 +217,7 @@ def test_stopped_while_it_is_made_nothing_is_left(
         assert at_home.padded.path is not None and list(at_home.padded.path.parent.iterdir()) == []
 
 
-def test_what_goes_wrong_while_it_is_made_is_told(
+def test_what_goes_wrong_while_it_is_made_is_reported(
     at_home: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing(monkeypatch, "print('The disk is full.'); sys.exit(1)")
@@ -235,8 +235,8 @@ def test_it_is_not_made_where_there_is_no_room_for_it(
     if short == "memory":
         monkeypatch.setattr(race, "free_memory", lambda device: 5 * 10**8)
     at_home.models.guests = short == "guests"
-    words = {"disk": "on the disk, and 476.8 MiB", "memory": "of memory, and 476.8 MiB"}
-    with pytest.raises(ModelError, match=words.get(short, "others share this app")):
+    expected = {"disk": "on the disk, and 476.8 MiB", "memory": "of memory, and 476.8 MiB"}
+    with pytest.raises(ModelError, match=expected.get(short, "others share this app")):
         [*at_home.races.run(OWNER, padded=True)]
     assert not at_home.padded.exists
 

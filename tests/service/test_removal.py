@@ -8,7 +8,7 @@ from app.arguments import EMBEDDED
 from app.service.session import Session
 from engine.errors import ModelError
 from storage.database import Database
-from tests.support.shop import Shop, told
+from tests.support.shop import Shop, load_model
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_what_is_named_is_checked_before_it_is_listed(session: Session, shop: Sh
     session.models.add("hub/new")
     (new,) = [c for c in session.models.candidates() if c.source == "hub/new"]
     assert (new.bytes, new.download) == (0, 3072)
-    told(session, "hub/new")
+    load_model(session, "hub/new")
     assert listed(session).count("hub/new") == 1
 
 
 def test_a_model_elsewhere_leaves_the_list_and_its_file_stays(session: Session, shop: Shop) -> None:
     two = shop.source("two")
-    told(session, two)
-    told(session, shop.source("one"))
+    load_model(session, two)
+    load_model(session, shop.source("one"))
     assert "Its files stay" in session.models.removal(two).question
     assert "off the list" in session.models.remove(two).done
     assert two not in listed(session) and Path(two).exists()
@@ -45,7 +45,7 @@ def test_a_model_elsewhere_leaves_the_list_and_its_file_stays(session: Session, 
     assert "hub/new" not in listed(session)
 
 
-def test_a_model_in_a_folder_of_ours_is_deleted_and_what_that_frees_is_told(
+def test_a_model_in_a_folder_of_ours_is_deleted_and_what_that_frees_is_reported(
     session: Session, shop: Shop
 ) -> None:
     two = session.models.add(shop.source("two"))
@@ -80,7 +80,7 @@ def test_what_is_in_use_or_came_along_or_is_not_listed_stays(
     linked.symlink_to(shop.source("one"))
     session.models.add(str(linked))
     shop.ours |= {shop.source(name) for name in ("one", "draft", "three")} | {str(linked)}
-    for source, words in (
+    for source, expected in (
         (shop.source("one"), "one is loaded"),
         (str(linked), "is loaded"),
         (shop.source("draft"), "as a draft model"),
@@ -88,23 +88,23 @@ def test_what_is_in_use_or_came_along_or_is_not_listed_stays(
         (shop.source("three"), "not on the list"),
         ("/etc/passwd", "not on the list"),
     ):
-        with pytest.raises(ModelError, match=words):
+        with pytest.raises(ModelError, match=expected):
             session.models.remove(source)
     assert Path(shop.source("three")).exists() and Path(shop.source("one")).exists()
 
 
 def test_nothing_is_removed_while_a_model_is_loaded(session: Session, shop: Shop) -> None:
     two = session.models.add(shop.source("two"))
-    said: list[str] = []
+    calls: list[str] = []
 
     def remove() -> None:
         with pytest.raises(ModelError, match="while a model is being loaded"):
             session.models.remove(two)
-        said.append("asked")
+        calls.append("asked")
 
     shop.between = remove
-    told(session, "hub/three")
-    assert said and Path(two).exists()
+    load_model(session, "hub/three")
+    assert calls and Path(two).exists()
 
 
 def test_the_folder_of_models_in_the_data_directory_is_listed(shop: Shop, tmp_path: Path) -> None:

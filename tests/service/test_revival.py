@@ -20,7 +20,7 @@ from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from storage.database import Database
 from tests.support.inside import OWNER, preferences
-from tests.support.shop import Shop, ask, told
+from tests.support.shop import Shop, ask, load_model
 
 REASON = "The process that runs the model ended (SIGSEGV). A native library failed."
 RUNTIME = Runtime(context_length=1024)
@@ -57,12 +57,12 @@ class Fragile(Local):
     def generate(self, request: Request) -> Stream[Any]:
         return self.die() if self.ends(request) else super().generate(request)
 
-    def load(self, wanted: Load) -> Stream[Any]:
-        self.loads.append(wanted)
-        return self.die() if self.ends(wanted) else super().load(wanted)
+    def load(self, requested: Load) -> Stream[Any]:
+        self.loads.append(requested)
+        return self.die() if self.ends(requested) else super().load(requested)
 
-    def load_drafts(self, wanted: Sequence[tuple[str, str]]) -> Stream[Any]:
-        return self.die() if self.ends(wanted) else super().load_drafts(wanted)
+    def load_drafts(self, requested: Sequence[tuple[str, str]]) -> Stream[Any]:
+        return self.die() if self.ends(requested) else super().load_drafts(requested)
 
     def settle(self) -> None:
         """Wait until all that follows from the ends so far has been done."""
@@ -138,7 +138,7 @@ def test_while_it_comes_back_no_other_model_is_loaded(
         list(engine.generate(Request(prompt=(1, 2))))
     assert reached.wait(10) and session.models.loading is not None
     with pytest.raises(ModelError, match="two cannot be loaded now"):
-        told(session, shop.source("two"))
+        load_model(session, shop.source("two"))
     goes_on.set()
     engine.settle()
     assert session.current.info.name == "one" and session.models.loading is None
@@ -156,7 +156,7 @@ def test_what_ends_the_engine_again_while_it_is_loaded_is_given_up(
     assert "choose another model or other settings in the Models tab." in last
     with pytest.raises(ModelError, match="No model is loaded"):
         ask(session)
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert ask(session).text
     end(session, engine)
     assert session.current.info.name == "two", "what another model did is forgotten"
@@ -199,9 +199,9 @@ def test_what_was_given_up_is_tried_again_after_growing_waits(
     engine.ends = lambda wanted: isinstance(wanted, Load)
     for _ in range(7):
         assert len(later) == 1 and not engine.state.is_loaded
-        outlook = session.revival.outlook
-        assert "one is not loaded" in outlook and "tried again in" in outlook
-        assert "Models tab" not in outlook + "".join(printed)
+        reason = session.revival.not_loaded_reason
+        assert "one is not loaded" in reason and "tried again in" in reason
+        assert "Models tab" not in reason + "".join(printed)
         with pytest.raises(ModelError, match="It is tried again"):
             session.programs.check_loaded()
         seconds, work = later.pop()
@@ -209,7 +209,7 @@ def test_what_was_given_up_is_tried_again_after_growing_waits(
         work()
         engine.settle()
     assert waits == [30, 60, 120, 240, 480, 900, 900]
-    assert sum("ended again while one was being loaded" in words for words in printed) == 8
+    assert sum("ended again while one was being loaded" in text for text in printed) == 8
     engine.ends = lambda wanted: False
     later.pop()[1]()
     assert session.models.source == shop.source("one") and session.models.runtime == RUNTIME
@@ -277,7 +277,7 @@ def test_a_model_that_ends_the_engine_leaves_the_old_one(
         shop.room = room
         engine.ends = lambda wanted: isinstance(wanted, Load) and "two" in wanted.source
         with pytest.raises(EngineDied):
-            told(session, shop.source("two"))
+            load_model(session, shop.source("two"))
         engine.settle()
         assert session.models.source == shop.source("one") and ask(session).text
         assert list(session.stacks.drafts) == ["draft"]
@@ -296,14 +296,14 @@ def test_a_first_model_that_ends_the_engine_leaves_none(
         "the Models tab."
     ]
     engine.ends = lambda wanted: False
-    told(session, shop.source("two"))
+    load_model(session, shop.source("two"))
     assert ask(session).text
     for _, work in later:
         work()
     assert session.current.info.name == "two", "another one came meanwhile"
 
 
-def test_a_model_that_cannot_be_read_again_is_told(
+def test_a_model_that_cannot_be_read_again_is_reported(
     session: Session, engine: Fragile, shop: Shop
 ) -> None:
     shop.broken.add(shop.source("one"))
@@ -313,7 +313,7 @@ def test_a_model_that_cannot_be_read_again_is_told(
     assert not engine.state.is_loaded and session.models.loading is None
 
 
-def test_everyone_who_has_asked_something_is_told(db: Database, shop: Shop) -> None:
+def test_everyone_who_has_asked_something_is_notified(db: Database, shop: Shop) -> None:
     engine = Fragile(shop.loaders())
     session = Session(engine, db, guests=True, loaders=shop.loaders())
     list(session.models.start(shop.source("one")))

@@ -12,7 +12,7 @@ import pytest
 from app.service.answering import Update
 from app.service.chat import UNTITLED
 from app.service.comparison import Progress, Proof
-from app.service.history import Answered
+from app.service.history import FinishedAnswer
 from app.service.preferences import Preferences
 from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS, agreed
 from app.service.session import Session
@@ -60,8 +60,8 @@ def known(session: Session) -> set[tuple[int, ...]]:
 
 def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
     conversation, update = ask(session)
-    said, answered = session.chat.conversations(OWNER).messages(conversation)
-    assert (said.role, said.content) == ("user", "hello there")
+    message, answered = session.chat.conversations(OWNER).messages(conversation)
+    assert (message.role, message.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
     own = session.database.execute_read("SELECT pieces FROM messages")
@@ -145,19 +145,19 @@ def test_an_answer_does_not_hide_what_was_said_meanwhile(
     monkeypatch.setattr("app.service.answering.FLUSH_SECONDS", 1000.0)
     conversation = session.chat.say(OWNER, None, "hello")
     store = session.chat.conversations(OWNER)
-    (said,) = store.messages(conversation)
+    (question,) = store.messages(conversation)
     updates = session.answering.answer(OWNER, conversation, preferences())
     toy.allow(1)
     next(updates)
     if meanwhile == "edited":
-        session.chat.edit(OWNER, conversation, said.id, "something else")
+        session.chat.edit(OWNER, conversation, question.id, "something else")
     else:
         store.append(conversation, "assistant", "something else")
     expected = texts(session, conversation)
     toy.allow()
     last = run(updates)
     assert texts(session, conversation) == expected
-    answered_ = store.messages(conversation, to=store.following(conversation, said.id)[-1])
+    answered_ = store.messages(conversation, to=store.following(conversation, question.id)[-1])
     assert [message.content for message in answered_] == ["hello", last.text]
 
 
@@ -196,8 +196,8 @@ def test_closing_the_page_keeps_what_was_said(session: Session, toy: Held) -> No
     updates.close()
     toy.allow()
     assert soon(lambda: (OWNER, conversation) in session.history.last)
-    said, answered = texts(session, conversation)
-    assert said == "hello" and answered.startswith(shown.text)
+    text, answered = texts(session, conversation)
+    assert text == "hello" and answered.startswith(shown.text)
     run_of = session.history.last[OWNER, conversation].run
     assert len(run_of.steps) <= 3 and "".join(t.text for t in run_of.tokens) == answered
     assert len(Traces(session.database, OWNER).history()) == 1
@@ -238,7 +238,7 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
 def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: str) -> None:
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
     conversation, _ = ask(session)
-    said = session.chat.conversations(OWNER).messages(conversation)[0].id
+    message = session.chat.conversations(OWNER).messages(conversation)[0].id
     session.chat.say(OWNER, conversation, "more")
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
@@ -246,7 +246,7 @@ def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: 
     session.tasks.stop(OWNER, conversation)
     requests = {
         "say": lambda: session.chat.say(OWNER, conversation, "and more"),
-        "edit": lambda: session.chat.edit(OWNER, conversation, said, "other"),
+        "edit": lambda: session.chat.edit(OWNER, conversation, message, "other"),
         "drop": lambda: session.chat.again(OWNER, conversation),
         "prove": lambda: next(iter(session.proofs.prove(OWNER, conversation))),
     }
@@ -290,10 +290,10 @@ def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
     toy.allow(1)
     next(running)
     assert next(waiting) == Waiting(1)
-    (said,) = session.chat.conversations("guest:a").messages(conversations[1])
+    (message,) = session.chat.conversations("guest:a").messages(conversations[1])
     for refused in (
         lambda: session.chat.say("guest:a", conversations[0], "three"),
-        lambda: session.chat.edit("guest:a", conversations[1], said.id, "three"),
+        lambda: session.chat.edit("guest:a", conversations[1], message.id, "three"),
         lambda: session.chat.again("guest:a", conversations[1]),
         lambda: next(session.proofs.compare("guest:a", "three", "", preferences(), 1)),
     ):
@@ -414,7 +414,7 @@ def answer(session: Session, conversation: str, seed: int = 3) -> Update:
     return run(session.answering.answer(OWNER, conversation, preferences(seed=seed)))
 
 
-def test_an_answer_anew_stands_beside_the_one_before(session: Session) -> None:
+def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
     conversation, first = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.again(OWNER, conversation)
@@ -424,16 +424,16 @@ def test_an_answer_anew_stands_beside_the_one_before(session: Session) -> None:
     session.chat.again(OWNER, conversation, store.messages(conversation)[1].id)
     other = answer(session, conversation, seed=9)
     assert other.text != first.text
-    said, shown = store.messages(conversation)
+    message, shown = store.messages(conversation)
     assert shown.content == other.text and shown.versions[-1] == shown.id
-    assert len(shown.versions) == 3 and said.versions == (said.id,)
+    assert len(shown.versions) == 3 and message.versions == (message.id,)
     store.show(conversation, shown.versions[0])
     assert texts(session, conversation)[1] == first.text
     with pytest.raises(PromptError, match="no message"):
         session.chat.again(OWNER, store.create().id)
 
 
-def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
+def test_answering_an_earlier_message_again_begins_another_branch(session: Session) -> None:
     conversation, first = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
@@ -447,13 +447,13 @@ def test_an_earlier_answer_anew_begins_another_branch(session: Session) -> None:
     assert texts(session, conversation) == before
 
 
-def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None:
+def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
     conversation, _ = ask(session)
     store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
     answer(session, conversation)
-    before, (said, first, *_) = texts(session, conversation), store.messages(conversation)
-    other = session.chat.edit(OWNER, conversation, said.id, "something else")
+    before, (question, first, *_) = texts(session, conversation), store.messages(conversation)
+    other = session.chat.edit(OWNER, conversation, question.id, "something else")
     assert texts(session, conversation) == ["something else"]
     for to, branch in ((other, ["something else"]), (first.id, before[:2])):
         read = session.chat.prompt(OWNER, conversation, to)
@@ -462,25 +462,25 @@ def test_what_is_said_anew_stands_beside_what_was_said(session: Session) -> None
     with pytest.raises(PromptError):
         session.chat.edit(OWNER, conversation, other, " ")
     shown, answered_ = store.messages(conversation)
-    assert shown.id == other and shown.versions == (said.id, other)
-    with pytest.raises(PromptError, match="Only what you said"):
+    assert shown.id == other and shown.versions == (question.id, other)
+    with pytest.raises(PromptError, match="Only your own messages"):
         session.chat.edit(OWNER, conversation, answered_.id, "no")
-    store.show(conversation, said.id)
+    store.show(conversation, question.id)
     assert texts(session, conversation) == before
     store.show(conversation, other)
     assert texts(session, conversation) == [shown.content, answered_.content]
-    hidden = store.messages(conversation, to=store.following(conversation, said.id)[0])[-1]
+    hidden = store.messages(conversation, to=store.following(conversation, question.id)[0])[-1]
     later = store.following(conversation, hidden.id)[0]
     session.chat.edit(OWNER, conversation, later, "from another branch")
     assert texts(session, conversation) == [*before[:2], "from another branch"]
 
 
-def test_a_fresh_seed_is_drawn_and_told(session: Session) -> None:
-    wanted = replace(preferences(), fresh_seed=True)
+def test_a_fresh_seed_is_drawn_and_reported(session: Session) -> None:
+    requested = replace(preferences(), fresh_seed=True)
     seeds = set()
     for _ in range(3):
         conversation = session.chat.say(OWNER, None, "hello")
-        seeds.add(run(session.answering.answer(OWNER, conversation, wanted)).seed)
+        seeds.add(run(session.answering.answer(OWNER, conversation, requested)).seed)
     assert len(seeds) == 3 and 3 not in seeds
 
 
@@ -489,16 +489,16 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
     other = session.owner("guest", "another-browser")
     assert other != session.owner("guest", "one-browser") != OWNER
     assert session.chat.conversations(other).list() == []
-    said = session.chat.conversations(OWNER).messages(conversation)[0]
+    message = session.chat.conversations(OWNER).messages(conversation)[0]
     for reach in (
         lambda: session.chat.say(other, conversation, "hi"),
-        lambda: session.chat.edit(other, conversation, said.id, "hi"),
+        lambda: session.chat.edit(other, conversation, message.id, "hi"),
         lambda: session.chat.again(other, conversation),
-        lambda: session.chat.again(other, conversation, said.id),
-        lambda: session.chat.go_on(other, conversation),
+        lambda: session.chat.again(other, conversation, message.id),
+        lambda: session.chat.continue_answer(other, conversation),
         lambda: session.chat.delete(other, conversation),
-        lambda: session.chat.delete_message(other, conversation, said.id),
-        lambda: session.chat.conversations(other).copy(conversation, said.id),
+        lambda: session.chat.delete_message(other, conversation, message.id),
+        lambda: session.chat.conversations(other).copy(conversation, message.id),
         lambda: session.chat.revision(other, conversation),
         lambda: run(session.answering.answer(other, conversation, preferences())),
         lambda: session.chat.wipe_context(other, conversation),
@@ -609,14 +609,14 @@ def test_deleting_ends_the_answer_and_undo_brings_all_of_it_back(
 ) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
     store = session.chat.conversations(OWNER)
-    (said,) = store.messages(conversation)
+    (message,) = store.messages(conversation)
     toy.allow(3)
     growing = session.generations.start(OWNER, conversation, preferences("plain", tokens=500))
     assert soon(lambda: toy.allowed[0] == 0)
     (task,) = session.tasks.known[OWNER, conversation]
     threading.Thread(target=lambda: task.stop.event.wait(20) and toy.allow()).start()
     if what == "message":
-        token = session.chat.delete_message(OWNER, conversation, said.id)
+        token = session.chat.delete_message(OWNER, conversation, message.id)
         assert texts(session, conversation) == []
     else:
         token = session.chat.delete(OWNER, conversation)
@@ -723,7 +723,7 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
 @pytest.mark.parametrize(
     ("place", "name"), [(Traces, "save"), (Traces, "extend"), (Conversations, "append")]
 )
-def test_an_answer_that_cannot_be_stored_is_told_and_half_of_it_is_not_stored(
+def test_an_answer_that_cannot_be_stored_is_reported_and_half_of_it_is_not_stored(
     session: Session, monkeypatch: pytest.MonkeyPatch, place: type, name: str
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -748,8 +748,8 @@ def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Sess
     assert proof.plain is not None and summarise(proof.plain).mean_acceptance_length == 1
     assert proof.accelerated is not None and summarise(proof.accelerated).kept > 0
     assert proof.shown is not None and summarise(proof.shown) == update.metrics
-    said = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
-    assert said[0] == said[1] == said[2]
+    shown = [[t.id for t in run.tokens] for run in (proof.plain, proof.accelerated, proof.shown)]
+    assert shown[0] == shown[1] == shown[2]
     assert proof.reruns is not None and proof.reruns.plain_seconds > 0 < proof.reruns.seconds
     assert len(texts(session, conversation)) == 2
 
@@ -783,7 +783,7 @@ def test_an_answer_is_decoded_again_until_its_reruns_agree_or_took_long(
     seconds: float,
     pairs: int,
 ) -> None:
-    def found(answered: Answered, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
+    def found(answered: FinishedAnswer, pairs: Sequence[tuple[Run, Run]]) -> Reruns:
         return Reruns(len(pairs), 0, 2.0, 1.0, (low, high), Speedup(1.5, 1.5, None, low, high))
 
     monkeypatch.setattr("app.service.proofs.reruns_of", found)
@@ -802,7 +802,7 @@ def test_a_long_proof_has_a_pair_in_the_middle(
 ) -> None:
     """Unless a pair takes so long that another one would be too much."""
     monkeypatch.setattr("app.service.proofs.ENOUGH", 8.0)
-    enough, run = agreed(cast(Answered, None)), cast(Run, None)
+    enough, run = agreed(cast(FinishedAnswer, None)), cast(Run, None)
     done = next(count for count in range(1, 99) if enough([(run, run)] * count, count * seconds))
     assert done == pairs
 

@@ -51,20 +51,20 @@ def text(tmp_path: Path, content: str = TEXT, name: str = "notes.txt") -> Path:
 def built(files: StatisticsFiles, *paths: Path, **more: Any) -> list[str]:
     """What was told of a build, and what it made."""
     job = files.start(paths, **more)
-    return [*(progress.words for progress in job.watch()), job.result()]
+    return [*(progress.text for progress in job.watch()), job.result()]
 
 
 def left(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_a_file_is_built_told_and_used_by_the_next_answer(
+def test_a_file_is_built_reported_and_used_by_the_next_answer(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     assert session.current.statistics is None and not files.own()
-    told = built(files, text(tmp_path), text(tmp_path, '{"text": "a dog"}\n', "b.jsonl"))
-    assert any(words.startswith("Counting ") for words in told)
-    assert told[-1].startswith("Made from 2,765 tokens, 2 documents")
+    lines = built(files, text(tmp_path), text(tmp_path, '{"text": "a dog"}\n', "b.jsonl"))
+    assert any(message.startswith("Counting ") for message in lines)
+    assert lines[-1].startswith("Made from 2,765 tokens, 2 documents")
     assert left(folder) == [f"bytes{SUFFIX}"] and files.own()
     table = session.current.statistics
     assert table is not None and table.meta["title"] == "notes.txt, b.jsonl"
@@ -75,7 +75,7 @@ def test_a_file_is_built_told_and_used_by_the_next_answer(
     assert STATISTICS in answer.metrics.proposed
 
 
-def test_a_second_one_takes_the_place_of_the_first_and_the_chat_goes_on(
+def test_a_second_one_takes_the_place_of_the_first_and_the_chat_continues(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     built(files, text(tmp_path))
@@ -108,7 +108,7 @@ def test_stopped_it_leaves_what_was_there_and_nothing_else(
     job = files.start([text(tmp_path, TEXT * 60)])
     with pytest.raises(Cancelled, match="Nothing was changed"):
         for progress in job.watch():
-            if progress.words.startswith(stage):
+            if progress.text.startswith(stage):
                 files.stop()
     assert left(folder) == [f"bytes{SUFFIX}"]
     assert (folder / f"bytes{SUFFIX}").read_bytes() == before
@@ -146,11 +146,11 @@ def test_reading_ends_where_memory_would(
     files: StatisticsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statistics_files, "MOST_TOKENS", 100_000)
-    told = built(files, text(tmp_path, TEXT * 60))
-    assert "Reading stopped after 1" in told[-1]
+    lines = built(files, text(tmp_path, TEXT * 60))
+    assert "Reading stopped after 1" in lines[-1]
 
 
-def test_what_cannot_be_built_is_told(
+def test_what_cannot_be_built_is_reported(
     session: Session, files: StatisticsFiles, folder: Path, tmp_path: Path
 ) -> None:
     cases: list[tuple[list[Path], str]] = [
@@ -162,8 +162,8 @@ def test_what_cannot_be_built_is_told(
         ([text(tmp_path, "x", "a.parquet")], "Parquet"),
         ([text(tmp_path, "x", "a.zip")], "cannot be read"),
     ]
-    for paths, words in cases:
-        with pytest.raises(StorageError, match=words):
+    for paths, expected in cases:
+        with pytest.raises(StorageError, match=expected):
             built(files, *paths)
     assert left(folder) == []
 
@@ -202,8 +202,8 @@ def test_a_model_that_goes_while_its_texts_are_counted_gets_its_file_nevertheles
         return count(*arguments)
 
     monkeypatch.setattr(files, "count", then_swapped)
-    told = built(files, text(tmp_path))
-    assert "to be used when its model is loaded again" in told[-1]
+    lines = built(files, text(tmp_path))
+    assert "to be used when its model is loaded again" in lines[-1]
     assert left(folder) == [f"bytes{SUFFIX}"] and session.current.statistics is None
 
 
@@ -249,26 +249,26 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     (lambda path: path.write_bytes(b""), "cannot be used"),
     (damaged, "damaged|cannot be used"),
     (sql('CREATE TABLE "x\'; DROP TABLE meta; --" (a)'), "other tables"),
-    (sql("DELETE FROM grams WHERE key % 2"), "should be"),
+    (sql("DELETE FROM grams WHERE key % 2"), "should have"),
     (sql("UPDATE meta SET value = 'other' WHERE name = 'tokenizer'"), "another tokenizer"),
     (sql("UPDATE meta SET value = '7' WHERE name = 'vocabulary'"), "is for 7 tokens"),
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), REFUSED)
+@pytest.mark.parametrize(("change", "expected"), REFUSED)
 def test_a_bad_file_is_refused_and_the_one_in_use_stays(
     session: Session,
     files: StatisticsFiles,
     folder: Path,
     tmp_path: Path,
     change: Callable[[Path], Any],
-    words: str,
+    expected: str,
 ) -> None:
     built(files, text(tmp_path))
     before = (folder / f"bytes{SUFFIX}").read_bytes()
     copy = files.copy_to(tmp_path / "copy.db")
     change(copy)
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         files.take_in(copy)
     assert left(folder) == [f"bytes{SUFFIX}"]
     assert (folder / f"bytes{SUFFIX}").read_bytes() == before
@@ -298,7 +298,7 @@ def test_a_copy_comes_back_as_it_was(
     files.remove()
     assert session.current.statistics is None and memory(session).statistics is None
     assert left(folder) == [] and not files.own()
-    with pytest.raises(StorageError, match="no file to copy"):
+    with pytest.raises(StorageError, match="no file for this model to copy"):
         files.copy_to(tmp_path / "x")
     files.take_in(copy)
     assert (folder / f"bytes{SUFFIX}").read_bytes() == copy.read_bytes()

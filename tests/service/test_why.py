@@ -44,13 +44,13 @@ def explained(session: Session, run_id: str, run: Run) -> list[Data]:
     return [session.why.explain(OWNER, run_id, step, at) for at, step in enumerate(steps)]
 
 
-def test_every_guess_of_an_answer_is_told_once(session: Session) -> None:
+def test_every_guess_of_an_answer_is_returned_once(session: Session) -> None:
     """Accepted in the place of its token, rejected beside what was said; the rest is counted."""
     run_id, run = last_run(session, ask(session, "once upon a time once upon"))
-    told = explained(session, run_id, run)
-    assert all(each["recorded"] for each in told) and len(told) == len(run.tokens) > 100
-    accepted = [guess for each in told for guess in each.get("accepted", ())]
-    rejected = [guess for each in told for guess in each.get("rejected", ())]
+    shown = explained(session, run_id, run)
+    assert all(each["recorded"] for each in shown) and len(shown) == len(run.tokens) > 100
+    accepted = [guess for each in shown for guess in each.get("accepted", ())]
+    rejected = [guess for each in shown for guess in each.get("rejected", ())]
     found = [node for step in run.steps for node in nodes(step) or ()]
     drafted = [token for token in run.tokens if token.source != "target"]
     assert [guess["id"] for guess in accepted] == [token.id for token in drafted]
@@ -63,8 +63,8 @@ def test_every_guess_of_an_answer_is_told_once(session: Session) -> None:
         assert guess["percent"] > 0 and isinstance(guess["text"], str)
     for step in run.steps:
         unseen = sum(not node.reached for node in nodes(step) or ())
-        assert {each["unseen"] for each in told if each["step"] == step.index} == {unseen}
-    assert json.loads(json.dumps(told)) == told
+        assert {each["unseen"] for each in shown if each["step"] == step.index} == {unseen}
+    assert json.loads(json.dumps(shown)) == shown
 
 
 def test_the_place_that_is_shown_holds_what_was_copied(session: Session) -> None:
@@ -74,8 +74,8 @@ def test_the_place_that_is_shown_holds_what_was_copied(session: Session) -> None
     texts = {message.id: message.content for message in messages}
     run_id, run = last_run(session, conversation)
     places = 0
-    for at, told in enumerate(explained(session, run_id, run)):
-        for guess in told.get("accepted", ()):
+    for at, shown in enumerate(explained(session, run_id, run)):
+        for guess in shown.get("accepted", ()):
             place = guess.get("place")
             if guess["source"] != CONTEXT or place is None:
                 continue
@@ -108,7 +108,7 @@ def test_past_answers_tell_how_often_or_where(session: Session) -> None:
     ]
 
 
-def test_nobody_else_is_told(session: Session) -> None:
+def test_nobody_else_is_notified(session: Session) -> None:
     run_id, _ = last_run(session, ask(session, "hello"))
     with pytest.raises(StorageError, match="no run"):
         session.why.explain("bob", run_id, 0, 0)
@@ -117,13 +117,13 @@ def test_nobody_else_is_told(session: Session) -> None:
 
 
 @pytest.mark.parametrize(("step", "token"), [(0, -1), (-1, 0), (0, 10**9), (10**9, 0), (5, 0)])
-def test_what_is_not_there_is_not_told(session: Session, step: int, token: int) -> None:
+def test_what_does_not_exist_is_not_reported(session: Session, step: int, token: int) -> None:
     run_id, _ = last_run(session, ask(session, "hello"))
-    told = session.why.explain(OWNER, run_id, step, token)
-    assert told == {"run": run_id, "step": step, "token": token, "recorded": False}
+    shown = session.why.explain(OWNER, run_id, step, token)
+    assert shown == {"run": run_id, "step": step, "token": token, "recorded": False}
 
 
-def test_an_old_run_is_told_to_be_not_recorded(session: Session) -> None:
+def test_an_old_run_is_reported_to_be_not_recorded(session: Session) -> None:
     run_id, run = last_run(session, ask(session, "hello"))
     with session.database.write() as handle:
         handle.execute("UPDATE steps SET tree = NULL")
@@ -143,18 +143,18 @@ def test_a_token_that_no_model_has_reaches_none(
     evil = NODE.pack(0xFFFF, 0xFF, 0, 0, 0) * sum(step.proposed.values())
     with session.database.write() as handle:
         handle.execute("UPDATE steps SET tree = ? WHERE position = ?", [evil, step.index])
-    asked: list[int] = []
+    calls: list[int] = []
     texts = session.engine.texts
 
     def heard(tokens: Sequence[Sequence[int]]) -> list[str]:
-        asked.extend(token for each in tokens for token in each)
+        calls.extend(token for each in tokens for token in each)
         return texts(tokens)
 
     monkeypatch.setattr(session.engine, "texts", heard)
     page = session.why.page(OWNER, run_id, step.index)
     shown = next(each for each in page["steps"] if each["step"] == step.index)
     assert {guess[0] for guess in shown["guesses"]} == {0xFFFFFF}
-    assert asked and max(asked) < session.current.info.vocabulary_size
+    assert calls and max(calls) < session.current.info.vocabulary_size
 
 
 def pages_of(session: Session, run_id: str) -> list[Data]:
@@ -173,7 +173,7 @@ def test_the_pages_of_a_replay_hold_the_whole_run(session: Session) -> None:
     text = ""
     for page in pages:
         assert text.endswith(page["lead"]) and page["cut"] == (len(text) > len(page["lead"]))
-        text += "".join(said[0] for step in page["steps"] for said in step["said"])
+        text += "".join(said[0] for step in page["steps"] for said in step["tokens"])
     assert text == "".join(token.text for token in run.tokens)
     for shown, step in zip(steps, run.steps, strict=False):
         found = nodes(step) or ()

@@ -146,7 +146,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def told(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> list[Progress]:
+def load_model(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> list[Progress]:
     """All that a load reports."""
     seen, report = list[Progress](), Job.report
 
@@ -163,7 +163,7 @@ def told(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> l
 def fails(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> str:
     """Why a model cannot be loaded."""
     with pytest.raises(ModelError) as caught:
-        told(session, source, runtime)
+        load_model(session, source, runtime)
     text = str(caught.value)
     del caught
     return text

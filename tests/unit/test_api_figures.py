@@ -125,8 +125,8 @@ def test_a_prompt_is_counted_once_however_many_choices_it_has() -> None:
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     thought = replace(two, thought=5)
-    told = usage([thought, thought], 1)["completion_tokens_details"]
-    assert told == {"reasoning_tokens": 10}
+    shown = usage([thought, thought], 1)["completion_tokens_details"]
+    assert shown == {"reasoning_tokens": 10}
     assert usage([two, two, three, three], 2)["prompt_tokens"] == 50
     assert figures([two, two])["strata"]["choices"] == [ours(two)] * 2
     assert "timings" not in figures([two, two])
@@ -216,7 +216,7 @@ def test_no_name_of_a_model_breaks_a_line(name: str) -> None:
 )
 def test_errors_of_ours_have_a_status(error: StrataError, status: int) -> None:
     found = api_error(error, "messages")
-    assert found.status == status and found.words == str(error)
+    assert found.status == status and found.message == str(error)
     assert ("retry-after" in found.headers) is (status in (429, 503))
     long = isinstance(error, PromptError) and "tokens" in str(error)
     assert (found.code == "context_length_exceeded") is long

@@ -51,7 +51,7 @@ def test_every_digest_is_compared_in_constant_time(
     assert keys.find(made[0]) is not None and len(compared) == 3
 
 
-def test_names_are_told_apart_and_numbers_bounded(
+def test_names_are_distinguished_and_numbers_bounded(
     keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys.make("one")

@@ -52,7 +52,7 @@ def test_values_are_taken_as_they_are_and_never_coerced(
         assert read(**{name: value}).requests
     for value in [*bad, NESTED, {"a": NESTED}]:
         error = refused(**{name: value})
-        assert error.param == name and len(error.words) < 400
+        assert error.param == name and len(error.message) < 400
         assert error.status == (404 if name == "model" and isinstance(value, str) else 400)
 
 
@@ -66,11 +66,11 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(
                 assert read(kind, **{name: value}).requests
             except ApiError as error:
                 assert (error.param or "").startswith(name), (name, str(value)[:40])
-                assert error.status in (400, 404) and len(error.words) < 400
+                assert error.status in (400, 404) and len(error.message) < 400
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "expected"),
     [
         ({"n": 17}, "n cannot be 17. Give a whole number from 1 to 16."),
         ({"temperature": "hot"}, "Temperature cannot be 'hot'. Give a number from 0 to 2."),
@@ -94,9 +94,9 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(
         ({"top_logprobs": 3}, "top_logprobs needs logprobs to be true."),
     ],
 )
-def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], words: str) -> None:
+def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected: str) -> None:
     error = refused(**more)
-    assert words in error.words and error.param == next(iter(more))
+    assert expected in error.message and error.param == next(iter(more))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_newer_name_of_the_limit_counts() -> None:
     assert limit(max_completion_tokens=None, max_tokens=3) == 3
     for name in ("max_tokens", "max_completion_tokens"):
         assert limit(**{name: -1}) == limit("text", **{name: -1}) == 32768, "-1 is no limit"
-    assert refused(max_tokens=-2).words.endswith("2, or -1 for no limit.")
+    assert refused(max_tokens=-2).message.endswith("2, or -1 for no limit.")
     assert limit(max_tokens=10**9) == limit() == 32768 and limit("text") == 16
     assert refused(max_completion_tokens="x", max_tokens=3).param == "max_completion_tokens"
 
@@ -197,7 +197,7 @@ def test_prompts_are_texts_or_tokens() -> None:
         assert read("text", prompt=given).prompts == count
     for given in (None, "", [], [[]], ["a", ""], [1, "a"], [1.0], [True], [-1], [260], {}, NESTED):
         error = refused("text", prompt=given)
-        assert error.param == "prompt" and "from 0 to 259" in error.words
+        assert error.param == "prompt" and "from 0 to 259" in error.message
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

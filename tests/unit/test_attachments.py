@@ -112,7 +112,7 @@ def test_what_is_no_block_of_ours_stays_text(message: str) -> None:
     assert split(message) == ([], message)
 
 
-def test_what_a_message_says_beside_its_files_names_it() -> None:
+def test_the_text_of_a_message_besides_its_files_names_it() -> None:
     file = Attachment("a.txt", "x")
     assert without_files(join([file], "Why?")) == "Why?"
     assert without_files(join([file, file], "")) == "a.txt, a.txt"
@@ -148,7 +148,7 @@ def test_a_text_is_read_in_the_encoding_that_it_does_not_show(
         ("mac_roman", "id;\r" * 3_000 + "für schöne Straßen, Grüße und Öl"),
     ],
 )
-def test_a_letter_far_behind_the_beginning_of_its_line_is_read(encoding: str, text: str) -> None:
+def test_a_letter_far_from_the_beginning_of_its_line_is_read(encoding: str, text: str) -> None:
     found = read("min.json", text.encode(encoding))
     assert found.text == text.replace("\r", "\n") and "a guess" in found.note
 
@@ -189,7 +189,7 @@ def test_a_pdf_file_is_read_page_by_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "expected"),
     [
         ("empty.txt", b" \n", "empty.txt is empty"),
         ("cat.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "cat.png is not text: it is a picture"),
@@ -211,8 +211,10 @@ def test_a_pdf_file_is_read_page_by_page() -> None:
         ("secret.pdf", encrypted(pdf("x")), "secret.pdf is encrypted"),
     ],
 )
-def test_what_cannot_be_attached_is_told_in_words(name: str, content: bytes, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+def test_what_cannot_be_attached_is_reported_in_words(
+    name: str, content: bytes, expected: str
+) -> None:
+    with pytest.raises(PromptError, match=expected):
         read(name, content)
 
 

@@ -138,12 +138,12 @@ def test_a_message_can_be_updated_while_it_grows(db: Database, ada: Conversation
 
 def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversations) -> None:
     id, traces = ada.create().id, Traces(db, "ada")
-    words = [(text, f"draft:{text}", 2, 0, 7, 0.5) for text in HOSTILE]
-    run = Run(steps=(*(step_of(at, row) for at, row in enumerate(words)), Step(99, ())))
+    rows = [(text, f"draft:{text}", 2, 0, 7, 0.5) for text in HOSTILE]
+    run = Run(steps=(*(step_of(at, row) for at, row in enumerate(rows)), Step(99, ())))
     ada.append(id, "user", "Hi")
     ada.append(id, "assistant", "".join(HOSTILE), traces.save(run, id))
     ada.append(id, "assistant", "x", pieces=PIECES)
-    expected = tuple(Piece(*row)._replace(step=at) for at, row in enumerate(words))
+    expected = tuple(Piece(*row)._replace(step=at) for at, row in enumerate(rows))
     found = [message.pieces for message in ada.messages(id)]
     assert found == [None, expected, tuple(Piece(*row) for row in PIECES)]
     plain = ada.messages(id, pieces=False)
@@ -232,8 +232,8 @@ def test_another_owners_conversation_does_not_exist(
         act(bob, theirs.id, message.id)
     with pytest.raises(StorageError) as unknown:
         act(bob, "x" * 16, "x" * 16)
-    words = str(foreign.value).replace(theirs.id, "ID").replace(message.id, "ID")
-    assert words == str(unknown.value).replace("x" * 16, "ID")
+    text = str(foreign.value).replace(theirs.id, "ID").replace(message.id, "ID")
+    assert text == str(unknown.value).replace("x" * 16, "ID")
     assert (ada.export(theirs.id), ada.get(theirs.id)) == before
 
 
@@ -273,17 +273,17 @@ def test_hostile_words_come_back_as_they_were(db: Database, text: str) -> None:
 
 
 def test_search_reads_titles_and_messages_and_takes_wildcards_literally(ada: Conversations) -> None:
-    title, words, other = ada.create("50% off"), ada.create("words"), ada.create("50 offers")
-    ada.append(words.id, "assistant", "snake_case \\ Python")
+    title, phrase, other = ada.create("50% off"), ada.create("words"), ada.create("50 offers")
+    ada.append(phrase.id, "assistant", "snake_case \\ Python")
 
     def found(search: str | None) -> list[str]:
         return [item.id for item in ada.list(search)]
 
     assert found("50%") == [title.id]
-    assert found("PYTHON") == found("e_c") == found("\\ p") == [words.id]
-    assert found("_") == [words.id]
+    assert found("PYTHON") == found("e_c") == found("\\ p") == [phrase.id]
+    assert found("_") == [phrase.id]
     assert found("nothing like it") == found("' OR 1=1 --") == []
-    assert found("  ") == found("") == found(None) == [words.id, other.id, title.id]
+    assert found("  ") == found("") == found(None) == [phrase.id, other.id, title.id]
     assert found("%" * 100_000) == []
 
 
@@ -507,11 +507,11 @@ def test_a_search_says_where_the_words_are(ada: Conversations) -> None:
 
 def test_what_a_search_shows_is_not_cut_within_a_word(ada: Conversations) -> None:
     talk = ada.create().id
-    words = " ".join(f"word{n}" for n in range(40))
-    ada.append(talk, "user", f"{words} sails {words}")
+    text = " ".join(f"word{n}" for n in range(40))
+    ada.append(talk, "user", f"{text} sails {text}")
     ada.append(talk, "user", "begin here and end")
     for search, before, after in (
-        ("sails", "…word36 word37 word38 word39 ", f" {words[:59]}…"),
+        ("sails", "…word36 word37 word38 word39 ", f" {text[:59]}…"),
         ("begin", "", " here and end"),
         ("END", "begin here and ", ""),
     ):

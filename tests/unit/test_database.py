@@ -184,13 +184,13 @@ def test_a_killed_writer_loses_no_committed_row(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as child:
         assert child.stdout is not None
-        said = [int(child.stdout.readline()) for _ in range(40)]
+        confirmed = [int(child.stdout.readline()) for _ in range(40)]
         child.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-        said += [int(line) for line in child.stdout if line.endswith("\n")]
+        confirmed += [int(line) for line in child.stdout if line.endswith("\n")]
     with Database(path) as db:
         assert db.notices == []
         names = set(owners(db))
-        assert {f"{number}-{half}" for number in said for half in "ab"} <= names
+        assert {f"{number}-{half}" for number in confirmed for half in "ab"} <= names
         assert len(names) % 2 == 0
         assert db.execute_read("PRAGMA integrity_check") == [("ok",)]
 
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: Callable[[Path], N
 
 
 @pytest.mark.parametrize(
-    ("words", "at", "value", "verdict"),
+    ("expected", "at", "value", "verdict"),
     [
         (b"", 18, 0x41, "unknown format 65"),
         (b"", 19, 0x00, "unknown format 0"),
@@ -250,14 +250,14 @@ def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: Callable[[Path], N
     ],
 )
 def test_one_wrong_byte_of_what_makes_it_a_database(
-    tmp_path: Path, words: bytes, at: int, value: int, verdict: str
+    tmp_path: Path, expected: bytes, at: int, value: int, verdict: str
 ) -> None:
     """Each of these once ended the start with a traceback, or with words that led astray."""
     path = tmp_path / "strata.db"
     with Database(path) as db:
         add_owner(db, "ada")
     content = bytearray(path.read_bytes())
-    content[content.index(words) + at] = value
+    content[content.index(expected) + at] = value
     path.write_bytes(content)
     with Database(path) as db:
         (notice,) = db.notices
@@ -304,7 +304,7 @@ def test_a_large_file_that_contradicts_itself_says_so_when_it_is_read(
             store.messages(made)
 
 
-def test_a_schema_that_cannot_be_read_is_told_while_the_program_runs(db: Database) -> None:
+def test_a_schema_that_cannot_be_read_is_reported_while_the_program_runs(db: Database) -> None:
     def unreadable(*_: object) -> None:
         b"\xff".decode()
 
@@ -326,12 +326,12 @@ def test_what_is_no_damage(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    for path, words, named in (
+    for path, expected, named in (
         (tmp_path / "file" / "strata.db", "data directory", tmp_path / "file"),
         (tmp_path / "file" / "deeper" / "strata.db", "data directory", tmp_path / "file/deeper"),
         (tmp_path, "is a directory", tmp_path),
     ):
-        with pytest.raises(StorageError, match=words) as caught:
+        with pytest.raises(StorageError, match=expected) as caught:
             Database(path)
         assert str(named) in str(caught.value)
 
@@ -381,7 +381,7 @@ def test_who_waits_for_another_program_holds_up_no_other_thread(
         other.close()
 
 
-def test_a_full_disk_undoes_the_block_and_the_program_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_undoes_the_block_and_the_program_continues(tmp_path: Path) -> None:
     with Database(tmp_path / "strata.db") as db:
         add_owner(db, "ada")
         with db.read() as handle:
@@ -441,14 +441,14 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "expected"),
     [
         ("CREATE TABLE photos (id)", "another program.*photos"),
         ("INSERT INTO migrations VALUES ('9999-future')", "newer version.*9999-future"),
     ],
 )
 def test_a_file_of_others_is_refused_and_left_alone(
-    tmp_path: Path, script: str, words: str
+    tmp_path: Path, script: str, expected: str
 ) -> None:
     path = tmp_path / "strata.db"
     if "migrations" in script:
@@ -456,7 +456,7 @@ def test_a_file_of_others_is_refused_and_left_alone(
     with closing(sqlite3.connect(path)) as other:
         other.executescript(f"PRAGMA journal_mode = WAL; {script}")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         Database(path)
     assert path.read_bytes() == before
 

@@ -34,12 +34,14 @@ def in_a_row(export: dict[str, Any]) -> dict[str, Any]:
     return {**export, "version": 2, "messages": messages}
 
 
-def as_known_then(found: Any, wanted: Any) -> Any:
+def as_known_then(found: Any, requested: Any) -> Any:
     """What is shown now without the parts that no earlier version knew."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        return {name: as_known_then(found[name], wanted[name]) for name in wanted if name in found}
-    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        return [as_known_then(*pair) for pair in zip(found, wanted, strict=True)]
+    if isinstance(found, dict) and isinstance(requested, dict):
+        return {
+            name: as_known_then(found[name], requested[name]) for name in requested if name in found
+        }
+    if isinstance(found, list) and isinstance(requested, list) and len(found) == len(requested):
+        return [as_known_then(*pair) for pair in zip(found, requested, strict=True)]
     return found
 
 
@@ -48,15 +50,15 @@ def test_all_of_an_earlier_version_is_there_and_shown_as_it_was(
     fixture: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copy(fixture, tmp_path / "strata.db")
-    wanted: dict[str, Any] = json.loads(fixture.with_suffix(".json").read_text())
+    expected: dict[str, Any] = json.loads(fixture.with_suffix(".json").read_text())
     if fixture.stem < "0017":
-        wanted["costs"] = None  # They are measured again: see the migration 0017.
+        expected["costs"] = None  # They are measured again: see the migration 0017.
     for _ in range(2):
         with Database(copy) as db:
             assert db.notices == []
             found = shown(db)
-            assert found.keys() == wanted.keys()
-            for part, value in wanted.items():
+            assert found.keys() == expected.keys()
+            for part, value in expected.items():
                 value = as_exported_now(value)
                 assert as_known_then(found[part], value) == value, part
             assert db.execute_read("PRAGMA foreign_key_check") == []

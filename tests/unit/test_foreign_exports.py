@@ -34,13 +34,15 @@ def contents(export: Export) -> list[str]:
 def test_what_was_said_is_imported_and_everything_else_is_counted(name: str) -> None:
     export = one([SAMPLES[name]] if name != "messages" else SAMPLES[name])
     text = "\n".join(contents(export))
-    words = set(WORD.findall(json.dumps(SAMPLES[name])))
-    assert set(WORD.findall(text)) == {word for word in words if not word.startswith("tool")}
+    sample_words = set(WORD.findall(json.dumps(SAMPLES[name])))
+    assert set(WORD.findall(text)) == {word for word in sample_words if not word.startswith("tool")}
     for content in contents(export):
         answer = re.sub(r"(?s)<think>.*?</think>", "", content)
         assert "thought" not in answer, "thinking stands before the answer, between its marks"
         assert not re.search(r"details|summary|AGENTIC|TOOL_|\ue200|tool_call", answer)
-    assert sum(export.left_out.values()) >= len({word for word in words if word[:4] == "tool"})
+    assert sum(export.left_out.values()) >= len(
+        {word for word in sample_words if word[:4] == "tool"}
+    )
 
 
 def left(text: str, **more: Any) -> tuple[str, dict[str, int]]:
@@ -205,7 +207,7 @@ def flags(content: bytes, bit: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         (archive(chat_html=b"<p>"), "holds no JSON file"),
         (archive(a_json=b"{}")[:40], "archive is damaged"),
@@ -215,10 +217,10 @@ def flags(content: bytes, bit: int) -> bytes:
     ],
 )
 def test_an_archive_that_cannot_be_read_is_refused(
-    content: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+    content: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(imports, "MAX_UNPACKED", 3000)
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         imports.read_file(content, 9)
 
 
@@ -268,8 +270,8 @@ def test_each_turn_of_a_damaged_export_is_imported_or_counted(hundred: int) -> N
         whole = read_or_none(value)
         if whole is not None:
             text = "\n".join(contents(whole))
-            said = filter(words, messages_of(name, value))
-            missing = [each for each in said if not any(word in text for word in words(each))]
+            shown = filter(words, messages_of(name, value))
+            missing = [each for each in shown if not any(word in text for word in words(each))]
             assert sum(whole.left_out.values()) >= len(missing), seed
         for message in messages_of(name, value):
             found = read_or_none(alone(name, message))

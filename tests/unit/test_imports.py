@@ -91,7 +91,7 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "expected"),
     [
         ({"uuid": 1, "chat_messages": []}, "'uuid', 'chat_messages'.*formats that can be read"),
         ({}, "it holds nothing"),
@@ -109,14 +109,14 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
         (7, "of type int"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(value: object, words: str) -> None:
-    with pytest.raises(StorageError, match=words) as caught:
+def test_what_cannot_be_read_is_refused_by_name(value: object, expected: str) -> None:
+    with pytest.raises(StorageError, match=expected) as caught:
         read(value)
     assert "None None" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         *(
             (text, "nests its values too deeply")
@@ -128,8 +128,8 @@ def test_what_cannot_be_read_is_refused_by_name(value: object, words: str) -> No
         ),
     ],
 )
-def test_a_file_that_is_no_json_is_refused(content: bytes, words: str) -> None:
-    with pytest.raises(StorageError, match=words):
+def test_a_file_that_is_no_json_is_refused(content: bytes, expected: str) -> None:
+    with pytest.raises(StorageError, match=expected):
         imports.read_file(content, ROOM)
 
 
@@ -179,11 +179,11 @@ def test_a_file_is_read_and_stored_within_bounds(
         with pytest.raises(StorageError, match="title"):
             mine.import_([found[0], found[1]._replace(title=" ")])
         assert mine.list() == []
-        said: list[str] = []
+        statements: list[str] = []
         with db.read() as handle:
-            handle.conn.set_trace_callback(said.append)
+            handle.conn.set_trace_callback(statements.append)
         mine.import_(found)
-        assert [line for line in said if line in ("BEGIN IMMEDIATE", "COMMIT")] == [
+        assert [line for line in statements if line in ("BEGIN IMMEDIATE", "COMMIT")] == [
             "BEGIN IMMEDIATE",
             "COMMIT",
         ]
@@ -239,11 +239,11 @@ def test_a_chat_of_llama_cpps_page_is_read_with_its_branches() -> None:
 
 
 def test_numbers_are_ids_of_llama_cpps_page_as_well() -> None:
-    said: tuple[tuple[Any, Any, str, str], ...] = (
+    rows: tuple[tuple[Any, Any, str, str], ...] = (
         (1, None, "system", ""), (3, 2, "assistant", "Old"), (2, 1, "user", "Hi"),
         (5, 2, "assistant", "New"),
     )  # fmt: skip
-    messages = [llama(*each) for each in said]
+    messages = [llama(*each) for each in rows]
     (found,) = read([{"conv": {"currNode": 3}, "messages": messages}]).conversations
     assert [(m.content, m.parent, m.chosen) for m in found.messages] == [
         ("Hi", None, 1), ("Old", 0, 1), ("New", 0, 0),
@@ -251,8 +251,8 @@ def test_numbers_are_ids_of_llama_cpps_page_as_well() -> None:
 
 
 def test_a_chat_without_a_title_is_named_after_what_its_user_said() -> None:
-    asked = {"role": "user", "content": "<think> tags: how are they read?"}
-    assert read([asked, {"role": "assistant", "content": "So."}]).conversations[0].title == (
+    question = {"role": "user", "content": "<think> tags: how are they read?"}
+    assert read([question, {"role": "assistant", "content": "So."}]).conversations[0].title == (
         "<think> tags: how are they read?"
     )
     file = "Attached file: a.txt\n```\n" + "x\n" * 11_000 + "```\n\nSum it up."
@@ -290,12 +290,17 @@ PIECE = ["x", "m", 0, 0, 0, 0.5]
 
 def own(version: int = 2, **message: Any) -> dict[str, Any]:
     """A file of ours with one message."""
-    said = {"role": "user", "content": "x", "created": 5} | message
-    return {"format": "strata-conversation", "version": version, "title": "t", "messages": [said]}
+    complete = {"role": "user", "content": "x", "created": 5} | message
+    return {
+        "format": "strata-conversation",
+        "version": version,
+        "title": "t",
+        "messages": [complete],
+    }
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "expected"),
     [
         ({"content": ["x"]}, "messages[0].content cannot be ['x']. Give a text."),
         ({"created": float("nan")}, "messages[0].created cannot be nan."),
@@ -312,10 +317,10 @@ def own(version: int = 2, **message: Any) -> dict[str, Any]:
         ({"pieces": [[*PIECE[:5], 1.5]]}, "messages[0].pieces[0][5] cannot be 1.5."),
     ],
 )
-def test_a_value_of_a_file_of_ours_is_never_coerced(message: dict[str, Any], words: str) -> None:
+def test_a_value_of_a_file_of_ours_is_never_coerced(message: dict[str, Any], expected: str) -> None:
     with pytest.raises(StorageError) as caught:
         imports.read(own(**message))
-    assert words in str(caught.value) and "cannot be imported" in str(caught.value)
+    assert expected in str(caught.value) and "cannot be imported" in str(caught.value)
 
 
 def test_what_a_file_of_ours_may_leave_out_or_write_otherwise() -> None:

@@ -14,7 +14,7 @@ from engine.errors import ModelError
 from engine.models import llama_cpp_python, loaders
 from engine.models.format import FileFormat
 from engine.models.formats import FORMATS, Gguf, Transformers, format_of
-from engine.models.loaders import MODEL_LOADERS, free_name, name_of, settled
+from engine.models.loaders import MODEL_LOADERS, free_name, name_of, resolve_source
 from engine.models.memory import Need
 from engine.models.probe import Probe
 from engine.settings import Runtime
@@ -58,11 +58,11 @@ def test_one_model_has_one_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = str(tmp_path.resolve() / "folder")
     for source in ("folder", " ./folder/ ", "~/folder", "link", str(tmp_path / "link" / ".")):
-        assert settled(source) == folder
+        assert resolve_source(source) == folder
     for source in ("folder/linked.gguf", "link/linked.gguf", "~/link/../folder/linked.gguf"):
-        assert settled(source) == f"{folder}/linked.gguf", "what it points to is no .gguf"
+        assert resolve_source(source) == f"{folder}/linked.gguf", "what it points to is no .gguf"
     for source in ("", "owner/name", HUB_FILE, "folder/none.gguf"):
-        assert settled(f" {source} ") == source
+        assert resolve_source(f" {source} ") == source
 
 
 def test_a_file_from_the_hub_is_read_where_the_cache_keeps_it(

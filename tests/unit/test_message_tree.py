@@ -219,7 +219,7 @@ def test_what_was_deleted_below_something_deleted_comes_back_after_it(
     names = named(ada, id)
     inner = ada.delete_message(id, names["c"])
     outer = ada.delete_message(id, names["a"])
-    with pytest.raises(StorageError, match="Bring that back first"):
+    with pytest.raises(StorageError, match="Restore that one first"):
         ada.undo(inner)
     ada.undo(outer)
     assert {*named(ada, id)} == set("abBCA")

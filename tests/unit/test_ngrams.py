@@ -120,11 +120,11 @@ def test_pruning_takes_what_it_says_and_tells_before(grams: ModelNgrams, db: Dat
         (Pruning(2, 2, 3), {B, C, LONG}),
     ]
     before = {gram.tokens for gram in grams.load()}
-    for wanted, gone in cases:
-        assert grams.pruned(wanted) == len(gone), wanted
+    for pruning, gone in cases:
+        assert grams.pruned(pruning) == len(gone), pruning
         with pytest.raises(ZeroDivisionError), db.write():
-            assert grams.drop(wanted) == len(gone)
-            assert before - {gram.tokens for gram in grams.load()} == gone, wanted
+            assert grams.drop(pruning) == len(gone)
+            assert before - {gram.tokens for gram in grams.load()} == gone, pruning
             raise ZeroDivisionError
     assert grams.drop(Pruning(documents=3)) == 3 and other.rows() == 2
     assert [gram.tokens for gram in grams.load()] == [A]
@@ -169,7 +169,7 @@ def test_a_file_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         (b"", "no readable JSON"),
         (b"\xff\xfe", "no readable JSON"),
@@ -194,8 +194,8 @@ def test_a_file_comes_back_as_it_was() -> None:
         ),
     ],
 )  # fmt: skip
-def test_an_unusable_file_is_refused(content: bytes, words: str) -> None:
-    with pytest.raises(StorageError, match=words):
+def test_an_unusable_file_is_refused(content: bytes, expected: str) -> None:
+    with pytest.raises(StorageError, match=expected):
         from_file(content, "tok", 100)
 
 

@@ -80,8 +80,8 @@ def test_surroundings_are_short_and_of_whole_words() -> None:
     long = by_text(Spoken("u", "x" * 500 + " cat " + "y" * 500), " cat")
     assert long is not None and long.before == "… " + "x" * AROUND
     assert long.after == " " + "y" * (AROUND - 1) + " …"
-    words = by_text(Spoken("u", 20 * "alpha " + "cat" + 20 * " omega"), "cat")
-    assert words is not None and set(words.before.split()) == {"…", "alpha"}
-    assert set(words.after.split()) == {"…", "omega"}
+    place = by_text(Spoken("u", 20 * "alpha " + "cat" + 20 * " omega"), "cat")
+    assert place is not None and set(place.before.split()) == {"…", "alpha"}
+    assert set(place.after.split()) == {"…", "omega"}
     short = by_text(Spoken("u", "the cat sat"), " cat")
     assert short is not None and (short.before, short.after) == ("the", " sat")

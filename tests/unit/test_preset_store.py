@@ -30,7 +30,7 @@ def test_nobody_sees_or_changes_those_of_another(store: PresetStore, db: Databas
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "expected"),
     [
         (preset(" \n"), "no name"),
         (preset("x" * 81), "81 characters"),
@@ -41,10 +41,10 @@ def test_nobody_sees_or_changes_those_of_another(store: PresetStore, db: Databas
     ],
 )
 def test_what_cannot_be_kept_is_refused(
-    store: PresetStore, wrong: StoredPreset, words: str
+    store: PresetStore, wrong: StoredPreset, expected: str
 ) -> None:
     store.add(preset("one"))
-    with pytest.raises(StorageError, match=words):
+    with pytest.raises(StorageError, match=expected):
         store.add(wrong)
     assert [known.name for known in store.list()] == ["one"]
 

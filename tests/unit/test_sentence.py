@@ -9,12 +9,12 @@ from storage.traces import Worth
 from tests.support.runs import summed
 
 
-def told(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = None) -> str:
+def sentence_of(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = None) -> str:
     return sentence(Worth(tokens, guessed, seconds, plain, {}))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "guessed", "seconds", "plain", "said"),
+    ("tokens", "guessed", "seconds", "plain", "expected"),
     [
         (200, 68, 1.0, 1.3, "68 of 200 tokens were guessed, which saved about 0.3 s."),
         (200, 1, 1.0, 1.3, "1 of 200 tokens was guessed, which saved about 0.3 s."),
@@ -47,9 +47,9 @@ def told(tokens: int, guessed: int, seconds: float = 1.0, plain: float | None = 
     ],
 )  # fmt: skip
 def test_the_sentence_says_what_is_so(
-    tokens: int, guessed: int, seconds: float, plain: float | None, said: str
+    tokens: int, guessed: int, seconds: float, plain: float | None, expected: str
 ) -> None:
-    assert told(tokens, guessed, seconds, plain) == said
+    assert sentence_of(tokens, guessed, seconds, plain) == expected
 
 
 def test_durations_are_as_people_say_them() -> None:
@@ -62,15 +62,17 @@ def test_durations_are_as_people_say_them() -> None:
 
 def test_saved_is_what_the_live_speedup_says() -> None:
     """Reading the prompt and learning the answer included."""
-    said = tuple(Token(1, at, "context") for at in range(20))
-    steps = [Step(0, said, {"context": 25}, {"context": 19}, verify_seconds=1.0, plain_seconds=4.0)]
+    tokens = tuple(Token(1, at, "context") for at in range(20))
+    steps = [
+        Step(0, tokens, {"context": 25}, {"context": 19}, verify_seconds=1.0, plain_seconds=4.0)
+    ]
     figures = summed(Prefill(9, 0, 1.0, 0.5), steps, Learned(0.25))
     worth = worth_of(figures)
     assert worth == Worth(20, 19, 2.25, 4.5, {})
     assert worth.plain_seconds is not None
     assert live(figures).whole == worth.plain_seconds / worth.seconds
     assert sentence(worth) == "19 of 20 tokens were guessed, which saved about 2.2 s."
-    unknown = summed(Prefill(9, 0, 1.0), [Step(0, said, verify_seconds=1.0)])
+    unknown = summed(Prefill(9, 0, 1.0), [Step(0, tokens, verify_seconds=1.0)])
     assert worth_of(unknown).plain_seconds is None
     plain = summed(Prefill(9, 0, 1.0), steps)
     assert worth_of(plain).plain_seconds == 5.0, "plain decoding reads the prompt as we do"

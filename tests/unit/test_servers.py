@@ -30,7 +30,7 @@ from engine.servers.client import (
     parsed,
     quoted,
     refused,
-    settled,
+    resolve_address,
 )
 from engine.servers.served import info_of
 from engine.settings import Generation, Sampling
@@ -55,8 +55,8 @@ HERE = parsed("http://localhost:8000/v1")
 def test_an_address_is_written_in_one_way(given: str, base: str, model: str) -> None:
     found = parsed(given)
     assert (found.base, found.model) == (base, model)
-    assert parsed(found.source).base == base and settled(given) == loaders.settled(given)
-    assert loaders.settled(given) == found.source and format_of(given).kind == "server"
+    assert parsed(found.source).base == base and format_of(given).kind == "server"
+    assert resolve_address(given) == loaders.resolve_source(given) == found.source
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_address_is_written_in_one_way(given: str, base: str, model: str) -> 
 def test_what_is_no_address_is_refused_and_left_as_it_is(wrong: str) -> None:
     with pytest.raises(ModelError, match="Give one such as"):
         parsed(wrong)
-    assert settled(wrong) == wrong
+    assert resolve_address(wrong) == wrong
     with pytest.raises(ModelError):
         loaders.check_there(wrong)
 

@@ -45,7 +45,7 @@ def read(table: StatisticsTable) -> Any:
     return memory
 
 
-def told(found: Followers | None) -> tuple[object, ...] | None:
+def as_tuple(found: Followers | None) -> tuple[object, ...] | None:
     return found and (found.total, found.distinct, list(found.counts.items()))
 
 
@@ -62,7 +62,7 @@ class Source:
         self.source = native.core.Statistics(look_up, table.unigrams, memory, KEY, 1 << 14)
 
     def matches(self, suffix: Key) -> list[tuple[object, ...] | None]:
-        return [told(Followers(*each)) for each in self.source.matches(suffix)]
+        return [as_tuple(Followers(*each)) for each in self.source.matches(suffix)]
 
 
 def matches(look_up: Callable[[Key], Followers | None], suffix: Key) -> list[object]:
@@ -72,7 +72,7 @@ def matches(look_up: Callable[[Key], Followers | None], suffix: Key) -> list[obj
         followers = look_up(suffix[-size:])
         if followers is None:
             break
-        found.append(told(followers))
+        found.append(as_tuple(followers))
     return found
 
 
@@ -154,7 +154,7 @@ def test_an_entry_counts_as_much_as_in_python(
     except StorageError:
         wanted = None
     found = native.core.Statistics(lambda key: None, lambda: None, memory, KEY, 9).matches((5,))
-    assert [told(Followers(*each)) for each in found] == ([told(wanted)] if wanted else [])
+    assert [as_tuple(Followers(*each)) for each in found] == ([as_tuple(wanted)] if wanted else [])
 
 
 @pytest.mark.parametrize("blob", POISONED)

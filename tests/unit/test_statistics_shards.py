@@ -108,7 +108,7 @@ class Gone(BaseException):
     """The process ended here."""
 
 
-def test_who_is_interrupted_goes_on_at_any_file(
+def test_who_is_interrupted_continues_at_any_file(
     tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends at every fourth file that is to get its name, of counting and of adding up, and at
@@ -189,13 +189,13 @@ def test_a_token_of_another_vocabulary_ends_it(tmp_path: Path, made: Made) -> No
 def test_a_work_folder_belongs_to_its_texts_and_settings(tmp_path: Path) -> None:
     work = tmp_path / "work"
     assert plan(5).claim(work, 700) == 700
-    assert plan(5).claim(work, 900) == 700, "cut as it was begun"
+    assert plan(5).claim(work, 900) == 700, "cut as at the start"
     for other, words in (
         (plan(6), "vocabulary"),
         (plan(5, 1), "fewest"),
         (plan(5, 2, "b"), "texts"),
     ):
-        with pytest.raises(StorageError, match=f"begun with another {words}"):
+        with pytest.raises(StorageError, match=f"started with another {words}"):
             other.claim(work, 700)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear all")

@@ -190,7 +190,7 @@ def test_another_owners_run_does_not_exist(db: Database, traces: Traces) -> None
             bob.stored_prompt,
             bob.prompt,
             lambda id: bob.extend(id, STEPS),
-            lambda id: bob.go_on(id, STEPS[-1], RUN.parts[0]),
+            lambda id: bob.continue_run(id, STEPS[-1], RUN.parts[0]),
         ):
             with pytest.raises(StorageError, match="There is no run"):
                 act(id)
@@ -219,7 +219,7 @@ DAMAGE = ["'['", "x'00ff'", "'text'"]
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("column", ["emitted_tokens", "decode_seconds", "created", "speedup"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_line_is_told_and_left_out(
+def test_a_damaged_line_is_reported_and_left_out(
     db: Database, traces: Traces, column: str, damage: str
 ) -> None:
     sound, damaged = save(traces), save(traces)
@@ -335,7 +335,7 @@ def test_many_runs_become_few_marks(
     assert newest[False].speed == pytest.approx(fast.emitted_tokens / fast.decode_seconds)
 
 
-def test_two_formats_of_a_model_are_told_apart(db: Database, traces: Traces) -> None:
+def test_two_formats_of_a_model_are_distinguished(db: Database, traces: Traces) -> None:
     """A folder and a GGUF file may share a name: "tiny-chat". Runs of before hold no format; it is
     known where the costs of that model were measured."""
     folder, file = "tiny (transformers, float32)", "tiny (llama.cpp, Q8_0)"
@@ -451,7 +451,7 @@ def test_a_proof_is_kept_with_its_run_by_its_owner_alone(db: Database, traces: T
     assert traces.worths(talk.id) == {}
     traces.prove("gone", found)
     traces.prove(id := traces.save(RUN, talk.id), found)
-    traces.go_on(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
+    traces.continue_run(id, STEPS[-1], Part(2, "hd", "toy", "f", {}, Prefill(1, 0)))
     assert traces.worths(talk.id)[id].proof == {}, "an answer that is continued is another one"
 
 

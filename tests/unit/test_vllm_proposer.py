@@ -122,7 +122,7 @@ def test_equal_requests_side_by_side_are_two_sequences() -> None:
         assert batch.requests[0].tokens == batch.requests[1].tokens
 
 
-def test_another_request_in_the_row_of_one_that_ended_begins_anew() -> None:
+def test_another_request_in_the_row_of_one_that_ended_is_a_new_sequence() -> None:
     first = request("a", 1)
     proposer, batch = started(first)
     batch.steps(4)

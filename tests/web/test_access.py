@@ -26,7 +26,7 @@ from app.http.access import (
     Route,
     address_of,
     check,
-    kept_to_itself,
+    isolated,
     own_cookie,
 )
 from app.http.login import LogIns
@@ -52,7 +52,7 @@ async def reached(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": scope["query_string"]})
 
 
-def asked(
+def requested(
     path: str,
     headers: dict[str, str] | None = None,
     method: str = "GET",
@@ -90,7 +90,7 @@ def asked(
     "host", ["127.0.0.1:7860", "localhost:7860", "LOCALHOST:7860", "[::1]:7860"]
 )
 def test_the_names_of_this_machine_are_let_in(host: str) -> None:
-    assert asked("/", host=host)[0] == 200
+    assert requested("/", host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_the_names_of_this_machine_are_let_in(host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/theme.css", "/gradio_api/queue/data"])
-def test_every_other_name_is_refused_and_the_right_one_told(host: str | None, path: str) -> None:
-    status, _, words = asked(path, host=host)
-    assert status == 421 and f"http://127.0.0.1:{PORT}" in words and "--host" in words
+def test_every_other_name_is_refused_and_the_right_one_named(host: str | None, path: str) -> None:
+    status, _, text = requested(path, host=host)
+    assert status == 421 and f"http://127.0.0.1:{PORT}" in text and "--host" in text
 
 
 def test_two_hosts_are_none_and_the_default_port_of_http_is_not_written() -> None:
-    assert asked("/", {"host": f"127.0.0.1:{PORT}"})[0] == 421
+    assert requested("/", {"host": f"127.0.0.1:{PORT}"})[0] == 421
     hosts = Hosts("127.0.0.1", 80)
-    assert asked("/", hosts=hosts, host="127.0.0.1")[0] == 200
-    assert asked("/", {"origin": "http://localhost"}, hosts=hosts, host="localhost")[0] == 200
+    assert requested("/", hosts=hosts, host="127.0.0.1")[0] == 200
+    assert requested("/", {"origin": "http://localhost"}, hosts=hosts, host="localhost")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_two_hosts_are_none_and_the_default_port_of_http_is_not_written() -> Non
 def test_a_server_for_others_answers_under_its_addresses(
     given: str, host: str, status: int
 ) -> None:
-    assert asked("/", hosts=Hosts(given, PORT), host=host)[0] == status
+    assert requested("/", hosts=Hosts(given, PORT), host=host)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_an_address_is_one_that_a_browser_opens(host: str, address: str) -> None
 def test_a_share_link_is_let_in_once_it_is_known() -> None:
     hosts = Hosts("127.0.0.1", PORT)
     link = {"hosts": hosts, "host": "abc123.gradio.live"}
-    assert asked("/", **link)[0] == 421
+    assert requested("/", **link)[0] == 421
     hosts.share("https://abc123.gradio.live")
-    assert asked("/", **link)[0] == 200
+    assert requested("/", **link)[0] == 200
     body = {**PAGE, "content-length": "2"}
     for origin, status in (
         ("https://abc123.gradio.live", 200),
@@ -173,9 +173,9 @@ def test_a_share_link_is_let_in_once_it_is_known() -> None:
         ("https://other.gradio.live", 403),
     ):
         sent = {**body, "origin": origin}
-        assert asked("/gradio_api/queue/join", sent, "POST", **link)[0] == status
-    assert asked("/", hosts=hosts, host="other.gradio.live")[0] == 421
-    _, headers, _ = asked(
+        assert requested("/gradio_api/queue/join", sent, "POST", **link)[0] == status
+    assert requested("/", hosts=hosts, host="other.gradio.live")[0] == 421
+    _, headers, _ = requested(
         "/login", {**body, "origin": "https://abc123.gradio.live"}, "POST", **link
     )
     (cookie,) = (value for name, value in headers if name == b"set-cookie")
@@ -211,7 +211,7 @@ FOREIGN = (
 @pytest.mark.parametrize("path", ["/", "/theme.css", "/assets/a.js", "/vendor/0a/b", *DATA, *POSTS])
 def test_other_origins_are_refused_on_every_route(path: str, headers: dict[str, str]) -> None:
     method = "POST" if path in POSTS else "GET"
-    status, answered, _ = asked(path, {**headers, "content-length": "2"}, method)
+    status, answered, _ = requested(path, {**headers, "content-length": "2"}, method)
     assert status == 403
     assert not [name for name, _ in answered if name.startswith(b"access-control")]
 
@@ -219,25 +219,25 @@ def test_other_origins_are_refused_on_every_route(path: str, headers: dict[str, 
 @pytest.mark.parametrize("path", ["/theme.css", *DATA, *POSTS[:-1]])
 def test_the_page_itself_may_ask(path: str) -> None:
     method = "POST" if path in POSTS else "GET"
-    assert asked(path, {**PAGE, "origin": OWN, "content-length": "2"}, method)[0] == 200
-    assert asked(path, {**PAGE, "content-length": "2"}, method)[0] == 200
+    assert requested(path, {**PAGE, "origin": OWN, "content-length": "2"}, method)[0] == 200
+    assert requested(path, {**PAGE, "content-length": "2"}, method)[0] == 200
 
 
 def test_a_link_opens_the_page_and_nothing_else() -> None:
-    assert asked("/", LINK)[0] == 200
-    assert asked("/", {**LINK, "sec-fetch-site": "none"})[0] == 200
-    assert {asked(path, LINK)[0] for path in ("/theme.css", *DATA)} == {403}
+    assert requested("/", LINK)[0] == 200
+    assert requested("/", {**LINK, "sec-fetch-site": "none"})[0] == 200
+    assert {requested(path, LINK)[0] for path in ("/theme.css", *DATA)} == {403}
 
 
-@pytest.mark.parametrize("wanted", ["image", "script", "iframe", "document", "style", "video"])
+@pytest.mark.parametrize("expected", ["image", "script", "iframe", "document", "style", "video"])
 @pytest.mark.parametrize("path", DATA)
-def test_contents_of_the_page_reach_no_data(path: str, wanted: str) -> None:
-    assert asked(path, {**PAGE, "sec-fetch-dest": wanted})[0] == 403
+def test_contents_of_the_page_reach_no_data(path: str, expected: str) -> None:
+    assert requested(path, {**PAGE, "sec-fetch-dest": expected})[0] == 403
 
 
 def test_programs_may_look_and_not_change() -> None:
-    assert {asked(path)[0] for path in ("/", "/theme.css", *DATA)} == {200}
-    assert {asked(path, {"content-length": "2"}, "POST")[0] for path in POSTS} == {403}
+    assert {requested(path)[0] for path in ("/", "/theme.css", *DATA)} == {200}
+    assert {requested(path, {"content-length": "2"}, "POST")[0] for path in POSTS} == {403}
 
 
 @pytest.mark.parametrize(
@@ -256,19 +256,19 @@ def test_programs_may_look_and_not_change() -> None:
 )
 def test_bodies_have_a_limit(path: str, length: str | None, status: int) -> None:
     headers = {**PAGE, "content-length": length} if length is not None else PAGE
-    assert asked(path, headers, "POST")[0] == status
+    assert requested(path, headers, "POST")[0] == status
 
 
-def test_the_page_is_told_in_its_own_format_that_something_is_too_long() -> None:
+def test_the_page_learns_in_its_own_format_that_something_is_too_long() -> None:
     sent = {**PAGE, "origin": OWN, "content-length": str(9 << 20)}
-    status, _, body = asked(JOIN, sent, "POST")
+    status, _, body = requested(JOIN, sent, "POST")
     assert status == 413
     assert json.loads(body)["error"] == "9,437,184 bytes are too many. Send at most 8,388,608."
 
 
 def test_the_page_is_given_no_question() -> None:
-    assert asked("/", query="deep_link=x&all_endpoints=1")[2] == ""
-    assert asked("/gradio_api/queue/data", query="session_hash=x")[2] == "session_hash=x"
+    assert requested("/", query="deep_link=x&all_endpoints=1")[2] == ""
+    assert requested("/gradio_api/queue/data", query="session_hash=x")[2] == "session_hash=x"
 
 
 def all_of_gradio() -> list[tuple[str, str]]:
@@ -288,7 +288,9 @@ def test_of_gradios_routes_only_those_that_the_page_needs_exist() -> None:
     gradio_routes = made(all_of_gradio, apps=True)
     assert len(gradio_routes) > 80
     own = {**PAGE, "origin": OWN, "content-length": "2"}
-    there = {f"{m} {path}" for m, path in gradio_routes if asked(path, own, m)[0] not in (404, 403)}
+    there = {
+        f"{m} {path}" for m, path in gradio_routes if requested(path, own, m)[0] not in (404, 403)
+    }
     api = "app_id heartbeat/abc queue/data startup-events theme.css"
     assert there - {"GET /", "HEAD /"} == {
         *(f"GET /gradio_api/{name}" for name in api.split()),
@@ -301,7 +303,7 @@ def test_of_gradios_routes_only_those_that_the_page_needs_exist() -> None:
 def test_every_file_of_gradios_page_can_be_had() -> None:
     names = [path.name for path in ASSETS.iterdir()]
     assert len(names) > 100
-    assert {asked(f"/assets/{name}")[0] for name in names} == {200}
+    assert {requested(f"/assets/{name}")[0] for name in names} == {200}
 
 
 TARGET = "http://127.0.0.1:9/x"
@@ -351,7 +353,7 @@ def test_the_server_fetches_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["/assets/../x", "/static/a/../../x", "/assets/..", "/a\n", "/\n"])
 def test_no_path_climbs(path: str) -> None:
-    assert asked(path)[0] == 404
+    assert requested(path)[0] == 404
 
 
 def test_sockets_are_refused() -> None:
@@ -368,7 +370,7 @@ def test_sockets_are_refused() -> None:
 
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/theme.css"])
 def test_every_answer_forbids_frames_and_foreign_readers(path: str) -> None:
-    headers = {name.decode(): value.decode() for name, value in asked(path)[1]}
+    headers = {name.decode(): value.decode() for name, value in requested(path)[1]}
     policy = headers["content-security-policy"]
     assert "frame-ancestors 'none'" in policy and "default-src 'self'" in policy
     assert headers["x-frame-options"] == "DENY"
@@ -388,7 +390,7 @@ def test_every_answer_forbids_frames_and_foreign_readers(path: str) -> None:
     ],
 )
 def test_what_is_no_page_shows_and_loads_nothing(kind: str, data: bool) -> None:
-    headers = dict(kept_to_itself([(b"Content-Type", kind.encode())], False))
+    headers = dict(isolated([(b"Content-Type", kind.encode())], False))
     policy = headers[b"content-security-policy"].decode()
     assert ("default-src 'none'" in policy) is data and "frame-ancestors 'none'" in policy
     assert headers[b"x-content-type-options"] == b"nosniff"
@@ -425,31 +427,31 @@ COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 
 def test_programs_ask_on_routes_of_their_own() -> None:
     for path in PROGRAM:
-        assert asked(path)[0] == 200 and asked(path, method="POST")[0] == 404
+        assert requested(path)[0] == 200 and requested(path, method="POST")[0] == 404
     for path in COMPLETIONS:
-        assert asked(path, {"content-length": "2"}, "POST")[0] == 200
-        assert asked(path, {}, "POST")[0] == 200, "how long it is, the reader counts"
-        assert asked(path, {"content-length": str(2**23 + 1)}, "POST")[0] == 413
-    assert {asked(path)[0] for path in ("/v1", "/v1/", "/v1/files", "/v1/../x")} == {404}
+        assert requested(path, {"content-length": "2"}, "POST")[0] == 200
+        assert requested(path, {}, "POST")[0] == 200, "how long it is, the reader counts"
+        assert requested(path, {"content-length": str(2**23 + 1)}, "POST")[0] == 413
+    assert {requested(path)[0] for path in ("/v1", "/v1/", "/v1/files", "/v1/../x")} == {404}
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
 @pytest.mark.parametrize("path", [*PROGRAM, *COMPLETIONS])
 def test_a_foreign_page_is_no_program(path: str, headers: dict[str, str]) -> None:
     method = "POST" if path in COMPLETIONS else "GET"
-    status, answered, words = asked(path, {**headers, "content-length": "2"}, method)
-    assert status == 403 and json.loads(words)["error"]["type"] == "permission_error"
+    status, answered, text = requested(path, {**headers, "content-length": "2"}, method)
+    assert status == 403 and json.loads(text)["error"]["type"] == "permission_error"
     assert not [name for name, _ in answered if name.startswith(b"access-control")]
-    assert asked(path, headers, "OPTIONS")[0] in (403, 404)
+    assert requested(path, headers, "OPTIONS")[0] in (403, 404)
 
 
 def test_under_a_foreign_name_programs_are_refused_in_their_own_words() -> None:
-    status, _, words = asked("/v1/models", host="evil.example:7860")
-    assert status == 421 and "127.0.0.1" in json.loads(words)["error"]["message"]
+    status, _, text = requested("/v1/models", host="evil.example:7860")
+    assert status == 421 and "127.0.0.1" in json.loads(text)["error"]["message"]
 
 
 def test_an_api_alone_has_no_other_route() -> None:
     paths = [*PROGRAM, "/", "/theme.css", "/stream/a", "/gradio_api/queue/data"]
-    found = {path: asked(path, allowed=PROGRAMS)[0] for path in paths}
+    found = {path: requested(path, allowed=PROGRAMS)[0] for path in paths}
     assert {path for path, status in found.items() if status == 200} == set(PROGRAM)
     assert set(found.values()) == {200, 404}

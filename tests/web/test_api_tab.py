@@ -88,9 +88,9 @@ def test_names_are_inert_and_examples_run(session: Session, toy: ToyBackend) -> 
     assert EVIL not in shown["keys"] and "&lt;img" in shown["keys"]
     name = 'it\'s "a" model $(touch x) `y`\n'
     for text in (api.curl_example("http://h/v1", name, "k"), api.curl_example("h", "m", EVIL)):
-        words = shlex.split(text.replace("\\\n", " "))
-        body = json.loads(words[words.index("-d") + 1])
-        assert body["model"] in (name, "m") and len(words) == 8
+        parts = shlex.split(text.replace("\\\n", " "))
+        body = json.loads(parts[parts.index("-d") + 1])
+        assert body["model"] in (name, "m") and len(parts) == 8
     code = api.python_example("http://h/v1", name, "k")
     compile(code, "example", "exec")
     assert repr(name) in code
@@ -123,13 +123,13 @@ def test_page_and_programs_share_a_server_and_a_queue(beside: tuple[str, Session
     assert "inside" in httpx.get(address, timeout=60).text
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
         hello: Any = [{"role": "user", "content": "hello there"}]
-        wanted: Any = {"model": "toy", "messages": hello, "seed": 7, "max_tokens": 30}
-        found = client.chat.completions.create(**wanted)
-        chunks = client.chat.completions.create(**wanted, stream=True)
+        requested: Any = {"model": "toy", "messages": hello, "seed": 7, "max_tokens": 30}
+        found = client.chat.completions.create(**requested)
+        chunks = client.chat.completions.create(**requested, stream=True)
         text = "".join(c.choices[0].delta.content or "" for c in chunks)
         assert text == found.choices[0].message.content
         with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(**(wanted | {"model": "other"}))
+            client.chat.completions.create(**(requested | {"model": "other"}))
     own = {"origin": address, "sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}
     assert httpx.get(f"{address}/v1/models", headers=own, timeout=60).status_code == 200
     foreign = {"origin": "http://evil.example"}
@@ -143,7 +143,7 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
 ) -> None:
     address, session = beside
 
-    def said(name: str, count: int) -> bool:
+    def counts(name: str, count: int) -> bool:
         """Whether the metrics say so of what has this name."""
         lines = httpx.get(f"{address}/metrics", timeout=60).text.splitlines()
         return any(name in line and line.endswith(f" {count}") for line in lines)
@@ -164,7 +164,7 @@ def test_a_program_that_leaves_the_page_s_server_ends_its_answer(
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         # One that leaves before its answer begins is not counted.
-        assert soon(lambda: said("vllm:num_requests_running", 1))
+        assert soon(lambda: counts("vllm:num_requests_running", 1))
     assert soon(lambda: queue.running is None)
     # It is counted a moment after the model is free.
-    assert soon(lambda: said('finished_reason="abort"', 1))
+    assert soon(lambda: counts('finished_reason="abort"', 1))

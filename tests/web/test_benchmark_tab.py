@@ -80,9 +80,9 @@ def test_the_page_makes_a_plan(on: benchmark.BenchmarkTab, tmp_path: Path) -> No
     assert len({question.category for question in sample.questions}) == 13
     file = tmp_path / "question.jsonl"
     file.write_text('{"question_id": 1, "category": "qa", "turns": ["Who?"]}')
-    told = on.plan(values(on, source=benchmark.FILE, path=f" {file} "))
-    assert (told.title, len(told.questions)) == ("question.jsonl", 1)
-    given = "sent.jsonl", list(told.questions)
+    shown = on.plan(values(on, source=benchmark.FILE, path=f" {file} "))
+    assert (shown.title, len(shown.questions)) == ("question.jsonl", 1)
+    given = "sent.jsonl", list(shown.questions)
     assert on.plan(values(on, source=benchmark.FILE, read=given)).title == "sent.jsonl"
     refused: list[tuple[dict[str, object], type[Exception]]] = [
         ({"source": benchmark.FILE}, PromptError),
@@ -116,7 +116,7 @@ def test_a_file_that_was_sent_is_read_and_not_kept(
     assert shown[on.given] == ("sent.jsonl", [Question("1", "<b>", "Who?")])
 
 
-def test_a_benchmark_from_the_page_and_again_beside_itself(
+def test_a_benchmark_from_the_page_and_compared_with_itself(
     on: benchmark.BenchmarkTab, toy: Held
 ) -> None:
     toy.allow(0)
@@ -132,7 +132,7 @@ def test_a_benchmark_from_the_page_and_again_beside_itself(
     newest, oldest = (each.id for each in on.runs.store(OWNER).list())
     assert oldest == stored.id
     beside = str(on.compare_with(OWNER, newest, oldest)[on.result])
-    assert "Beside" in beside and "Not the same" not in beside
+    assert "Compared with" in beside and "Not the same" not in beside
     (row, _) = on.all(OWNER, newest)[on.history]  # type: ignore[misc]
     assert row[4] == "4 of 4" and row[-1].startswith("Plain decoding, This chat only")
     event: Any = SimpleNamespace(index=[1, 0])
@@ -150,7 +150,7 @@ def test_a_page_that_opens_meanwhile_follows(
     toy.allow(0)
     on.runs.start(OWNER, on.plan(values(on, repeats=5)))
     *_, last = all_of(on.refresh(OWNER, None), toy.allow)
-    assert on.runs.standing is None and last[on.stop_button] == gr.update(visible=False)
+    assert on.runs.status is None and last[on.stop_button] == gr.update(visible=False)
     assert last[on.status] == ""
 
 
@@ -175,11 +175,11 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
     found = of(evil())
     other = replace(found, benchmark=replace(found.benchmark, asked="else", title=EVIL))
     parts = [
-        replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.figures
+        replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.metrics
     ]
-    words = [
+    texts = [
         benchmark_html.heading(found),
-        benchmark_html.figures(replace(found, figures=tuple(parts))),
+        benchmark_html.tables(replace(found, metrics=tuple(parts))),
         benchmark_html.categories(found),
         benchmark_html.comparison(found, other),
         benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),
@@ -187,22 +187,23 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
         benchmark_html.status(None, EVIL),
         benchmark.counted(found.plan.questions),
     ]
-    assert all("<img" not in said and "<b>here" not in said for said in words)
+    assert all("<img" not in shown and "<b>here" not in shown for shown in texts)
     figure = json.dumps(charts.by_category(found).to_plotly_json(), default=str)
     assert "<img" not in figure and "&lt;img" in figure
 
 
 def test_a_drop_says_whether_the_machine_was_slower() -> None:
     found = of(evil())
-    words = {
+    texts = {
         lost: benchmark_html.notes(found, found, [Drop("hd", "speed", 40.0, 30.0, lost)])
         for lost in (0.24, 0.02, None)
     }
     assert all(
-        "25 % slower" in said and "30.0 tokens/s, down from 40.0" in said for said in words.values()
+        "25 % slower" in shown and "30.0 tokens/s, down from 40.0" in shown
+        for shown in texts.values()
     )
-    assert "Plain decoding lost 24 % too: the machine was slower." in words[0.24]
-    assert "as fast as before" in words[0.02] and "Plain" not in words[None]
+    assert "Plain decoding lost 24 % too: the machine was slower." in texts[0.24]
+    assert "as fast as before" in texts[0.02] and "Plain" not in texts[None]
     gain = benchmark_html.notes(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
     assert "25 % less speedup" in gain and "1.50×, down from 2.00×" in gain
     assert "No method lost more than 10 %" in benchmark_html.notes(found, found, [])
@@ -215,8 +216,8 @@ def test_what_two_benchmarks_do_not_share_is_named() -> None:
     assert "The two differ in: machine, questions." in benchmark_html.comparison(one, other)
     assert "Not the same" not in benchmark_html.comparison(one, one)
     less = of(evil((PLAIN, HD.using(Drafting(nodes=4)))))
-    said = benchmark_html.comparison(one, less)
-    assert "Databases" not in said and "Plain decoding" in said, "that drafts otherwise"
+    shown = benchmark_html.comparison(one, less)
+    assert "Databases" not in shown and "Plain decoding" in shown, "that drafts otherwise"
 
 
 def test_the_chart_tells_speedups_and_speeds_where_nothing_was_plain() -> None:

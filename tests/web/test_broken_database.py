@@ -149,7 +149,7 @@ def test_the_header_says_that_the_database_is_locked(session: Session) -> None:
 
 @pytest.mark.soak(stay=1)
 @pytest.mark.parametrize("sound", [0, 1, 2, 3, 5, 8, 13])
-def test_a_database_that_breaks_within_a_handler_is_told(
+def test_a_database_that_breaks_within_a_handler_is_reported(
     session: Session, warned: list[str], monkeypatch: pytest.MonkeyPatch, sound: int
 ) -> None:
     """After so many queries of a handler that still work."""

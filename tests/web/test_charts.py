@@ -65,7 +65,7 @@ def test_the_charts_of_a_run_hold_its_numbers() -> None:
     ]
 
 
-def test_draft_models_are_drawn_beside_the_tiers_and_their_names_are_text() -> None:
+def test_draft_models_are_drawn_next_to_the_tiers_and_their_names_are_text() -> None:
     (bars,) = charts.share_by_tier(digest(run_of([step(0, ["draft:small", TARGET])]))).data
     assert bars.x[-1] == "Draft small" and bars.y[-1] == 50
     evil = "draft:<img src=x onerror=alert(1)>"
@@ -213,7 +213,7 @@ def test_the_worth_of_evidence_is_weighted_by_how_often_it_was_met() -> None:
     assert lines["Past answers"].line.color == INKS["model"].colour and not lines["General text"].x
 
 
-def test_evidence_that_was_met_beside_a_head_is_shown() -> None:
+def test_evidence_that_was_met_with_a_head_is_shown() -> None:
     rows = [
         CalibrationRow("context", 2, 0, 300.0, 30.0),
         CalibrationRow(f"{WITH_HEAD}context", 2, 0, 100.0, 90.0),
@@ -225,7 +225,7 @@ def test_evidence_that_was_met_beside_a_head_is_shown() -> None:
     assert "Built-in head" not in lines, "it matches no tokens"
 
 
-def test_a_run_is_told_by_the_same_charts_everywhere() -> None:
+def test_a_run_has_the_same_charts_everywhere() -> None:
     axes = [figure.layout.yaxis.title.text for figure in charts.of_run(RUN)]
     assert len(axes) == 5 and axes == [
         each.layout.yaxis.title.text for each in charts.of_digest(SUMS)

@@ -115,8 +115,8 @@ def test_another_model_is_compared_by_characters_and_its_text_is_no_fault(
     first = compare.drawn(progress)[0]
     assert first.layout.title.text == "Speed of the right side over the left one"
     assert list(first.data[0].y) == [4.0, 2.0]
-    said = compare.head(compare.heading(progress, pairs[0][0], f"{EVIL} (toy)"), pairs[0][0])
-    assert "<img" not in said and "&lt;img" in said
+    shown = compare.head(compare.heading(progress, pairs[0][0], f"{EVIL} (toy)"), pairs[0][0])
+    assert "<img" not in shown and "&lt;img" in shown
 
 
 def test_other_settings_are_compared_by_their_speed(session: Session) -> None:
@@ -127,7 +127,7 @@ def test_other_settings_are_compared_by_their_speed(session: Session) -> None:
     assert "temperature 0.9" in compare.heading(progress, pair[1], "toy")
 
 
-def test_two_methods_are_told_by_their_sides_where_neither_is_plain(session: Session) -> None:
+def test_two_methods_are_named_by_their_sides_where_neither_is_plain(session: Session) -> None:
     same = Progress(((run("context"), run("hd", seconds=4.0)),), 0, None, over=True)
     assert "median speedup of the right side" in compare.banner(session, same, 1)
     apart = Progress(((run("context"), run("hd", 98)),), 0, None, over=True)
@@ -161,15 +161,15 @@ def test_tokens_of_a_model_that_is_gone_are_spelled_by_the_runs(
     assert "WRONG" in compare.banner(session, replace(progress, foreign=False), 1)
 
 
-def test_what_cannot_be_compared_is_told_stays_told_and_the_button_is_back(
+def test_what_cannot_be_compared_is_reported_stays_reported_and_the_button_is_back(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = list[str]()
-    monkeypatch.setattr(compare, "warn", told.append)
+    calls = list[str]()
+    monkeypatch.setattr(compare, "warn", calls.append)
     on = handlers(session)
     side = ["hd", "", [], "", "", ""]
     shown = list(on.run(OWNER, "hello", 1, *chosen(on, side, [*side[:-1], f"hub/{EVIL}"])))
-    assert "not on this machine" in told[0]
-    said = str(shown[1][on.verdict])
-    assert "not on this machine" in said and EVIL not in said, "a notice goes by"
+    assert "not on this machine" in calls[0]
+    text = str(shown[1][on.verdict])
+    assert "not on this machine" in text and EVIL not in text, "a notice goes by"
     assert shown[-1][on.run_button] == gr.update(visible=True)

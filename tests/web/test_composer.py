@@ -106,8 +106,8 @@ def test_an_edit_makes_another_version_with_the_files_that_stay(
 
     def revise(message: str, text: str, *kept: int, files: Sequence[str] = ()) -> dict[Any, Any]:
         assert soon(lambda: session.generations.find("local", conversation) is None)
-        said = data(number=4, message=message, text=text, kept=list(kept), files=list(files))
-        return talking.revise(OWNER, PAGE, said, conversation, *values)
+        event = data(number=4, message=message, text=text, kept=list(kept), files=list(files))
+        return talking.revise(OWNER, PAGE, event, conversation, *values)
 
     assert revise(first.id, "How?", 0)[taken] == {"number": 4, "ok": True}
     second = store.messages(conversation)[0]
@@ -142,7 +142,7 @@ def test_a_page_that_shows_another_conversation_by_now_sends_nothing(
     assert session.chat.conversations("local").list() == []
 
 
-def test_the_gauge_is_told_in_numbers_or_not_at_all(
+def test_the_gauge_is_sent_in_numbers_or_not_at_all(
     session: Session, on: composer.Composer
 ) -> None:
     found = on.measure(OWNER, data(number=4, text="hello"), None, "")
@@ -187,12 +187,12 @@ def test_a_message_has_a_most_length(
 
 
 def test_half_a_character_is_replaced_before_it_is_counted(on: composer.Composer) -> None:
-    asked = composer.ComposerRequest(data(text="a\ud83d\ude00\ud83d"))
-    assert asked.text("text") == "a😀\ufffd"
+    request = composer.ComposerRequest(data(text="a\ud83d\ude00\ud83d"))
+    assert request.text("text") == "a😀\ufffd"
 
 
 def test_what_a_page_makes_up_is_nothing(on: composer.Composer) -> None:
-    for said in (None, [], {"number": "1", "text": 5, "files": "abc"}):
-        asked = composer.ComposerRequest(gr.EventData(None, said))
-        assert (asked.number, asked.text("text"), asked.files) == (0, "", [])
-        on.drop(OWNER, gr.EventData(None, said))
+    for shown in (None, [], {"number": "1", "text": 5, "files": "abc"}):
+        request = composer.ComposerRequest(gr.EventData(None, shown))
+        assert (request.number, request.text("text"), request.files) == (0, "", [])
+        on.drop(OWNER, gr.EventData(None, shown))

@@ -55,7 +55,7 @@ def exported(**changes: Any) -> dict[str, Any]:
     return data | changes
 
 
-def said(**values: object) -> gr.EventData:
+def event_data(**values: object) -> gr.EventData:
     """What the list tells of an entry."""
     return gr.EventData(None, values)
 
@@ -137,7 +137,7 @@ def test_settings_that_cannot_be_used_are_neither_imported_nor_shown(
         id = store.create().id
         store.append(id, "user", "Hi")
         store.set_settings(id, bad)
-        updates = on.open(OWNER, PAGE, {}, said(id=id))
+        updates = on.open(OWNER, PAGE, {}, event_data(id=id))
         assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
         _, notice = warned
         assert notice.startswith("The settings of this conversation cannot be used")
@@ -172,7 +172,7 @@ def test_an_upload_is_deleted_whatever_came_of_it(
     on: ConversationList, warned: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "upload.json"
-    for content, words in (
+    for content, expected in (
         (json.dumps(exported()), []),
         ("not json", ["no readable JSON"]),
         ("[" * 100_000, ["too deeply"]),
@@ -181,8 +181,8 @@ def test_an_upload_is_deleted_whatever_came_of_it(
         file.write_text(content)
         warned.clear()
         on.import_(OWNER, PAGE, {}, str(file))
-        assert not file.exists() and len(warned) == len(words)
-        assert all(word in notice for word, notice in zip(words, warned, strict=True))
+        assert not file.exists() and len(warned) == len(expected)
+        assert all(word in notice for word, notice in zip(expected, warned, strict=True))
     (file / "a folder").mkdir(parents=True)
     on.import_(OWNER, PAGE, {}, str(file))
     assert "cannot be read" in warned[-1] and len(warned) == 2
@@ -233,9 +233,9 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     forgotten(on.session)
     act(db)
     assert {entry["id"] for entry in entries(on)} == {id, sound}
-    updates = on.open(OWNER, PAGE, {}, said(id=id))
+    updates = on.open(OWNER, PAGE, {}, event_data(id=id))
     assert updates[on.current] == id and len(shown(on, updates)) == 2
-    on.remove(OWNER, PAGE, {}, said(id=id), id)
+    on.remove(OWNER, PAGE, {}, event_data(id=id), id)
     assert [item.id for item in on.session.chat.conversations(OWNER).list()] == [sound]
     assert Traces(db, OWNER).history() == []
 
@@ -250,10 +250,10 @@ def groups(on: ConversationList, search: str = "") -> list[tuple[str, list[str]]
 
 def test_the_list_is_in_groups(on: ConversationList, db: Database) -> None:
     ids = {name: on.session.chat.conversations(OWNER).create(name).id for name in "abcdefg"}
-    on.pin(OWNER, said(id=ids["a"], pinned=True))
+    on.pin(OWNER, event_data(id=ids["a"], pinned=True))
     for name, folder in (("b", "Work"), ("c", "home"), ("d", "Work")):
-        on.file(OWNER, said(id=ids[name], folder=folder))
-    on.rename(OWNER, said(id=ids["e"], title="E!"))
+        on.file(OWNER, event_data(id=ids[name], folder=folder))
+    on.rename(OWNER, event_data(id=ids["e"], title="E!"))
     for name, days in (("f", 3), ("g", 30)):
         with db.write() as handle:
             query = "UPDATE conversations SET updated = updated - 86400 * ? WHERE id = ?"
@@ -266,7 +266,7 @@ def test_the_list_is_in_groups(on: ConversationList, db: Database) -> None:
         ("Last 7 days", ["f"]),
         ("Earlier", ["g"]),
     ]
-    on.pin(OWNER, said(id=ids["a"], pinned=False))
+    on.pin(OWNER, event_data(id=ids["a"], pinned=False))
     assert groups(on)[-3] == ("Today", ["E!", "a"]) and groups(on, "b") == [("", ["b"])]
 
 
@@ -277,7 +277,7 @@ def test_a_search_leads_to_the_version_that_holds_the_words(on: ConversationList
     store.append(id, "user", "Of birds, please", version_of=asked_first.id)
     (entry,) = entries(on, "whales")
     assert entry["hit"] == ["Of ", "whales", ", please"]
-    updates = on.open(OWNER, PAGE, {}, said(**entry))
+    updates = on.open(OWNER, PAGE, {}, event_data(**entry))
     assert [turn["text"] for turn in shown(on, updates)] == ["Of whales, please"]
 
 
@@ -294,10 +294,10 @@ def test_one_conversation_is_exported_in_every_format(on: ConversationList) -> N
     store = on.session.chat.conversations(OWNER)
     id = store.create("A <b>: talk/../?").id
     store.append(id, "user", "Hi <b>")
-    wanted = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
-    for kind, words in wanted.items():
-        name, content = fetched(on, on.export(OWNER, said(id=id, kind=kind)))
-        assert words in content.decode() and name.startswith("A b talk.")
+    expected = {"json": '"Hi <b>"', "markdown": "## You\n\nHi <b>", "page": "Hi &lt;b&gt;"}
+    for kind, text in expected.items():
+        name, content = fetched(on, on.export(OWNER, event_data(id=id, kind=kind)))
+        assert text in content.decode() and name.startswith("A b talk.")
 
 
 def test_all_conversations_are_exported_and_come_back(
@@ -325,13 +325,13 @@ def test_all_conversations_are_exported_and_come_back(
 
 def test_another_guest_gets_nothing(on: ConversationList) -> None:
     id, guest = on.session.chat.conversations(OWNER).create("mine").id, "guest:x"
-    for wanted in (
-        lambda: on.export(guest, said(id=id)),
-        lambda: on.rename(guest, said(id=id, title="stolen")),
-        lambda: on.remove(guest, "other", {}, said(id=id), None),
+    for call in (
+        lambda: on.export(guest, event_data(id=id)),
+        lambda: on.rename(guest, event_data(id=id, title="stolen")),
+        lambda: on.remove(guest, "other", {}, event_data(id=id), None),
     ):
         with pytest.raises(StorageError, match="There is no conversation"):
-            wanted()
+            call()
     assert [title for _, titles in groups(on) for title in titles] == ["mine"]
 
 
@@ -367,18 +367,18 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
     assert event.outputs == [on.current, brought] and len(event.inputs) == 4
     request = SimpleNamespace(username=None, session_hash=PAGE)
 
-    def said(word: str) -> dict[Any, Any]:
+    def searched(word: str) -> dict[Any, Any]:
         found: dict[Any, Any] = event.handler(request, gr.EventData(None, {}), {}, None, "", word)
         assert found.pop(on.current) == word
         return found
 
-    value = said("one")[brought]
+    value = searched("one")[brought]
     assert [item["title"] for item in value["groups"][0]["items"]] == ["one"]
     assert value["current"] == session.viewing["page"], "what is open now, not what was"
-    assert said("") == {}, "the page shows it already"
+    assert searched("") == {}, "the page shows it already"
     again: Any = on.look(OWNER, PAGE, session.viewing["page"], "")[on.listed]
     assert again["number"] != value["number"], "who asks for it gets it"
-    assert said("two")[brought]["groups"]
+    assert searched("two")[brought]["groups"]
 
 
 def test_a_page_notices_that_another_one_changed_the_list(
@@ -392,7 +392,7 @@ def test_a_page_notices_that_another_one_changed_the_list(
 
     others = session.chat.revision("another", THE_LIST)
     name, number = seen()
-    assert session.change_tokens.places.get(name) == (OWNER, THE_LIST) and seen() == (name, number)
+    assert session.change_tokens.keys.get(name) == (OWNER, THE_LIST) and seen() == (name, number)
     first, second = store.create("first").id, store.create("second").id
     changes: list[Callable[[], object]] = [
         lambda: store.rename(first, "renamed"),
@@ -418,19 +418,19 @@ def talking(session: Session) -> Chat:
     return talk_of(session)
 
 
-def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
+def test_a_page_learns_which_answer_to_follow_and_what_has_changed(
     session: Session, toy: Held, talking: Chat
 ) -> None:
     """The stored messages, and which answer to follow: what there is of it comes by its stream."""
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
-    begun = asked(talking, "hello")
+    begun = begin_answer(talking, "hello")
     conversation, tokens = begun[talking.current], talking.tokens
     assert [turn["text"] for turn in begun[tokens]["turns"]] == ["hello"]
     answer = session.generations.find(OWNER, conversation)
     assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
     before = begun[tokens]["watch"]
-    assert session.change_tokens.places.get(before["token"]) == (OWNER, conversation)
+    assert session.change_tokens.keys.get(before["token"]) == (OWNER, conversation)
     seen = talking.shown(OWNER, PAGE, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     unreached = over(talking, answer, 0)
@@ -445,7 +445,7 @@ def test_a_page_is_told_which_answer_to_follow_and_how_far_all_has_changed(
     assert seen["watch"]["revision"] > before["revision"]
 
 
-def asked(on: Chat, text: str, conversation: str | None = None) -> dict[Any, Any]:
+def begin_answer(on: Chat, text: str, conversation: str | None = None) -> dict[Any, Any]:
     """What a message changes on the page."""
     data = gr.EventData(None, {"number": 1, "text": text, "conversation": conversation})
     values = (part.value for part in on.controls.inputs)
@@ -462,7 +462,7 @@ def test_a_page_that_missed_some_of_an_answer_is_sent_it(
     session: Session, toy: Held, talking: Chat
 ) -> None:
     toy.allow(0)
-    begun = asked(talking, "hello")
+    begun = begin_answer(talking, "hello")
     toy.allow()
     answer = session.generations.get(begun[talking.tokens]["stream"]["token"])
     assert answer is not None and soon(lambda: answer.over)
@@ -470,9 +470,9 @@ def test_a_page_that_missed_some_of_an_answer_is_sent_it(
     assert [turn["key"] for turn in left["turns"]] == [answer.message_id] and "adopt" not in left
 
 
-def test_nobody_is_told_of_another_ones_answer(session: Session, toy: Held, talking: Chat) -> None:
+def test_nobody_learns_of_another_owners_answer(session: Session, toy: Held, talking: Chat) -> None:
     toy.allow(0)
-    begun = asked(talking, "hello")
+    begun = begin_answer(talking, "hello")
     toy.allow()
     token = begun[talking.tokens]["stream"]["token"]
     data = gr.EventData(None, {"token": token, "drawn": 10})
@@ -495,23 +495,23 @@ def test_nothing_is_said_into_an_answer_that_grows(
     """It would be answered without knowing that answer, which would not be kept."""
     toy.allow(1)
     other = session.engine.generate(Request(prompt=(1, 2)))
-    conversation = asked(talking, "hello")[talking.current]
+    conversation = begin_answer(talking, "hello")[talking.current]
     sent, stop = talking.composer.channels["sent"], talking.composer.stop
-    early = asked(talking, "too early", conversation)
+    early = begin_answer(talking, "too early", conversation)
     assert early[sent] == {"number": 1, "ok": False, "waits": True} and early[stop]["visible"]
     assert warned == [], "it waits on the page for the end of that answer"
     values = [part.value for part in talking.controls.inputs]
-    (said,) = session.chat.conversations(OWNER).messages(conversation)
+    (message,) = session.chat.conversations(OWNER).messages(conversation)
     acting = talking
     for act in ("again", "on", "remove", "branch", "show"):
-        pressed = gr.EventData(None, {"act": act, "message": said.id})
+        pressed = gr.EventData(None, {"act": act, "message": message.id})
         shown = acting.act(OWNER, PAGE, {}, pressed, conversation, *values)
         assert shown[stop]["visible"], "the page has the Stop that the notice speaks of"
-    edit = {"text": "differently", "message": said.id, "conversation": conversation}
+    edit = {"text": "differently", "message": message.id, "conversation": conversation}
     edited = acting.revise(OWNER, PAGE, gr.EventData(None, edit), conversation, *values)
     revised = talking.composer.channels["revised"]
     assert edited[revised]["ok"] is False and edited[stop]["visible"]
-    assert len(warned) == 6 and all("still being answered" in words for words in warned)
+    assert len(warned) == 6 and all("still being answered" in text for text in warned)
     assert [m.content for m in session.chat.conversations(OWNER).messages(conversation)] == [
         "hello"
     ]

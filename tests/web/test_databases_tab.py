@@ -80,13 +80,13 @@ def test_files_of_this_machine_are_named_in_a_box(
     file = text(tmp_path / "a b.txt")
     done = after(general.local(f'\n "{file}" \n\n'))
     assert "Made from 1,980 tokens, 1 documents" in done[general.job.status] and file.exists()
-    for said, words in (
+    for shown, expected in (
         ("", "No file is chosen"),
         (f"{tmp_path}/{EVIL}", "There is no file"),
         (str(tmp_path), "There is no file"),
     ):
-        status = after(general.local(said))[general.job.status]
-        assert words in status and "<img" not in status
+        status = after(general.local(shown))[general.job.status]
+        assert expected in status and "<img" not in status
     copied = general.copy(str(tmp_path))
     assert f"A copy is at {tmp_path}/bytes{SUFFIX}." in copied[general.job.status]
     assert "Name one path. There are 2" in general.import_path("a\nb")[general.job.status]
@@ -146,21 +146,23 @@ def test_past_answers_are_saved_imported_and_pruned(
     assert not sent.exists() and store.rows() == count
 
 
-def test_what_is_known_and_brought_is_told(session: Session, on: databases.Databases) -> None:
+def test_what_is_known_and_was_contributed_is_shown(
+    session: Session, on: databases.Databases
+) -> None:
     conversation, _ = ask(session, "hello there")
-    said = session.chat.conversations(OWNER).messages(conversation)[-1].content
-    found = str(on.find(OWNER, said[:-1], conversation))
-    assert f"<code>{said[-1]}</code>" in found or "␣" in found
+    message = session.chat.conversations(OWNER).messages(conversation)[-1].content
+    found = str(on.find(OWNER, message[:-1], conversation))
+    assert f"<code>{message[-1]}</code>" in found or "␣" in found
     assert found.count("<h4>") == 3 and databases.UNKNOWN[STATISTICS] in found
     brought = str(on.refresh(OWNER, conversation)[on.contributions])
     assert "The latest answer of toy" in brought and "General text" in brought
 
 
-def test_saved_seconds_are_told_where_they_are_known() -> None:
+def test_saved_seconds_are_shown_where_they_are_known() -> None:
     sums = Contributions(2, Counter({"context": 3, "target": 1}), Counter({"context": 9}),
                    Counter({"context": 3}), {"context": 0.001}, 4, 1.0, 3.5)  # fmt: skip
-    told = databases.contributions_html(sums, EVIL)
-    assert "<b>2.5 s less</b>" in told and "75 %" in told and "<img" not in told
+    shown = databases.contributions_html(sums, EVIL)
+    assert "<b>2.5 s less</b>" in shown and "75 %" in shown and "<img" not in shown
     slower = Contributions(1, sums.tokens, sums.drafted, sums.accepted, {}, 2, 3.0, 1.0)
     assert "2 of these tokens took 3.0 s, <b>2.0 s more</b>" in databases.contributions_html(
         slower, "m"
@@ -176,9 +178,9 @@ def test_no_text_becomes_markup(bad: str) -> None:
     counts = Counter({bad: 1})
     sums = Contributions(1, counts, counts, counts, {bad: 1.0}, 1, 1.0, 1.0)
     drafts = Counter({f"draft:{bad}": 1})
-    for told in (
+    for shown in (
         databases.found_html({MODEL: Hit(2, bad, (Entry(bad, 1, 1.0),))}),
         databases.contributions_html(sums, bad),
         databases.contributions_html(Contributions(1, drafts, drafts, drafts, {}, 0, 0, 0), bad),
     ):
-        assert bad not in told and "<img" not in told and "<script" not in told
+        assert bad not in shown and "<img" not in shown and "<script" not in shown

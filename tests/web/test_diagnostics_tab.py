@@ -76,12 +76,12 @@ def test_what_was_open_and_chosen_stays_and_what_is_gone_does_not(
 
 def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
     shown = on.filter(OWNER, None, "model 1", "hd", "", "chat", "86400")
-    wanted = [ids[n] for n in range(59, -1, -1) if n % 2 and n % 3]
-    assert shown[on.ids] == wanted and shown[on.shown] == wanted[0]
-    assert len(shown[on.trends[0]].data[0].x) == len(wanted)
-    for opened, stays in ((wanted[3], True), (ids[0], False), ("gone", False)):
+    expected = [ids[n] for n in range(59, -1, -1) if n % 2 and n % 3]
+    assert shown[on.ids] == expected and shown[on.shown] == expected[0]
+    assert len(shown[on.trends[0]].data[0].x) == len(expected)
+    for opened, stays in ((expected[3], True), (ids[0], False), ("gone", False)):
         again = on.filter(OWNER, opened, "model 1", "hd", "", "chat", "86400")
-        assert again[on.shown] == (opened if stays else wanted[0])
+        assert again[on.shown] == (opened if stays else expected[0])
     older = on.turn(1, OWNER, 0, *ALL)
     assert older[on.ids] == ids[34:9:-1] and older[on.start] == 25
     last = on.turn(1, OWNER, 25, *ALL)
@@ -95,20 +95,20 @@ def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
 
 def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:
     card = on.slide(OWNER, 1, ids[-1])[on.card]
-    for words in (
+    for text in (
         "<td>4</td><td>1</td><td>10 µs</td>", "Accepted by position in the draft: 1 of 4, 1 of 2.",
         "verify <b>10.0 ms</b>", "draft <b>1.0 ms</b>",
         "Plain decoding would have taken 20.0 ms.", "3 passes, kept 1 of 2 guesses",
         "match of 3 tokens · probability 50 %",
     ):  # fmt: skip
-        assert words in card
+        assert text in card
     plain = run_html.step_card(Step(0, (Token(1, 0, "target", text="x"),), finish="eos"), 1)
     assert "this is a plain step" in plain and "the answer ended (eos)" in plain
     assert "is not known" in plain
     assert "gave no token" in run_html.step_card(Step(0, (), finish="cancelled"), 1)
 
 
-def test_the_prompt_is_told_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
+def test_the_prompt_is_shown_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
     shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[-1:])  # type: ignore[arg-type]
     assert shown[on.read_prompt].count("&lt;img src=x") == 3, "title, system prompt, message"
     assert run_html.NOT_KEPT in shown[on.read_prompt] and "<details" not in shown[on.read_prompt]
@@ -119,7 +119,7 @@ def test_the_prompt_is_told_as_far_as_it_is_stored(on: Diagnostics, ids: list[st
     assert long.count("a") < 6_000 and "b" * 15_000 in long and "Only the last 20,000" in long
 
 
-def test_the_exact_prompt_is_told_while_its_model_is_loaded(
+def test_the_exact_prompt_is_shown_while_its_model_is_loaded(
     on: Diagnostics, session: Session, db: Database
 ) -> None:
     store = Traces(db, "local")
@@ -128,10 +128,12 @@ def test_the_exact_prompt_is_told_while_its_model_is_loaded(
     known, other = (
         store.save(replace(run, fingerprint=name), prompt=prompt) for name in ("toy", "other")
     )
-    told = on.opened(store, known)[on.read_prompt]
-    assert "&lt;|user|&gt;&lt;img src=x" in told and "<img" not in told and "<details" in told
+    text = on.opened(store, known)[on.read_prompt]
+    assert "&lt;|user|&gt;&lt;img src=x" in text and "<img" not in text and "<details" in text
     assert on.opened(store, other)[on.read_prompt] == run_html.UNKNOWN_PROMPT
-    gone_on = store.go_on(known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt)
+    gone_on = store.continue_run(
+        known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt
+    )
     shown = on.opened(store, gone_on)
     assert "It was continued once." in shown[on.title]
     assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
@@ -153,8 +155,8 @@ def test_no_text_becomes_markup(text: str) -> None:
         look_ups={text: 1.0}, levels={text: (1, 1, 1)},
     )  # fmt: skip
     card = run_html.step_card(bad, 1)
-    asked = run_html.prompt(StoredPrompt(text, text, [(text, text)]))
-    for markup in (card, asked):
+    prompt = run_html.prompt(StoredPrompt(text, text, [(text, text)]))
+    for markup in (card, prompt):
         assert "<img" not in markup and "<script" not in markup and "<svg" not in markup
         assert text not in markup or not set("<>&\"'") & set(text)
 

@@ -50,13 +50,13 @@ def visible(shown: Shown, on: GgufSection) -> list[bool]:
     return [shown[part]["visible"] for part in (on.section, *on.place.buttons, on.place.stop)]
 
 
-def test_what_fails_is_told_with_the_end_of_the_output(pip: Pip) -> None:
+def test_what_fails_is_reported_with_the_end_of_the_output(pip: Pip) -> None:
     on = handlers(pip.saying(NO_C + EVIL, 1))
     shown = after(on.set_up())
     assert visible(shown, on) == [True, True, False], "it can be tried again"
-    said = shown[on.place.status]
-    assert "no C++ compiler" in said and "CMAKE_CXX_COMPILER not set" in said
-    assert "<img" not in said and "&lt;img" in said
+    text = shown[on.place.status]
+    assert "no C++ compiler" in text and "CMAKE_CXX_COMPILER not set" in text
+    assert "<img" not in text and "&lt;img" in text
 
 
 def test_guests_have_no_such_section(

@@ -47,24 +47,24 @@ def test_an_idle_queue_does_not_look_for_work() -> None:
     assert count == 1
 
 
-def test_a_poll_that_is_held_goes_on_when_there_is_work_and_ends_with_its_task() -> None:
-    said: list[str] = []
+def test_a_poll_that_is_held_continues_when_there_is_work_and_ends_with_its_task() -> None:
+    calls: list[str] = []
 
     async def poll() -> None:
         try:
             while True:
-                said.append("looked")
+                calls.append("looked")
                 await asyncio.sleep(0)
                 await asyncio.sleep(0.001)
         finally:
-            said.append("ended")
+            calls.append("ended")
 
     async def held() -> None:
         work = asyncio.Event()
         task = asyncio.ensure_future(WaitForWork(poll(), work))
         for count in (1, 2, 3):
             await asyncio.sleep(0.02)
-            assert said == ["looked"] * count
+            assert calls == ["looked"] * count
             work.set()
         await asyncio.sleep(0.02)
         task.cancel()
@@ -72,7 +72,7 @@ def test_a_poll_that_is_held_goes_on_when_there_is_work_and_ends_with_its_task()
             await task
 
     simulated(held())
-    assert said == ["looked"] * 4 + ["ended"]
+    assert calls == ["looked"] * 4 + ["ended"]
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def test_events_begin_as_they_come_and_as_places_come_free(served: SmallPage) ->
     assert isinstance(blocks._queue, EventQueue)
     with httpx.Client(base_url=url, headers={"origin": url}, timeout=60) as client:
         for first in (1, 4):
-            wanted = [f"call {number}" for number in range(first, first + 3)]
-            assert sorted(results(client, 3)) == wanted
+            expected = [f"call {number}" for number in range(first, first + 3)]
+            assert sorted(results(client, 3)) == expected
     assert blocks._queue.cached_event_analytics_summary == {"functions": {}}, "no tables are made"
 
 

@@ -23,8 +23,8 @@ def tab(session: Session) -> Tab:
 
 
 @pytest.fixture
-def guarded(tab: Tab) -> Callable[..., Callable[[], Any]]:
-    """A handler of one page, guarded."""
+def with_guard(tab: Tab) -> Callable[..., Callable[[], Any]]:
+    """A handler of one page, with a guard."""
     guard = RefreshGuard()
 
     def build(how: Guard, handler: Callable[..., Any]) -> Callable[[], Any]:
@@ -34,7 +34,7 @@ def guarded(tab: Tab) -> Callable[..., Callable[[], Any]]:
     return build
 
 
-FailSafeDrafter = Callable[[Guard, Callable[..., Any]], Callable[[], Any]]
+WithGuard = Callable[[Guard, Callable[..., Any]], Callable[[], Any]]
 
 
 def test_a_handler_gets_what_it_names_and_the_inputs(tab: Tab) -> None:
@@ -78,19 +78,19 @@ def test_an_error_becomes_a_notice_and_changes_nothing(
     assert warned == ["&lt;img src=x onerror=alert(1)&gt;"] * 3
 
 
-def test_a_refresh_gives_way_to_what_the_user_did_meanwhile(guarded: FailSafeDrafter) -> None:
+def test_a_refresh_gives_way_to_what_the_user_did_meanwhile(with_guard: WithGuard) -> None:
     box, begun = gr.Textbox(), list[Iterator[Any]]()
-    choose = guarded(ACT, lambda: "chosen")
+    choose = with_guard(ACT, lambda: "chosen")
 
     def load() -> Iterator[str]:
         yield "loading"
         yield "loaded"
 
     def look(act: Callable[[], object]) -> Any:
-        return guarded(REFRESH, lambda: (act(), {box: "seen"})[1])()
+        return with_guard(REFRESH, lambda: (act(), {box: "seen"})[1])()
 
     def begin() -> None:
-        begun.append(guarded(ACT, load)())
+        begun.append(with_guard(ACT, load)())
         assert next(begun[0]) == "loading"
 
     assert look(lambda: None) == {box: "seen"}
@@ -111,11 +111,11 @@ def test_a_defect_becomes_a_notice_and_texts_arrive_well_formed(
 
 
 def test_a_refresh_that_begins_before_the_answer_to_an_act_fills_nothing(
-    guarded: FailSafeDrafter, warned: list[str]
+    with_guard: WithGuard, warned: list[str]
 ) -> None:
     """What it was told of the page, such as the choice in a list, is from before that act."""
     box = gr.Textbox()
-    look = guarded(REFRESH, lambda: {box: "of the old choice"})
+    look = with_guard(REFRESH, lambda: {box: "of the old choice"})
     late = list[Any]()
 
     def choose() -> Updates:
@@ -126,24 +126,24 @@ def test_a_refresh_that_begins_before_the_answer_to_an_act_fills_nothing(
         late.append(look())
         raise RuntimeError
 
-    assert guarded(ACT, choose)() == {box: "of the new choice"}
-    guarded(ACT, fail)()
+    assert with_guard(ACT, choose)() == {box: "of the new choice"}
+    with_guard(ACT, fail)()
     assert len(warned) == 1 and late == [{box: gr.skip()}] * 2
     assert look() == {box: "of the old choice"}, "what failed is answered too"
 
 
-def test_an_answer_fills_what_nothing_newer_was_asked_for(guarded: FailSafeDrafter) -> None:
+def test_an_answer_fills_what_nothing_newer_was_asked_for(with_guard: WithGuard) -> None:
     left, right = gr.Textbox(), gr.Textbox()
-    quick = guarded(newest([right]), lambda: {right: "quick"})
+    quick = with_guard(newest([right]), lambda: {right: "quick"})
 
     def slow() -> Updates:
         assert quick() == {right: "quick"}
         return {left: "slow", right: "slow"}
 
-    assert guarded(newest([left, right]), slow)() == {left: "slow", right: gr.skip()}
-    assert guarded(newest([left]), slow)() == {left: "slow", right: "slow"}, "it asks for one"
-    assert guarded(REFRESH, slow)() == {left: "slow", right: gr.skip()}
-    assert guarded(REFRESH, lambda: {left: "seen"})() == {left: "seen"}
+    assert with_guard(newest([left, right]), slow)() == {left: "slow", right: gr.skip()}
+    assert with_guard(newest([left]), slow)() == {left: "slow", right: "slow"}, "it asks for one"
+    assert with_guard(REFRESH, slow)() == {left: "slow", right: gr.skip()}
+    assert with_guard(REFRESH, lambda: {left: "seen"})() == {left: "seen"}
 
 
 def test_a_choice_that_is_repeated_updates_nothing_and_is_not_newer(tab: Tab) -> None:
@@ -166,30 +166,30 @@ def test_a_choice_that_is_repeated_updates_nothing_and_is_not_newer(tab: Tab) ->
 
 
 def test_nothing_is_filled_for_what_is_about_to_be_another_one(
-    guarded: FailSafeDrafter, warned: list[str]
+    with_guard: WithGuard, warned: list[str]
 ) -> None:
     run, step = gr.Textbox(), gr.Textbox()
-    at_step = guarded(newest([step], of=[run]), lambda: {step: "of the old run"})
-    look = guarded(REFRESH, lambda: {run: "old", step: "old"})
+    at_step = with_guard(newest([step], of=[run]), lambda: {step: "of the old run"})
+    look = with_guard(REFRESH, lambda: {run: "old", step: "old"})
 
     def opened() -> Updates:
         assert at_step() == {step: gr.skip()}
         assert look() == {run: gr.skip(), step: gr.skip()}
         return {run: "new", step: "first"}
 
-    assert guarded(newest([run, step]), opened)() == {run: "new", step: "first"}
+    assert with_guard(newest([run, step]), opened)() == {run: "new", step: "first"}
     assert at_step() == {step: "of the old run"}
 
     def broken() -> Updates:
         raise RuntimeError
 
-    guarded(newest([run, step]), broken)()
+    with_guard(newest([run, step]), broken)()
     assert look() == {run: "old", step: "old"}, "what failed is over too"
     assert len(warned) == 1
 
 
 def test_what_answers_again_and_again_leaves_alone_what_was_asked_meanwhile(
-    guarded: FailSafeDrafter,
+    with_guard: WithGuard,
 ) -> None:
     status, result = gr.Textbox(), gr.Textbox()
 
@@ -199,9 +199,9 @@ def test_what_answers_again_and_again_leaves_alone_what_was_asked_meanwhile(
 
     async def watched() -> list[Updates]:
         found = list[Updates]()
-        async for shown in guarded(newest([status, result]), follow)():
+        async for shown in with_guard(newest([status, result]), follow)():
             found.append(shown)
-            guarded(newest([result]), lambda: {result: "picked"})()
+            with_guard(newest([result]), lambda: {result: "picked"})()
         return found
 
     assert asyncio.run(watched()) == [

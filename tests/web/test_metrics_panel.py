@@ -19,13 +19,13 @@ UPDATE = 350
 
 def step(index: int, *sources: str, **fields: Any) -> Step:
     """A step whose last token is the target's own."""
-    said = tuple(Token(1, index, source) for source in (*sources, TARGET))
+    tokens = tuple(Token(1, index, source) for source in (*sources, TARGET))
     drafted = dict.fromkeys(TIERS, 4) if sources else {}
     accepted = {source: sources.count(source) for source in sources}
     times = {"draft_seconds": 0.0003, "verify_seconds": 0.0135, "sample_seconds": 0.0002}
     spent = {"look_ups": dict.fromkeys(TIERS, 0.000123), "other_seconds": 0.0001}
     given = {"proposed": drafted, "accepted": accepted, **times, **spent, "plain_seconds": 0.02}
-    return Step(index, said, **{**given, **fields})
+    return Step(index, tokens, **{**given, **fields})
 
 
 RUN = [step(i, *(TIERS[(i + j) % 3] for j in range(i % 3))) for i in range(3000)]
@@ -39,11 +39,11 @@ def sent(values: dict[str, Any]) -> int:
 def test_an_update_is_small_however_long_the_answer_is() -> None:
     figures = summed(Prefill(900, 0, 0.123), RUN)
     assert figures.tokens == 6000 and {*TIERS, TARGET} == {*figures.share}
-    words = "6,000 tokens in 3,000 steps · seed 1234567"
-    values = panel_values(figures, RUN[-30:], ended=words)
+    text = "6,000 tokens in 3,000 steps · seed 1234567"
+    values = panel_values(figures, RUN[-30:], ended=text)
     assert values["h"][1] != "–" and sent(values) <= UPDATE
     ribbon = sum(len(one.tokens) for one in RUN[-RIBBON:])
-    assert sent(panel_values(figures, RUN, ended=words)) <= UPDATE + ribbon, "a byte per token"
+    assert sent(panel_values(figures, RUN, ended=text)) <= UPDATE + ribbon, "a byte per token"
 
 
 def test_the_ribbon_has_the_steps_that_are_new() -> None:
@@ -68,8 +68,8 @@ def test_the_ribbon_has_the_steps_that_are_new() -> None:
 
 
 def test_the_figures() -> None:
-    said = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
-    one = Step(0, said, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
+    tokens = (Token(1, 0, "context", 2), Token(2, 1, TARGET))
+    one = Step(0, tokens, {"context": 4}, {"context": 1}, ((2, 1), (2, 0)), 0.001, 0.01, 0.001)
     steps = [replace(one, look_ups={"context": 0.0005}), replace(one, index=1)]
     found = panel_values(summed(Prefill(3, 0, 0.1), steps), steps, Speedup(1.67, 1.8), "done")
     assert found == {
@@ -119,7 +119,7 @@ def run(count: int, plain: float | None, *sources: str, finish: Finish | None = 
 
 
 @pytest.mark.parametrize(
-    ("steps", "gain", "words"),
+    ("steps", "gain", "expected"),
     [
         (run(FEWEST - 1, 0.02), "–", "measuring"),
         (run(FEWEST, 0.0141), "1.00×", "of the whole answer, estimated from 16 plain steps"),
@@ -139,22 +139,22 @@ def run(count: int, plain: float | None, *sources: str, finish: Finish | None = 
         (run(40, None, "model"), "–", "press Prove it to measure"),
     ],
 )
-def test_an_answer_tells_its_own_speedup(steps: list[Step], gain: str, words: str) -> None:
+def test_an_answer_tells_its_own_speedup(steps: list[Step], gain: str, expected: str) -> None:
     figures = summed(None, steps)
     found = panel_values(figures, steps)
-    assert (found["h"][1], found["n"]) == (gain, words)
+    assert (found["h"][1], found["n"]) == (gain, expected)
     assert panel_values(figures, steps, live(figures)) == found
 
 
 @pytest.mark.parametrize(
-    ("speedup", "gain", "words"),
+    ("speedup", "gain", "expected"),
     [
         (UNKNOWN, "–", NO_GAIN),
         (Speedup(0.9, 0.95), "0.90×", "of the whole answer; decoding alone 0.95×"),
     ],
 )
 def test_a_measured_speedup_takes_the_place_of_the_answers_own(
-    speedup: Speedup, gain: str, words: str
+    speedup: Speedup, gain: str, expected: str
 ) -> None:
     found = panel_values(summed(None, RUN), RUN, speedup)
-    assert (found["h"][1], found["n"]) == (gain, words)
+    assert (found["h"][1], found["n"]) == (gain, expected)

@@ -42,22 +42,22 @@ GIB = 2**30
 def test_the_facts_of_a_model() -> None:
     info = ToyBackend(name=EVIL).info
     info = replace(info, parameters=6_300_000, memory_bytes=3 * GIB, threads=2, note="Because <b>.")
-    words = models_html.loaded(info, f"/models/{EVIL}")
-    assert "6.3 M" in words and "3.0 GiB" in words and "2 threads" in words
-    assert "<img" not in words and "<b>" not in words and words.count("&lt;img") == 2
-    assert models_html.IMITABLE not in words
+    text = models_html.loaded(info, f"/models/{EVIL}")
+    assert "6.3 M" in text and "3.0 GiB" in text and "2 threads" in text
+    assert "<img" not in text and "<b>" not in text and text.count("&lt;img") == 2
+    assert models_html.IMITABLE not in text
     assert models_html.IMITABLE in models_html.loaded(replace(info, imitable=True), "/models/a")
     assert "No model" in models_html.loaded(NO_MODEL_INFO, "")
     assert not models_html.still_loaded(NO_MODEL_INFO, "")
 
 
-def test_what_drafts_for_the_loaded_model_is_told_never_nothing() -> None:
+def test_what_drafts_for_the_loaded_model_is_always_shown() -> None:
     head = HeadInfo("MTP", 4, branches=False)
     info = replace(ToyBackend().info, leaves=1, depth=8, head=head)
-    words = models_html.loaded(info, "/m/a.gguf", drafts=[EVIL])
-    assert "one guess per token, up to 8 tokens ahead" in words
-    assert "MTP, up to 4 tokens ahead" in words
-    assert "&lt;img" in words and "<img" not in words
+    text = models_html.loaded(info, "/m/a.gguf", drafts=[EVIL])
+    assert "one guess per token, up to 8 tokens ahead" in text
+    assert "MTP, up to 4 tokens ahead" in text
+    assert "&lt;img" in text and "<img" not in text
     plain = models_html.loaded(replace(info, can_tree=False), "/m/a.gguf")
     assert plain.count("decodes plainly") == 3
 
@@ -90,7 +90,7 @@ def test_few_bits_are_suggested_where_they_help(monkeypatch: pytest.MonkeyPatch)
     assert "Bits" not in models_html.loaded(file, "/m/a.gguf")
 
 
-def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
+def test_what_verifying_takes_is_shown_with_what_it_allows() -> None:
     info = replace(ToyBackend().info, kind="llama.cpp", dtype="Q4_K_M", device="cpu")
     cheap = models_html.verifying(info, CHEAP)
     assert "3, 7 or 15 drafted tokens takes 1.3, 2.0 or 3.4 times as long here" in cheap
@@ -106,8 +106,8 @@ def test_what_verifying_takes_is_told_with_what_it_allows() -> None:
     ):
         assert "verify faster" not in models_html.verifying(other, DEAR)
     assert "verify faster" not in models_html.verifying(info, DEAR, other_files=False)
-    words = models_html.verifying(replace(info, leaves=1, depth=4), CHEAP)
-    assert "Verifying 3 drafted tokens takes 1.3 times" in words, "of drafts which can be"
+    text = models_html.verifying(replace(info, leaves=1, depth=4), CHEAP)
+    assert "Verifying 3 drafted tokens takes 1.3 times" in text, "of drafts which can be"
     assert models_html.verifying(replace(info, can_tree=False), CHEAP) == ""
     assert models_html.verifying(info, {0: 1.0, 1: 1.1}) == "", "nothing that could be told"
 
@@ -164,15 +164,15 @@ def family(stack: bool = True) -> Entry:
     )
 
 
-def test_a_family_is_told_with_what_it_takes() -> None:
+def test_a_family_is_shown_with_what_it_takes() -> None:
     entry = family()
     needs = dict(models_html.family_needs(entry, 4096, "cuda", 40 + 16384))
     assert needs == {"memory": "16.0 KiB, fits", "with drafts": "32.1 KiB, does not fit"}
     assert dict(models_html.family_needs(family(False), 64, "cuda", 1)).keys() == {"memory"}
-    words = models_html.family(entry, {"hub/x:small.gguf"}, needs.items(), "<hr>")
-    assert "about 40 B, on this machine" in words and words.count("on this machine") == 1
-    assert "suggested" in words and "1.0 B parameters" in words and words.endswith("<hr>")
-    assert "<img" not in words and "<img" not in models_html.family(family(False), ())
+    text = models_html.family(entry, {"hub/x:small.gguf"}, needs.items(), "<hr>")
+    assert "about 40 B, on this machine" in text and text.count("on this machine") == 1
+    assert "suggested" in text and "1.0 B parameters" in text and text.endswith("<hr>")
+    assert "<img" not in text and "<img" not in models_html.family(family(False), ())
     assert "none: &lt;img" in models_html.family(family(False), ())
 
 
@@ -285,14 +285,14 @@ def test_the_context_field_says_what_is_loaded(
     """8,192 tokens are asked for by default; a model that can read less has less."""
     context, source = on.runtime["context_length"], shop.source("one")
     current = on.session.current
-    for length, words in (
+    for length, text in (
         (2048, "one reads at most 2,048 tokens, so 2,048 are loaded."),
         (8192, models.META["context_length"]["help"]),
     ):
         monkeypatch.setattr(type(current), "info", replace(current.info, context_length=length))
         for shown in (on.refresh(source, *values()), on.hint(source)):
-            assert shown[context]["info"] == words
-        assert on.overview()[context]["info"] == words, "at once when the tab opens"
+            assert shown[context]["info"] == text
+        assert on.overview()[context]["info"] == text, "at once when the tab opens"
         other = on.hint(shop.source("two"))
         assert other[context]["info"] == models.META["context_length"]["help"]
         chosen = on.screen(shop.source("two"))
@@ -459,7 +459,7 @@ def test_a_family_that_does_not_fit_is_not_downloaded(
     assert shop.arrived == set() and session.current.info.name == "one"
 
 
-def test_a_damaged_catalogue_is_told_and_the_tab_works(
+def test_a_damaged_catalogue_is_reported_and_the_tab_works(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> tuple[Entry, ...]:
@@ -495,9 +495,9 @@ def test_the_real_model_is_small_and_free_for_every_use(
     entry = catalogue.starter(gguf)
     assert entry.licence == "Apache-2.0" and entry.target.bytes <= 1e9
     assert entry.target.source.endswith(".gguf") is gguf
-    words = models_html.starter(entry)
-    assert "Apache-2.0" in words and "to download" in words and "of memory" in words
-    assert "8 bits" in models_html.starter(entry, fewer_bits=True) and "8 bits" not in words
+    text = models_html.starter(entry)
+    assert "Apache-2.0" in text and "to download" in text and "of memory" in text
+    assert "8 bits" in models_html.starter(entry, fewer_bits=True) and "8 bits" not in text
     for few in (True, False):
         monkeypatch.setattr(catalogue_cards, "multiplies_few_bits", lambda few=few: few)
         assert catalogue_cards.rounds(entry.target.source) is (few and not gguf)
@@ -555,8 +555,8 @@ def test_a_name_in_the_question_before_a_removal_stays_text(
     path.write_text("bytes")
     on.add(str(path))
     shop.ours.add(str(path))
-    asked = on.ask_removal(str(path))[on.question]
-    assert "&lt;img" in asked and "<img" not in asked
+    removal = on.ask_removal(str(path))[on.question]
+    assert "&lt;img" in removal and "<img" not in removal
 
 
 def test_another_model_takes_over(

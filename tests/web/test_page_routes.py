@@ -94,7 +94,7 @@ def test_a_page_learns_how_far_a_conversation_has_changed(
     assert client.get("/revision/unknown").status_code == 404
 
 
-def test_a_page_learns_that_a_conversation_was_begun_elsewhere(
+def test_a_page_learns_that_a_conversation_was_started_elsewhere(
     client: TestClient, session: Session
 ) -> None:
     name = session.change_tokens.token(OWNER, THE_LIST)

@@ -54,8 +54,8 @@ def test_a_page_begins_with_the_preset_of_its_model_unless_a_conversation_is_ope
     plain = tab.follow(MINE, "", None, "", None)
     assert controls.system not in plain and plain[tab.start_from]["value"] == ""
     assert "its makers&#x27; settings" in str(plain[tab.first])
-    said = tab.begin(MINE, made.id)[tab.first]
-    assert "&lt;img" in str(said) and "<img" not in str(said)
+    shown = tab.begin(MINE, made.id)[tab.first]
+    assert "&lt;img" in str(shown) and "<img" not in str(shown)
     begun = tab.follow(MINE, "", None, "", None)
     assert begun[controls.system] == "Be kind." and begun[tab.model] == "owner/name"
     assert begun[tab.start_from]["value"] == made.id
@@ -102,9 +102,9 @@ def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, sessio
     controls = tab.controls
     thinking = controls.parts["thinking"]
     assert controls.follow("hd", 256)[thinking]["visible"] is False
-    for words, wanted in settings.THINKING.items():
-        shown = controls.show("", replace(CHOSEN, generation=Generation(thinking=wanted)))
-        assert words in shown
-        assert controls.read(shown)[1].generation.thinking is wanted
+    for text, expected in settings.THINKING.items():
+        shown = controls.show("", replace(CHOSEN, generation=Generation(thinking=expected)))
+        assert text in shown
+        assert controls.read(shown)[1].generation.thinking is expected
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
     assert controls.follow("hd", 256)[thinking]["visible"] is True

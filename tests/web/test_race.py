@@ -56,16 +56,16 @@ def test_what_gains_nothing_is_not_played() -> None:
     for whole in (0.84, 1.0, 1.04, None):
         data = race_value(race_of(0.53, 0.63, whole))
         assert data["state"] == "none" and "lanes" not in data
-        assert "no gain to show" in str(data["told"])
+        assert "no gain to show" in str(data["outcome"])
     why = "checking one guess takes 2.9 times as long as computing a token"
     data = race_value(NoGain(why))
-    assert data["state"] == "none" and why in str(data["told"])
+    assert data["state"] == "none" and why in str(data["outcome"])
 
 
-def test_it_is_told_how_far_the_padded_model_is() -> None:
+def test_the_progress_of_the_padded_model_is_shown() -> None:
     data = race_value(Progress(0.42, "Making tiny-chat, padded to 0.5 B"))
-    assert data == {"state": "making", "words": "Making tiny-chat, padded to 0.5 B … 42 %"}
-    assert race_value(Progress(None, "Making it …"))["words"] == "Making it …"
+    assert data == {"state": "making", "text": "Making tiny-chat, padded to 0.5 B … 42 %"}
+    assert race_value(Progress(None, "Making it …"))["text"] == "Making it …"
 
 
 def test_the_page_offers_the_pace_of_a_real_model_only_where_it_can_be_had(
@@ -77,11 +77,11 @@ def test_the_page_offers_the_pace_of_a_real_model_only_where_it_can_be_had(
 
     assert offered(db, guests=False) == ""
     with Database(tmp_path / "strata.db") as stored:
-        words = "padded to the cost of 0.5\u00a0B parameters"
-        assert words in offered(stored, guests=False) and words not in offered(stored, guests=True)
+        text = "padded to the cost of 0.5\u00a0B parameters"
+        assert text in offered(stored, guests=False) and text not in offered(stored, guests=True)
 
 
-def test_the_outcome_is_told_as_it_is() -> None:
+def test_the_outcome_is_shown_as_it_is() -> None:
     assert outcome(race_of(1.75, 0.75, 2.0)) == (
         "Recorded just now on this machine: plain 2.00 s, with guessing 1.00 s, 2.00× as fast. "
         "Both say the same, all 9 tokens."
@@ -90,4 +90,4 @@ def test_the_outcome_is_told_as_it_is() -> None:
     assert "(0.71×). That is no gain to show" in slower and "as fast" not in slower
     unknown = outcome(race_of(1.0, 0.9, None))
     assert "×" not in unknown
-    assert "part at token 4" in outcome(race_of(1.0, 0.5, 1.5, identical=False))
+    assert "diverge at token 4" in outcome(race_of(1.0, 0.5, 1.5, identical=False))

@@ -36,8 +36,8 @@ def test_text_travels_as_data_unchanged(db: Database, text: str) -> None:
     store.append(conversation, "user", text)
     store.append(conversation, "assistant", text, pieces=[Piece(text, "context", 3, 0, 9, 0.5)])
     shown = render.transcript(store.messages(conversation))
-    said, answered = shown["turns"]
-    assert said["text"] == text and said["role"] == "user" and "groups" not in said
+    question, answered = shown["turns"]
+    assert question["text"] == text and question["role"] == "user" and "groups" not in question
     assert answered["groups"] == [[0, 3, 0, [text], [50]]] and shown["sources"] == ["context"]
 
 
@@ -179,10 +179,10 @@ def test_the_style_sheets_bring_no_tier_colour_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(2.0, "2.00 s"), (0.0123, "12.3 ms"), (0.00005, "50 µs"), (0, "0 µs")]
+    ("seconds", "expected"), [(2.0, "2.00 s"), (0.0123, "12.3 ms"), (0.00005, "50 µs"), (0, "0 µs")]
 )
-def test_durations(seconds: float, words: str) -> None:
-    assert milliseconds(seconds) == words
+def test_durations(seconds: float, expected: str) -> None:
+    assert milliseconds(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_a_difference_names_both_tokens_and_how_close_they_were() -> None:
 
 def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
     talk = Conversations(db, "ada").create().id
-    said = tuple(Token(1, at, "context") for at in range(20))
-    step = Step(0, said, {"context": 25}, {"context": 19}, verify_seconds=1.0, plain_seconds=4.0)
+    tokens = tuple(Token(1, at, "context") for at in range(20))
+    step = Step(0, tokens, {"context": 25}, {"context": 19}, verify_seconds=1.0, plain_seconds=4.0)
     run_id = Traces(db, "ada").save(Run(prefill=Prefill(1, 0, 0.0), steps=(step,)), talk)
     found = remarks(db, "ada", talk)
     assert found == {run_id: {"note": "19 of 20 tokens were guessed, which saved about 3.0 s."}}
@@ -226,19 +226,19 @@ def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "expected"),
     [({"thinks": True}, {"thinks": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
 )
 def test_an_answer_that_began_within_thinking_is_known_to(
-    db: Database, settings: dict[str, Any], told: dict[str, Any]
+    db: Database, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     """Only the page that watched it grow has heard it from the answer itself."""
     talk = Conversations(db, "ada").create().id
     step = Step(0, (Token(1, 0, "context"),), finish="cancelled", verify_seconds=1.0)
     run = Run(settings=settings, prefill=Prefill(1, 0, 0.0), steps=(step,))
     run_id = Traces(db, "ada").save(run, talk)
-    assert remarks(db, "ada", talk)[run_id].items() >= told.items()
-    assert ("thinks" in remarks(db, "ada", talk)[run_id]) == bool(told)
+    assert remarks(db, "ada", talk)[run_id].items() >= expected.items()
+    assert ("thinks" in remarks(db, "ada", talk)[run_id]) == bool(expected)
     with db.write() as handle:
         handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
     assert "thinks" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"

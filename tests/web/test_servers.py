@@ -19,7 +19,7 @@ from app.service.comparison import Progress, Side
 from app.service.current import line
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web.run_html import heading, same_texts, two_servers
 from app.web.tabs import compare
 from engine.backends.toy import ToyBackend
@@ -109,9 +109,9 @@ def test_a_server_with_our_drafter_tells_sources_steps_and_counters() -> None:
         assert run.method == "server" and run.prefill is not None and run.prefill.tokens == 7
         assert run.settings["server"]["counted"] == {"drafted": 40, "accepted": 24, "own": 40}
         assert "drafting" not in run.settings, "what drafts there is not ours to set"
-        words = server_words(run)
-        assert words is not None and words in heading(store.get(run_id), run)
-        assert "The server as a whole accepted 24 of 40 drafted tokens (60 %)" in words
+        text = server_sentence(run)
+        assert text is not None and text in heading(store.get(run_id), run)
+        assert "The server as a whole accepted 24 of 40 drafted tokens (60 %)" in text
 
 
 def test_what_a_damaged_file_says_of_counters_is_left_out() -> None:
@@ -119,8 +119,8 @@ def test_what_a_damaged_file_says_of_counters_is_left_out() -> None:
         _, update = say(session)
         run = update.recorder.run
         for wrong in (None, 3, {"drafted": "a"}, {"drafted": 3}):
-            assert server_words(replace(run, settings={"server": {"counted": wrong}})) == ""
-        assert server_words(replace(run, settings={})) is None
+            assert server_sentence(replace(run, settings={"server": {"counted": wrong}})) == ""
+        assert server_sentence(replace(run, settings={})) is None
 
 
 def test_a_second_turn_sends_the_whole_conversation() -> None:
@@ -158,7 +158,7 @@ def failed(session: Session) -> str:
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "expected"),
     [
         (401, "wants a key"),
         (404, "has nothing at this place"),
@@ -169,11 +169,13 @@ def failed(session: Session) -> str:
         (307, "Give the address where the server really is"),
     ],
 )
-def test_a_refused_request_says_what_to_do(status: int, words: str) -> None:
+def test_a_refused_request_says_what_to_do(status: int, expected: str) -> None:
     with stub() as server, opened(server) as session:
         server.status = status
-        said = failed(session)
-        assert words in said and f"status {status}" in said and "as the test wants" in said
+        message = failed(session)
+        assert (
+            expected in message and f"status {status}" in message and "as the test wants" in message
+        )
         assert len(server.asked) == 1, "nobody else was asked, and not again"
 
 
@@ -185,7 +187,7 @@ def test_a_stream_that_breaks_off_keeps_what_came_and_can_go_on() -> None:
         begun = "".join(f"word-{n} " for n in range(12))
         assert text_of(session, id) == begun
         server.breaks = None
-        session.chat.go_on(OWNER, id)
+        session.chat.continue_answer(OWNER, id)
         update = last(session, id)
         assert server.asked[-1]["continue_final_message"] is True
         assert server.asked[-1]["messages"][-1] == {"role": "assistant", "content": begun}
@@ -198,7 +200,7 @@ def test_a_server_that_cannot_go_on_says_so_and_the_answer_stays() -> None:
         with pytest.raises(ServerError):
             list(session.answering.answer(OWNER, id, COLD))
         before = text_of(session, id)
-        session.chat.go_on(OWNER, id)
+        session.chat.continue_answer(OWNER, id)
         with pytest.raises(ServerError, match="cannot continue an answer"):
             list(session.answering.answer(OWNER, id, COLD))
         assert text_of(session, id) == before != ""
@@ -217,7 +219,7 @@ def test_a_refusal_within_the_stream_leaves_the_parameter_out_too() -> None:
         assert "status 400" in failed(session), "refused again, it is not asked for ever"
 
 
-def test_an_error_within_the_stream_is_told() -> None:
+def test_an_error_within_the_stream_is_reported() -> None:
     with stub() as server, opened(server) as session:
         server.part = lambda *_: 'data: {"error": {"message": "out of memory"}}\n\n'  # type: ignore[method-assign]
         assert "out of memory" in failed(session)
@@ -225,7 +227,7 @@ def test_an_error_within_the_stream_is_told() -> None:
         assert "is no OpenAI-compatible server" in failed(session)
 
 
-def test_a_server_that_is_gone_is_told_and_comes_back() -> None:
+def test_a_server_that_is_gone_is_reported_and_comes_back() -> None:
     with stub(words=3) as server, opened(server) as session:
         assert isinstance(session.engine, Local)
         served = session.engine.loaded.backend
@@ -268,7 +270,7 @@ def test_a_server_that_is_none_leaves_the_old_model() -> None:
         assert "nothing at this place (status 404)" in unloadable(f"{server.address}/elsewhere")
 
 
-def test_a_certificate_that_is_not_trusted_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_is_not_trusted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: object, **__: object) -> None:
         error = ssl.SSLCertVerificationError(1, "self-signed certificate")
         error.verify_message = "self-signed certificate"
@@ -278,14 +280,14 @@ def test_a_certificate_that_is_not_trusted_is_told(monkeypatch: pytest.MonkeyPat
             raise httpx.ConnectError("failed") from cause
 
     monkeypatch.setattr("httpx.HTTPTransport.handle_request", wrong)
-    said = unloadable("https://127.0.0.1:9/v1")
-    assert "self-signed certificate" in said and "SSL_CERT_FILE" in said
+    shown = unloadable("https://127.0.0.1:9/v1")
+    assert "self-signed certificate" in shown and "SSL_CERT_FILE" in shown
 
 
-def test_plain_http_behind_https_is_told() -> None:
+def test_a_plain_http_server_at_an_https_address_is_reported() -> None:
     with stub() as server:
-        said = unloadable(server.base.replace("http:", "https:"))
-        assert "the server may want http" in said
+        shown = unloadable(server.base.replace("http:", "https:"))
+        assert "the server may want http" in shown
 
 
 def test_a_key_opens_a_server_and_is_kept_nowhere() -> None:
@@ -316,12 +318,12 @@ def test_no_server_is_asked_before_it_is_loaded() -> None:
         assert server.paths == []
 
 
-def test_parameters_that_a_server_does_not_take_are_left_out_and_told_once() -> None:
+def test_parameters_that_a_server_does_not_take_are_left_out_and_reported_once() -> None:
     chosen = replace(COLD, generation=Generation(Sampling(0.5, top_k=5, min_p=0.1), 8))
     with stub(refuses=("stream_options", "min_p")) as server, opened(server) as session:
         assert say(session, chosen=chosen)[1].finish == "length"
-        told = list(session.notices.take(OWNER))
-        assert len(told) == 1 and "does not take Min-p" in told[0]
+        notices = list(session.notices.take(OWNER))
+        assert len(notices) == 1 and "does not take Min-p" in notices[0]
         assert "min_p" not in server.asked[-1] and server.asked[-1]["top_k"] == 5
         say(session, chosen=chosen)
         assert len(server.asked) == 4 and session.notices.take(OWNER) == []
@@ -341,8 +343,8 @@ def test_another_text_of_a_server_is_no_fault() -> None:
         found = compared(session, *sides)
         (left, right), *_ = found.pairs
         cut = replace(right, steps=right.steps[:-2])
-        words = compare.banner(session, replace(found, pairs=((left, cut),)), 1)
-        assert "Different text" in words and "differs" not in words
+        text = compare.banner(session, replace(found, pairs=((left, cut),)), 1)
+        assert "Different text" in text and "differs" not in text
 
 
 @pytest.mark.soak

@@ -106,7 +106,7 @@ def test_many_answers_come_by_one_connection_each_of_them_whole(
     for number, answer in enumerate(answers):
         page = Page()
         page.read(connection.texts[number].encode())
-        assert connection.status[number] == 200 and page.told[-1] == "end"
+        assert connection.status[number] == 200 and page.kinds[-1] == "end"
         assert answer.update is not None and page.tokens == columns(answer.update.pieces)
 
 
@@ -176,8 +176,8 @@ def test_no_more_streams_than_a_connection_holds(
 ) -> None:
     monkeypatch.setattr(shared, "MOST_STREAMS", 2)
     with connected(served(session.generations)) as connection:
-        asked = [connection.ask(n, f"/gradio_api/heartbeat/p{n}") for n in (1, 1, 2, 3)]
-        assert asked == [204, 409, 204, 409]
+        statuses = [connection.ask(n, f"/gradio_api/heartbeat/p{n}") for n in (1, 1, 2, 3)]
+        assert statuses == [204, 409, 204, 409]
         assert connection.ask(1) == 204
         connection.hear(lambda: len(connection.texts) == 2)
         later = set[int]()
@@ -190,8 +190,8 @@ def test_who_has_not_logged_in_shares_nothing(session: Session, served: Serve) -
     address = served(session.generations, "--auth", "ann:secret")
     assert httpx.get(f"{address}/shared", headers=OWN, timeout=60).status_code == 401
     origin = {"Origin": address}
-    said = {"username": "ann", "password": "secret"}
-    entered = httpx.post(f"{address}/login", data=said, headers=origin, timeout=60)
+    credentials = {"username": "ann", "password": "secret"}
+    entered = httpx.post(f"{address}/login", data=credentials, headers=origin, timeout=60)
     cookies = {"Cookie": "; ".join(f"{n}={v}" for n, v in entered.cookies.items())}
     with connected(address, cookies) as connection:
         assert connection.ask(1, "/gradio_api/heartbeat/x") == 204

@@ -56,16 +56,16 @@ def family_of(profile: Profile) -> Family:
 # what answers say
 
 
-def test_one_sentence_says_what_the_last_stack_took_beside_its_prediction() -> None:
+def test_one_sentence_says_what_the_last_stack_took_next_to_its_prediction() -> None:
     profile, family = profile_of(), family_of(profile_of())
     plan = family.plan("", "match")
     assert stack_html.remark(None, "match") == stack_html.remark(profile, "match") == ""
     near = profile.learned(f"match {EVIL}/mid", Outcome(1532, 1.0, 1.05, 1.9))
-    words = "predicted 1.81×, measured 1.90× over the last 1,532 tokens"
-    assert stack_html.remark(near, "match") == f"{EVIL}/mid: {words}."
+    text = "predicted 1.81×, measured 1.90× over the last 1,532 tokens"
+    assert stack_html.remark(near, "match") == f"{EVIL}/mid: {text}."
     assert stack_html.remark(near, "rejection") == ""
     shown = stack_html.planned(family, "match", plan, "", near)
-    assert words in shown and EVIL not in shown
+    assert text in shown and EVIL not in shown
     far = near.learned("match mid", Outcome(200, 2.0, 1.0, 1.0))
     assert stack_html.remark(far, "match") == (
         "mid: predicted 1.00×, measured 0.50× over the last 200 tokens; planned again."
@@ -108,8 +108,8 @@ def test_the_stack_tab_plans_with_a_head_only_where_the_models_tab_says_it_is_us
     plan = family.plan("", "match")
     shown = stack_html.planned(family, "match", plan, "")
     offered = [str(entry.plan) for entry in entries(family, Drafting(), "")]
-    for words in (str(plan), shown.replace(escape(expensive), ""), " ".join(offered)):
-        assert ("databases+head" in words) == (not expensive)
+    for text in (str(plan), shown.replace(escape(expensive), ""), " ".join(offered)):
+        assert ("databases+head" in text) == (not expensive)
     assert (f"The EAGLE-3 head is {expensive}." in shown) == bool(expensive)
     assert family.plan("databases+head", "match").head, "who asks for it by name gets it"
 
@@ -142,16 +142,16 @@ def test_the_graph_shows_all_edges_and_the_plan_as_a_thick_path(
     assert len(thick) == len(spec) + databases
     drawn = [edge for edge in edges(profile, "match") if edge.below != ""]
     assert len(lines) == len(drawn)
-    words = [text for line in figure.data if line.text for text in line.text]
+    texts = [text for line in figure.data if line.text for text in line.text]
     for _, batch in spec:
-        assert any(f"{batch} at a time ·" in text for text in words)
+        assert any(f"{batch} at a time ·" in text for text in texts)
     vertices = figure.data[-1]
     assert list(vertices.x) == [-1, 0, 1, 2] and "1e+03 ms alone" in vertices.text[-1]
     marked = [width > 0 for width in vertices.marker.line.width]
     assert marked == [databases, len(spec) > 0, len(spec) > 1, True]
 
 
-def test_the_bars_stand_beside_each_other() -> None:
+def test_the_bars_are_side_by_side() -> None:
     bars = [
         stack_charts.Bar("plain", colors.PLAIN, 1.0, 1.1),
         stack_charts.Bar("small@4", colors.DRAFT_SHADES[1], 0.5, None),
@@ -203,28 +203,28 @@ def findings(family: Family, spec: str = "", *trials: Trial) -> str:
 
 
 def test_a_stack_that_pays_is_said_to_and_one_that_is_slower_is_named_with_its_reason() -> None:
-    words = findings(family_of(profile_of()))
-    assert "Draft models are worth it" in words and "differs" not in words and "<img" not in words
-    words = findings(family_of(profile_of(small=0.05)), f"{EVIL}@8")
-    assert "Slower than plain" in words and "differs" in words
-    assert "accepts" in words and "Predicted to be fastest" in words
-    assert "<img" not in words and "&lt;img" in words
+    text = findings(family_of(profile_of()))
+    assert "Draft models are worth it" in text and "differs" not in text and "<img" not in text
+    text = findings(family_of(profile_of(small=0.05)), f"{EVIL}@8")
+    assert "Slower than plain" in text and "differs" in text
+    assert "accepts" in text and "Predicted to be fastest" in text
+    assert "<img" not in text and "&lt;img" in text
     costly = family_of(profile_of(small=0.9, mid=0.1, seconds=2.0))
     assert "Even if all its tokens were accepted" in findings(costly, f"{EVIL}@2")
 
 
 def test_where_no_stack_pays_it_says_why_calmly() -> None:
-    words = findings(family_of(profile_of(small=0.02, mid=0.02)))
-    assert "No draft model is worth it here" in words and "The databases alone: 800 ms" in words
-    assert words.count("accepts") == 2 and "differs" not in words
+    text = findings(family_of(profile_of(small=0.02, mid=0.02)))
+    assert "No draft model is worth it here" in text and "The databases alone: 800 ms" in text
+    assert text.count("accepts") == 2 and "differs" not in text
     unused = findings(family_of(profile_of()), "databases")
     assert "No draft model is used" in unused and "Predicted to be fastest" in unused
     databases = Rounds((0.0, 0.0, 0.0, 1.0), 1.2)
     profile = profile_of(small=0.5, mid=0.02)
     target = replace(profile.target, databases=databases)
-    words = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
-    assert "No draft model is worth it here" in words
-    assert "Predicted slower than the databases" in words
+    text = findings(family_of(replace(profile, models=(*profile.models[:-1], target))))
+    assert "No draft model is worth it here" in text
+    assert "Predicted slower than the databases" in text
 
 
 def test_measured_times_are_compared_with_each_other() -> None:
@@ -243,8 +243,8 @@ def test_output_drift_is_named_and_rejection_is_no_drift() -> None:
     assert "<img" not in drift
     calm = (trial("plain", 1.0), trial("mid@2", 0.5, same=False, must=False))
     assert "Different text" not in findings(family, "", *calm)
-    words = stack_html.outcome(calm)
-    assert "does not keep the text of a seed" in words and "2.00×" in words
+    text = stack_html.outcome(calm)
+    assert "does not keep the text of a seed" in text and "2.00×" in text
     assert "1 of 1 gave the text" in stack_html.outcome((calm[0], trial("mid@2", 0.5)))
     assert "Plain decoding was the fastest" in stack_html.outcome([trial("plain", 0.1)])
     # A plan whose drafts were never accepted is faster for nothing: see engine/compare.py.
@@ -285,7 +285,7 @@ def values(on: stack.StackTab, drafting: Drafting | None = None) -> list[Any]:
     return on.controls.show("", chosen)
 
 
-def test_bad_input_is_told_and_changes_nothing(
+def test_bad_input_is_reported_and_changes_nothing(
     on: stack.StackTab, session: Session, shelf: Shelf, warned: list[str]
 ) -> None:
     ticked, given = shelf.sources("small"), values(on)
@@ -314,7 +314,7 @@ def test_bad_input_is_told_and_changes_nothing(
     assert "luck" in warned[4]
 
 
-def test_the_page_is_told_of_ticks_only_where_they_change(
+def test_ticks_are_sent_only_where_they_change(
     on: stack.StackTab, shelf: Shelf, warned: list[str]
 ) -> None:
     given = values(on)
@@ -329,11 +329,11 @@ def test_the_page_is_told_of_ticks_only_where_they_change(
     assert warned == []
 
 
-def test_another_sampler_than_the_profiles_is_told(
+def test_another_sampler_than_the_profiles_is_reported(
     on: stack.StackTab, session: Session, shelf: Shelf
 ) -> None:
     session.stacks.load(shelf.sources("small"))
     list(session.stacks.profile(Sampling(0.2), ("hello",), 16))
-    words = stack_html.profiled(session.stacks, Sampling(0.9))
-    assert "temperature 0.2" in words and "The settings use temperature 0.9" in words
+    text = stack_html.profiled(session.stacks, Sampling(0.9))
+    assert "temperature 0.2" in text and "The settings use temperature 0.9" in text
     assert "The settings use" not in stack_html.profiled(session.stacks, Sampling(0.2, seed=5))

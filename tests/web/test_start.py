@@ -102,8 +102,8 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
         list(items)
     with pytest.raises(PromptError):
         session.chat.say(OWNER, conversation, "  ")
-    (said,) = session.chat.conversations(OWNER).messages(conversation)
-    session.chat.edit(OWNER, conversation, said.id, "something else")
+    (message,) = session.chat.conversations(OWNER).messages(conversation)
+    session.chat.edit(OWNER, conversation, message.id, "something else")
     start.end()
     *_, last = session.answering.answer(OWNER, conversation, preferences())
     assert isinstance(last, Update) and last.text

@@ -51,10 +51,10 @@ class Page:
     def __init__(self) -> None:
         self.tokens: Columns = []
         self.sources: list[str] = []
-        self.told: list[str] = []
+        self.kinds: list[str] = []
 
     def hear(self, kind: str, data: Any, at: int) -> None:
-        self.told.append(kind)
+        self.kinds.append(kind)
         if kind == "sources":
             self.sources = data["sources"]
         if kind:
@@ -88,45 +88,45 @@ def grown(index: int, texts: str, finish: Finish | None = None) -> Step:
 
 def test_each_moment_tells_what_is_new(recorder: Any) -> None:
     answer, page = Answer(OWNER, "c"), Page()
-    teller = AnswerEvents(answer, 0)
-    assert teller.pending(0.0) == []
+    answer_events = AnswerEvents(answer, 0)
+    assert answer_events.pending(0.0) == []
     answer.ahead = 2
-    (waiting,) = teller.pending(0.0)
+    (waiting,) = answer_events.pending(0.0)
     assert waiting.kind == "waiting" and "2 requests" in waiting.data
     for index in range(40):
         recorder.add(grown(index, "abc"))
         answer.ahead, answer.update = 0, recorder.update(0)
-        for kind, data, at in teller.pending(index / 10):
+        for kind, data, at in answer_events.pending(index / 10):
             page.hear(kind, data, at)
         assert page.tokens == columns(recorder.pieces)
-    assert page.told[:4] == ["waiting", "sources", "", "figures"]
-    assert page.told.count("sources") == 1
-    figures = [at for at, kind in enumerate(page.told) if kind == "figures"]
+    assert page.kinds[:4] == ["waiting", "sources", "", "figures"]
+    assert page.kinds.count("sources") == 1
+    figures = [at for at, kind in enumerate(page.kinds) if kind == "figures"]
     apart = [after - before for before, after in pairwise(figures)]
     assert apart[0] == 2 and apart[-1] == 6 and apart == sorted(apart), (
         "with every token at first, then twice a second"
     )
-    assert teller.pending(99.0)[0].kind == "figures" and teller.pending(99.1) == []
+    assert answer_events.pending(99.0)[0].kind == "figures" and answer_events.pending(99.1) == []
     answer.over = True
-    assert [news.kind for news in teller.pending(99.2)] == ["figures", "end"]
+    assert [new_events.kind for new_events in answer_events.pending(99.2)] == ["figures", "end"]
 
 
 def test_figures_keep_up_with_the_text(recorder: Any) -> None:
     """However fast the model is: what the figures say is of nearly all that the page shows."""
     answer = Answer(OWNER, "c")
-    teller, told = AnswerEvents(answer, 0), 0
+    answer_events, covered = AnswerEvents(answer, 0), 0
     for moment in range(12):
         for index in range(30 * moment, 30 * (moment + 1)):
             recorder.add(grown(index, "abc"))
         answer.update = recorder.update(0)
-        for news in teller.pending(0.12 * moment):
-            if news.kind == "figures":
-                told = answer.update.tokens
-        assert told > 0.87 * teller.sent
+        for new_events in answer_events.pending(0.12 * moment):
+            if new_events.kind == "figures":
+                covered = answer.update.tokens
+        assert covered > 0.87 * answer_events.sent
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 3, 119, 120, 121, 5000])
-def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None:
+def test_a_page_that_returns_gets_the_rest(recorder: Any, start: int) -> None:
     for index in range(40):
         recorder.add(grown(index, "abc"))
     answer, page = Answer(OWNER, "c"), Page()
@@ -134,7 +134,7 @@ def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None
     page.tokens = columns(recorder.pieces)[:start]
     for kind, data, at in AnswerEvents(answer, start).pending(0.0):
         page.hear(kind, data, at)
-    assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
+    assert page.tokens == columns(recorder.pieces) and page.kinds[-1] == "end"
 
 
 @pytest.mark.parametrize(
@@ -143,10 +143,10 @@ def test_a_page_that_returns_is_told_the_rest(recorder: Any, start: int) -> None
 def test_no_text_ends_an_event(text: str) -> None:
     data = [[0, 0, 0, [text], [5]]]
     sent = stream.encoded([StreamEvent("", data, 1), StreamEvent("end", 1, 1)])
-    page, wanted = Page(), text.encode("utf-8", "replace").decode()
+    page, expected = Page(), text.encode("utf-8", "replace").decode()
     page.sources = [TARGET]
-    assert page.read(sent) == 1 and page.tokens == [(wanted, TARGET, 0, 0, 5)]
-    assert page.told == ["", "end"] and sent.count(b"\n\n") == 2
+    assert page.read(sent) == 1 and page.tokens == [(expected, TARGET, 0, 0, 5)]
+    assert page.kinds == ["", "end"] and sent.count(b"\n\n") == 2
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def heard(
 async def listened(
     answer: Answer, start: int = 0, most: int = 10_000
 ) -> list[tuple[float, list[StreamEvent]]]:
-    found, told = [], stream.events(answer, start)
-    async for news in told:
-        found.append((asyncio.get_running_loop().time(), news))
+    found, events = [], stream.events(answer, start)
+    async for new_events in events:
+        found.append((asyncio.get_running_loop().time(), new_events))
         if len(found) == most:
             break
-    await told.aclose()
+    await events.aclose()
     return found
 
 
@@ -195,26 +195,26 @@ def test_the_first_tokens_come_as_soon_as_they_are_there(
     answer = Answer(OWNER, "c")
 
     async def listen() -> list[str]:
-        told = stream.events(answer, 0)
-        await anext(told)
-        coming = asyncio.ensure_future(anext(told))
+        events = stream.events(answer, 0)
+        await anext(events)
+        coming = asyncio.ensure_future(anext(events))
         while not answer.bell.listening:
             await asyncio.sleep(0)
         answer.ahead = 1
         answer.bell.ring()
         (waiting,) = await asyncio.wait_for(coming, 60)
-        coming = asyncio.ensure_future(anext(told))
+        coming = asyncio.ensure_future(anext(events))
         recorder.add(grown(0, "ab"))
         answer.ahead, answer.update = 0, recorder.update(0)
         answer.bell.ring()
-        news = await asyncio.wait_for(coming, 60)
-        await told.aclose()
-        return [waiting.kind, *(event.kind for event in news)]
+        new_events = await asyncio.wait_for(coming, 60)
+        await events.aclose()
+        return [waiting.kind, *(event.kind for event in new_events)]
 
     assert asyncio.run(listen()) == ["waiting", "waiting", "sources", "", "figures"]
 
 
-def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any) -> None:
+def test_who_waits_is_woken_and_updated_twenty_times_a_second_at_most(recorder: Any) -> None:
     answer = Answer(OWNER, "c")
 
     async def grow() -> None:
@@ -232,12 +232,14 @@ def test_who_waits_is_woken_and_told_twenty_times_a_second_at_most(recorder: Any
 
     moments = simulated(both())
     page = Page()
-    for _, news in moments:
-        for event in news:
+    for _, new_events in moments:
+        for event in new_events:
             page.hear(*event)
-    assert page.tokens == columns(recorder.pieces) and page.told[-1] == "end"
+    assert page.tokens == columns(recorder.pieces) and page.kinds[-1] == "end"
     assert answer.bell.listening == {}, "nobody listens any more"
-    times = [moment for moment, news in moments if any(not event.kind for event in news)]
+    times = [
+        moment for moment, new_events in moments if any(not event.kind for event in new_events)
+    ]
     assert len(times) == 4, "at 0, 0.12 and 0.24 s, and at the end"
     assert all(after - before >= UPDATE_SECONDS for before, after in pairwise(times[:3]))
 
@@ -247,9 +249,9 @@ def test_the_first_event_comes_at_once_and_a_quiet_stream_says_that_it_lives(
 ) -> None:
     """By the first one the page knows that nothing on the way holds the stream back."""
     monkeypatch.setattr(stream, "QUIET_SECONDS", 0.01)
-    told = [news for _, news in heard(Answer(OWNER, "c"), most=3)]
-    assert [event.kind for event in told[0]] == ["sources"], "no token"
-    assert told[1:] == [[], []] and stream.encoded([]) == b":\n\n"
+    lists = [new_events for _, new_events in heard(Answer(OWNER, "c"), most=3)]
+    assert [event.kind for event in lists[0]] == ["sources"], "no token"
+    assert lists[1:] == [[], []] and stream.encoded([]) == b":\n\n"
 
 
 # over a real server
@@ -261,8 +263,8 @@ class Held:
     def __init__(self, session: Session) -> None:
         self.session, self.gate = session, threading.Semaphore(0)
 
-    def answer(self, owner: str, conversation: str, wanted: Preferences) -> Iterator[Any]:
-        for item in self.session.answering.answer(owner, conversation, wanted):
+    def answer(self, owner: str, conversation: str, requested: Preferences) -> Iterator[Any]:
+        for item in self.session.answering.answer(owner, conversation, requested):
             if isinstance(item, Update) and item.finish is None:
                 self.gate.acquire(timeout=60)
             yield item
@@ -280,7 +282,7 @@ def served(session: Session) -> Iterator[Callable[..., int]]:
         yield serve
 
 
-def asked(port: int, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+def requested(port: int, path: str, method: str = "GET", **more: Any) -> httpx.Response:
     return httpx.request(method, f"http://127.0.0.1:{port}{path}", timeout=60, **more)
 
 
@@ -314,7 +316,7 @@ def test_a_connection_that_is_cut_again_and_again_loses_nothing(
                 if b"\nid:" in body or body.startswith(b"id:"):
                     break
         at = page.read(body)
-        if "end" in page.told or number > 100:
+        if "end" in page.kinds or number > 100:
             break
     assert number > 3, "it was cut often enough"
     assert answer.update is not None and page.tokens == columns(answer.update.pieces)
@@ -326,19 +328,19 @@ def test_whose_answer_it_is_the_token_says(session: Session, served: Callable[..
     conversation = session.chat.say(OWNER, None, "hello there")
     answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
-    assert asked(port, f"/stream/{answer.token}").status_code == 200
+    assert requested(port, f"/stream/{answer.token}").status_code == 200
     wrong = (answer.token[:-1], answer.token + "x", answer.token.swapcase(), "x", conversation)
-    assert {asked(port, f"/stream/{token}").status_code for token in wrong} == {404}
+    assert {requested(port, f"/stream/{token}").status_code for token in wrong} == {404}
     own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}
-    assert asked(port, f"/stream/{answer.token}", headers=own).status_code == 200
+    assert requested(port, f"/stream/{answer.token}", headers=own).status_code == 200
     for foreign in (
         {"Origin": "http://evil.example"},
         {**own, "Sec-Fetch-Site": "cross-site"},
         {**own, "Sec-Fetch-Dest": "image"},
         {**own, "Sec-Fetch-Dest": "document"},
     ):
-        assert asked(port, f"/stream/{answer.token}", headers=foreign).status_code == 403
-    away = asked(port, f"/stream/{answer.token}", headers={"Host": "evil.example"})
+        assert requested(port, f"/stream/{answer.token}", headers=foreign).status_code == 403
+    away = requested(port, f"/stream/{answer.token}", headers={"Host": "evil.example"})
     assert away.status_code == 421
 
 
@@ -350,15 +352,15 @@ def test_who_has_not_logged_in_watches_nothing(
     answer = session.generations.start(OWNER, conversation, preferences())
     assert soon(lambda: answer.over)
     path = f"/stream/{answer.token}"
-    assert asked(port, path).status_code == 401
-    assert asked(port, path, headers={"Cookie": "access-token-x=y"}).status_code == 401
+    assert requested(port, path).status_code == 401
+    assert requested(port, path, headers={"Cookie": "access-token-x=y"}).status_code == 401
     own = {"Origin": f"http://127.0.0.1:{port}"}
-    said = {"username": "ann", "password": "secret"}
-    entered = asked(port, "/login", "POST", data=said, headers=own)
+    credentials = {"username": "ann", "password": "secret"}
+    entered = requested(port, "/login", "POST", data=credentials, headers=own)
     assert entered.status_code == 200
     cookies = {"Cookie": "; ".join(f"{n}={v}" for n, v in entered.cookies.items())}
-    assert asked(port, path, headers=cookies).status_code == 200
-    assert asked(port, "/stream/nobody", headers=cookies).status_code == 404
+    assert requested(port, path, headers=cookies).status_code == 200
+    assert requested(port, "/stream/nobody", headers=cookies).status_code == 404
 
 
 @pytest.mark.soak
@@ -370,31 +372,31 @@ def test_an_answer_of_512_tokens_takes_few_bytes(
     session = Session(Local(backend=embedded), db)
     port = served(session.generations)
     generation = Generation(Sampling(temperature=0.8, seed=6), max_tokens=512)
-    wanted = Preferences(generation, fresh_seed=False)
+    requested = Preferences(generation, fresh_seed=False)
     conversation = session.chat.say(OWNER, None, "Tell a very long story about the sea.")
-    answer = session.generations.start(OWNER, conversation, wanted)
+    answer = session.generations.start(OWNER, conversation, requested)
     sent = wire(port, f"/stream/{answer.token}")
     assert answer.tokens == 512 and answer.update is not None
     figures = sum(map(len, re.findall(rb"event:figures\ndata:[^\n]*\n\n", sent)))
     assert 0 < figures < len(sent) and len(sent) - figures <= BYTES_PER_TOKEN * 512
-    whole = told_at(answer.update, tokens_per_second=150)
+    whole = bytes_sent_at(answer.update, tokens_per_second=150)
     print(f"{len(sent) / 512:.1f} bytes per token; {whole / 512:.1f} at 150 tokens per second")
     assert whole <= BYTES_PER_TOKEN * 512
 
 
-def told_at(update: Update, tokens_per_second: float) -> int:
+def bytes_sent_at(update: Update, tokens_per_second: float) -> int:
     """The bytes that tell an answer, figures included, at a speed by a clock of our own."""
     answer, bytes_sent, at = Answer(OWNER, "c"), 0, 0
-    teller, each = AnswerEvents(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
+    answer_events, each = AnswerEvents(answer, 0), int(tokens_per_second * UPDATE_SECONDS)
     while not answer.over:
         at = min(update.tokens, at + each)
         answer.update, answer.over = replace(update, tokens=at), at == update.tokens
-        news = teller.pending(at / tokens_per_second)
-        bytes_sent += len(stream.encoded(news)) + len(b"fff\r\n\r\n")
+        new_events = answer_events.pending(at / tokens_per_second)
+        bytes_sent += len(stream.encoded(new_events)) + len(b"fff\r\n\r\n")
     return bytes_sent
 
 
-def test_pieces_are_told_as_they_are_stored() -> None:
+def test_pieces_are_sent_as_they_are_stored() -> None:
     """What a reload draws is what was drawn while the answer grew."""
     pieces = [Piece(str(n), MODEL if n % 3 else TARGET, n % 3, n // 3, n, 0.5) for n in range(30)]
     whole: dict[str, int] = {}
@@ -408,15 +410,15 @@ def test_pieces_are_told_as_they_are_stored() -> None:
     assert page.tokens == later.tokens == columns(pieces)
 
 
-def test_waiting_is_told_and_taken_back() -> None:
+def test_waiting_is_shown_and_removed() -> None:
     answer = Answer(OWNER, "c")
-    teller = AnswerEvents(answer, 0)
-    for ahead, told in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
+    answer_events = AnswerEvents(answer, 0)
+    for ahead, sent in ((1, 1), (1, 0), (3, 1), (0, 1), (0, 0)):
         answer.ahead = ahead
-        news = teller.pending(0.0)
-        assert len(news) == told and all(event.kind == "waiting" for event in news)
-        if told:
-            assert ("Waiting for the model" in news[0].data) == bool(ahead)
+        new_events = answer_events.pending(0.0)
+        assert len(new_events) == sent and all(event.kind == "waiting" for event in new_events)
+        if sent:
+            assert ("Waiting for the model" in new_events[0].data) == bool(ahead)
 
 
 class ThinkingToy(ToyBackend):
@@ -427,15 +429,15 @@ class ThinkingToy(ToyBackend):
 
 
 @pytest.mark.parametrize(("backend", "thinks"), [(ThinkingToy, True), (ToyBackend, False)])
-def test_a_page_learns_that_the_template_has_begun_the_thinking(
+def test_a_page_learns_that_the_template_has_opened_the_thinking(
     db: Database, backend: type[ToyBackend], thinks: bool
 ) -> None:
     session = Session(Local(backend=backend()), db)
     conversation = session.chat.say(OWNER, None, "hello")
     answer = session.generations.start(OWNER, conversation, preferences(tokens=10))
     assert soon(lambda: answer.over) and not answer.error
-    told = [data for kind, data, _ in AnswerEvents(answer, 0).pending(0.0) if kind == "sources"]
-    assert ["thought" in data for data in told] == [thinks] * len(told) and told
+    legends = [data for kind, data, _ in AnswerEvents(answer, 0).pending(0.0) if kind == "sources"]
+    assert ["thought" in data for data in legends] == [thinks] * len(legends) and legends
     # A page that is loaded later hears of it with the stored answer.
-    (said,) = remarks(db, OWNER, conversation).values()
-    assert said.get("thinks", False) is thinks
+    (remark,) = remarks(db, OWNER, conversation).values()
+    assert remark.get("thinks", False) is thinks

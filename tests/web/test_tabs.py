@@ -56,8 +56,8 @@ def test_the_header_says_whether_the_core_is_compiled(
     db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "core", native.core if there else None)
-    said = header.header(Session(Local(backend=toy), db), ())
-    assert ("compiled core" in said, "core in Python" in said) == (there, not there)
+    shown = header.header(Session(Local(backend=toy), db), ())
+    assert ("compiled core" in shown, "core in Python" in shown) == (there, not there)
 
 
 def test_guests_only_chat(owners_page: gr.Blocks, guests_page: gr.Blocks) -> None:
@@ -120,7 +120,7 @@ def test_unusable_settings_are_refused(controls: settings.Settings, name: str) -
 
 
 @pytest.mark.parametrize(
-    ("same_text", "identical", "words", "kind"),
+    ("same_text", "identical", "expected", "kind"),
     [
         (True, True, "Identical", "verdict same"),
         (True, False, "First difference", "verdict differs"),
@@ -129,7 +129,7 @@ def test_unusable_settings_are_refused(controls: settings.Settings, name: str) -
     ],
 )
 def test_verdicts_raise_no_false_alarm(
-    session: Session, same_text: bool, identical: bool, words: str, kind: str
+    session: Session, same_text: bool, identical: bool, expected: str, kind: str
 ) -> None:
     def timed(method: str, token: int) -> Run:
         step = Step(0, (Token(token, 0, "target"),), verify_seconds=1.0)
@@ -138,7 +138,7 @@ def test_verdicts_raise_no_false_alarm(
     pair = (timed("plain", 97), timed("hsd", 97 if identical else 98))
     progress = Progress((pair,), 0, None, same_text=same_text)
     found = compare.banner(session, progress, 1)
-    assert words in found and kind in found and EXACT not in found
+    assert expected in found and kind in found and EXACT not in found
     engine = local(session)
     engine.loaded.backend.info = replace(engine.loaded.backend.info, exact=True)
     assert (EXACT in compare.banner(session, progress, 1)) == identical
@@ -147,7 +147,7 @@ def test_verdicts_raise_no_false_alarm(
     found_again = Reruns(9, 4, 1.0, 1.0, (1.0, 1.0), Speedup(1.0, 1.0))
     proof = Proof(1, "hsd", verdict, found_again, *pair, pair[1], same_text)
     line = proof_line(proof)
-    assert words in line and kind in line and "<img" not in line
+    assert expected in line and kind in line and "<img" not in line
     early = proof_line(replace(proof, verdict=replace(verdict, ended_early=True)))
     assert "<img" not in early and ("Ended early" in early) == (same_text and not identical)
     assert "Ended early" not in early or f"at token {verdict.position}" in early
@@ -157,7 +157,7 @@ def test_verdicts_raise_no_false_alarm(
 
 
 @pytest.mark.parametrize(
-    ("speedup", "words", "title"),
+    ("speedup", "expected", "title"),
     [
         (
             Speedup(1.41, 1.62, None, 1.38, 1.45),
@@ -172,14 +172,14 @@ def test_verdicts_raise_no_false_alarm(
         (Speedup(), f"with drafts 85.0 ms; {NO_GAIN}.", NO_GAIN),
     ],
 )
-def test_a_proof_says_how_sure_it_is(speedup: Speedup, words: str, title: str) -> None:
+def test_a_proof_says_how_sure_it_is(speedup: Speedup, expected: str, title: str) -> None:
     step = Step(0, (Token(97, 0, "target"),), verify_seconds=1.0, finish="length")
     run = run_of([step], method="hd")
     reruns = Reruns(9, 4, 0.12, 0.085, (1.0, 1.0), speedup)
     proof = Proof(1, "hd", Verdict(True, 1), reruns, run, run, run)
     line = proof_line(proof)
     assert "9 times each way, in turn: plain 120.0 ms, with drafts 85.0 ms; " in line
-    assert words in line and EXACT not in line and EXACT in proof_line(proof, exact=True)
+    assert expected in line and EXACT not in line and EXACT in proof_line(proof, exact=True)
     shown = panel_values(summarise(run), run.steps, proof.speedup)
     assert shown["n"] == title and shown["h"][1] == times(speedup.whole)
 
@@ -209,9 +209,9 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     local(session).loaded.measure_plain()
     session.follow(session.engine.state)
     on = talk_of(session)
-    wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
+    requested = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.chat.say("local", None, "hello there")
-    answer = session.generations.start("local", conversation, wanted)
+    answer = session.generations.start("local", conversation, requested)
     assert soon(lambda: answer.over) and answer.update is not None
     last = answer.update
     assert last.metrics.kept > 0, "there is a gain to measure"
@@ -227,8 +227,8 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     proved = Reruns(5, 0, 2.0, 1.0, (1.9, 2.1), Speedup(2.0, 2.2, None, 1.9, 2.1))
     monkeypatch.setattr("app.service.proofs.reruns_of", lambda answered, pairs: proved)
     *_, proof = session.proofs.prove("local", conversation)
-    told = chat_view.last_figures(session, "local", conversation)
-    assert told["h"][1] == f"{proof.speedup.whole:.2f}×" and "decoding alone" in told["n"]
+    values = chat_view.last_figures(session, "local", conversation)
+    assert values["h"][1] == f"{proof.speedup.whole:.2f}×" and "decoding alone" in values["n"]
 
 
 def test_there_is_one_plain_speed(session: Session) -> None:
@@ -238,9 +238,9 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     session.follow(session.engine.state)
     loaded = pace(session.current.plain)
     assert "(after loading)" in loaded and loaded in header.header(session, ())
-    wanted = Preferences(Generation(Sampling(0.8, seed=3), 60), "plain", fresh_seed=False)
+    requested = Preferences(Generation(Sampling(0.8, seed=3), 60), "plain", fresh_seed=False)
     conversation = session.chat.say("local", None, "hello there")
-    answer = session.generations.start("local", conversation, wanted)
+    answer = session.generations.start("local", conversation, requested)
     assert soon(lambda: answer.over) and answer.update is not None
     found = answer.update.metrics
     (figures,) = [one.data for one in AnswerEvents(answer, 0).pending(0.0) if one.kind == "figures"]
@@ -265,7 +265,7 @@ def page(session: Session) -> tuple[Any, ...]:
     def build() -> tuple[Any, ...]:
         with gr.Blocks():
             head = gr.HTML()
-            talk = chat.Chat(session, gr.BrowserState({}), gr.State(None))
+            chat_tab = chat.Chat(session, gr.BrowserState({}), gr.State(None))
             pair = compare.Compare(session, gr.BrowserState({}))
             controls = settings.Settings(session, gr.BrowserState({}))
             with gr.Tab("Stack") as tab:
@@ -273,9 +273,9 @@ def page(session: Session) -> tuple[Any, ...]:
             with gr.Tab("Diagnostics") as tab:
                 runs = diagnostics.Diagnostics(session, gr.BrowserState({}), tab)
             event = layout.following(
-                session, head, ["<b>"], talk, pair, runs, controls, drafts, gr.State(None)
+                session, head, ["<b>"], chat_tab, pair, runs, controls, drafts, gr.State(None)
             )
-        parts = {"head": head, "talk": talk, "pair": pair, "runs": runs}
+        parts = {"head": head, "chat_tab": chat_tab, "pair": pair, "runs": runs}
         return *event, SimpleNamespace(**parts, controls=controls, drafts=drafts)
 
     return made(build)
@@ -309,7 +309,7 @@ def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
     assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "auto"
     assert shown[parts.pair.method]["value"] == "auto"
     assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
-    assert shown[parts.talk.composer.box]["placeholder"] == f"Message {EVIL}"
+    assert shown[parts.chat_tab.composer.box]["placeholder"] == f"Message {EVIL}"
     assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
     kept = follow(before, "context", 60, "plain", None)
     assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
@@ -344,8 +344,8 @@ def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend
     swap(session, toy, str(EMBEDDED))
     for guests in (False, True):
         session.guests = guests
-        said = header.header(session, ())
-        assert "demonstration model" in said and ("Models tab" in said) is not guests
+        shown = header.header(session, ())
+        assert "demonstration model" in shown and ("Models tab" in shown) is not guests
 
 
 def test_the_demonstration_model_is_asked_what_it_can_answer(
@@ -353,7 +353,7 @@ def test_the_demonstration_model_is_asked_what_it_can_answer(
 ) -> None:
     """It writes grammatical nonsense: no page calls it fluent, or suggests a story."""
     follow, _, outputs, parts = page
-    buttons = parts.talk.examples
+    buttons = parts.chat_tab.examples
 
     def suggested() -> tuple[str, ...]:
         shown = follow(None, "hd", 256, "hd", None)
@@ -374,17 +374,17 @@ def test_methods_of_any_time_have_titles(session: Session) -> None:
     trace = Trace("1", None, "chat", "toy", "t", method, 1, 0.1, 1, 0.0, None, None)
     for speedup, shown in ((None, "–"), (1.5, "1.50×")):
         assert run_html.run_row(replace(trace, speedup=speedup))[-1] == shown
-    told = run_html.heading(trace, Run(method))
-    assert "<img" not in told and "&lt;img" in told
+    text = run_html.heading(trace, Run(method))
+    assert "<img" not in text and "&lt;img" in text
 
 
 def test_the_cost_line_says_what_was_measured_and_when(session: Session, toy: ToyBackend) -> None:
     assert "not measured" in diagnostics.measured(session)
     toy.info = replace(toy.info, device="<b>cuda</b>", threads=4)
     session.costs.save(toy.info, Costs({0: 0.1, 3: 0.2}, 0.0, 0.0, time.time()))
-    words = diagnostics.measured(session)
-    assert "float32" in words and "4 threads" in words and "has refined it" in words
-    assert "<b>" not in words and "&lt;b&gt;cuda" in words
+    text = diagnostics.measured(session)
+    assert "float32" in text and "4 threads" in text and "has refined it" in text
+    assert "<b>" not in text and "&lt;b&gt;cuda" in text
     assert "…" in diagnostics.measured(session, busy=True)
 
 

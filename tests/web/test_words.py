@@ -25,7 +25,7 @@ def test_sources_have_plain_names_and_the_papers_ones_in_their_tooltips() -> Non
     assert f'title="{INKS["context"].meaning}">This chat</span>' in database
 
 
-def test_settings_that_a_chat_rarely_needs_are_behind_advanced(owners_page: gr.Blocks) -> None:
+def test_settings_that_a_chat_rarely_needs_are_under_advanced(owners_page: gr.Blocks) -> None:
     blocks = owners_page.blocks.values()
     (advanced,) = (b for b in blocks if b.elem_id == "advanced")
     assert isinstance(advanced, gr.Accordion) and not advanced.open

@@ -94,7 +94,7 @@ def history_row(stored: Benchmark, best: str) -> list[str]:
 
 
 def best_of(report: Report) -> str:
-    speedups = [one.speedup.whole for one in report.figures if one.speedup.whole]
+    speedups = [one.speedup.whole for one in report.metrics if one.speedup.whole]
     return times(max(speedups, default=None))
 
 
@@ -169,7 +169,7 @@ class BenchmarkTab(Tab):
             visible=False,
             elem_id="benchmark-text",
         )
-        self.question_count = html(counted(bundled()), elem_id="benchmark-asked")
+        self.question_count = html(counted(bundled()), elem_id="benchmark-count")
         self.most = gr.Number(
             MOST,
             label="How many questions",
@@ -275,10 +275,10 @@ class BenchmarkTab(Tab):
         return {
             self.files: gr.update(visible=source == FILE),
             self.text: gr.update(visible=source == OWN),
-            self.question_count: self.counted_words(source, path or "", text or "", given),
+            self.question_count: self.question_count_text(source, path or "", text or "", given),
         }
 
-    def counted_words(self, source: str, path: str, text: str, given: Set | None) -> str:
+    def question_count_text(self, source: str, path: str, text: str, given: Set | None) -> str:
         """The number of questions in words; "" before any are chosen."""
         if source == FILE and not (path.strip() or given) or source == OWN and not text.strip():
             return ""
@@ -347,10 +347,10 @@ class BenchmarkTab(Tab):
 
     async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
         looks, drawn, chosen = 0, -1, job.progress.benchmark
-        async for standing in watched(job):
-            shown = {**self.buttons(None), self.status: benchmark_html.status(standing)}
-            if looks % DRAW_EVERY == 0 and standing.done != drawn:
-                drawn = standing.done
+        async for progress in watched(job):
+            shown = {**self.buttons(None), self.status: benchmark_html.status(progress)}
+            if looks % DRAW_EVERY == 0 and progress.done != drawn:
+                drawn = progress.done
                 shown |= await asyncio.to_thread(self.screen, owner, chosen, "", True)
             yield shown
             looks += 1
@@ -366,7 +366,7 @@ class BenchmarkTab(Tab):
 
     def buttons(self, stored: Benchmark | None) -> Updates:
         """Show the buttons that apply now. `stored` is the benchmark on the page."""
-        busy = self.runs.standing is not None
+        busy = self.runs.status is not None
         left = stored is not None and stored.done < stored.runs
         return {
             self.run_button: gr.update(interactive=not busy),
@@ -383,15 +383,15 @@ class BenchmarkTab(Tab):
                 return {self.result: NOTHING, self.detail: "", self.chart: hidden}
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
-            words = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
-            words += benchmark_html.figures(report)
+            text = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
+            text += benchmark_html.tables(report)
             if other and other != chosen:
-                words += benchmark_html.comparison(report, self.runs.report(owner, other))
+                text += benchmark_html.comparison(report, self.runs.report(owner, other))
             drawn = charts.by_category(report)
             return {
-                self.result: words,
+                self.result: text,
                 self.detail: benchmark_html.categories(report),
-                self.chart: gr.update(value=drawn, visible=bool(report.figures)),
+                self.chart: gr.update(value=drawn, visible=bool(report.metrics)),
                 self.tools: gr.update(visible=report.benchmark.done > 0),
             }
         return {self.result: gr.skip()}

@@ -107,14 +107,14 @@ def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
 
 
 def rounds(source: str) -> bool:
-    """Whether a processor is asked to compute a model with weights of 8 bits: the core takes GGUF
-    files by itself where it is faster."""
+    """Whether to load a model with weights of 8 bits on a processor. GGUF files need no such
+    setting, because the compiled core takes them where it is faster."""
     return multiplies_few_bits() and not source.endswith(ENDING)
 
 
 def load_starter(models: Models, source: str, runtime: Runtime) -> Iterator[Progress]:
     """Load a first real model, on a processor with weights of 8 bits if nothing else was chosen.
-    What the compiled core cannot compute is loaded without them."""
+    A model that the compiled core cannot compute is loaded without them."""
     here = models.engine.room(source, runtime).device
     if runtime.bits == "auto" and here == "cpu" and rounds(source):
         try:

@@ -11,7 +11,7 @@ import gradio as gr
 from app.service.answering import Answer
 from app.service.comparison import Proof
 from app.service.current import seen_in
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web.kit import (
     AT_ONCE,
     REFRESH,
@@ -85,13 +85,13 @@ class Chat(ChatView):
             if fresh:
                 store.set_system_prompt(conversation, system)
                 store.set_settings(conversation, preferences.mapping())
-            begun = self.begin(owner, page, conversation, preferences)
+            updates = self.begin(owner, page, conversation, preferences)
         except Exception as error:
             warn(explained(error))
             return {**self.refused(owner, page, conversation), **refused}
         self.session.attachments.drop(owner, request.files)
         return {
-            **begun,
+            **updates,
             sent: {"number": request.number, "ok": True},
             **self.open(page, memory, conversation),
         }
@@ -116,11 +116,11 @@ class Chat(ChatView):
                 warn(answer.error)
             left = self.ended(page, answer, drawn)
             if (update := answer.update) is not None:
-                figures = update.metrics
-                words = ending(update.finish, figures, update.seed, update.dropped)
-                served = server_words(update.recorder.collector.plan, update.counted)
-                values = panel_values(figures, update.steps, ended=words, server=served)
-                left[self.figures] = with_pace(values, seen_in(figures))
+                metrics = update.metrics
+                text = ending(update.finish, metrics, update.seed, update.dropped)
+                served = server_sentence(update.recorder.collector.plan, update.counted)
+                values = panel_values(metrics, update.steps, ended=text, server=served)
+                left[self.figures] = with_pace(values, seen_in(metrics))
             return {**left, self.proof: ""}
         return {**self.working(False), self.proof: ""}
 
@@ -147,12 +147,12 @@ class Chat(ChatView):
             text = edited_text(self.session, owner, conversation, request)
             self.session.chat.edit(owner, conversation or "", request.text("message"), text)
             self.session.attachments.drop(owner, request.files)
-            begun = self.begin(owner, page, conversation or "", preferences)
+            updates = self.begin(owner, page, conversation or "", preferences)
         except Exception as error:
             warn(explained(error))
             refused = self.refused(owner, page, conversation)
             return {**refused, taken: {"number": request.number, "ok": False}}
-        return {**begun, taken: {"number": request.number, "ok": True}}
+        return {**updates, taken: {"number": request.number, "ok": True}}
 
     def act(
         self,
@@ -186,7 +186,7 @@ class Chat(ChatView):
         if act == "again":
             self.session.chat.again(owner, conversation, message)
         else:
-            self.session.chat.go_on(owner, conversation)
+            self.session.chat.continue_answer(owner, conversation)
         return self.begin(owner, page, conversation, preferences)
 
     def change(

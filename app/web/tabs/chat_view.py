@@ -16,7 +16,7 @@ from app.service.answering import Answer
 from app.service.history import settings_of
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.service.why import server_words
+from app.service.why import server_sentence
 from app.web import header, render
 from app.web.kit import Memory, Tab, Updates, hide, html, notify_errors, numbered
 from app.web.metrics_panel import panel, panel_values
@@ -135,9 +135,9 @@ def viewed(
     return {**value, **watch}, bool(messages), answer is not None
 
 
-def undo(token: str, words: str) -> dict[str, object]:
+def undo(token: str, text: str) -> dict[str, object]:
     """An offer to undo, as part of the token view's value. The page shows it for some seconds."""
-    return {"undo": {"token": token, "words": words}}
+    return {"undo": {"token": token, "text": text}}
 
 
 def last_figures(session: Session, owner: str, conversation: str | None) -> render.Data:
@@ -149,19 +149,19 @@ def last_figures(session: Session, owner: str, conversation: str | None) -> rend
     store = Traces(session.database, owner)
     trace, run = store.get(run_id), store.load(run_id)
     known = Speedup(trace.speedup, trace.decode_speedup) if trace.speedup else None
-    figures, last = summarise(run), settings_of(run.parts[-1] if run.parts else run)
-    words = ending(run.finish, figures, last.sampling.seed if last else None)
-    return panel_values(figures, run.steps, known, words, server_words(run))
+    metrics, last = summarise(run), settings_of(run.parts[-1] if run.parts else run)
+    text = ending(run.finish, metrics, last.sampling.seed if last else None)
+    return panel_values(metrics, run.steps, known, text, server_sentence(run))
 
 
-def ending(finish: str | None, figures: Metrics, seed: int | None, dropped: int = 0) -> str:
+def ending(finish: str | None, metrics: Metrics, seed: int | None, dropped: int = 0) -> str:
     """A summary of an answer: how it ended, its tokens, its seed, and how many older messages did
     not fit the context."""
-    words = [ENDINGS.get(finish or "", "")]
-    words.append(f"{figures.tokens:,} tokens in {figures.forwards:,} steps")
-    words.append("" if seed is None else f"seed {seed}")
-    words.append(f"{dropped} older messages did not fit the context" if dropped else "")
-    return " · ".join(word for word in words if word)
+    parts = [ENDINGS.get(finish or "", "")]
+    parts.append(f"{metrics.tokens:,} tokens in {metrics.forwards:,} steps")
+    parts.append("" if seed is None else f"seed {seed}")
+    parts.append(f"{dropped} older messages did not fit the context" if dropped else "")
+    return " · ".join(part for part in parts if part)
 
 
 class ChatView(Tab):
@@ -203,14 +203,14 @@ class ChatView(Tab):
         """Show a conversation. The figures are those of its last stored answer; while an answer
         grows, its stream sends the figures."""
         value, has_messages, growing = viewed(self.session, owner, page, conversation)
-        figures = panel_values(None)
+        values = panel_values(None)
         if not growing:
             with notify_errors():
-                figures = last_figures(self.session, owner, conversation)
+                values = last_figures(self.session, owner, conversation)
         return {
             self.tokens: value,
             self.empty: gr.update(visible=not has_messages),
-            self.figures: figures,
+            self.figures: values,
             **self.working(growing or self.session.tasks.busy(owner, conversation or "")),
         }
 

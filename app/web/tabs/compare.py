@@ -150,7 +150,7 @@ def typed(value: object) -> object:
         return value
 
 
-def model_words(session: Session, source: str) -> str:
+def model_label(session: Session, source: str) -> str:
     """The name of a model with its kind, because a folder and a GGUF file may share a name."""
     info = session.current.info
     if not source or source == session.models.source:
@@ -161,7 +161,7 @@ def model_words(session: Session, source: str) -> str:
 def idle(session: Session) -> str:
     """The banner before the first run."""
     info = session.current.info
-    words = (
+    text = (
         between(info.server)
         if info.server is not None
         else f"{info.note} Both runs will be plain."
@@ -169,7 +169,7 @@ def idle(session: Session) -> str:
         else "Both runs start fresh, and neither learns from the other. Their order is swapped "
         "from repeat to repeat."
     )
-    return f'<div class="verdict">{escape(words)}</div>'
+    return f'<div class="verdict">{escape(text)}</div>'
 
 
 def between(server: ServerInfo) -> str:
@@ -185,16 +185,16 @@ def between(server: ServerInfo) -> str:
 def head(title: str, run: Run | None) -> str:
     if run is None or not run.steps:
         return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
-    figures = summarise(run)
+    metrics = summarise(run)
     cells = (
-        (f"{figures.tokens_per_second:,.0f}", "tokens/s"),
-        (milliseconds(figures.ttft_seconds), "first token"),
-        (milliseconds(figures.decode_seconds), "decoding"),
-        (milliseconds(figures.seconds), "whole answer"),
-        (f"{figures.mean_acceptance_length:.2f}" if steps_known(figures) else DASH, "tokens/step"),
+        (f"{metrics.tokens_per_second:,.0f}", "tokens/s"),
+        (milliseconds(metrics.ttft_seconds), "first token"),
+        (milliseconds(metrics.decode_seconds), "decoding"),
+        (milliseconds(metrics.seconds), "whole answer"),
+        (f"{metrics.mean_acceptance_length:.2f}" if steps_known(metrics) else DASH, "tokens/step"),
     )
-    words = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
-    return f'<div class="side-head"><h3>{escape(title)}</h3>{words}</div>'
+    spans = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
+    return f'<div class="side-head"><h3>{escape(title)}</h3>{spans}</div>'
 
 
 def heading(progress: Progress, run: Run, model: str) -> str:
@@ -287,10 +287,10 @@ def unlike(progress: Progress) -> str:
     """The verdict on two sides whose texts may differ, which is about their speeds."""
     count = len(progress.pairs)
     over = f"{count} repeat{'s' * (count > 1)}" + (", stopped early" if progress.cancelled else "")
-    words = "Their texts may differ, so only speeds and texts are shown."
+    text = "Their texts may differ, so only speeds and texts are shown."
     if two_servers(progress):
         title, unit = same_texts(progress), "characters per second"
-        words, more = GUARANTEE, f"{spread(progress)})."
+        text, more = GUARANTEE, f"{spread(progress)})."
     elif progress.differs == "model":
         title, unit = "Two models", "characters per second"
         more = f"{spread(progress)}). Tokens of two models are not equally long."
@@ -298,7 +298,7 @@ def unlike(progress: Progress) -> str:
         title, unit = "Other settings", "tokens per second"
         more = f"{spread(progress)}; decoding alone {times(progress.speedup.decoding)})."
     return (
-        f'<div class="verdict"><b>{title}</b>, {over}. {words} The right side writes '
+        f'<div class="verdict"><b>{title}</b>, {over}. {text} The right side writes '
         f"<b>{times(whole(progress))}</b> as many {unit} (median of whole answers{more}</div>"
     )
 
@@ -313,12 +313,12 @@ def drawn(progress: Progress | None) -> list[go.Figure]:
     first.update_layout(title_text="Speed of the right side over the left one")
     backwards = is_plain(progress, RIGHT) and not is_plain(progress, LEFT)
     fast, other = (left, right) if backwards else (right, left)
-    figures = charts.of_run(fast, other)
+    drawn = charts.of_run(fast, other)
     names = dict(
         zip(("with drafts", "plain"), NAMES[::1] if backwards else NAMES[::-1], strict=True)
     )
-    figures[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
-    return [first, *figures]
+    drawn[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
+    return [first, *drawn]
 
 
 def side(name: str, run: Run) -> render.Data:
@@ -403,7 +403,7 @@ class Compare(Tab):
         last: Progress | None = None
         try:
             system, sides = self.chosen_sides(values)
-            models = [model_words(session, side.source) for side in sides]
+            models = [model_label(session, side.source) for side in sides]
             found = session.proofs.compare_sides(owner, text, system, sides, int(repeats))
             for progress in found:
                 if isinstance(progress, Waiting):
@@ -418,9 +418,9 @@ class Compare(Tab):
             yield {self.verdict: idle(session)}
         except Exception as error:
             # The notice disappears, so the banner shows the error as well.
-            words = explained(error)
-            warn(words)
-            yield {self.verdict: f'<div class="verdict">{escape(words)}</div>'}
+            message = explained(error)
+            warn(message)
+            yield {self.verdict: f'<div class="verdict">{escape(message)}</div>'}
         show_notices(session, owner)
         yield {self.run_button: gr.update(visible=True), self.stop_button: gr.update(visible=False)}
 

@@ -70,10 +70,10 @@ def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
 def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
     """The card of a database while a server runs the model, for which nothing here drafts."""
     state = "drafts there" if tier in server.databases else "not known there"
-    words = (
+    text = (
         f"{info.name} runs on {server.host}. Nothing is learned from its answers on this machine."
     )
-    return card(tier, words, [("on the server", state)])
+    return card(tier, text, [("on the server", state)])
 
 
 def context_card(session: Session, owner: str, conversation: str | None) -> str:
@@ -166,7 +166,7 @@ class Databases(Tab):
             self.look = small_button("Look up", scale=1, min_width=70, elem_id="look-up")
         self.found = html(elem_id="found")
         gr.HTML("<h3>What each contributed recently</h3>", elem_classes="side-head")
-        self.contributions = html(elem_id="brought")
+        self.contributions = html(elem_id="contributions")
         (self.worth,) = grid([charts.worth_of_evidence(Calibration())])
         gr.HTML(
             "<p class='fine'>A database that finds the last tokens of an answer proposes what came "
@@ -204,7 +204,7 @@ class Databases(Tab):
                 gr.Number(0, label=label, precision=0, minimum=0, elem_id=f"prune-{number}")
                 for number, label in enumerate(PRUNING)
             ]
-            self.preview_line = html(elem_id="prune-told")
+            self.preview_line = html(elem_id="prune-preview")
             with gr.Row():
                 yes = small_button("Forget the others", variant="stop", min_width=60)
                 no = small_button("Keep all", min_width=60)

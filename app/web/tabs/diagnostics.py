@@ -74,16 +74,16 @@ def measured(session: Session, busy: bool = False) -> str:
     """When and on what the cost curve was measured."""
     info, costs = session.current.info, session.costs
     if busy:
-        words = "Measuring what a step costs …"
+        text = "Measuring what a step costs …"
     elif costs.curve is None:
-        words = "The cost of a step was not measured."
+        text = "The cost of a step was not measured."
     else:
         threads = f", {info.threads} threads" if info.threads > 1 else ""
-        words = (
+        text = (
             f"Cost of a step: measured {datetime.fromtimestamp(costs.measured):%d %b %H:%M} on "
             f"{info.device}, {info.dtype}{threads}. Every answer since has refined it."
         )
-    return f"<p class='fine'>{escape(words)}</p>"
+    return f"<p class='fine'>{escape(text)}</p>"
 
 
 def filter_of(model: str, method: str, conversation: str, kind: str, seconds: str) -> Filter:
@@ -297,11 +297,11 @@ class Diagnostics(Tab):
     def exact(self, store: Traces, run: Trace) -> str | None:
         if run.fingerprint != self.session.current.info.fingerprint:
             return None
-        begun = store.prompt(run.id)
-        if begun is None or begun[0]:
+        stored = store.prompt(run.id)
+        if stored is None or stored[0]:
             return None
         with suppress(StrataError):
-            return self.session.engine.texts([begun[1]])[0]
+            return self.session.engine.texts([stored[1]])[0]
         return None
 
     def at_step(self, store: Traces, run_id: str, number: int) -> Updates:

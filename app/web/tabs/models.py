@@ -495,8 +495,8 @@ class ModelsTab(Tab):
             for draft in here:
                 stacks.offer(draft.source)
             if here:
-                words = f"{target.name} is loaded. Its draft models are in the Stack tab."
-                yield Progress(1.0, words)
+                text = f"{target.name} is loaded. Its draft models are in the Stack tab."
+                yield Progress(1.0, text)
 
         yield from self.run_load(card.place, start, source, values)
 
@@ -518,7 +518,7 @@ class ModelsTab(Tab):
         def done(last: Progress) -> str:
             nonlocal shown
             shown = self.models.source, ()
-            return fine_print(last.words)
+            return fine_print(last.text)
 
         def failed(error: StrataError) -> str:
             warn(str(error))
@@ -534,7 +534,7 @@ class ModelsTab(Tab):
 
 
 SET_UP = "Set up GGUF support"
-GGUF_WORDS = (
+GGUF_TEXT = (
     "<h3>GGUF files</h3><p>GGUF files need llama.cpp, which is compiled on your machine: about 6 "
     "minutes on 2 cores. This takes a C++ compiler and a network. You can chat meanwhile.</p>"
 )
@@ -549,7 +549,7 @@ def output(lines: Iterable[str]) -> str:
 def timed(job: Job[Progress, None]) -> Iterator[Progress]:
     for report in job.watch():
         minutes, seconds = divmod(int(job.seconds), 60)
-        yield replace(report, words=f"{report.words} · {minutes}:{seconds:02}")
+        yield replace(report, text=f"{report.text} · {minutes}:{seconds:02}")
 
 
 class GgufSection(Tab):
@@ -559,7 +559,7 @@ class GgufSection(Tab):
         super().__init__(session, memory)
         self.support, visible = session.gguf, not session.gguf.installed()
         with gr.Column(elem_classes="card", elem_id="gguf", visible=visible) as self.section:
-            gr.HTML(GGUF_WORDS)
+            gr.HTML(GGUF_TEXT)
             self.place = JobCard.build("gguf", SET_UP)
 
     def wire(self, tab: gr.Tab, after: Event) -> None:

@@ -59,7 +59,7 @@ VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rej
 
 
 def thinking_choice(thinking: bool | None) -> str:
-    return next(words for words, value in THINKING.items() if value is thinking)
+    return next(label for label, value in THINKING.items() if value is thinking)
 
 
 def number(default: object, value: Any) -> Any:  # noqa: ANN401
@@ -88,15 +88,15 @@ def control(
     item = next(f for f in fields(owner) if f.name == name)
     meta = item.metadata
     value = item.default if value is None and item.default is not MISSING else value
-    words: dict[str, Any] = {"label": meta["label"], "value": value, "elem_id": elem_id}
+    options: dict[str, Any] = {"label": meta["label"], "value": value, "elem_id": elem_id}
     if explained:
-        words["info"] = meta["help"]
+        options["info"] = meta["help"]
     if "choices" in meta:
-        return gr.Radio(list(meta["choices"] or choices), **words)
+        return gr.Radio(list(meta["choices"] or choices), **options)
     if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
         # Without a minimum, because Gradio would reject a number that is only half typed.
-        return gr.Number(**words, precision=0)
-    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **words)
+        return gr.Number(**options, precision=0)
+    return gr.Slider(meta["low"], meta["high"], step=meta["step"], **options)
 
 
 def temperature(session: Session) -> gr.components.Component:
@@ -355,8 +355,8 @@ def preset_picker() -> gr.Dropdown:
 
 def preset_buttons(named: Mapping[str, str]) -> dict[str, gr.Button]:
     return {
-        name: small_button(words, min_width=80, elem_id=f"preset-{name}")
-        for name, words in named.items()
+        name: small_button(label, min_width=80, elem_id=f"preset-{name}")
+        for name, label in named.items()
     }
 
 
@@ -461,10 +461,10 @@ class Presets(Tab):
             self.start_from: gr.update(
                 choices=[AS_SET, *offered], value=picked if picked in ids else AS_SET[1]
             ),
-            self.first: self.words(owner),
+            self.first: self.opening_text(owner),
         }
 
-    def words(self, owner: str) -> str:
+    def opening_text(self, owner: str) -> str:
         models = self.session.models
         if not models.is_loaded:
             return ""
@@ -495,8 +495,8 @@ class Presets(Tab):
         first = self.presets.first(owner, source) if source != model else None
         picked = first.id if first else picked
         shown = self.listed(owner, chosen, picked)
-        begun = self.applied(first) if first and conversation is None else {}
-        return {self.model: source, **shown, **begun}
+        applied = self.applied(first) if first and conversation is None else {}
+        return {self.model: source, **shown, **applied}
 
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
         if conversation is None:
@@ -539,7 +539,7 @@ class Presets(Tab):
         """Choose the preset with which pages of the loaded model begin; "" for none."""
         models = self.session.models
         self.presets.choose(owner, models.source if models.is_loaded else "", id or None)
-        return {self.first: self.words(owner)}
+        return {self.first: self.opening_text(owner)}
 
     def export(self, owner: str) -> str:
         mine = self.presets.export(owner)

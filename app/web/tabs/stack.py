@@ -249,8 +249,8 @@ class StackTab(Tab):
         _, preferences = self.controls.read(values)
         sampling = preferences.generation.sampling
         name = self.stacks.choose(spec, sampling, preferences.drafting, first)
-        words = f"The chat now drafts with {name}. Settings and Compare offer it too."
-        found = {**self.offers(), self.job.status: markup.fine_print(words)}
+        text = f"The chat now drafts with {name}. Settings and Compare offer it too."
+        found = {**self.offers(), self.job.status: markup.fine_print(text)}
         return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
 
     def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
@@ -285,5 +285,5 @@ class StackTab(Tab):
             return ""
 
         yield {**job.busy(*buttons), job.status: markup.progress(Progress(0.0, title))}
-        words = yield from job.follow(reports(), lambda last: "", failed)
-        yield {**job.idle(*buttons), **self.refresh(ticked, spec, *values), job.status: words}
+        text = yield from job.follow(reports(), lambda last: "", failed)
+        yield {**job.idle(*buttons), **self.refresh(ticked, spec, *values), job.status: text}

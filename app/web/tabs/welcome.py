@@ -82,16 +82,16 @@ ABOUT_PACE = (
 def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data:
     if isinstance(item, Making):
         share = "" if item.share is None else f" {100 * item.share:.0f} %"
-        return {"state": "making", "words": item.words.removesuffix(" …") + f" …{share}"}
+        return {"state": "making", "text": item.text.removesuffix(" …") + f" …{share}"}
     if isinstance(item, Waiting):
         return {"state": "waiting"}
     if isinstance(item, NoGain):
-        return {"state": "none", "told": f"No race yet: {no_gain(item.why)}"}
+        return {"state": "none", "outcome": f"No race yet: {no_gain(item.why)}"}
     if isinstance(item, Race) and not item.gains:
-        return {"state": "none", "told": outcome(item)}
+        return {"state": "none", "outcome": outcome(item)}
     if isinstance(item, Race):
         lanes = [lane(item.plain), lane(item.fast)]
-        return {"state": "over", "asked": PROMPT, "lanes": lanes, "told": outcome(item)}
+        return {"state": "over", "prompt": PROMPT, "lanes": lanes, "outcome": outcome(item)}
     if item.running is None:
         return {"state": "waiting"}
     plain = item.running.method == PLAIN.name
@@ -119,12 +119,12 @@ def lane(run: Run) -> render.Data:
 def outcome(race: Race) -> str:
     plain, fast = race.seconds
     by = f" with {race.model}" if race.model else ""
-    words = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
-    words += f"with guessing {fast:.2f} s{ratio(race)}. "
+    text = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
+    text += f"with guessing {fast:.2f} s{ratio(race)}. "
     found = race.verdict
     if found.identical:
-        return words + f"Both say the same, all {found.tokens:,} tokens."
-    return words + f"The texts part at token {found.position:,}, where rounding decided."
+        return text + f"Both say the same, all {found.tokens:,} tokens."
+    return text + f"The texts diverge at token {found.position:,}, where rounding decided."
 
 
 def ratio(race: Race) -> str:
@@ -149,7 +149,7 @@ class RaceView(Tab):
         )
 
     def wire(self) -> None:
-        """Record a race when the user wants to watch one, and end it when they leave."""
+        """Record a race when the user starts one, and end it when they leave."""
         self.on(self.view.watch, self.watch, (), self.view, mode="multiple")
         self.on(self.view.end, self.session.races.stop)
 

@@ -67,7 +67,7 @@ def opened(session: Session, owner: str, run_id: str, step: int, fresh: bool) ->
     """The page of steps that holds `step`. `fresh` begins a replay there. Raises StorageError."""
     page = session.why.page(owner, run_id, max(0, step) // PAGE * PAGE)
     sources = {guess[2] for each in page["steps"] for guess in each["guesses"] or ()}
-    sources |= {source for each in page["steps"] for _, source, _ in each["said"]}
+    sources |= {source for each in page["steps"] for _, source, _ in each["tokens"]}
     value = {
         **page,
         "method": title_of(page["method"]),
