@@ -7,6 +7,9 @@ in the time of one (native/src/rows.hpp), which is what verifying a draft needs.
 converted while a model is read, one after the other, so at no time does the whole model lie in
 memory in its original size.
 
+Files may have numbers of few bits already, whose matrices are taken as they are, one after the
+other, when the library has loaded the rest (StoredMatrix).
+
 Embeddings keep the type of the files, because a step reads a few rows of them. What remains, such
 as norms, is float32, and so are the states between the layers.
 
