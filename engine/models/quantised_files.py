@@ -19,8 +19,6 @@ KEEPS = 8
 """The most bits of a number in these files."""
 COARSE, FINE = 128, 32
 """The inputs that share a scale in the compiled core: it has both for 8 bits, and FINE for 4."""
-OUTPUTS = 16
-"""The fewest that a matrix of the core has."""
 WORD = 32
 """The bits of the whole numbers into which several are packed."""
 
@@ -158,7 +156,7 @@ def matrix_of(
         width, inputs = given[numbers].shape
         inputs = inputs * WORD // bits if form.parts == PACKED else inputs
         fits = width == outputs
-    if not fits or bits not in (4, 8) or outputs < OUTPUTS:
+    if not fits or bits not in (4, 8):
         shape = given[numbers].shape
         raise unknown(place, f"has numbers of the shape {shape} for {outputs} outputs")
     span, rest = divmod(inputs, groups)

@@ -154,14 +154,17 @@ def described(way: Way) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def quantised(kind: str, folder: Path, way: Way, **changes: Any) -> tuple[Path, Path]:
-    """A random model whose layers are quantised, and the same in float32, as two folders."""
+def quantised(
+    kind: str, folder: Path, way: Way, endings: tuple[str, ...] = ("_proj.weight",), **changes: Any
+) -> tuple[Path, Path]:
+    """A random model whose matrices with these endings of their names are quantised, and the same
+    in float32, as two folders."""
     exact = save_model(kind, folder / "exact", **changes)
     few = save_model(kind, folder / "few", **changes)
     whole = load_file(exact / "model.safetensors")
     stored = dict(whole)
     for seed, name in enumerate(sorted(whole)):
-        if name.endswith("_proj.weight"):
+        if name.endswith(endings):
             found = rounded(stored.pop(name), way, seed)
             whole[name] = found.weight
             place = name.removesuffix("weight")
