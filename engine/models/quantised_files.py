@@ -70,7 +70,8 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
         layout = str(values.get("version") or layout).lower()
         if layout in ("awq", "gemm") and bits == 4:
             return Form("AWQ", AWQ, bits)
-    return Form(method, problem=f"{method} in the format {layout} with {bits} bits is not known")
+    size = f" with {bits} bits" if bits else ""
+    return Form(method, problem=f"{method} in the format {layout}{size} is not known")
 
 
 def kept_form(config: Mapping[str, Any], bits: str) -> Form | None:
