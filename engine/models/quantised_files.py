@@ -85,12 +85,13 @@ def kept_form(config: Mapping[str, Any], bits: str) -> Form | None:
 def compressed(values: Mapping[str, Any]) -> Form:
     """A form of compressed-tensors, whose files have zeros only if these are not in the middle."""
     title, layout = "compressed-tensors", str(values.get("format"))
-    weights = [group.get("weights") or {} for group in values["config_groups"].values()]
-    kinds = {(each.get("type"), each.get("num_bits")) for each in weights}
-    ((kind, bits), *others) = sorted(kinds, key=str)
+    groups = (values.get("config_groups") or {}).values()
+    weights = [group.get("weights") or {} for group in groups]
+    kinds = sorted({(str(each.get("type")), int(each.get("num_bits") or 0)) for each in weights})
     few = (4, 8) if layout == "pack-quantized" else (8,)
-    if others or layout not in COMPRESSED or kind != "int" or bits not in few:
-        found = " and ".join(f"{kind} of {bits} bits" for kind, bits in sorted(kinds, key=str))
+    bits = kinds[0][1] if kinds else 0
+    if kinds != [("int", bits)] or layout not in COMPRESSED or bits not in few:
+        found = " and ".join(f"{kind} of {bits} bits" for kind, bits in kinds) or "no weights"
         return Form(title, problem=f"{title} in the format {layout} with {found} is not known")
     return Form(title, COMPRESSED[layout], bits)
 

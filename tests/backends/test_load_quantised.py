@@ -292,6 +292,10 @@ def refused(folder: Path, bits: str = "auto") -> str:
             "compressed-tensors in the format float-quantized with float of 8 bits is not known",
         ),
         (
+            {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}},
+            "compressed-tensors in the format dense with no weights is not known",
+        ),
+        (
             {
                 "quant_method": "compressed-tensors",
                 "format": "pack-quantized",
