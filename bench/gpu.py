@@ -32,7 +32,7 @@ from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, 
 from bench.report import Record, conditions, headline, show_rows, table
 from bench.transformers_peers import transformers_peer
 from engine.backends.captured import TREES, CapturedModel
-from engine.backends.quantised import HEAD_BITS
+from engine.backends.quantised import HEAD_BITS, PackedConfig
 from engine.backends.rounded import RoundedLinear
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
@@ -170,7 +170,8 @@ def made(options: argparse.Namespace) -> TransformersBackend:
     choose_attention(device)
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     tokenizer.model_max_length = NO_LIMIT
-    info = describe(str(EMBEDDED), model, tokenizer, options.context_length, bits)
+    packing = PackedConfig(bits) if bits else None
+    info = describe(str(EMBEDDED), model, tokenizer, options.context_length, packing)
     backend = TransformersBackend(
         model, tokenizer, replace(info, name=f"tiny-chat as {options.size}")
     )

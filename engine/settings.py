@@ -238,7 +238,8 @@ class Runtime(Checked):
     bits: str = choice(
         "Bits",
         "The most bits of a weight: auto, off, 8 or 4. Fewer take less memory, and on x86 "
-        "processors less time. auto and off keep 16 bits; off leaves all GGUF files to llama.cpp.",
+        "processors less time. auto keeps 16 bits, or those of the files; off leaves GGUF files to "
+        "llama.cpp and other quantised files to transformers.",
         ("auto", "off", "8", "4"),
     )
     gpu_layers: int = setting(

@@ -250,6 +250,8 @@ def obstacle(backend: TransformersBackend) -> str:
     )
     if not isinstance(model.get_output_embeddings(), PackedLinear) or any(left):
         return "some of its matrices could not be converted"
+    if any(getattr(each, "places", None) is not None for each in model.modules()):
+        return "the inputs of its matrices have orders of their own (desc_act)"
     return ""
 
 

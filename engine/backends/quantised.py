@@ -10,6 +10,9 @@ memory in its original size.
 The experts of a mixture are converted as well, into matrices that have the outputs of all experts
 behind each other. A row is multiplied by those that are chosen for it (native/src/experts.hpp).
 
+Files may have numbers of few bits already, whose matrices are taken as they are, one after the
+other, when the library has loaded the rest (StoredMatrix).
+
 Embeddings keep the type of the files, because a step reads a few rows of them. What remains, such
 as norms, is float32, and so are the states between the layers.
 
@@ -17,6 +20,7 @@ Invariant: a row has the same bits whatever other rows a forward has.
 """
 
 import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -118,12 +122,14 @@ class Layout(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Weights that were rounded elsewhere, in groups of core.FINE inputs.
+    """Weights that were rounded elsewhere, in groups of core.FINE inputs, or of core.GROUP if they
+    have 8 bits and are not `fine`.
 
     The numbers of output i are in row `order[i]` of `rows`, which are those of a file, shape (rows,
-    bytes), from 0 on; in 8 bits they have a sign. `scales` have the shape (outputs, groups). A
-    weight is its number times the scale of its group, less `lows` of the group, or less half of all
-    numbers times the scale if `lows` is None. Numbers with lows have 4 bits.
+    bytes), from 0 on; in 8 bits they have a sign. `scales` and `lows` have the shape (outputs,
+    groups). A weight is its number times the scale of its group, less the low of the group; in 4
+    bits without `lows`, half of all numbers is subtracted first. Only fine groups have lows. Number
+    k of a row belongs to input `places[k]`, or to input k if `places` is None.
     """
 
     bits: int
@@ -132,6 +138,8 @@ class Numbers(NamedTuple):
     order: NDArray[np.int64]
     scales: torch.Tensor
     lows: torch.Tensor | None = None
+    fine: bool = True
+    places: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,6 +155,8 @@ class PackedLinear(nn.Module):
 
     numbers: torch.Tensor
     scales: torch.Tensor
+    places: torch.Tensor | None
+    """The inputs in the order of the numbers, if that is another one."""
 
     def __init__(
         self,
@@ -157,9 +167,10 @@ class PackedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weights.shape
-        self.bits, self.fine, self.lows = bits, bits == 4, False
+        self.bits, self.fine, self.lows, self.places = bits, bits == 4, False, None
         if isinstance(weights, Numbers):
-            self.bits, self.fine, self.lows = weights.bits, True, weights.lows is not None
+            self.bits, self.fine, self.lows = weights.bits, weights.fine, weights.lows is not None
+            self.places = weights.places
         self.counted = True
         """Whether its weights are no copy of others."""
         self.width = -(-self.out_features // core.CHANNELS) * core.CHANNELS
@@ -198,7 +209,9 @@ class PackedLinear(nn.Module):
         kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
         groups = self.depth // self.group
         scales = torch.stack([self.blocks(each, groups).transpose(1, 2) for each in kinds], 2)
-        self.scales.view(scales.shape).copy_(scales)
+        held = self.scales.view(scales.shape).copy_(scales)
+        if not torch.equal(held.isfinite(), scales.isfinite()):
+            raise ValueError("its matrices have scales that are too large for float16")
 
     def blocks(self, values: torch.Tensor, columns: int) -> torch.Tensor:
         """Rows for all outputs as blocks, padded to the shape (blocks, CHANNELS, columns)."""
@@ -214,7 +227,8 @@ class PackedLinear(nn.Module):
             self.finish(padded)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        rows = states.reshape(-1, self.in_features).float().contiguous()
+        rows = states.reshape(-1, self.in_features).float()
+        rows = rows.contiguous() if self.places is None else rows[:, self.places]
         out = torch.empty(len(rows), self.width)
         self.matrix.multiply(rows, out, torch.get_num_threads())
         return out[:, : self.out_features].reshape(*states.shape[:-1], self.out_features)
@@ -230,12 +244,13 @@ class PackedLinear(nn.Module):
         whole = whole.view(blocks, -1, channels, 4).transpose(1, 2)
         values = whole.reshape(blocks, channels, -1, self.group).float()
         scales = self.scales.float().view(blocks, -1, 1 + self.lows, channels).permute(2, 0, 3, 1)
+        if self.bits == 8 or not self.lows:
+            values = values - 2 ** (self.bits - 1)
+        values = values * scales[0][..., None]
         if self.lows:
-            values = values * scales[0][..., None] - 8 * scales[1][..., None]
-        else:
-            values = (values - 2 ** (self.bits - 1)) * scales[0][..., None]
-        whole = values.view(self.width, self.depth)
-        return whole[: self.out_features, : self.in_features]
+            values = values - 8 * scales[1][..., None]
+        whole = values.view(self.width, self.depth)[: self.out_features, : self.in_features]
+        return whole if self.places is None else whole[:, self.places.argsort()]
 
 
 class StoredEmbedding(nn.Module):
@@ -317,11 +332,42 @@ def can_pack_experts(module: nn.Module) -> bool:
 # Loading, by the interface that the library has for this.
 
 
+class StoredMatrix(Protocol):
+    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias. `parts` are
+    the last parts of the names of its tensors."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def biased(self) -> bool: ...
+
+    @property
+    def parts(self) -> Sequence[str]: ...
+
+    def read(self) -> Numbers: ...
+
+
+Find = Callable[[Sequence[str]], Mapping[str, StoredMatrix]]
+"""The matrices in weight files that have few bits there, by their places in the model."""
+
+
 @register_quantization_config(METHOD)
 class PackedConfig(QuantizationConfigMixin):
-    def __init__(self, bits: int, device: str = "cpu", **others: Any) -> None:
+    """Weights of at most `bits` bits, and what they are called. The matrices that `find` finds keep
+    their numbers in the files if these have no more bits."""
+
+    def __init__(
+        self,
+        bits: int,
+        device: str = "cpu",
+        title: str = "",
+        find: Find | None = None,
+        **others: Any,
+    ) -> None:
         self.quant_method: Any = METHOD
-        self.bits, self.device = bits, device
+        self.bits, self.device, self.find = bits, device, find
+        self.title = title or f"{bits} bits"
 
 
 class Pack(ConversionOps):
@@ -356,6 +402,7 @@ class Packer(HfQuantizer):
         super().__init__(quantization_config, **others)
         self.room = Room()
         self.on_cpu = torch.device(quantization_config.device).type == "cpu"
+        self.stored: Mapping[str, StoredMatrix] = {}
 
     def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
         path, _, name = param_name.rpartition(".")
@@ -374,15 +421,17 @@ class Packer(HfQuantizer):
     def get_quantize_ops(self) -> Pack:
         return Pack(self)
 
-    def pack(self, model: Any, path: str, weight: torch.Tensor) -> None:
+    def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers) -> None:
         """Replace a linear layer by one of few bits."""
         above, _, name = path.rpartition(".")
         linear, bits = module_at(model, path), self.quantization_config.bits
         if linear is model.get_output_embeddings():
             bits = HEAD_BITS
+        if isinstance(weight, Numbers) and weight.bits > bits:
+            weight = PackedLinear(weight, None, bits).weight
         packed = (
             PackedLinear(weight, linear.bias, bits, self.room)
-            if self.on_cpu
+            if self.on_cpu or isinstance(weight, Numbers)
             else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
         )
         setattr(module_at(model, above), name, packed)
@@ -398,9 +447,30 @@ class Packer(HfQuantizer):
     def is_serializable(self) -> bool:
         return False
 
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Sequence[str] = (), **others: Any
+    ) -> None:
+        """Have the library leave the matrices alone whose numbers are kept."""
+        if self.quantization_config.find is not None:
+            self.stored = self.quantization_config.find(checkpoint_files)
+        modules = dict(model.named_modules())
+        for path, matrix in self.stored.items():
+            linear = modules.get(path)
+            tied = f"{path}.weight" in model.all_tied_weights_keys
+            if type(linear) is not nn.Linear or linear.weight.shape != matrix.shape or tied:
+                raise ValueError(f"its matrix {path} of the shape {matrix.shape} has no place")
+            linear.register_parameter("weight", None)
+            if matrix.biased and linear.bias is None:
+                linear.bias = nn.Parameter(torch.empty(matrix.shape[0]))
+        parts = {part for matrix in self.stored.values() for part in matrix.parts}
+        model._keys_to_ignore_on_load_unexpected |= {rf"\.{part}$" for part in parts}
+
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Convert an output matrix that is the embedding, and store what remains: for a processor
         as float32."""
+        for path, matrix in self.stored.items():
+            self.pack(model, path, matrix.read())
+            give_back_freed()
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         for path, module in list(model.named_modules()):
             if module is head and self.fits(head):

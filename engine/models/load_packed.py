@@ -487,8 +487,11 @@ class Blocks:
         """A float16 of each block."""
         return self.part(at).view(np.float16)[..., 0].astype(np.float32)
 
-    def numbers(self, bits: int, *scales: NDArray[np.float32]) -> Numbers:
-        return Numbers(bits, self.layout, self.rows, self.order, *map(torch.from_numpy, scales))
+    def numbers(
+        self, bits: int, scales: NDArray[np.float32], lows: NDArray[np.float32] | None = None
+    ) -> Numbers:
+        less = None if lows is None else torch.from_numpy(lows)
+        return Numbers(bits, self.layout, self.rows, self.order, torch.from_numpy(scales), less)
 
 
 Reader = Callable[[NDArray[np.uint8], NDArray[np.int64]], Numbers]

@@ -8,6 +8,7 @@ roll back decodes plainly, and its note gives the reason.
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from engine.heads.captured_head import capture_head
 from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
+from engine.models.load_quantised import stored
 from engine.models.memory import CHAIN
+from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
 from engine.thinking import marks_of
 
@@ -71,24 +74,25 @@ def load_transformers(
     `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
     "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
     is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" or "off" for the numbers of `dtype`, or "8" or "4" for the bits of
-    a weight, whatever `dtype` is. Raises ModelError.
+    `with_head`. `bits` is "auto" or "off" for the numbers of `dtype`, or "8" or "4" for the most
+    bits of a weight, whatever `dtype` is; with "auto", a processor keeps the numbers of a folder
+    that was quantised already. Raises ModelError.
     """
     torch.set_num_threads(threads or USUAL_THREADS)
     where = pick_device(device)
     pick_dtype(dtype, where)  # refuse an unknown type before anything is read
-    few = pick_bits(bits, where)
+    pick_bits(bits, where)
     source = found(source)
     FILLER.prepare("transformers")
-    model, tokenizer = read(source, where, dtype, few)
+    model, tokenizer, packing = read(source, where, dtype, bits)
     backend = TransformersBackend(
-        model, tokenizer, describe(source, model, tokenizer, context_length, few)
+        model, tokenizer, describe(source, model, tokenizer, context_length, packing)
     )
-    examine(backend, PACKED_TOLERANCE if few else TOLERANCE[model.dtype])
+    examine(backend, PACKED_TOLERANCE if packing else TOLERANCE[model.dtype])
     with_head(backend, source, head)
     if where.type == "cuda":
         with_captured(backend)
-    elif few:
+    elif packing:
         with_native(backend)
     backend.info = replace(backend.info, imitable=imitable(backend.render, backend.special))
     return backend
@@ -146,19 +150,20 @@ def name_of(source: str) -> str:
     return Path(source).resolve().name if looks_like_path(source) else source
 
 
-def read(source: str, device: torch.device, dtype: str, bits: int = 0) -> tuple[Any, Any]:
-    """The library's model, on its device, and its tokenizer. With `bits` its matrices are converted
-    while they are read. Raises ModelError."""
+def read(
+    source: str, device: torch.device, dtype: str, bits: str
+) -> tuple[Any, Any, PackedConfig | None]:
+    """The library's model, on its device, its tokenizer, and how its weights got few bits while
+    they were read; None if they keep their type. Raises ModelError."""
     try:
         config, tokenizer = described(source)
         own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
-        if bits and getattr(config, "quantization_config", None):
-            raise ValueError("its weights have few bits already, in a form of their own.")
+        packing = packing_of(config, device, bits)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=pick_wide(dtype, device, own) if bits else pick_dtype(dtype, device, own),
-            quantization_config=PackedConfig(bits, str(device)) if bits else None,
+            dtype=pick_wide(dtype, device, own) if packing else pick_dtype(dtype, device, own),
+            quantization_config=packing,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -168,7 +173,7 @@ def read(source: str, device: torch.device, dtype: str, bits: int = 0) -> tuple[
             # The library would continue with random numbers in their place.
             raise ValueError(f"the weights lack {', '.join(sorted(report['missing_keys'])[:3])}")
         choose_attention(device)
-        return model.eval().requires_grad_(False).to(device), tokenizer
+        return model.eval().requires_grad_(False).to(device), tokenizer, packing
     except Warning:
         raise  # Where warnings are errors: a deprecated name makes no model unusable.
     except Exception as error:
@@ -178,6 +183,28 @@ def read(source: str, device: torch.device, dtype: str, bits: int = 0) -> tuple[
             "Check that the files are complete and that the model is a causal language model "
             "with safetensors weights."
         ) from error
+
+
+def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | None:
+    """How weights get the bits of a setting, None if they keep their type. Numbers of few bits in
+    the files are kept on a processor, and are then no longer named in the config. Raises
+    ValueError if they cannot be rounded again."""
+    few = int(bits) if bits.isdigit() else 0
+    values = dict(vars(config.get_text_config()), **vars(config))
+    form = form_of(values)
+    if form is None:
+        return PackedConfig(few, str(device)) if few else None
+    if device.type == "cpu" and kept_form(values, bits):
+        for each in (config, config.get_text_config()):
+            vars(each).pop("quantization_config", None)
+        few = few or KEEPS
+        title = "" if few < form.bits else f"{form.title}, {form.bits} bits"
+        find = partial(stored, form, values.get("num_hidden_layers"))
+        return PackedConfig(few, str(device), title, find)
+    if few:
+        reason = f": {form.problem}" if form.problem else ""
+        raise ValueError(f"its weights have few bits already, in a form of their own{reason}.")
+    return None
 
 
 def choose_attention(device: torch.device) -> None:
@@ -306,7 +333,11 @@ def pick_bits(bits: str, device: torch.device) -> int:
 
 
 def describe(
-    source: str, model: Any, tokenizer: Any, context_length: int, bits: int = 0
+    source: str,
+    model: Any,
+    tokenizer: Any,
+    context_length: int,
+    packing: PackedConfig | None,
 ) -> BackendInfo:
     """The description of a loaded model; its ability to verify trees is a guess."""
     config = model.config.get_text_config()
@@ -324,7 +355,7 @@ def describe(
     return BackendInfo(
         name=name_of(source),
         kind="transformers",
-        fingerprint=model_fingerprint(source, model, bits),
+        fingerprint=model_fingerprint(source, model, packing.bits if packing else 0),
         tokenizer_fingerprint=fingerprint(tokenizer_type(tokenizer), vocabulary_of(tokenizer)),
         vocabulary_size=config.vocab_size,
         eos_ids=eos_ids(model.generation_config, model.config, tokenizer),
@@ -334,7 +365,7 @@ def describe(
         leaves=1 if chains else None,
         depth=CHAIN if keeps else None,
         device=str(model.device),
-        dtype=f"{bits} bits" if bits else str(model.dtype).removeprefix("torch."),
+        dtype=packing.title if packing else str(model.dtype).removeprefix("torch."),
         threads=torch.get_num_threads() if str(model.device) == "cpu" else 0,
         tokenizer_type=tokenizer_type(tokenizer),
         parameters=parameters,

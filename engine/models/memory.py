@@ -26,6 +26,7 @@ import psutil
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
+from engine.models.quantised_files import KEEPS, Matrix, kept_form, matrices
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import TensorInfo  # type: ignore[attr-defined]
@@ -232,7 +233,10 @@ def memory_need(
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
         if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
             kind = "F32"
-    few, on_cpu = int(bits) if bits.isdigit() else 0, device.startswith("cpu")
+    on_cpu = device.startswith("cpu")
+    with reading(source, "its config.json does not tell how it was quantised"):
+        form = kept_form(config, bits) if on_cpu else None
+    few = int(bits) if bits.isdigit() else KEEPS if form else 0
     if few:
         halves = (each for each in (DTYPES.get(dtype), kind) if each in ("BF16", "F16"))
         kind = "F32" if on_cpu else next(halves, "BF16")
@@ -245,9 +249,15 @@ def memory_need(
     # A tied output matrix may be stored as well; that of few bits is counted with the embedding.
     tied = bool(config.get("tie_word_embeddings"))
     copied = few and tied and any(map(EMBEDDING.search, listed))
-    parameters = weights = 0
+    stored: dict[str, Matrix] = {}
+    if form:
+        with reading(source, "its quantised matrices are not known"):
+            stored = matrices(form, listed, found.names if found else ())
+    kept_as_they_are = {name for matrix in stored.values() for name in matrix.tensors.values()}
+    parameters = sum(matrix.outputs * matrix.inputs for matrix in stored.values())
+    weights = sum(stored_bytes(name, matrix, few) for name, matrix in stored.items())
     for name, each in listed.items():
-        if name in left or (copied and HEAD.search(name)):
+        if name in left or name in kept_as_they_are or (copied and HEAD.search(name)):
             continue
         floating = each.dtype.startswith(("F", "BF"))
         parameters += each.parameter_count
@@ -302,6 +312,15 @@ def packed_bytes(
     if EMBEDDING.search(name):
         return count * embedding + (packed if tied else 0)
     return packed if fits else count * other
+
+
+def stored_bytes(place: str, matrix: Matrix, bits: int) -> int:
+    """The bytes of a matrix that the files have in few bits, and that has at most so many."""
+    bits = min(matrix.bits, 8 if HEAD.search(f"{place}.weight") else bits)
+    together, scale = PACKED_SCALES[bits]
+    if bits == matrix.bits and matrix.fine:
+        together, scale = PACKED_INPUTS, 2 << matrix.lows
+    return packed_size((matrix.outputs, matrix.inputs), bits, together, scale)
 
 
 def rounded_size(shape: Sequence[int], bits: int) -> int:

@@ -138,7 +138,7 @@ struct Held {
           numbers(numbers), scales(scales), bias(bias) {
         check(bits == 4 || bits == 8, "a number has 4 or 8 bits");
         check(bits == 8 || fine, "in 4 bits groups are fine");
-        check(bits == 4 || !lows, "in 8 bits there are no lows");
+        check(fine || !lows, "only fine groups have lows");
         check(outputs > 0 && inputs > 0 && inputs % FINE == 0, "the inputs are no whole groups");
         check(numbers.size() == matrix.blocks() * matrix.block_bytes(), "the numbers do not fit");
         check(scales.size() == matrix.blocks() * matrix.scale_bytes(), "the scales do not fit");
@@ -163,7 +163,7 @@ struct Held {
                   together <= MOST_TOGETHER && together % FINE == 0 &&
                   (matrix.bits == 8 || (half > 0 && count % half == 0)),
               "such blocks are not known");
-        check(matrix.fine && rows.shape(1) % size == 0 &&
+        check(rows.shape(1) % size == 0 &&
                   rows.shape(1) / size * together == size_t(matrix.inputs) &&
                   order.size() == size_t(matrix.outputs),
               "the rows do not fit");

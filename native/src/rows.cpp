@@ -354,7 +354,8 @@ template <int M, int BITS, int SPAN, bool LOWS>
 INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &inputs, int row,
                  const float *bias, float *out, int width, bool onto) {
     static_assert(BITS == 8 || SPAN == FINE, "sums of 4 bits are kept in 16");
-    constexpr int ZERO = LOWS ? 0 : 1 << (BITS - 1);
+    constexpr bool FROM_ZERO = LOWS && BITS == 4;
+    constexpr int ZERO = FROM_ZERO ? 0 : 1 << (BITS - 1);
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     const int rows = inputs.rows;
@@ -362,7 +363,7 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     for (int first = 0; first < inputs.count; first += SPAN) {
         Sums sums[M];
         for (int m = 0; m < M; ++m)
-            sums[m].template start<ZERO>(LOWS ? 0 : beginning<BITS, SPAN>(less + m, rows));
+            sums[m].template start<ZERO>(FROM_ZERO ? 0 : beginning<BITS, SPAN>(less + m, rows));
         for (int k = 0; k < SPAN; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
             const Weights both = weights(from);
             const Weights one = BITS == 4 ? low(both) : both;
@@ -422,10 +423,12 @@ struct Product {
 
 INLINE void multiply_block(const Matrix &matrix, const Inputs &inputs, int at, float *out,
                            bool onto) {
-    if (matrix.lows)
+    if (matrix.bits == 4 && matrix.lows)
         block<4, FINE, true>(matrix, inputs, at, out, onto);
     else if (matrix.bits == 4)
         block<4, FINE, false>(matrix, inputs, at, out, onto);
+    else if (matrix.lows)
+        block<8, FINE, true>(matrix, inputs, at, out, onto);
     else if (matrix.fine)
         block<8, FINE, false>(matrix, inputs, at, out, onto);
     else

@@ -7,7 +7,7 @@
 //
 // Weights are rounded here with groups of 128 in 8 bits, and of 32 in 4, where the rounding of large
 // groups is felt. Weights that were rounded elsewhere keep their numbers: what llama.cpp calls Q8_0,
-// Q4_0, Q4_1 and Q4_K has groups of 32.
+// Q4_0, Q4_1 and Q4_K has groups of 32, and GPTQ, AWQ and compressed-tensors have multiples of it.
 //
 // Invariant: a row has the same bits whatever stands beside it, and whatever instructions the
 // processor has. Sums of whole numbers have no order, everything else is added in one order, and no
@@ -35,9 +35,9 @@ constexpr int PART = 256, BLOCK = 16;
 // for groups of FINE inputs, float32 for groups of GROUP. Outputs are padded to a whole number of
 // blocks, and inputs, which are whole groups of FINE, to whole groups of GROUP.
 //
-// With `lows`, which only 4 bits and fine groups have, numbers count from 0, and a weight is its
-// number times the scale, less 8 times its low. Lows have the shape of the scales, and those of a
-// group stand behind its scales.
+// With `lows`, which only fine groups have, 8 times its low is subtracted from each weight. Numbers of
+// 4 bits then count from 0: a weight is its number times the scale, less 8 times its low. Lows have
+// the shape of the scales, and those of a group stand behind its scales.
 struct Matrix {
     int outputs, inputs, bits;
     bool fine, lows;

@@ -317,18 +317,6 @@ def test_other_gpus_are_refused() -> None:
         pick_bits("8", torch.device("mps"))
 
 
-def test_weights_that_have_few_bits_already_are_refused(tmp_path: Path) -> None:
-    import json
-
-    folder = save_model("llama-gqa", tmp_path, **BROAD)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    path.write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="few bits already"):
-        load(folder, bits="4")
-
-
 def test_what_cannot_be_converted_stays(tmp_path: Path) -> None:
     """Of this model some matrices have no whole groups of inputs."""
     changes = {**BROAD, "intermediate_size": 200}
