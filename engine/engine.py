@@ -61,10 +61,11 @@ class Request:
 
     The drafters use the data of `owner` and `conversation`, and learn from the answer; without a
     conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
-    `method` uses them. The queue takes owners in turn. A `background` request gets its turn when no
-    other request waits, and is stopped as soon as one does. Each token comes with so many of the
-    `likeliest` tokens at its place. Stop strings count in the answer, not in the thinking before
-    it, unless the text is wanted as a `whole`.
+    `method` uses them. `prediction` is a text that much of the answer may repeat. The queue takes
+    owners in turn. A `background` request gets its turn when no other request waits, and is stopped
+    as soon as one does. Each token comes with so many of the `likeliest` tokens at its place. Stop
+    strings count in the answer, not in the thinking before it, unless the text is wanted as a
+    `whole`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -79,6 +80,7 @@ class Request:
     model_fingerprint: str = ""
     begun: str = ""
     text: str = ""
+    prediction: str = ""
     likeliest: int = 0
     background: bool = False
     whole: bool = False

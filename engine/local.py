@@ -16,7 +16,7 @@ from engine.backends.base import Backend, Tokenizer
 from engine.compare import reset_caches
 from engine.decode import decode
 from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
-from engine.drafting.calibration import Calibration
+from engine.drafting.calibration import WINDOW, Calibration
 from engine.drafting.databases import (
     Databases,
     DraftingMemory,
@@ -25,7 +25,7 @@ from engine.drafting.databases import (
     PastAnswers,
     Store,
 )
-from engine.drafting.tiers import ContextTier, ModelTier
+from engine.drafting.tiers import ContextTier, ModelTier, PredictionTier
 from engine.engine import (
     CostsMeasured,
     Draft,
@@ -266,7 +266,9 @@ class Local:
         known = [*prompt, *request.answered]
         conversation.tokens = list(known)
         with self.sequences(request) as (target, drafts):
+            conversation.databases.prediction = self.prediction(request, known, thinks)
             drafters = self.drafters(request, conversation.databases, stream, target, drafts)
+            conversation.databases.prediction = None
             curve = loaded.curve_of(method) if drafters else None
             yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, begun, thinks)
             how = method.drafting, cancelled, curve, text_stream, request.likeliest
@@ -285,6 +287,16 @@ class Local:
                     stream.put(CostsMeasured(loaded.backend.info, loaded.costs))
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
+
+    def prediction(
+        self, request: Request, known: Sequence[int], thinks: bool
+    ) -> PredictionTier | None:
+        """The tier of what a request predicts to follow its `known` tokens, or to come at some
+        place after the thinking."""
+        if not request.prediction:
+            return None
+        before = () if thinks else known[-WINDOW:]
+        return PredictionTier([*before, *self.loaded.backend.tokenize(request.prediction)])
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count

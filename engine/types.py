@@ -16,6 +16,8 @@ UNKNOWN = "unknown"
 HEAD = "head"
 """The source of tokens that the model's own head drafts (engine/heads/base.py), and the name of
 this way to draft."""
+PREDICTION = "prediction"
+"""The source of tokens that a request predicted, as in the API of OpenAI."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.compare import live
 from engine.metrics import Metrics
-from engine.types import Finish, Prefill
+from engine.types import PREDICTION, Finish, Prefill
 
 FINISHES: dict[Finish, str] = {
     "eos": "stop",
@@ -49,17 +49,24 @@ class AnswerFigures:
 
 
 def usage(answers: Sequence[AnswerFigures], prompts: int) -> dict[str, Any]:
-    """Tokens that were read and generated. A prompt counts once, however many choices it has."""
+    """Tokens that were read and generated. A prompt counts once, however many choices it has. The
+    tokens of a prediction count if they were drafted."""
     first = answers[:: max(1, len(answers) // max(1, prompts))]
     read = sum(one.prefill.tokens for one in first)
     emitted = sum(one.metrics.tokens for one in answers)
     cached = sum(one.prefill.reused for one in first)
+    drafted = sum(one.metrics.proposed[PREDICTION] for one in answers)
+    accepted = sum(one.metrics.accepted[PREDICTION] for one in answers)
     return {
         "prompt_tokens": read,
         "completion_tokens": emitted,
         "total_tokens": read + emitted,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": sum(one.thought for one in answers)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(one.thought for one in answers),
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
     }
 
 

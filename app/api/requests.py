@@ -184,6 +184,17 @@ class SentMessage(Given):
     audio: Nothing = None
 
 
+class Prediction(Given):
+    type: Literal["content"]
+    content: Annotated[list[Part], FailFast(), BeforeValidator(in_parts)] = Field(
+        description="a string, or a list of parts of the type 'text'"
+    )
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
 class StreamOptions(Given):
     include_usage: bool = False
 
@@ -229,6 +240,7 @@ class Body(Given):
         description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
         "characters each",
     )
+    prediction: Prediction | None = None
     chat_template_kwargs: dict[Annotated[str, AfterValidator(switch)], bool | None] = {}
     speculative: Annotated[Speculative, BeforeValidator(as_object)] = Field(
         default=Speculative(),
@@ -337,7 +349,13 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
     except SettingError as error:
         raise refused(str(error), "speculative") from error
     parted = isinstance(body, Chat) and body.reasoning_format != "none"
-    basic = Request((), (), generation, method, likeliest=body.likeliest or 0, whole=not parted)
+    basic = Request(
+        generation=generation,
+        method=method,
+        prediction=body.prediction.text if body.prediction else "",
+        likeliest=body.likeliest or 0,
+        whole=not parted,
+    )
     if isinstance(body, Chat):
         messages, prefix = conversation(body.messages)
         prompts = [replace(basic, messages=messages, begun=prefix)]

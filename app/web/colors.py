@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.service.draft_models import LEVELS
-from engine.types import CONTEXT, DRAFT, HEAD, MODEL, STATISTICS, TARGET, UNKNOWN
+from engine.types import CONTEXT, DRAFT, HEAD, MODEL, PREDICTION, STATISTICS, TARGET, UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,10 @@ def ink(source: str) -> Ink:
     name."""
     if source in INKS:
         return INKS[source]
+    if source == PREDICTION:
+        return Ink(
+            "Prediction", INK, "solid", "copied from the prediction that came with the request"
+        )
     if source == UNKNOWN:
         return Ink("Not known", INK, "", "the server does not report where this token came from")
     if not source.startswith(DRAFT):

@@ -28,6 +28,7 @@ from engine.types import (
     DIVERSITIES,
     HEAD,
     MODEL,
+    PREDICTION,
     STATISTICS,
     STRENGTHS,
     CalibrationRow,
@@ -37,6 +38,8 @@ from engine.types import (
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2))
     + 2 * ((0.5, 0.2),),
+    PREDICTION: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (0.6, 0.0), (0.4, 0.0))
+    + 2 * ((0.2, 0.0),),
     MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
@@ -57,6 +60,7 @@ WITH_HEAD = "with head:"
 """Prefix of the rows for the weights of evidence in runs with a head."""
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
     CONTEXT: (7.0, 0.0),
+    PREDICTION: (7.0, 0.0),
     MODEL: (10.0, 0.0),
     STATISTICS: (10.0, 0.0),
 }
@@ -69,9 +73,9 @@ subject."""
 RANKS = 4
 """Siblings from this rank on are counted together."""
 RANK_SUFFIX, NOISY_RANK_SUFFIX, NOISE = ":rank", ":noisy rank", "noise"
-SIZE = 130_000
-"""The approximate size of a calibration in bytes, as measured: 85,000 when new, at most 170,000. A
-calibration that was learned with a head contains a second one."""
+SIZE = 180_000
+"""The approximate size of a calibration in bytes, as measured with tracemalloc. A calibration that
+was learned with a head contains a second one."""
 UNSEEN = 1e-4
 """The probability of a token under no evidence at all."""
 LONGEST = 8

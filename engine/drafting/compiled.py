@@ -28,6 +28,7 @@ from engine.drafting.tiers import (
     ContextTier,
     LimitedView,
     ModelTier,
+    PredictionTier,
     StatisticsTier,
     WithoutAnswer,
 )
@@ -133,7 +134,7 @@ def source_of(tier: Tier) -> Any:
         )
     if (
         isinstance(tier, ContextTier | ModelTier)
-        and kind in (ContextTier, ModelTier, WithoutAnswer)
+        and kind in (ContextTier, PredictionTier, ModelTier, WithoutAnswer)
         and isinstance(tier.counts, CompiledCounts)
     ):
         return core.Copied(counts_of(tier), compiled(tier.copies), tier.hidden)

@@ -23,7 +23,13 @@ from engine.drafting.baselines import Flat, PublishedContext, PublishedModel, Pu
 from engine.drafting.calibration import SIZE, Calibration
 from engine.drafting.compiled import hierarchy
 from engine.drafting.hierarchy import Hierarchy
-from engine.drafting.tiers import ContextTier, LimitedView, ModelTier, StatisticsTier
+from engine.drafting.tiers import (
+    ContextTier,
+    LimitedView,
+    ModelTier,
+    PredictionTier,
+    StatisticsTier,
+)
 from engine.settings import Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Costs, Past, Taught
 
@@ -63,6 +69,8 @@ class Databases:
         self.statistics = statistics
         self.calibration = calibration or Calibration()
         self.published: dict[str, Flat] = {}
+        self.prediction: PredictionTier | None = None
+        """What the present request predicts of its answer."""
 
     @property
     def bytes(self) -> int:
@@ -95,11 +103,13 @@ class Databases:
         return [self.published[name] for name in tiers if name in self.published]
 
     def tiers(self, names: Sequence[str]) -> list[Tier]:
-        """The tiers of these names; without a table of statistics, theirs is left out."""
+        """The tiers of these names, after the prediction if there is one. Without a table of
+        statistics, theirs is left out."""
         known: dict[str, Tier] = {CONTEXT: self.context, MODEL: self.model}
         if self.statistics is not None:
             known[STATISTICS] = StatisticsTier(self.statistics)
-        return [known[name] for name in names if name in known]
+        predicted = [self.prediction] if names and self.prediction else []
+        return [*predicted, *(known[name] for name in names if name in known)]
 
     def below(self, sampling: Sampling | None = None) -> Drafter:
         """A drafter for a draft model. It queries the tiers and leaves their learning to another

@@ -11,7 +11,7 @@ from engine.backends.base import common_prefix
 from engine.drafting.base import Frozen, NgramTable, Tier
 from engine.drafting.copies import CompiledCopies, Copies, Part, Texts, copying, with_copies
 from engine.drafting.ngrams import NgramCounts, counting
-from engine.types import CONTEXT, MODEL, STATISTICS, Followers, Gram
+from engine.types import CONTEXT, MODEL, PREDICTION, STATISTICS, Followers, Gram
 
 CONTEXT_KEY, MODEL_KEY, STATISTICS_KEY = 8, 4, 3
 """The longest keys of the tiers, in tokens."""
@@ -109,6 +109,19 @@ class ContextTier(Tier):
             self.save(fresh)
         if len(self.log) > self.cap * SLACK:
             self.start(self.log)
+
+
+class PredictionTier(ContextTier):
+    """A text that much of an answer may repeat, after the last tokens of its prompt: the answer may
+    begin as the text does. It learns nothing."""
+
+    name = source = PREDICTION
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        return
+
+    def finish(self, tokens: Sequence[int], new: int) -> None:
+        return
 
 
 def grams_of(tokens: Sequence[int], new: int) -> set[tuple[int, ...]]:

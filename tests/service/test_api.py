@@ -131,6 +131,54 @@ def stream_lines(program: openai.OpenAI) -> list[str]:
     return lines
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_saves_forwards_and_changes_nothing(temperature: float, stream: bool) -> None:
+    """Compared with a fresh program, because past answers would draft the second answer as well."""
+    text, forwards, _ = predicted(temperature, None)
+    assert len(text) > 60
+    changed = text[:30] + "and then " + text[30:]
+    parts = [{"type": "text", "text": part} for part in (changed[:17], changed[17:])]
+    for prediction, most in ((text, 0.6), (changed, 0.8), (parts, 0.8)):
+        answer, fewer, details = predicted(temperature, prediction, stream)
+        assert answer == text and fewer < most * forwards
+        assert details.accepted_prediction_tokens > 20 and details.rejected_prediction_tokens >= 0
+    for prediction in ("Nothing of this is ever said. " * 20, ""):
+        answer, other, details = predicted(temperature, prediction, stream)
+        assert answer == text and other <= forwards + 2
+        assert details.accepted_prediction_tokens < (15 if prediction else 1)
+
+
+def predicted(temperature: float, content: Any, stream: bool = False) -> tuple[str, int, Any]:
+    """The first answer of a fresh program, the number of its forwards, and how its tokens came."""
+    given: dict[str, Any] = {"messages": HELLO, "seed": 7, "temperature": temperature}
+    given |= {"max_tokens": 80, "extra_body": {"speculative": {"method": "hd"}}}
+    if content is not None:
+        given["prediction"] = {"type": "content", "content": content}
+    with (
+        served() as fresh,
+        openai.OpenAI(base_url=f"{fresh.address}/v1", api_key="any", max_retries=0) as program,
+    ):
+        if stream:
+            text, chunks = streamed(program, stream_options={"include_usage": True}, **given)
+            found = chunks[-1]
+        else:
+            found = program.chat.completions.create(model="toy", **given)
+            text = found.choices[0].message.content
+    forwards = round(
+        found.usage.completion_tokens / found.model_extra["strata"]["tokens_per_forward"]
+    )
+    return text, forwards, found.usage.completion_tokens_details
+
+
+@pytest.mark.parametrize(
+    "wrong", ["text", {"content": "text"}, {"type": "content"}, {"type": "content", "content": 5}]
+)
+def test_a_prediction_that_cannot_be_read_is_refused(client: httpx.Client, wrong: Any) -> None:
+    found = ask(client, messages=HELLO, prediction=wrong)
+    assert found.status_code == 400 and "prediction" in found.json()["error"]["message"]
+
+
 def test_stop_strings_end_an_answer_and_are_not_said(program: openai.OpenAI) -> None:
     whole = answer_of_the_page(7)
     stop = whole[8:10]

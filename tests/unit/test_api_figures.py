@@ -122,11 +122,15 @@ def test_a_prompt_is_counted_once_however_many_choices_it_has() -> None:
         "completion_tokens": 16,
         "total_tokens": 36,
         "prompt_tokens_details": {"cached_tokens": 15},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
     thought = replace(two, thought=5)
     shown = usage([thought, thought], 1)["completion_tokens_details"]
-    assert shown == {"reasoning_tokens": 10}
+    assert shown["reasoning_tokens"] == 10
     assert usage([two, two, three, three], 2)["prompt_tokens"] == 50
     assert figures([two, two])["strata"]["choices"] == [ours(two)] * 2
     assert "timings" not in figures([two, two])
