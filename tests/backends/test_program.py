@@ -15,7 +15,7 @@ from engine.settings import Runtime, Sampling
 from storage.database import Database
 from tests.service.test_continuing import answer, go_on, stored, wanted
 from tests.service.test_continuing import ask as begin
-from tests.service.test_models import ask, fails, loaded, told
+from tests.service.test_models import ask, fails, load_model, loaded
 from tests.support.inside import OWNER, local
 
 
@@ -44,14 +44,14 @@ def test_folders_and_files_take_turns_and_draft_for_each_other(
     text = ask(session, "Tell me a story.").text
     gain(session, [small, f"{mid}.gguf"])
     old = [weakref.ref(backend) for backend in (loaded(session), *local(session).drafts.values())]
-    told(session, folder, cpu)
+    load_model(session, folder, cpu)
     assert [ref() for ref in old] == [None] * 3
     gain(session, [f"{small}.gguf", mid])
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(Path(file).read_bytes()[:100_000])
     assert "cut.gguf' cannot be used" in fails(session, str(cut), cpu)
     assert session.models.source == folder and ask(session, "Tell me a story.").text
-    told(session, file, cpu)
+    load_model(session, file, cpu)
     assert ask(session, "Tell me a story.").text == text
 
 
