@@ -39,9 +39,9 @@ class Measured:
     """A run that starts from nothing and leaves no trace, so that runs can be compared.
 
     Its drafters know the owner's past answers, except for the n-grams that the last `new` tokens of
-    the answer `unlearned` added, and for the texts of its `conversation`. `calibration` holds the
-    evidence weights of the run, None for the current ones. With `warm` a few uncounted steps run
-    first, to warm the machine up.
+    the answer `unlearned` added, and for the texts of its `conversation` and of others that
+    answered the same prompt. `calibration` holds the evidence weights of the run, None for the
+    current ones. With `warm` a few uncounted steps run first, to warm the machine up.
     """
 
     unlearned: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ from engine.backends.base import Backend, Tokenizer
 from engine.compare import reset_caches
 from engine.decode import decode
 from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
-from engine.drafting.calibration import WINDOW, Calibration
+from engine.drafting.calibration import LONGEST, Calibration
 from engine.drafting.databases import (
     Databases,
     DraftingMemory,
@@ -295,7 +295,7 @@ class Local:
         place after the thinking."""
         if not request.prediction:
             return None
-        before = () if thinks else known[-WINDOW:]
+        before = () if thinks else known[-LONGEST:]
         return PredictionTier([*before, *self.loaded.backend.tokenize(request.prediction)])
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
@@ -413,13 +413,13 @@ class Local:
         loaded, method, generation = self.loaded, request.method, request.generation
         past = self.past_answers(request.owner)
         loaded.memory.fit(request.owner)
-        tier, calibration = past.tier, measured.calibration
-        if measured.unlearned:
-            tier = tier.without(measured.unlearned, measured.new, measured.conversation)
+        calibration = measured.calibration
         rows = past.calibration.rows() if calibration is None else calibration
-        base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
         prompt = list(request.prompt)
         prompt = prompt or loaded.chat.prompt(request.messages, (), generation.thinking)
+        known = measured.unlearned, measured.new, measured.conversation
+        tier = past.tier.without(*known, prompt)
+        base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
         with self.sequences(request) as (target, drafts):
             # Created before the run because this may take long and raises if draft models are
             # missing.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
+from engine.drafting.copies import holds
 from engine.types import CalibrationRow, Costs, Past, Taught
 from storage.conversations import Conversations
 from storage.database import Database, Writes, pack_tokens, unpack_tokens
@@ -141,10 +142,7 @@ class TextStore:
         wanted = pack_tokens(tokens)
         where = "instr(tokens, ?) AND conversation <> ?"
         for conversation, blob in self._chunks(where, wanted, asked_in):
-            at = blob.find(wanted)
-            while at % 4 > 0:
-                at = blob.find(wanted, at + 1)
-            if at >= 0:
+            if holds(blob, wanted):
                 query = "SELECT title FROM conversations WHERE id = ?"
                 (title,) = self._db.execute_read(query, [conversation])[0]
                 return conversation, str(title)

@@ -38,8 +38,8 @@ from engine.types import (
 PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     CONTEXT: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (1.4, 0.0), (1.2, 0.2))
     + 2 * ((0.5, 0.2),),
-    PREDICTION: ((2.6, 0.0), (1.9, 0.0), (1.6, 0.0), (1.0, 0.0), (0.6, 0.0), (0.4, 0.0))
-    + 2 * ((0.2, 0.0),),
+    PREDICTION: ((60.0, 9.0), (20.0, 4.0), (8.0, 0.0), (3.0, 0.0), (1.4, 0.0), (1.2, 0.0))
+    + 2 * ((0.5, 0.0),),
     MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
@@ -60,7 +60,7 @@ WITH_HEAD = "with head:"
 """Prefix of the rows for the weights of evidence in runs with a head."""
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
     CONTEXT: (7.0, 0.0),
-    PREDICTION: (7.0, 0.0),
+    PREDICTION: (60.0, 0.0),
     MODEL: (10.0, 0.0),
     STATISTICS: (10.0, 0.0),
 }

@@ -5,6 +5,7 @@ exist, and the longer a match is, the surer is its continuation. A place is foun
 tokens before it, and compared from there backwards.
 """
 
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
@@ -140,6 +141,14 @@ def with_copies(
     return [*found, *[followers] * (size - len(found))]
 
 
+def holds(packed: bytes, wanted: bytes) -> bool:
+    """Whether some tokens, four bytes each, hold others one after the other."""
+    at = packed.find(wanted)
+    while at > 0 and at % 4:
+        at = packed.find(wanted, at + 1)
+    return at >= 0
+
+
 class Texts:
     """What an owner has read and the models have said, by conversation: the newest `most` tokens,
     and some more."""
@@ -178,6 +187,15 @@ class Texts:
         self.last = ""
         for name, tokens in kept:
             self.read(name, tokens)
+
+    def holding(self, tokens: Sequence[int]) -> list[str]:
+        """The conversations that have these tokens one after the other."""
+        wanted = array("I", tokens).tobytes()
+        return [
+            name
+            for name, parts in self.parts.items()
+            if any(holds(array("I", self.copies.part(*part)).tobytes(), wanted) for part in parts)
+        ]
 
     def forget(self, conversation: str) -> None:
         """Never copy from a conversation again."""

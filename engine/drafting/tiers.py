@@ -15,6 +15,9 @@ from engine.types import CONTEXT, MODEL, PREDICTION, STATISTICS, Followers, Gram
 
 CONTEXT_KEY, MODEL_KEY, STATISTICS_KEY = 8, 4, 3
 """The longest keys of the tiers, in tokens."""
+PROMPT_END = 24
+"""The tokens at the end of a prompt by which another conversation is taken to have asked the same.
+"""
 SLACK = 1.25
 """The multiple of its cap at which a log is cut back to the cap. Counting it again takes a second
 per 262,144 tokens, so this must be rare."""
@@ -179,10 +182,16 @@ class ModelTier(Tier):
                 for token, documents in followers.counts.items():
                     yield (*key, token), documents
 
-    def without(self, tokens: Sequence[int], new: int, conversation: str = "") -> "ModelTier":
-        """The tier as if it had not learned this answer, the last `new` of `tokens`, and nothing
-        were known of its conversation."""
-        return WithoutAnswer(self, grams_of(tokens, new), self.texts.parts.get(conversation, ()))
+    def without(
+        self, tokens: Sequence[int], new: int, conversation: str = "", prompt: Sequence[int] = ()
+    ) -> "ModelTier":
+        """The tier as if it had not learned this answer, the last `new` of `tokens`, and knew no
+        text of its conversation, nor of any other in which the end of `prompt` was answered."""
+        known = self.texts.holding(prompt[-PROMPT_END:]) if prompt else []
+        hidden = [
+            part for name in {conversation, *known} for part in self.texts.parts.get(name, ())
+        ]
+        return WithoutAnswer(self, grams_of(tokens, new), hidden)
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         return with_copies(self.counted(suffix), self.copies.longest(suffix, self.hidden))

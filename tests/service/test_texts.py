@@ -11,6 +11,7 @@ from app.service.jobs import Task
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
+from engine.drafting.tiers import ModelTier
 from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import MODEL, Run
@@ -71,6 +72,19 @@ def test_what_is_gone_is_never_copied_again(
     assert copied(answer(session)), "but what was said since"
 
 
+def test_a_measured_tier_knows_what_did_not_answer_the_same() -> None:
+    tier, asked, answer, other = ModelTier(), range(100, 140), range(40), range(200, 260)
+    for name, tokens in (("a", [*asked, *answer]), ("b", other), ("c", [*other[:9], *answer])):
+        tier.texts.read(name, tokens)
+    answered, later = tuple(answer)[:30], tuple(other)[:30]
+    assert len(tier.without((), 0).matches(answered)) == len(tier.matches(answered)) == 9
+    measured = tier.without((), 0, "", asked)
+    assert len(measured.matches(later)) == 9, "another text"
+    assert len(measured.matches(answered)) == 9, "an answer to something else"
+    assert not tier.without((), 0, "c", asked).matches(answered)
+    assert len(tier.without((), 0, "c", asked).matches(later)) == 9
+
+
 def test_a_proof_does_not_know_the_conversation(session: Session) -> None:
     def rerun() -> Run:
         answered = session.history.last[OWNER, conversation]
@@ -81,7 +95,7 @@ def test_a_proof_does_not_know_the_conversation(session: Session) -> None:
     conversation = ask(session)
     assert not copied(rerun())
     ask(session)
-    assert copied(rerun()), "but another conversation that says the same"
+    assert not copied(rerun()), "nor another one that answered the same"
 
 
 def test_the_texts_of_an_owner_are_stored_once(session: Session, db: Database) -> None:

@@ -2,13 +2,14 @@
 removed, hidden or forgotten is copied."""
 
 import random
+from array import array
 from collections.abc import Sequence
 
 import pytest
 
 from engine.drafting import copies as module
 from engine.drafting.calibration import CLASSES, LONGEST, WINDOW, least_length
-from engine.drafting.copies import END, EXAMINED, CompiledCopies, Copies, Texts, with_copies
+from engine.drafting.copies import END, EXAMINED, CompiledCopies, Copies, Texts, holds, with_copies
 from engine.types import Followers
 
 Some = Copies | CompiledCopies
@@ -145,3 +146,12 @@ def test_the_oldest_texts_go_first(compiled: bool, monkeypatch: pytest.MonkeyPat
     assert texts.copies.longest(read[0][:40])[0] == 0
     texts.forget("conversation 29")
     assert texts.copies.longest(read[29][:40])[0] == 0 and texts.copies.longest(read[28][:40])[0]
+
+
+def test_tokens_are_found_whole() -> None:
+    def packed(*tokens: int) -> bytes:
+        return array("I", tokens).tobytes()
+
+    assert holds(packed(256, 1, 7), packed(1, 7)) and holds(packed(5), packed(5))
+    assert not holds(packed(256, 0, 7), packed(1)), "the bytes of two tokens"
+    assert not holds(packed(1, 2), packed(3)) and not holds(b"", packed(3))
