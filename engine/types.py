@@ -148,6 +148,14 @@ class Taught:
         return bool(self.grams or self.tokens or self.rows is not None)
 
 
+def holds(packed: bytes, wanted: bytes) -> bool:
+    """Whether some tokens, four bytes each, hold others one after the other."""
+    at = packed.find(wanted)
+    while at > 0 and at % 4:
+        at = packed.find(wanted, at + 1)
+    return at >= 0
+
+
 WIDEST = 32
 """The most next tokens kept for a key; further ones are too unlikely to be drafted."""
 

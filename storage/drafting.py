@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any
 
-from engine.drafting.copies import holds
-from engine.types import CalibrationRow, Costs, Past, Taught
+from engine.types import CalibrationRow, Costs, Past, Taught, holds
 from storage.conversations import Conversations
 from storage.database import Database, Writes, pack_tokens, unpack_tokens
 from storage.machine import CostStore

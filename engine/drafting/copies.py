@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from engine import native
 from engine.drafting.calibration import LONG, LONGEST, WINDOW
-from engine.types import Followers
+from engine.types import Followers, holds
 
 EXAMINED = 16
 """The most places that are compared, the newest first."""
@@ -139,14 +139,6 @@ def with_copies(
         return found
     size = LONGEST + bisect_right(LONG, length)
     return [*found, *[followers] * (size - len(found))]
-
-
-def holds(packed: bytes, wanted: bytes) -> bool:
-    """Whether some tokens, four bytes each, hold others one after the other."""
-    at = packed.find(wanted)
-    while at > 0 and at % 4:
-        at = packed.find(wanted, at + 1)
-    return at >= 0
 
 
 class Texts:

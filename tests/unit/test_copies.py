@@ -9,8 +9,8 @@ import pytest
 
 from engine.drafting import copies as module
 from engine.drafting.calibration import CLASSES, LONGEST, WINDOW, least_length
-from engine.drafting.copies import END, EXAMINED, CompiledCopies, Copies, Texts, holds, with_copies
-from engine.types import Followers
+from engine.drafting.copies import END, EXAMINED, CompiledCopies, Copies, Texts, with_copies
+from engine.types import Followers, holds
 
 Some = Copies | CompiledCopies
 
