@@ -356,9 +356,7 @@ def our_drafters(
     method = "hd" if name == BLIND else name
     databases = Databases(statistics=material.table)
     for recording in train:
-        reader = databases.next_conversation().learner()
-        reader.observe(recording.text, len(recording.text))
-        reader.finish(recording.text, len(recording.answer))
+        learn([databases.next_conversation().learner()], recording)
     method_named(method).drafters(databases)  # what all conversations share is made here, once
 
     def drafters(drafting: Drafting, recording: Recording) -> Sequence[Drafter]:

@@ -145,7 +145,8 @@ def counts_of(tier: ContextTier | ModelTier) -> Any:
     """The compiled counts of a tier."""
     own = compiled(tier.counts)
     if isinstance(tier, WithoutAnswer):
-        return native.core.Less(counts_of(tier.tier), own)
+        known = counts_of(tier.tier)
+        return native.core.Less(known, own) if tier.size else known
     return own
 
 
