@@ -12,6 +12,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from engine.backends.base import Backend, Filled, Scores
+from engine.constraint import Constraint
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.controller import DraftController, way
@@ -20,10 +21,11 @@ from engine.errors import PromptError
 from engine.prompt import TextStream
 from engine.recorded import recorded
 from engine.settings import Drafting, Generation
-from engine.tree import Tree
+from engine.tree import Tree, graft
 from engine.types import (
     DATABASES,
     HEAD,
+    SCHEMA,
     TARGET,
     Event,
     Finish,
@@ -52,6 +54,7 @@ def decode(
     costs: CostCurve | None = None,
     text: TextStream | None = None,
     likeliest: int = 0,
+    constraint: Constraint | None = None,
 ) -> Iterator[Event]:
     """Answer `prompt`, or continue an answer that it ends in, whose text `text` has already
     returned. Yields one Prefill, one Step per target forward, and Learned at the end.
@@ -59,7 +62,9 @@ def decode(
     The last Step carries the reason for the end. If it is empty, there is no answer and no Learned
     follows. The drafters learn however the run ends. `costs` limits the drafts, and learns from
     every step. `likeliest` is the number of likeliest tokens that are reported at each position.
-    The time that the consumer takes between two events is not counted.
+    `constraint` is the format of the answer, at its place after the prompt. Drafts are then verified
+    by equality, whatever the rule of `drafting`, so the text is that of plain decoding in this
+    format. The time that the consumer takes between two events is not counted.
     Raises PromptError if the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
@@ -72,7 +77,8 @@ def decode(
     if backend.head is not None:
         backend.head.listen(any(drafter.name == HEAD for drafter in drafters))
     pending = PendingTokens(drafters, tokens, controller)
-    loop = DecodeLoop(backend, tokens, answer, controller, pending, drafting.rule)
+    rule = drafting.rule if constraint is None else "match"
+    loop = DecodeLoop(backend, tokens, answer, controller, pending, rule, constraint)
     try:
         yield loop.prefill()
         while answer.finish is None:
@@ -98,9 +104,10 @@ class DecodeLoop:
         controller: DraftController,
         pending: "PendingTokens",
         rule: Rule,
+        constraint: Constraint | None = None,
     ) -> None:
         self.backend, self.tokens, self.answer = backend, tokens, answer
-        self.controller, self.pending = controller, pending
+        self.controller, self.pending, self.constraint = controller, pending, constraint
         self.verifier = verifier(rule, answer.sampling.seed, 0, backend.info.vocabulary_size)
         self.filled = Filled(0, False)
         self.index = 0
@@ -134,14 +141,16 @@ class DecodeLoop:
         if not self.filled.complete or (not self.index and answer.cancelled()):
             return Step(self.index, (), finish="cancelled")
         controller.reach(len(tokens), backend.unread)
-        budget, active = controller.plan(depth_of(backend, len(tokens), answer.limit))
+        depth = depth_of(backend, len(tokens), answer.limit)
+        budget, active = controller.plan(depth)
         if controller.learns(budget):
             self.pending.learn()
         learned = perf_counter()
-        tree, work = draft(active, tokens, budget)
-        tree = tree.within(backend.info.leaves, budget.depth)
+        tree, work = self.draft(active, budget, depth)
         computing, drafted = thread_time(), perf_counter()
         scores = backend.score(tree, answer.sampling)
+        if self.constraint is not None:
+            scores = self.constraint.scores(tree, scores, answer.sampling)
         scored, computing = perf_counter(), thread_time() - computing
         rows, chosen, _ = self.verifier.walk(tree, scores)
         emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
@@ -150,6 +159,8 @@ class DecodeLoop:
         accepted = perf_counter()
         tokens += chosen[: len(emitted)]
         self.pending.add(len(emitted))
+        if self.constraint is not None and answer.finish is None:
+            self.constraint.advance(chosen[: len(emitted)])
         guessed = recorded(tree, scores, rows[: len(emitted)])
         times = clocked(clock, drafted, scored, sampled, perf_counter())
         plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
@@ -162,6 +173,25 @@ class DecodeLoop:
             controller.observe(step, learned - read, accepted - sampled, backend.unread, alone)
         self.index += 1
         return step
+
+    def draft(
+        self, active: Sequence[Drafter], budget: Budget, depth: int
+    ) -> tuple[Tree, dict[str, Work]]:
+        """A tree that the model can verify and the format allows, and the work of each source.
+
+        While drafting pauses, only what the format demands is drafted.
+        """
+        constraint, leaves = self.constraint, self.backend.info.leaves
+        if constraint is None:
+            tree, work = draft(active, self.tokens, budget)
+            return tree.within(leaves, budget.depth), work
+        constraint.look(self.tokens)
+        tree, work = draft(active, self.tokens, budget)
+        tree = constraint.pruned(tree).within(leaves, budget.depth)
+        if self.controller.paused and not len(tree):
+            demanded = constraint.run()[:depth]
+            graft(tree, demanded, SCHEMA, 0, self.controller.paying(len(demanded)))
+        return tree, work
 
 
 def depth_of(backend: Backend, length: int, limit: int) -> int:

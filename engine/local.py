@@ -14,6 +14,7 @@ from typing import Any
 from engine import native
 from engine.backends.base import Backend, Tokenizer
 from engine.compare import reset_caches
+from engine.constraint import Constraint, FormatTier
 from engine.decode import decode
 from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
 from engine.drafting.calibration import LONGEST, Calibration
@@ -267,11 +268,13 @@ class Local:
         conversation.tokens = list(known)
         with self.sequences(request) as (target, drafts):
             conversation.databases.prediction = self.prediction(request, known, thinks)
-            drafters = self.drafters(request, conversation.databases, stream, target, drafts)
+            constraint = self.constraint(request, thinks)
+            databases = conversation.databases
+            drafters = self.drafters(request, databases, stream, target, drafts, constraint)
             conversation.databases.prediction = None
             curve = loaded.curve_of(method) if drafters else None
             yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, begun, thinks)
-            how = method.drafting, cancelled, curve, text_stream, request.likeliest
+            how = method.drafting, cancelled, curve, text_stream, request.likeliest, constraint
             events = decode(target, known, drafters, generation, *how)
             steps, rests = 0, loaded.suited(method) is not method
             try:
@@ -297,6 +300,13 @@ class Local:
             return None
         before = () if thinks else known[-LONGEST:]
         return PredictionTier([*before, *self.loaded.backend.tokenize(request.prediction)])
+
+    def constraint(self, request: Request, thinks: bool) -> Constraint | None:
+        """The format of an answer, at its place after what exists of it."""
+        form, backend = request.generation.format, self.loaded.backend
+        if form is None:
+            return None
+        return Constraint(backend, form, thinks, request.answered or backend.tokenize(request.begun))
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count
@@ -423,8 +433,9 @@ class Local:
         with self.sequences(request) as (target, drafts):
             # Created before the run because this may take long and raises if draft models are
             # missing.
-            drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)
             thinks = ends_in_thinking(target, prompt)
+            constraint, base = self.constraint(request, thinks), base.for_measuring()
+            drafters = self.drafters(request, base, stream, target, drafts, constraint)
             yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)
@@ -435,9 +446,8 @@ class Local:
             cancelled = stream.stopped.is_set
             splitter = self.splitter(request, thinks)
             text = TextStream(target.detokenize, generation.stop, splitter)
-            yield from decode(
-                target, prompt, drafters, generation, method.drafting, cancelled, curve, text
-            )
+            how = method.drafting, cancelled, curve, text, 0, constraint
+            yield from decode(target, prompt, drafters, generation, *how)
 
     def drafters(
         self,
@@ -446,6 +456,7 @@ class Local:
         stream: Stream[Any],
         target: Backend,
         drafts: Mapping[str, Backend],
+        constraint: Constraint | None,
     ) -> list[Drafter]:
         """The drafters of one answer; a drafter that fails causes a notice.
 
@@ -454,6 +465,9 @@ class Local:
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
         method = self.loaded.suited(request.method)
+        databases.format = None if constraint is None else FormatTier(constraint)
+        if constraint is not None:
+            method = replace(method, drafting=replace(method.drafting, rule="match"))
         found = method.drafters(databases, family, sampling, cancelled, target)
         return [FailSafeDrafter(each, lambda text: stream.put(Notice(text))) for each in found]
 

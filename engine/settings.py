@@ -119,9 +119,44 @@ class Sampling(Checked):
     )
 
 
+FORMATS = {
+    "json_schema": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "gbnf": "grammar",
+    "lark": "grammar",
+}
+"""The kinds of formats, and what people call them."""
+LONGEST_FORMAT = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat(Checked):
+    """The format of an answer: a JSON schema, a regular expression, a JSON list of the possible
+    texts, or a grammar in the notation of llama.cpp or Lark (engine/constraint.py)."""
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in FORMATS:
+            raise SettingError(
+                f"There is no format {shortened(self.kind)}. Choose from: {', '.join(FORMATS)}."
+            )
+        if not isinstance(self.text, str) or len(self.text) > LONGEST_FORMAT:
+            raise SettingError(
+                f"The {self.title} cannot be {shortened(self.text)}. Give a text of at most "
+                f"{LONGEST_FORMAT:,} characters."
+            )
+
+    @property
+    def title(self) -> str:
+        return FORMATS[self.kind]
+
+
 @dataclass(frozen=True, slots=True)
 class Generation(Checked):
-    """A whole answer: the sampler, its length, the strings that end it.
+    """A whole answer: the sampler, its length, the strings that end it, its format.
 
     `thinking` switches thinking before the answer on or off, if the chat template supports this
     (`BackendInfo.can_think`); None leaves it to the template.
@@ -133,9 +168,16 @@ class Generation(Checked):
     )
     stop: tuple[str, ...] = ()
     thinking: bool | None = None
+    format: AnswerFormat | None = None
 
     def __post_init__(self) -> None:
         super(Generation, self).__post_init__()
+        if isinstance(self.format, Mapping):
+            object.__setattr__(self, "format", AnswerFormat.from_mapping(self.format))
+        if not (self.format is None or isinstance(self.format, AnswerFormat)):
+            raise SettingError(
+                f"The format of an answer cannot be {shortened(self.format)}. Give an AnswerFormat."
+            )
         if not (self.thinking is None or isinstance(self.thinking, bool)):
             raise SettingError(
                 f"Thinking cannot be {shortened(self.thinking)}. Give true, false, or nothing for "

@@ -5,7 +5,7 @@ children, so row i's ancestors all have smaller rows. Two drafts with the same p
 credited to the source that proposed it first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,14 +93,24 @@ class Tree:
         narrow = leaves is None or len(self) <= leaves or self.children.count({}) <= leaves
         if narrow and (levels is None or len(self) <= levels or max(self.depths) <= levels):
             return self
-        kept, rows, count = Tree(self.tokens[0]), {0: 0}, 1
+        excluded, branched, count = set[int](), set[int](), 1
+        for row in range(1, len(self.tokens)):
+            parent = self.parents[row]
+            ends = levels is not None and self.depths[row] > levels
+            if parent in excluded or ends or (parent in branched and count == leaves):
+                excluded.add(row)
+                continue
+            count += parent in branched
+            branched.add(parent)
+        return self.without(excluded)
+
+    def without(self, excluded: Container[int]) -> "Tree":
+        """The tree without some rows and all that follow them."""
+        kept, rows = Tree(self.tokens[0]), {0: 0}
         for row in range(1, len(self.tokens)):
             parent = rows.get(self.parents[row])
-            if parent is None or (levels is not None and self.depths[row] > levels):
+            if parent is None or row in excluded:
                 continue
-            if kept.children[parent] and count == leaves:
-                continue
-            count += bool(kept.children[parent])
             source, length = self.sources[row], self.match_lengths[row]
             rows[row] = kept.add(parent, self.tokens[row], source, length)
             if row in self.distributions:

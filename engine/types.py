@@ -18,6 +18,8 @@ HEAD = "head"
 this way to draft."""
 PREDICTION = "prediction"
 """The source of tokens that a request predicted, as in the API of OpenAI."""
+SCHEMA = "schema"
+"""The source of tokens that the format of an answer demands (engine/constraint.py)."""
 TIERS = (CONTEXT, MODEL, STATISTICS)
 """The databases from highest to lowest temporal locality (arXiv 2502.05609, section 3)."""
 

@@ -216,7 +216,8 @@ class LogitScores:
         logits, choice = self.row(row), self.selected(row)
         best = ranked(logits, count)
         chances = [choice.probability(logit) for logit in logits[best].tolist()]
-        return list(zip(best.tolist(), chances, strict=True))
+        # A format may exclude most tokens (engine/constraint.py).
+        return [(token, chance) for token, chance in zip(best.tolist(), chances, strict=True) if chance]
 
 
 class Backend(Protocol):

@@ -29,6 +29,7 @@ from engine.types import (
     HEAD,
     MODEL,
     PREDICTION,
+    SCHEMA,
     STATISTICS,
     STRENGTHS,
     CalibrationRow,
@@ -40,6 +41,7 @@ PRIORS: Mapping[str, Sequence[tuple[float, float]]] = {
     + 2 * ((0.5, 0.2),),
     PREDICTION: ((60.0, 9.0), (20.0, 4.0), (8.0, 0.0), (3.0, 0.0), (1.4, 0.0), (1.2, 0.0))
     + 2 * ((0.5, 0.0),),
+    SCHEMA: (),
     MODEL: ((26.0, 9.0), (38.0, 8.0), (23.0, 14.0), (10.0, 0.8)),
     STATISTICS: ((2.6, 6.3), (6.9, 0.2), (6.4, 0.2)),
 }
@@ -61,6 +63,7 @@ WITH_HEAD = "with head:"
 UNIGRAM_PRIORS: Mapping[str, tuple[float, float]] = {
     CONTEXT: (7.0, 0.0),
     PREDICTION: (60.0, 0.0),
+    SCHEMA: (60.0, 0.0),
     MODEL: (10.0, 0.0),
     STATISTICS: (10.0, 0.0),
 }

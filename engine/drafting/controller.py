@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import COUNTED, HICCUP, STEADY, CostCurve, Gain
+from engine.drafting.costs import COUNTED, HICCUP, LARGEST, STEADY, CostCurve, Gain
 from engine.settings import Drafting
-from engine.types import DATABASES, DRAFT, HEAD, STACK, WAYS, Step
+from engine.types import DATABASES, DRAFT, HEAD, SCHEMA, STACK, WAYS, Step
 
 LEAST = -1.0
 """The largest loss that a step may report, apart from undoing, because one outlier must not
@@ -149,6 +149,14 @@ class DraftController:
             return ""
         return DATABASES
 
+    def paying(self, certain: int) -> int:
+        """How many of so many certain tokens to draft in a step with no other drafts."""
+        table = None if self.costs is None else self.costs.table
+        most = min(certain, self.drafting.nodes, LARGEST)
+        if table is None:
+            return most
+        return max(range(most + 1), key=lambda nodes: (1 + nodes) / table[nodes])
+
     # learning
 
     def learns(self, budget: Budget) -> bool:
@@ -258,6 +266,8 @@ class DraftController:
         guessed = float(step.accepted.get(HEAD, 0))
         if nodes:
             guessed -= rows * step.proposed.get(HEAD, 0) / nodes
+            # What the format demands is no gain of any way to draft.
+            took += step.accepted.get(SCHEMA, 0) - rows * step.proposed.get(SCHEMA, 0) / nodes
         winner = STACK if models else DATABASES
         head_share = guessed - head / plain if HEAD in step.levels else None
         if nodes and self.forced == DATABASES:

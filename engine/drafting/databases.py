@@ -71,6 +71,8 @@ class Databases:
         self.published: dict[str, Flat] = {}
         self.prediction: PredictionTier | None = None
         """What the present request predicts of its answer."""
+        self.format: Tier | None = None
+        """What the format of the present answer demands."""
 
     @property
     def bytes(self) -> int:
@@ -103,13 +105,13 @@ class Databases:
         return [self.published[name] for name in tiers if name in self.published]
 
     def tiers(self, names: Sequence[str]) -> list[Tier]:
-        """The tiers of these names, after the prediction if there is one. Without a table of
-        statistics, theirs is left out."""
+        """The tiers of these names, after those of the present request: the format and the
+        prediction, if there are any. Without a table of statistics, theirs is left out."""
         known: dict[str, Tier] = {CONTEXT: self.context, MODEL: self.model}
         if self.statistics is not None:
             known[STATISTICS] = StatisticsTier(self.statistics)
-        predicted = [self.prediction] if names and self.prediction else []
-        return [*predicted, *(known[name] for name in names if name in known)]
+        own = [tier for tier in (self.format, self.prediction) if tier is not None and names]
+        return [*own, *(known[name] for name in names if name in known)]
 
     def below(self, sampling: Sampling | None = None) -> Drafter:
         """A drafter for a draft model. It queries the tiers and leaves their learning to another

@@ -40,7 +40,7 @@ from engine.drafting.calibration import (
 from engine.sampling import COLDEST, gumbel
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
-from engine.types import HEAD, Followers, Work
+from engine.types import HEAD, SCHEMA, Followers, Work
 
 NEGLIGIBLE = 0.02
 """If less probability than this is left, shorter matches are ignored."""
@@ -48,6 +48,8 @@ SLIGHT = 0.3
 """Contributions below this part of the smallest useful probability are ignored."""
 LUCKIEST = 2
 """How many of a tier's frequent tokens become candidates because of their noise."""
+UNMATCHED = (HEAD, SCHEMA)
+"""Sources whose match length is only a rank among matches, so it is not reported."""
 EXAMINED = 24
 """The most nodes that are examined to find the best path."""
 
@@ -107,10 +109,9 @@ class Hierarchy(Drafter):
                 budget.worth = max(budget.worth, expected / budget.costs.table[len(tree)])
         else:
             work = self.grow_tree(tree, tokens, budget)
-        if HEAD in self.sources:
+        if not self.sources.keys().isdisjoint(UNMATCHED):
             lengths = zip(tree.sources, tree.match_lengths, strict=True)
-            # The match length of a guess is only its rank among matches, so it is not reported.
-            tree.match_lengths = [0 if source == HEAD else length for source, length in lengths]
+            tree.match_lengths = [0 if source in UNMATCHED else n for source, n in lengths]
         return work
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:

@@ -1,0 +1,268 @@
+"""Answers in a given format: which tokens may come next, and which must.
+
+An `AnswerFormat` describes texts. llguidance, a library, compiles it with the model's vocabulary
+into a matcher, which tells for each position the tokens that some text of this format continues
+with. All others are excluded before the choice: their logits become minus infinity, and the choice
+itself (engine/sampling.py) stays as it is, with the same noise. What is said is therefore a function
+of the decided tokens, the seed and the position here too, and drafts change nothing.
+
+Where the format leaves no choice, the tokens are known before the model is asked. They are drafted
+like the evidence of a database (`FormatTier`) and stand in one tree with all other drafts, so that
+drafting goes on behind them. Nodes that the format excludes are removed before they cost a row.
+
+While a model thinks, before its answer, everything is allowed.
+"""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import llguidance
+import numpy as np
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from engine.backends.base import Backend, LogitScores
+from engine.drafting.base import Tier
+from engine.drafting.calibration import CLASSES
+from engine.errors import SettingError, first_line
+from engine.sampling import Floats
+from engine.settings import AnswerFormat, Sampling
+from engine.tree import Tree
+from engine.types import SCHEMA, Followers
+
+COMPACT = {"whitespace_flexible": False}
+"""JSON without white space between its parts: where white space is free, hardly any token is
+certain."""
+SUFFIX = 32
+"""How many of the last tokens identify a node of a draft tree."""
+SENTINEL = "\x02"
+"""Text is tokenized after this character, because some tokenizers treat the beginning of a text
+differently."""
+CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
+
+
+def grammar_of(form: AnswerFormat) -> str:
+    """The format as a grammar of llguidance. Raises SettingError, with the place of the fault."""
+    try:
+        if form.kind == "json_schema":
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(form.text, defaults=COMPACT)
+        else:
+            grammar = llguidance.grammar_from(form.kind, form.text)
+    except (ValueError, TypeError) as error:
+        raise refused(form, str(error)) from error
+    if problem := llguidance.LLMatcher.validate_grammar(grammar):
+        raise refused(form, problem)
+    return grammar
+
+
+def refused(form: AnswerFormat, problem: str) -> SettingError:
+    return SettingError(
+        f"The {form.title} of the answer cannot be used: {' '.join(problem.split())[:500]}. Change "
+        "it, or leave it out."
+    )
+
+
+class Vocabulary:
+    """The vocabulary of a model in the form of llguidance, and its size. Raises SettingError for a
+    model without end token."""
+
+    cached: ClassVar[dict[tuple[str, frozenset[int]], "Vocabulary"]] = {}
+
+    def __init__(self, backend: Backend) -> None:
+        info, self.backend = backend.info, backend
+        self.size = len(backend.vocabulary())
+        ends = sorted(end for end in info.eos_ids if end < self.size)
+        if not ends:
+            raise SettingError(
+                f"{info.name} has no end token, so its answers cannot have a given format. Choose "
+                "another model, or leave the format out."
+            )
+        self.eos_token_id, self.bos_token_id = ends[0], None
+        self.tokens = [backend.piece(token) for token in range(self.size)]
+        self.special_token_ids = sorted(backend.special.known | set(ends))
+        wrapper = llguidance.TokenizerWrapper(self)
+        self.tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=self.size, eos_token=ends)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens of a text within an answer."""
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        before = self.backend.tokenize(SENTINEL)
+        tokens = self.backend.tokenize(SENTINEL + self.backend.special.literal(text))
+        return tokens[len(before) :] if tokens[: len(before)] == before else []
+
+    @classmethod
+    def of(cls, backend: Backend) -> "Vocabulary":
+        """The vocabulary of a model, made once: that takes up to a second."""
+        key = backend.info.tokenizer_fingerprint, backend.info.eos_ids
+        if key not in cls.cached:
+            made = cls(backend)
+            cls.cached.clear()
+            cls.cached[key] = made
+        return cls.cached[key]
+
+
+class Position:
+    """A place in a text of the format; `then` gives the place after one more token.
+
+    Outside of the format, in the thinking before the answer, there is no `matcher`, and `tail` holds
+    the last bytes of it.
+    """
+
+    def __init__(self, owner: "Constraint", matcher: Any, tail: bytes = b"") -> None:
+        self.owner, self.matcher, self.tail = owner, matcher, tail
+        self.following: dict[int, Position | None] = {}
+
+    def then(self, token: int) -> "Position | None":
+        """The place after a token; None if the format excludes it here."""
+        if token not in self.following:
+            self.following[token] = self.moved(token)
+        return self.following[token]
+
+    def moved(self, token: int) -> "Position | None":
+        if self.matcher is None:
+            return self.owner.after_thinking(self.tail + self.owner.pieces[token])
+        matcher = self.matcher.deep_copy()
+        return Position(self.owner, matcher) if matcher.consume_token(token) else None
+
+    @cached_property
+    def forced(self) -> int | None:
+        """The token that the format demands next, as the tokenizer writes the text that must
+        follow; None if there is a choice, or nothing but the end."""
+        if self.matcher is None or self.matcher.is_stopped():
+            return None
+        known = self.matcher.compute_ff_tokens()
+        return known[0] if known else None
+
+    @cached_property
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may follow; shape (vocabulary,). Raises SettingError if there is none."""
+        mask = allocate_token_bitmask(1, self.owner.size)
+        fill_next_token_bitmask(self.matcher, mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.owner.size]
+        if not bits.any():
+            raise refused(self.owner.form, first_line(self.matcher.get_error() or "no token fits"))
+        return bits.view(np.bool_)
+
+    def masked(self, logits: Floats) -> Floats:
+        """Logits of what follows, with minus infinity where the format excludes a token."""
+        if self.matcher is None:
+            return logits
+        found = np.full_like(logits, -np.inf)
+        np.copyto(found[: self.owner.size], logits[: self.owner.size], where=self.allowed)
+        return found
+
+
+class Constraint:
+    """The format of one answer while it is decoded. `here` is the place after the decided tokens.
+
+    With `thinks` the chat template has opened a thinking part. `known` are the tokens of the answer
+    that exist already. Raises SettingError if the format or the vocabulary cannot be used, or if the
+    known tokens do not have this format.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        form: AnswerFormat,
+        thinks: bool = False,
+        known: Sequence[int] = (),
+    ) -> None:
+        vocabulary = Vocabulary.of(backend)
+        self.form, self.size, self.pieces = form, vocabulary.size, vocabulary.tokens
+        self.matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar_of(form), log_level=0)
+        if self.matcher.is_error():
+            raise refused(form, first_line(self.matcher.get_error()))
+        self.ends = [end.encode() for each in backend.info.marks for end in each.ends]
+        self.here = Position(self, None) if thinks else Position(self, self.matcher)
+        self.places: dict[tuple[int, ...], Position] = {}
+        self.advance(known)
+
+    def after_thinking(self, text: bytes) -> Position:
+        """The place after a thinking part that ends in these bytes: where the format begins, if it
+        is over."""
+        if any(end in text for end in self.ends):
+            return Position(self, self.matcher)
+        return Position(self, None, text[-max(map(len, self.ends)) :])
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on after tokens that were decided. Raises SettingError if they do not fit."""
+        for token in tokens:
+            place = self.here.then(token)
+            if place is None:
+                raise refused(self.form, f"the answer has begun with {self.pieces[token]!r}")
+            self.here = place
+
+    def look(self, tokens: Sequence[int]) -> None:
+        """Prepare for drafts after these tokens, the prompt and the answer so far."""
+        self.places = {tuple(tokens[-SUFFIX:]): self.here}
+
+    def at(self, suffix: Sequence[int]) -> Position | None:
+        """The place after the last tokens on the path to a node whose parent was asked for; None if
+        it is unknown."""
+        key = tuple(suffix[-SUFFIX:])
+        if key not in self.places:
+            before = self.places.get(tuple(suffix[-SUFFIX - 1 : -1]))
+            place = None if before is None else before.then(key[-1])
+            if place is None:
+                return None
+            self.places[key] = place
+        return self.places[key]
+
+    def positions(self, tree: Tree) -> list[Position | None]:
+        """The place after each row of a tree, None where the format excludes it."""
+        found: list[Position | None] = [self.here]
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            before = found[parent]
+            found.append(None if before is None else before.then(token))
+        return found
+
+    def pruned(self, tree: Tree) -> Tree:
+        """The tree without what the format excludes."""
+        excluded = {row for row, place in enumerate(self.positions(tree)) if place is None}
+        return tree.without(excluded) if excluded else tree
+
+    def run(self) -> list[int]:
+        """The tokens that the format demands next, one after the other."""
+        place, tokens = self.here, list[int]()
+        while place is not None and (token := place.forced) is not None:
+            tokens.append(token)
+            place = place.then(token)
+        return tokens
+
+    def scores(self, tree: Tree, scores: LogitScores, sampling: Sampling) -> LogitScores:
+        """The scores of a tree without what the format excludes."""
+        places = self.positions(tree)
+
+        def read(row: int) -> Floats:
+            place = places[row]
+            assert place is not None, "excluded nodes are pruned"
+            return place.masked(scores.row(row))
+
+        return LogitScores(read, scores.positions, sampling)
+
+
+class FormatTier(Tier):
+    """What the format of the answer demands, as evidence: a match of the longest class."""
+
+    name = source = SCHEMA
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+
+    def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
+        place = self.constraint.at(suffix)
+        token = None if place is None else place.forced
+        return () if token is None else (*CERTAIN, Followers.once(token))
+
+    def unigrams(self) -> None:
+        """None: what a format demands depends on the place."""
+
+    def observe(self, tokens: Sequence[int], new: int) -> None:
+        """Nothing is learned."""
+
+
+def json_text(value: Any) -> str:
+    """A schema or a list of choices as the text of a format."""
+    return json.dumps(value, ensure_ascii=False)
