@@ -40,6 +40,10 @@ SUFFIX = 32
 SENTINEL = "\x02"
 """Text is tokenized after this character, because some tokenizers treat the beginning of a text
 differently."""
+LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=False)
+"""Of the size of a grammar: larger ones would take seconds before the first token."""
+LONGEST_RUN = 256
+"""The most demanded tokens that are looked up at a time."""
 CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
 
 
@@ -52,7 +56,7 @@ def grammar_of(form: AnswerFormat) -> str:
             grammar = llguidance.grammar_from(form.kind, form.text)
     except (ValueError, TypeError) as error:
         raise refused(form, str(error)) from error
-    if problem := llguidance.LLMatcher.validate_grammar(grammar):
+    if problem := llguidance.LLMatcher.validate_grammar(grammar, limits=LIMITS):
         raise refused(form, problem)
     return grammar
 
@@ -106,13 +110,24 @@ class Vocabulary:
 class Position:
     """A place in a text of the format; `then` gives the place after one more token.
 
-    Outside of the format, in the thinking before the answer, there is no `matcher`, and `tail` holds
-    the last bytes of it.
+    `demanded` are the tokens that the format demands next, as the tokenizer writes the text that
+    must follow. Outside of the format, in the thinking before the answer, there is no `matcher`,
+    and `tail` holds the last bytes of it.
     """
 
-    def __init__(self, owner: "Constraint", matcher: Any, tail: bytes = b"") -> None:
+    def __init__(
+        self, owner: "Constraint", matcher: Any, demanded: Sequence[int] = (), tail: bytes = b""
+    ) -> None:
         self.owner, self.matcher, self.tail = owner, matcher, tail
+        self.known = demanded
         self.following: dict[int, Position | None] = {}
+
+    @cached_property
+    def demanded(self) -> Sequence[int]:
+        if self.known or self.matcher is None or self.matcher.is_stopped():
+            return self.known
+        found: list[int] = self.matcher.compute_ff_tokens()
+        return found[:LONGEST_RUN]
 
     def then(self, token: int) -> "Position | None":
         """The place after a token; None if the format excludes it here."""
@@ -124,16 +139,11 @@ class Position:
         if self.matcher is None:
             return self.owner.after_thinking(self.tail + self.owner.pieces[token])
         matcher = self.matcher.deep_copy()
-        return Position(self.owner, matcher) if matcher.consume_token(token) else None
-
-    @cached_property
-    def forced(self) -> int | None:
-        """The token that the format demands next, as the tokenizer writes the text that must
-        follow; None if there is a choice, or nothing but the end."""
-        if self.matcher is None or self.matcher.is_stopped():
+        if not matcher.consume_token(token):
             return None
-        known = self.matcher.compute_ff_tokens()
-        return known[0] if known else None
+        demanded = self.demanded
+        as_demanded = demanded and demanded[0] == token
+        return Position(self.owner, matcher, demanded[1:] if as_demanded else ())
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
@@ -171,7 +181,9 @@ class Constraint:
     ) -> None:
         vocabulary = Vocabulary.of(backend)
         self.form, self.size, self.pieces = form, vocabulary.size, vocabulary.tokens
-        self.matcher = llguidance.LLMatcher(vocabulary.tokenizer, grammar_of(form), log_level=0)
+        self.matcher = llguidance.LLMatcher(
+            vocabulary.tokenizer, grammar_of(form), log_level=0, limits=LIMITS
+        )
         if self.matcher.is_error():
             raise refused(form, first_line(self.matcher.get_error()))
         self.ends = [end.encode() for each in backend.info.marks for end in each.ends]
@@ -184,7 +196,7 @@ class Constraint:
         is over."""
         if any(end in text for end in self.ends):
             return Position(self, self.matcher)
-        return Position(self, None, text[-max(map(len, self.ends)) :])
+        return Position(self, None, tail=text[-max(map(len, self.ends)) :])
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on after tokens that were decided. Raises SettingError if they do not fit."""
@@ -223,14 +235,6 @@ class Constraint:
         excluded = {row for row, place in enumerate(self.positions(tree)) if place is None}
         return tree.without(excluded) if excluded else tree
 
-    def run(self) -> list[int]:
-        """The tokens that the format demands next, one after the other."""
-        place, tokens = self.here, list[int]()
-        while place is not None and (token := place.forced) is not None:
-            tokens.append(token)
-            place = place.then(token)
-        return tokens
-
     def scores(self, tree: Tree, scores: LogitScores, sampling: Sampling) -> LogitScores:
         """The scores of a tree without what the format excludes."""
         places = self.positions(tree)
@@ -253,8 +257,9 @@ class FormatTier(Tier):
 
     def matches(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
         place = self.constraint.at(suffix)
-        token = None if place is None else place.forced
-        return () if token is None else (*CERTAIN, Followers.once(token))
+        if place is None or not place.demanded:
+            return ()
+        return *CERTAIN, Followers.once(place.demanded[0])
 
     def unigrams(self) -> None:
         """None: what a format demands depends on the place."""

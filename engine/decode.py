@@ -189,7 +189,7 @@ class DecodeLoop:
         tree, work = draft(active, self.tokens, budget)
         tree = constraint.pruned(tree).within(leaves, budget.depth)
         if self.controller.paused and not len(tree):
-            demanded = constraint.run()[:depth]
+            demanded = constraint.here.demanded[:depth]
             graft(tree, demanded, SCHEMA, 0, self.controller.paying(len(demanded)))
         return tree, work
 

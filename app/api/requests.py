@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from app.api.formats import Formats
 from app.http.problems import ApiError, refused
 from app.service.chat import taking_turns
 from app.service.preferences import SEEDS
@@ -57,13 +58,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "guided_json": ({},),
-    "guided_regex": ("",),
     "ignore_eos": (False,),
-    "json_schema": ({},),
     "logit_bias": ({}, []),
     "min_tokens": (0,),
     "mirostat": (0,),
@@ -72,9 +67,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (0, False),
     "repeat_penalty": (1,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "stop_token_ids": ([],),
-    "structured_outputs": ({},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -88,7 +81,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 NOT_HERE = {
     "tools": "Tools are not supported. Ask for text, and parse it yourself.",
     "functions": "Functions are not supported. Ask for text, and parse it yourself.",
-    "response_format": "Only text is supported. Describe the format that you want in a message.",
     "echo": "The prompt is not repeated, because you have it.",
 }
 
@@ -218,7 +210,7 @@ class Speculative(Outside):
         return method.using(replace(method.drafting, **settings))
 
 
-class Body(Given):
+class Body(Given, Formats):
     model: str = ""
     n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False
@@ -338,11 +330,13 @@ def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Comp
         name = spelled(path[: 3 if path[0] == "messages" else 1])
         raise refused(message, name, code if code == UNSUPPORTED else None) from error
     check_model(body.model, info)
+    form = body.chosen
     generation = Generation(
         sampling_of(body, info),
         min(MOST_TOKENS, body.max_completion_tokens or body.max_tokens or USUAL_TOKENS[kind]),
         tuple(string for string in body.stop if string),
         thinking_of(body, info),
+        form,
     )
     try:
         method = body.speculative.chosen
@@ -409,7 +403,10 @@ def thinking_of(body: Body, info: BackendInfo) -> bool | None:
     if True in chosen and not info.can_think:
         text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
         raise refused(text, name, UNSUPPORTED)
-    return chosen.pop() if chosen else None
+    if chosen:
+        return chosen.pop()
+    # A model that begins to think by itself could not: its answer has the format from the start.
+    return False if body.chosen is not None and info.can_think else None
 
 
 def sampling_of(body: Body, info: BackendInfo) -> Sampling:

@@ -15,6 +15,7 @@ is UNKNOWN, and the speed of plain decoding is never given.
 """
 
 import asyncio
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +29,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from engine.engine import Event, Notice, Request, ServerCounted, Started
-from engine.errors import ServerError
+from engine.errors import ServerError, SettingError
 from engine.methods import PLAIN
 from engine.servers.client import (
     COMPLETE,
@@ -45,6 +46,7 @@ from engine.servers.client import (
     unreachable,
 )
 from engine.servers.served import ServedModel
+from engine.settings import AnswerFormat
 from engine.text import read_json
 from engine.thinking import USUAL
 from engine.types import TARGET, UNKNOWN, Finish, Learned, Prefill, Step, Token
@@ -90,6 +92,8 @@ def body_of(
         body["stop"] = list(generation.stop)
     if generation.thinking is not None:
         body["chat_template_kwargs"] = {"enable_thinking": generation.thinking}
+    if generation.format is not None:
+        body |= demanded(generation.format, maker)
     if request.begun:
         messages.append({"role": "assistant", "content": request.begun})
         if maker == VLLM:
@@ -107,6 +111,23 @@ def body_of(
         if value is not None and name in RENAMED:
             body[RENAMED[name]] = value
     return body
+
+
+def demanded(form: AnswerFormat, maker: str) -> dict[str, Any]:
+    """The format of an answer as a parameter. Raises SettingError if the server has none for it."""
+    if form.kind == "json_schema":
+        schema = {"name": "answer", "schema": json.loads(form.text)}
+        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    if maker in (VLLM, STRATA) and form.kind != "lark":
+        name = {"gbnf": "grammar"}.get(form.kind, form.kind)
+        value = json.loads(form.text) if form.kind == "choice" else form.text
+        return {"structured_outputs": {name: value}}
+    if maker == LLAMA and form.kind == "gbnf":
+        return {"grammar": form.text}
+    raise SettingError(
+        f"The server of this model takes no {form.title} for an answer. Give a JSON schema, or load "
+        "the model here."
+    )
 
 
 def refused_name(error: str, body: dict[str, Any]) -> str:

@@ -1,0 +1,108 @@
+"""The parameters that demand a format of an answer: those of OpenAI, of llama.cpp's server, of vLLM.
+
+All of them become one `AnswerFormat`. Only one may be given.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from app.http.problems import refused
+from engine.constraint import grammar_of, json_text
+from engine.errors import SettingError
+from engine.settings import AnswerFormat
+from storage.validation import Outside
+
+ANY_OBJECT = {"type": "object"}
+MOST_OPTIONS = 4096
+
+
+def json_of(value: Any) -> Any:
+    """A schema as text: some programs send it as text already. An empty one is none."""
+    return (json_text(value) if value else "") if isinstance(value, dict) else value
+
+
+Schema = Annotated[str, BeforeValidator(json_of), Field(description="a JSON schema")]
+Options = Annotated[
+    list[str], Field(max_length=MOST_OPTIONS, description="a list of texts to choose from")
+]
+
+
+class NamedSchema(Outside):
+    schema_: Schema | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(Outside):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+
+    @property
+    def schema_text(self) -> str | None:
+        if self.type == "text":
+            return None
+        given = self.schema_ if self.json_schema is None else self.json_schema.schema_
+        return given or json_text(ANY_OBJECT)
+
+
+class StructuredOutputs(Outside):
+    """The present form of vLLM."""
+
+    json_: Schema | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: Options | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+
+class Formats(Outside):
+    """The parameters, as fields of a request."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Options | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | None = None
+    grammar: str | None = None
+
+    def demanded(self) -> Iterator[tuple[str, AnswerFormat]]:
+        """The formats that are demanded, each with the name of its parameter. Raises
+        SettingError."""
+        present, structured = self.response_format, self.structured_outputs
+        given: list[tuple[str, str, Any]] = [
+            ("response_format", "json_schema", present and present.schema_text),
+            ("structured_outputs", "json_schema", structured.json_),
+            ("structured_outputs", "json_schema", structured.json_object and json_of(ANY_OBJECT)),
+            ("structured_outputs", "regex", structured.regex),
+            ("structured_outputs", "choice", structured.choice),
+            ("structured_outputs", "gbnf", structured.grammar),
+            ("guided_json", "json_schema", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("guided_grammar", "gbnf", self.guided_grammar),
+            ("json_schema", "json_schema", self.json_schema),
+            ("grammar", "gbnf", self.grammar),
+        ]
+        for name, kind, value in given:
+            if value:
+                text = json_text(value) if kind == "choice" else value
+                yield name, AnswerFormat(kind, text)
+
+    @property
+    def chosen(self) -> AnswerFormat | None:
+        """The format of the answer, None for any text. Raises ApiError."""
+        name = "response_format"
+        try:
+            found = []
+            for name, form in self.demanded():
+                grammar_of(form)
+                found.append((name, form))
+        except SettingError as error:
+            raise refused(str(error), name) from error
+        if len(found) > 1:
+            both = " and ".join(dict.fromkeys(name for name, _ in found))
+            raise refused(f"Only one format can be demanded, not {both}. Leave one out.", name)
+        return found[0][1] if found else None
