@@ -1,14 +1,14 @@
 """Answers in a given format: which tokens may come next, and which must.
 
 An `AnswerFormat` describes texts. llguidance, a library, compiles it with the model's vocabulary
-into a matcher, which tells for each position the tokens that some text of this format continues
-with. All others are excluded before the choice: their logits become minus infinity, and the choice
-itself (engine/sampling.py) stays as it is, with the same noise. What is said is therefore a function
-of the decided tokens, the seed and the position here too, and drafts change nothing.
+into a matcher, which tells at each place the tokens that some text of this format continues with.
+All others are excluded before the choice: their logits become minus infinity. The choice itself
+(engine/sampling.py) stays as it is, with the same noise. So the text is still a function of the
+decided tokens, the seed and the position, and drafts change nothing.
 
 Where the format leaves no choice, the tokens are known before the model is asked. They are drafted
-like the evidence of a database (`FormatTier`) and stand in one tree with all other drafts, so that
-drafting goes on behind them. Nodes that the format excludes are removed before they cost a row.
+like the evidence of a database (`FormatTier`), in one tree with all other drafts, so drafting goes
+on behind them. Nodes that the format excludes are removed before they cost a row.
 
 While a model thinks, before its answer, everything is allowed.
 """
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from engine.backends.base import Backend, LogitScores
 from engine.drafting.base import Tier
 from engine.drafting.calibration import CLASSES
-from engine.errors import SettingError, first_line
+from engine.errors import SettingError
 from engine.sampling import Floats
 from engine.settings import AnswerFormat, Sampling
 from engine.tree import Tree
 from engine.types import SCHEMA, Followers
 
-COMPACT = {"whitespace_flexible": False}
+COMPACT: Any = {"whitespace_flexible": False}
 """JSON without white space between its parts: where white space is free, hardly any token is
 certain."""
 SUFFIX = 32
@@ -50,10 +50,11 @@ CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLAS
 def grammar_of(form: AnswerFormat) -> str:
     """The format as a grammar of llguidance. Raises SettingError, with the place of the fault."""
     try:
+        compile_text: Any = llguidance.grammar_from
         if form.kind == "json_schema":
             grammar = llguidance.LLMatcher.grammar_from_json_schema(form.text, defaults=COMPACT)
         else:
-            grammar = llguidance.grammar_from(form.kind, form.text)
+            grammar = compile_text(form.kind, form.text)
     except (ValueError, TypeError) as error:
         raise refused(form, str(error)) from error
     if problem := llguidance.LLMatcher.validate_grammar(grammar, limits=LIMITS):
@@ -152,7 +153,7 @@ class Position:
         fill_next_token_bitmask(self.matcher, mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.owner.size]
         if not bits.any():
-            raise refused(self.owner.form, first_line(self.matcher.get_error() or "no token fits"))
+            raise refused(self.owner.form, self.matcher.get_error() or "no token fits")
         return bits.view(np.bool_)
 
     def masked(self, logits: Floats) -> Floats:
@@ -168,8 +169,8 @@ class Constraint:
     """The format of one answer while it is decoded. `here` is the place after the decided tokens.
 
     With `thinks` the chat template has opened a thinking part. `known` are the tokens of the answer
-    that exist already. Raises SettingError if the format or the vocabulary cannot be used, or if the
-    known tokens do not have this format.
+    that exist already. Raises SettingError if the format or the vocabulary cannot be used, or if
+    the known tokens do not have this format.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Constraint:
             vocabulary.tokenizer, grammar_of(form), log_level=0, limits=LIMITS
         )
         if self.matcher.is_error():
-            raise refused(form, first_line(self.matcher.get_error()))
+            raise refused(form, self.matcher.get_error())
         self.ends = [end.encode() for each in backend.info.marks for end in each.ends]
         self.here = Position(self, None) if thinks else Position(self, self.matcher)
         self.places: dict[tuple[int, ...], Position] = {}

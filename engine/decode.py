@@ -62,9 +62,9 @@ def decode(
     The last Step carries the reason for the end. If it is empty, there is no answer and no Learned
     follows. The drafters learn however the run ends. `costs` limits the drafts, and learns from
     every step. `likeliest` is the number of likeliest tokens that are reported at each position.
-    `constraint` is the format of the answer, at its place after the prompt. Drafts are then verified
-    by equality, whatever the rule of `drafting`, so the text is that of plain decoding in this
-    format. The time that the consumer takes between two events is not counted.
+    `constraint` is the format of the answer, at its place after the prompt. Drafts are then
+    verified by equality, whatever the rule of `drafting`, so the text is that of plain decoding in
+    this format. The time that the consumer takes between two events is not counted.
     Raises PromptError if the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)

@@ -306,7 +306,8 @@ class Local:
         form, backend = request.generation.format, self.loaded.backend
         if form is None:
             return None
-        return Constraint(backend, form, thinks, request.answered or backend.tokenize(request.begun))
+        known = request.answered or backend.tokenize(request.begun)
+        return Constraint(backend, form, thinks, known)
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count

@@ -1,4 +1,4 @@
-"""The parameters that demand a format of an answer: those of OpenAI, of llama.cpp's server, of vLLM.
+"""The parameters that demand a format of an answer: those of OpenAI, llama.cpp's server and vLLM.
 
 All of them become one `AnswerFormat`. Only one may be given.
 """

@@ -216,8 +216,9 @@ class LogitScores:
         logits, choice = self.row(row), self.selected(row)
         best = ranked(logits, count)
         chances = [choice.probability(logit) for logit in logits[best].tolist()]
-        # A format may exclude most tokens (engine/constraint.py).
-        return [(token, chance) for token, chance in zip(best.tolist(), chances, strict=True) if chance]
+        pairs = zip(best.tolist(), chances, strict=True)
+        # A format may exclude all others (engine/constraint.py).
+        return [(token, chance) for token, chance in pairs if chance]
 
 
 class Backend(Protocol):
@@ -289,7 +290,7 @@ class Backend(Protocol):
         must not reach across that length.
         """
 
-    def score(self, tree: Tree, sampling: Sampling) -> Scores:
+    def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
         """One forward over root and nodes. The root's position is the length of the cache."""
 
     def accept(self, rows: Sequence[int]) -> None:

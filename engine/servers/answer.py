@@ -33,6 +33,7 @@ from engine.errors import ServerError, SettingError
 from engine.methods import PLAIN
 from engine.servers.client import (
     COMPLETE,
+    LLAMA,
     OFF,
     SILENCE_SECONDS,
     STRATA,
@@ -125,8 +126,8 @@ def demanded(form: AnswerFormat, maker: str) -> dict[str, Any]:
     if maker == LLAMA and form.kind == "gbnf":
         return {"grammar": form.text}
     raise SettingError(
-        f"The server of this model takes no {form.title} for an answer. Give a JSON schema, or load "
-        "the model here."
+        f"The server of this model takes no {form.title} for an answer. Give a JSON schema, or "
+        "load the model here."
     )
 
 
