@@ -22,6 +22,7 @@ from assets import ASSETS
 from bench.prompts import PROMPTS, RANDOM, cut_prompt, random_prompts, read_prompts
 from bench.report import Record, conditions
 from engine.backends.base import Backend
+from engine.constraint import grammar_of
 from engine.drafting.databases import Databases, read_ahead
 from engine.errors import PromptError, SettingError, StrataError
 from engine.hsd.family import Family
@@ -31,7 +32,14 @@ from engine.methods import METHODS, Method, lowest
 from engine.models.formats import format_of
 from engine.models.loaders import load, name_of
 from engine.prompt import Chat
-from engine.settings import CACHE_TYPES, FLASH_ATTENTION, Generation, Runtime, Sampling
+from engine.settings import (
+    CACHE_TYPES,
+    FLASH_ATTENTION,
+    AnswerFormat,
+    Generation,
+    Runtime,
+    Sampling,
+)
 from engine.types import STATISTICS
 from storage.statistics import find_table
 
@@ -73,6 +81,7 @@ def shared_options(add: Add, groups: Collection[str]) -> None:
         add("--temperature", type=float, default=0.0)
         add("--min-p", type=float, default=0.0)
         add("--seed", type=int, default=0)
+        add("--schema", help="a file with the JSON schema of all answers")
     if "methods" in groups:
         add("--repeats", type=at_least(1), default=1)
     if "drafts" in groups:
@@ -134,7 +143,11 @@ def load_model(name: str, options: argparse.Namespace) -> Backend:
 def generation_of(options: argparse.Namespace) -> Generation:
     """How each answer is sampled. Raises SettingError for settings out of range."""
     sampling = Sampling(temperature=options.temperature, min_p=options.min_p, seed=options.seed)
-    return Generation(sampling, max_tokens=options.max_new_tokens)
+    form = None
+    if options.schema is not None:
+        form = AnswerFormat("json_schema", Path(options.schema).read_text(encoding="utf-8"))
+        grammar_of(form)
+    return Generation(sampling, options.max_new_tokens, format=form)
 
 
 def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:

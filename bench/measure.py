@@ -24,6 +24,7 @@ from bench.harness import EMBEDDED, Setup
 from bench.report import LLAMA_CPP, TRANSFORMERS, Record, show_rows, table, times
 from engine.backends.base import Backend, common_prefix
 from engine.compare import gain, reset_caches, rotated
+from engine.constraint import Constraint
 from engine.decode import decode, never
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve, measure_costs
@@ -186,11 +187,15 @@ def answered(
     reset_caches((backend, *(family.drafts.values() if family else ())))
     if not isinstance(method, Method):
         return method.answer(prompt, generation)
-    measured = costs if method.adaptive else None
-    drafters = method.drafters(databases, family, generation.sampling, target=backend)
+    measured, form = costs if method.adaptive else None, generation.format
+    constraint = None if form is None else Constraint(backend, form)
+    drafters = method.drafters(
+        databases, family, generation.sampling, target=backend, constraint=constraint
+    )
     plan = planned(backend.info, method, generation)
     start = perf_counter()
-    events = decode(backend, prompt, drafters, generation, method.drafting, costs=measured)
+    how = generation, method.drafting
+    events = decode(backend, prompt, drafters, *how, costs=measured, constraint=constraint)
     run = collected(plan, events)
     seconds, metrics = perf_counter() - start, summarise(run)
     tokens = [token.id for token in run.tokens]

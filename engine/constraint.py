@@ -23,12 +23,13 @@ import numpy as np
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from engine.backends.base import Backend, LogitScores
+from engine.backends.base import LogitScores, Tokenizer
 from engine.drafting.base import Tier
 from engine.drafting.calibration import CLASSES
 from engine.errors import SettingError
 from engine.sampling import Floats
 from engine.settings import AnswerFormat, Sampling
+from engine.thinking import Marks
 from engine.tree import Tree
 from engine.types import SCHEMA, Followers
 
@@ -75,9 +76,9 @@ class Vocabulary:
 
     cached: ClassVar[dict[tuple[str, frozenset[int]], "Vocabulary"]] = {}
 
-    def __init__(self, backend: Backend) -> None:
-        info, self.backend = backend.info, backend
-        self.size = len(backend.vocabulary())
+    def __init__(self, model: Tokenizer) -> None:
+        info, self.model = model.info, model
+        self.size = len(model.vocabulary())
         ends = sorted(end for end in info.eos_ids if end < self.size)
         if not ends:
             raise SettingError(
@@ -85,24 +86,24 @@ class Vocabulary:
                 "another model, or leave the format out."
             )
         self.eos_token_id, self.bos_token_id = ends[0], None
-        self.tokens = [backend.piece(token) for token in range(self.size)]
-        self.special_token_ids = sorted(backend.special.known | set(ends))
+        self.tokens = [model.piece(token) for token in range(self.size)]
+        self.special_token_ids = sorted(model.special.known | set(ends))
         wrapper = llguidance.TokenizerWrapper(self)
         self.tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=self.size, eos_token=ends)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """The tokens of a text within an answer."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        before = self.backend.tokenize(SENTINEL)
-        tokens = self.backend.tokenize(SENTINEL + self.backend.special.literal(text))
+        before = self.model.tokenize(SENTINEL)
+        tokens = self.model.tokenize(SENTINEL + self.model.special.literal(text))
         return tokens[len(before) :] if tokens[: len(before)] == before else []
 
     @classmethod
-    def of(cls, backend: Backend) -> "Vocabulary":
+    def of(cls, model: Tokenizer) -> "Vocabulary":
         """The vocabulary of a model, made once: that takes up to a second."""
-        key = backend.info.tokenizer_fingerprint, backend.info.eos_ids
+        key = model.info.tokenizer_fingerprint, model.info.eos_ids
         if key not in cls.cached:
-            made = cls(backend)
+            made = cls(model)
             cls.cached.clear()
             cls.cached[key] = made
         return cls.cached[key]
@@ -168,27 +169,27 @@ class Position:
 class Constraint:
     """The format of one answer while it is decoded. `here` is the place after the decided tokens.
 
-    With `thinks` the chat template has opened a thinking part. `known` are the tokens of the answer
-    that exist already. Raises SettingError if the format or the vocabulary cannot be used, or if
-    the known tokens do not have this format.
+    If the chat template has opened a thinking part, `marks` are those of the model's thinking. The
+    tokens `known` of the answer exist already. Raises SettingError if the format or the vocabulary
+    cannot be used, or if the known tokens do not have this format.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        model: Tokenizer,
         form: AnswerFormat,
-        thinks: bool = False,
         known: Sequence[int] = (),
+        marks: Sequence[Marks] = (),
     ) -> None:
-        vocabulary = Vocabulary.of(backend)
+        vocabulary = Vocabulary.of(model)
         self.form, self.size, self.pieces = form, vocabulary.size, vocabulary.tokens
         self.matcher = llguidance.LLMatcher(
             vocabulary.tokenizer, grammar_of(form), log_level=0, limits=LIMITS
         )
         if self.matcher.is_error():
             raise refused(form, self.matcher.get_error())
-        self.ends = [end.encode() for each in backend.info.marks for end in each.ends]
-        self.here = Position(self, None) if thinks else Position(self, self.matcher)
+        self.ends = [end.encode() for each in marks for end in each.ends]
+        self.here = Position(self, None if marks else self.matcher)
         self.places: dict[tuple[int, ...], Position] = {}
         self.advance(known)
 

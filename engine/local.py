@@ -14,7 +14,7 @@ from typing import Any
 from engine import native
 from engine.backends.base import Backend, Tokenizer
 from engine.compare import reset_caches
-from engine.constraint import Constraint, FormatTier
+from engine.constraint import Constraint
 from engine.decode import decode
 from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
 from engine.drafting.calibration import LONGEST, Calibration
@@ -307,7 +307,7 @@ class Local:
         if form is None:
             return None
         known = request.answered or backend.tokenize(request.begun)
-        return Constraint(backend, form, thinks, known)
+        return Constraint(backend, form, known, backend.info.marks if thinks else ())
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count
@@ -466,10 +466,8 @@ class Local:
         family = self.family(request.profile, target, drafts)
         sampling, cancelled = request.generation.sampling, stream.stopped.is_set
         method = self.loaded.suited(request.method)
-        databases.format = None if constraint is None else FormatTier(constraint)
-        if constraint is not None:
-            method = replace(method, drafting=replace(method.drafting, rule="match"))
-        found = method.drafters(databases, family, sampling, cancelled, target)
+        given = databases, family, sampling, cancelled, target, constraint
+        found = method.drafters(*given)
         return [FailSafeDrafter(each, lambda text: stream.put(Notice(text))) for each in found]
 
     def family(

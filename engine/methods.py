@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.backends.base import Backend, BackendInfo, ServerInfo
+from engine.constraint import Constraint, FormatTier
 from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.baselines import LONGEST_COPY, NODES, LookupDrafter
@@ -105,15 +106,21 @@ class Method:
         sampling: Sampling | None = None,
         cancelled: Callable[[], bool] = never,
         target: Backend | None = None,
+        constraint: Constraint | None = None,
     ) -> list[Drafter]:
         """The drafters for one answer: the head and the databases first, then the draft models.
 
         `sampling` is that of the answer; without it the databases draft by probability alone.
         `cancelled` is the cancellation check of the answer, because draft models read the prompt,
-        too. `target` is the sequence that the answer is decoded with, whose head may draft. Raises
-        SettingError if the method needs models that are not loaded or not profiled, or a head that
-        does not exist.
+        too. `target` is the sequence that the answer is decoded with, whose head may draft.
+        `constraint` is the format of the answer, under which drafts are verified by equality.
+        Raises SettingError if the method needs models that are not loaded or not profiled, or a
+        head that does not exist.
         """
+        databases.format = None if constraint is None else FormatTier(constraint)
+        if constraint is not None and self.drafting.rule != "match":
+            equal = replace(self, drafting=replace(self.drafting, rule="match"))
+            return equal.drafters(databases, family, sampling, cancelled, target, constraint)
         known = sampling if self.drafting.rule == "match" else None
         if self.uses_head(None if target is None else target.info):
             found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)

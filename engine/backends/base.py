@@ -137,6 +137,9 @@ class Tokenizer(Protocol):
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; those of several tokens may be one character."""
 
+    def vocabulary(self) -> Sequence[str]:
+        """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
+
     def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
         """The conversation in the model's chat template, with LITERAL in the special tokens that
         messages spell."""
