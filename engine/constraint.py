@@ -15,7 +15,7 @@ While a model thinks, before its answer, everything is allowed.
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import llguidance
@@ -45,6 +45,8 @@ LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=200_000, verbose_errors=Fa
 """Of the size of a grammar: larger ones would take seconds before the first token."""
 LONGEST_RUN = 256
 """The most demanded tokens that are looked up at a time."""
+REMEMBERED = 4096
+"""How many texts are remembered with their tokens: the demanded ones return in each answer."""
 CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
 
 
@@ -87,13 +89,16 @@ class Vocabulary:
             )
         self.eos_token_id, self.bos_token_id = ends[0], None
         self.tokens = [model.piece(token) for token in range(self.size)]
+        self.tokenized = lru_cache(maxsize=REMEMBERED)(self.within)
         self.special_token_ids = sorted(model.special.known | set(ends))
         wrapper = llguidance.TokenizerWrapper(self)
         self.tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=self.size, eos_token=ends)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """The tokens of a text within an answer."""
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self.tokenized(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
+
+    def within(self, text: str) -> list[int]:
         before = self.model.tokenize(SENTINEL)
         tokens = self.model.tokenize(SENTINEL + self.model.special.literal(text))
         return tokens[len(before) :] if tokens[: len(before)] == before else []
