@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from engine.backends.base import LogitScores, Tokenizer
 from engine.drafting.base import Tier
 from engine.drafting.calibration import CLASSES
-from engine.errors import SettingError
+from engine.errors import FormatError
 from engine.sampling import Floats
 from engine.settings import AnswerFormat, Sampling
 from engine.thinking import Marks
@@ -51,7 +51,7 @@ CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLAS
 
 
 def grammar_of(form: AnswerFormat) -> str:
-    """The format as a grammar of llguidance. Raises SettingError, with the place of the fault."""
+    """The format as a grammar of llguidance. Raises FormatError, with the place of the fault."""
     try:
         compile_text: Any = llguidance.grammar_from
         if form.kind == "json_schema":
@@ -65,15 +65,15 @@ def grammar_of(form: AnswerFormat) -> str:
     return grammar
 
 
-def refused(form: AnswerFormat, problem: str) -> SettingError:
-    return SettingError(
+def refused(form: AnswerFormat, problem: str) -> FormatError:
+    return FormatError(
         f"The {form.title} of the answer cannot be used: {' '.join(problem.split())[:500]}. Change "
         "it, or leave it out."
     )
 
 
 class Vocabulary:
-    """The vocabulary of a model in the form of llguidance, and its size. Raises SettingError for a
+    """The vocabulary of a model in the form of llguidance, and its size. Raises FormatError for a
     model without end token."""
 
     cached: ClassVar[dict[tuple[str, frozenset[int]], "Vocabulary"]] = {}
@@ -83,7 +83,7 @@ class Vocabulary:
         self.size = len(model.vocabulary())
         ends = sorted(end for end in info.eos_ids if end < self.size)
         if not ends:
-            raise SettingError(
+            raise FormatError(
                 f"{info.name} has no end token, so its answers cannot have a given format. Choose "
                 "another model, or leave the format out."
             )
@@ -154,7 +154,7 @@ class Position:
 
     @cached_property
     def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may follow; shape (vocabulary,). Raises SettingError if there is none."""
+        """Which tokens may follow; shape (vocabulary,). Raises FormatError if there is none."""
         mask = allocate_token_bitmask(1, self.owner.size)
         fill_next_token_bitmask(self.matcher, mask)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self.owner.size]
@@ -175,7 +175,7 @@ class Constraint:
     """The format of one answer while it is decoded. `here` is the place after the decided tokens.
 
     If the chat template has opened a thinking part, `marks` are those of the model's thinking. The
-    tokens `known` of the answer exist already. Raises SettingError if the format or the vocabulary
+    tokens `known` of the answer exist already. Raises FormatError if the format or the vocabulary
     cannot be used, or if the known tokens do not have this format.
     """
 
@@ -206,7 +206,7 @@ class Constraint:
         return Position(self, None, tail=text[-max(map(len, self.ends)) :])
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on after tokens that were decided. Raises SettingError if they do not fit."""
+        """Go on after tokens that were decided. Raises FormatError if they do not fit."""
         for token in tokens:
             place = self.here.then(token)
             if place is None:

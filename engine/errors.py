@@ -23,6 +23,10 @@ class SettingError(StrataError):
     """A setting has an unknown name or a value out of its range."""
 
 
+class FormatError(SettingError):
+    """A format for an answer cannot be used, or the answer cannot have it."""
+
+
 class PromptError(StrataError):
     """A message cannot be answered as it stands."""
 

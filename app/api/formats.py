@@ -23,20 +23,23 @@ def json_of(value: Any) -> Any:
     return (json_text(value) if value else "") if isinstance(value, dict) else value
 
 
-Schema = Annotated[str, BeforeValidator(json_of), Field(description="a JSON schema")]
+Schema = Annotated[
+    str | None, BeforeValidator(json_of), Field(default=None, description="a JSON schema")
+]
 Options = Annotated[
-    list[str], Field(max_length=MOST_OPTIONS, description="a list of texts to choose from")
+    list[str] | None,
+    Field(default=None, max_length=MOST_OPTIONS, description="a list of texts to choose from"),
 ]
 
 
 class NamedSchema(Outside):
-    schema_: Schema | None = Field(default=None, alias="schema")
+    schema_: Schema = Field(default=None, alias="schema", description="a JSON schema")
 
 
 class ResponseFormat(Outside):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema_: Schema | None = Field(default=None, alias="schema")
+    schema_: Schema = Field(default=None, alias="schema", description="a JSON schema")
 
     @property
     def schema_text(self) -> str | None:
@@ -49,9 +52,9 @@ class ResponseFormat(Outside):
 class StructuredOutputs(Outside):
     """The present form of vLLM."""
 
-    json_: Schema | None = Field(default=None, alias="json")
+    json_: Schema = Field(default=None, alias="json", description="a JSON schema")
     regex: str | None = None
-    choice: Options | None = None
+    choice: Options = None
     grammar: str | None = None
     json_object: bool = False
 
@@ -61,11 +64,11 @@ class Formats(Outside):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs = StructuredOutputs()
-    guided_json: Schema | None = None
+    guided_json: Schema = None
     guided_regex: str | None = None
-    guided_choice: Options | None = None
+    guided_choice: Options = None
     guided_grammar: str | None = None
-    json_schema: Schema | None = None
+    json_schema: Schema = None
     grammar: str | None = None
 
     def demanded(self) -> Iterator[tuple[str, AnswerFormat]]:

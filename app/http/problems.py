@@ -9,6 +9,7 @@ from engine.errors import (
     Busy,
     Cancelled,
     EngineDied,
+    FormatError,
     ModelError,
     PromptError,
     SettingError,
@@ -119,7 +120,9 @@ def api_error(error: StrataError, prompt: str) -> ApiError:
         code = "context_length_exceeded" if "token" in message else None
         return refused(message, prompt, code)
     if isinstance(error, SettingError):
-        return refused(message, "speculative")
+        return refused(
+            message, "response_format" if isinstance(error, FormatError) else "speculative"
+        )
     if isinstance(error, Busy):
         return later(429, message, AGAIN_SECONDS, "queue_full")
     if isinstance(error, ModelError | EngineDied):
