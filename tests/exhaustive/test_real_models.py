@@ -2,6 +2,7 @@
 token by token. The models are the embedded family in float32; those of transformers also in
 bfloat16 on a GPU: `pytest tests/exhaustive/test_real_models.py -k transformers --device cuda`."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from bench.measure import divergences
@@ -22,7 +24,7 @@ from engine.methods import METHODS, method_named
 from engine.prompt import Chat
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Message, Prefill, Step
+from engine.types import SCHEMA, Message, Prefill, Step
 from tests.conftest import ROOT
 from tests.support.gguf_files import opened_gguf
 from tests.support.lossless import (
@@ -43,6 +45,7 @@ from tests.support.lossless import (
     tokens_of,
 )
 from tests.support.replies import reply
+from tests.support.schemas import KINDS, drawn, form_of, steps_of, under
 from tests.unit.test_stack import FIXED, drafted_by_models, ids, stack_of, stacked
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf]
@@ -105,6 +108,26 @@ def subject(
         found = Subject(embedded, table, embedded_drafts, load_embedded("target"))
     yield found
     found.backend.reset()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=[kind.__name__ for kind in KINDS])
+def test_answers_in_a_format(subject: Subject, kind: int, temperature: float) -> None:
+    schema, demanded = drawn(kind), 0
+    for seed in range(2):
+        wanted = under(form_of(schema), temperature, seed, most=120)
+        answers = []
+        for name in ("plain", "hd"):
+            subject.backend.reset()
+            databases = Databases(statistics=subject.table)
+            given = wanted, METHODS[name], databases, subject.backend
+            answers.append(steps_of(*given, prompt=subject.prompts[seed]))
+        assert_lossless(*answers)
+        demanded += sum(step.accepted.get(SCHEMA, 0) for step in answers[1])
+        if answers[1][-1].finish == "eos":
+            text = "".join(token.text for token in tokens_of(answers[1]))
+            jsonschema.validate(json.loads(text), schema)
+    assert demanded
 
 
 of_llamacpp = pytest.mark.parametrize("subject", ["llama.cpp"], indirect=True)

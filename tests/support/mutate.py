@@ -96,8 +96,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/tree.py",
-        "if kept.children[parent] and count == leaves:",
-        "if count == leaves:",
+        "if parent in excluded or ends or (parent in branched and count == leaves):",
+        "if parent in excluded or ends or count == leaves:",
         "unit/tree",
     ),
     Mutation("engine/tree.py", "self.distributions.pop(row, None)", "pass", "unit/tree"),

@@ -13,7 +13,7 @@ from engine.decode import decode
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.hsd.family import Family
-from engine.methods import Method
+from engine.methods import PLAIN, Method
 from engine.settings import AnswerFormat, Generation, Sampling
 from engine.types import Step
 from tests.support.lossless import PROMPT
@@ -107,6 +107,7 @@ def steps_of(
     family: Family | None = None,
     costs: CostCurve | None = None,
     begun: Sequence[int] = (),
+    prompt: Sequence[int] = PROMPT,
 ) -> list[Step]:
     """The steps of an answer in a format, after the tokens that it has `begun` with."""
     backend, form = backend or ToyBackend(), wanted.format
@@ -114,16 +115,14 @@ def steps_of(
     given = databases or Databases(), family, wanted.sampling
     drafters = method.drafters(*given, target=backend, constraint=constraint)
     how = wanted, method.drafting
-    prompt = [*PROMPT, *begun]
-    events = decode(backend, prompt, drafters, *how, costs=costs, constraint=constraint)
+    known = [*prompt, *begun]
+    events = decode(backend, known, drafters, *how, costs=costs, constraint=constraint)
     return [event for event in events if isinstance(event, Step)]
 
 
 @cache
 def counted(form: AnswerFormat) -> Databases:
     """Databases that hold two answers in this format."""
-    from engine.methods import PLAIN
-
     databases = Databases()
     for seed in (5, 6):
         tokens = [t.id for step in steps_of(under(form, 1.0, seed), PLAIN) for t in step.tokens]
