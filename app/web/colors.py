@@ -9,7 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.service.draft_models import LEVELS
-from engine.types import CONTEXT, DRAFT, HEAD, MODEL, PREDICTION, STATISTICS, TARGET, UNKNOWN
+from engine.types import (
+    CONTEXT,
+    DRAFT,
+    HEAD,
+    MODEL,
+    PREDICTION,
+    SCHEMA,
+    STATISTICS,
+    TARGET,
+    UNKNOWN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,18 @@ INKS = {
     ),
     TARGET: Ink("The model itself", "#8792a6", "", "its own choice, not guessed (the target)"),
 }
+INK = "#64708a"
+RARE = {
+    SCHEMA: Ink("The format", "#d9603b", "dotted", "demanded by the format of the answer"),
+    PREDICTION: Ink(
+        "Prediction", INK, "solid", "copied from the prediction that came with the request"
+    ),
+    UNKNOWN: Ink("Not known", INK, "", "the server does not report where this token came from"),
+}
+"""The looks of sources that few answers have."""
 DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
 """Shades of one hue for draft models, one per level of the stack. The largest model is darkest."""
 PLAIN = INKS[TARGET].colour
-INK = "#64708a"
 GRID = "rgba(128, 140, 160, 0.22)"
 SERIES = (INK, "#b0774a", "#4f6bb5", "#7d8f3a", "#a35d83")
 """The colours of models in a chart that compares them. No token source has one of these."""
@@ -68,12 +86,8 @@ def ink(source: str) -> Ink:
     name."""
     if source in INKS:
         return INKS[source]
-    if source == PREDICTION:
-        return Ink(
-            "Prediction", INK, "solid", "copied from the prediction that came with the request"
-        )
-    if source == UNKNOWN:
-        return Ink("Not known", INK, "", "the server does not report where this token came from")
+    if source in RARE:
+        return RARE[source]
     if not source.startswith(DRAFT):
         return Ink("Unknown", INK, "", "a source that this version does not know")
     name = source.removeprefix(DRAFT)

@@ -29,7 +29,7 @@ import httpx
 from pydantic import BaseModel, Field
 
 from engine.engine import Event, Notice, Request, ServerCounted, Started
-from engine.errors import ServerError, SettingError
+from engine.errors import FormatError, ServerError
 from engine.methods import PLAIN
 from engine.servers.client import (
     COMPLETE,
@@ -125,7 +125,7 @@ def demanded(form: AnswerFormat, maker: str) -> dict[str, Any]:
         return {"structured_outputs": {name: value}}
     if maker == LLAMA and form.kind == "gbnf":
         return {"grammar": form.text}
-    raise SettingError(
+    raise FormatError(
         f"The server of this model takes no {form.title} for an answer. Give a JSON schema, or "
         "load the model here."
     )

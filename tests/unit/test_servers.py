@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.engine import Load, Request
-from engine.errors import ModelError
+from engine.errors import ModelError, SettingError
 from engine.methods import METHODS, PLAIN, SERVER, method_named, offered, served
 from engine.models import loaders
 from engine.models.formats import format_of
@@ -33,7 +33,7 @@ from engine.servers.client import (
     resolve_address,
 )
 from engine.servers.served import info_of
-from engine.settings import Generation, Sampling
+from engine.settings import AnswerFormat, Generation, Sampling
 from engine.types import Message
 
 HERE = parsed("http://localhost:8000/v1")
@@ -194,6 +194,36 @@ def test_servers_with_defaults_of_their_own_are_told_every_setting() -> None:
     warm = replace(plain, generation=Generation(Sampling(0.5, min_p=0.1)))
     assert body_of(warm, "m", "vllm", False, ["min_p"])["min_p"] == 0
     assert "min_p" not in body_of(warm, "m", "somebody", False, ["min_p"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "maker", "name", "value"),
+    [
+        ("json_schema", '{"type": "object"}', "somebody", "response_format", {"type": "object"}),
+        ("regex", "a+", "vllm", "structured_outputs", {"regex": "a+"}),
+        ("choice", '["a", "b"]', "strata", "structured_outputs", {"choice": ["a", "b"]}),
+        ("gbnf", "root ::= [a-z]", "vllm", "structured_outputs", {"grammar": "root ::= [a-z]"}),
+        ("gbnf", "root ::= [a-z]", "llamacpp", "grammar", "root ::= [a-z]"),
+    ],
+)
+def test_a_format_goes_to_a_server_in_its_own_terms(
+    kind: str, text: str, maker: str, name: str, value: object
+) -> None:
+    wanted = Request(generation=Generation(format=AnswerFormat(kind, text)))
+    found = body_of(wanted, "m", maker, False, ())[name]
+    if kind == "json_schema":
+        assert found["type"] == kind
+        found = found["json_schema"]["schema"]
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "maker"), [("regex", "llamacpp"), ("lark", "vllm"), ("choice", "")]
+)
+def test_a_format_that_a_server_does_not_know_is_refused(kind: str, maker: str) -> None:
+    wanted = Request(generation=Generation(format=AnswerFormat(kind, '["a"]')))
+    with pytest.raises(SettingError, match="Give a JSON schema, or load the model here"):
+        body_of(wanted, "m", maker, False, ())
 
 
 def test_only_who_can_is_asked_to_draft_nothing() -> None:

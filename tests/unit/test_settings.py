@@ -1,13 +1,13 @@
 """Settings: ranges, types, names, and the words a person reads when one is wrong."""
 
 import math
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, asdict, fields
 from typing import Any
 
 import pytest
 
 from engine.errors import SettingError
-from engine.settings import BUDGETS, Drafting, Generation, Runtime, Sampling
+from engine.settings import BUDGETS, AnswerFormat, Drafting, Generation, Runtime, Sampling
 from engine.types import CONTEXT, MODEL, RULES, STATISTICS, TIERS
 
 NUMBERS = [
@@ -144,3 +144,26 @@ def test_settings_out_of_range_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(SettingError) as caught:
         Runtime(**changes)
     assert repr(next(iter(changes.values()))) in str(caught.value)
+
+
+def test_a_format_is_read_back_from_what_is_stored() -> None:
+    wanted = Generation(format=AnswerFormat("regex", "a+"))
+    assert Generation.from_mapping(asdict(wanted) | {"sampling": Sampling()}) == wanted
+    assert Generation.from_mapping({"format": None}) == Generation()
+
+
+@pytest.mark.parametrize(
+    ("format", "told"),
+    [
+        ({"kind": "xml", "text": ""}, "'xml'. Choose from: json_schema, regex"),
+        ({"kind": "regex", "text": 5}, "regular expression cannot be 5"),
+        ({"kind": "regex", "text": "a" * (1 << 19)}, "at most 262,144 characters"),
+        ({"kind": "regex", "text": "a", "more": 1}, "'more'"),
+        ("regex", "'regex'. Give an AnswerFormat"),
+    ],
+    ids=str,
+)
+def test_what_is_no_format_is_refused(format: Any, told: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        Generation(format=format)
+    assert told in str(caught.value) and len(str(caught.value)) < 300
