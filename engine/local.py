@@ -309,6 +309,14 @@ class Local:
         known = request.answered or backend.tokenize(request.begun)
         return Constraint(backend, form, known, backend.info.marks if thinks else ())
 
+    def thinking(self, request: Request) -> bool | None:
+        """Whether the chat template switches thinking on. Without a choice it is off in a format,
+        because a model that begins to think by itself could not do so there."""
+        chosen = request.generation.thinking
+        if chosen is None and request.generation.format is not None:
+            return False if self.loaded.backend.info.can_think else None
+        return chosen
+
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:
         """What tells the answer apart, in which alone stop strings count; None if they count
         everywhere."""
@@ -362,7 +370,7 @@ class Local:
         """The prompt of a request, and how many messages it leaves out. Raises PromptError if the
         context has no room to continue the answer, ModelError if another model began the answer."""
         chat, context = self.loaded.chat, conversation.databases.context
-        thinking = request.generation.thinking
+        thinking = self.thinking(request)
         if request.answered and request.model_fingerprint != self.loaded.backend.info.fingerprint:
             raise ModelError("Another model was loaded meanwhile. Continue the answer once more.")
         prompt, dropped = list(request.prompt), 0
@@ -427,7 +435,7 @@ class Local:
         calibration = measured.calibration
         rows = past.calibration.rows() if calibration is None else calibration
         prompt = list(request.prompt)
-        prompt = prompt or loaded.chat.prompt(request.messages, (), generation.thinking)
+        prompt = prompt or loaded.chat.prompt(request.messages, (), self.thinking(request))
         known = measured.unlearned, measured.new, measured.conversation
         tier = past.tier.without(*known, prompt)
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))

@@ -403,10 +403,7 @@ def thinking_of(body: Body, info: BackendInfo) -> bool | None:
     if True in chosen and not info.can_think:
         text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
         raise refused(text, name, UNSUPPORTED)
-    if chosen:
-        return chosen.pop()
-    # A model that begins to think by itself could not: its answer has the format from the start.
-    return False if body.chosen is not None and info.can_think else None
+    return chosen.pop() if chosen else None
 
 
 def sampling_of(body: Body, info: BackendInfo) -> Sampling:

@@ -9,7 +9,7 @@ from app.service.preferences import PRESETS, Preferences
 from app.service.session import Session
 from app.web.tabs import settings
 from engine.errors import StrataError
-from engine.settings import Generation, Sampling
+from engine.settings import AnswerFormat, Generation, Sampling
 from tests.support.blocks import EVIL, made
 from tests.support.inside import local
 from tests.support.thinking import Thinking
@@ -108,3 +108,32 @@ def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, sessio
         assert controls.read(shown)[1].generation.thinking is expected
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
     assert controls.follow("hd", 256)[thinking]["visible"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "stored"),
+    [
+        ("", "", None),
+        ("object", "", AnswerFormat("json_schema", '{"type": "object"}')),
+        ("json_schema", '{"type": "array"}', AnswerFormat("json_schema", '{"type": "array"}')),
+        ("choice", "yes\nnot sure", AnswerFormat("choice", '["yes", "not sure"]')),
+        ("regex", "[a-z]+", AnswerFormat("regex", "[a-z]+")),
+        ("gbnf", 'root ::= "a"', AnswerFormat("gbnf", 'root ::= "a"')),
+    ],
+)
+def test_a_format_is_a_setting(
+    tab: settings.Presets, kind: str, text: str, stored: AnswerFormat | None
+) -> None:
+    controls = tab.controls
+    shown = controls.show("", replace(CHOSEN, generation=Generation(format=stored)))
+    named = dict(zip(controls.parts, shown[1:], strict=True))
+    assert (named["format"], named["format_text"]) == (kind, text)
+    assert controls.read(shown)[1].generation.format == stored
+    assert settings.asked_for(kind)["visible"] is (kind not in ("", "object"))
+
+
+def test_a_format_that_is_not_written_yet_is_none(tab: settings.Presets) -> None:
+    shown = tab.controls.show("", CHOSEN)
+    at = 1 + [*tab.controls.parts].index("format")
+    shown[at] = "json_schema"
+    assert tab.controls.read(shown)[1].generation.format is None

@@ -7,6 +7,7 @@ with which it began, so changing or deleting a preset later changes no conversat
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import partial
 from html import escape
@@ -33,7 +34,7 @@ from app.web.kit import (
 )
 from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
-from engine.settings import BUDGETS, Drafting, Generation, Sampling
+from engine.settings import BUDGETS, AnswerFormat, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -56,6 +57,25 @@ SAME = "(value) => value"
 """The script that copies a component's value to another component, without the server."""
 THINKING: dict[str, bool | None] = {"Model default": None, "On": True, "Off": False}
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
+
+
+ANY_OBJECT, OBJECT = "object", '{"type": "object"}'
+FORMAT_CHOICES = {
+    "Any text": "",
+    "JSON": ANY_OBJECT,
+    "JSON with a schema": "json_schema",
+    "One of some texts": "choice",
+    "Regular expression": "regex",
+    "Grammar (GBNF)": "gbnf",
+    "Grammar (Lark)": "lark",
+}
+BOXES = {
+    "json_schema": "JSON schema",
+    "choice": "The texts, one per line",
+    "regex": "Regular expression",
+    "gbnf": "Grammar",
+    "lark": "Grammar",
+}
 
 
 def thinking_choice(thinking: bool | None) -> str:
@@ -123,6 +143,35 @@ def usable(session: Session, method: str) -> bool:
     return True
 
 
+def format_of(kind: str, text: str) -> AnswerFormat | None:
+    """The format of answers, from the choice and the text below it; None for any text."""
+    if kind == ANY_OBJECT:
+        return AnswerFormat("json_schema", OBJECT)
+    if not kind or not text.strip():
+        return None
+    if kind == "choice":
+        return AnswerFormat(kind, json.dumps([line for line in text.splitlines() if line.strip()]))
+    return AnswerFormat(kind, text)
+
+
+def format_values(form: AnswerFormat | None) -> dict[str, object]:
+    """The choice and the text of a format."""
+    if form is None:
+        return {"format": "", "format_text": ""}
+    if form == AnswerFormat("json_schema", OBJECT):
+        return {"format": ANY_OBJECT, "format_text": ""}
+    text = form.text
+    if form.kind == "choice":
+        with suppress(ValueError, TypeError):
+            text = "\n".join(json.loads(text))
+    return {"format": form.kind, "format_text": text}
+
+
+def asked_for(kind: str) -> object:
+    """The box of the format, where one is asked for."""
+    return gr.update(visible=bool(kind) and kind != ANY_OBJECT, label=BOXES.get(kind, ""))
+
+
 class Settings(Tab):
     """Three groups of settings: instructions, sampling and speed. `parts` holds the component of
     each setting by the setting's name, in a fixed order.
@@ -168,6 +217,7 @@ class Settings(Tab):
                     visible=session.current.info.can_think,
                     elem_id="thinking",
                 )
+                self.build_format()
             with gr.Column(elem_classes="card"):
                 gr.HTML("<h3>Sampling</h3>")
                 with gr.Row(elem_classes="presets"):
@@ -188,6 +238,24 @@ class Settings(Tab):
             self.build_speed()
         self.inputs = [self.system, *self.parts.values()]
         self.followers = [self.parts[name] for name in FOLLOWING]
+
+    def build_format(self) -> None:
+        self.parts["format"] = gr.Dropdown(
+            list(FORMAT_CHOICES.items()),
+            value="",
+            label="Answer format",
+            info="The model can only write what the format allows. What it demands is drafted.",
+            filterable=False,
+            elem_id="answer-format",
+        )
+        self.parts["format_text"] = gr.Textbox(
+            label="The format",
+            placeholder='{"type": "object", "properties": {"name": {"type": "string"}}}',
+            lines=4,
+            max_lines=16,
+            visible=False,
+            elem_id="format-text",
+        )
 
     def build_speed(self) -> None:
         with gr.Column(elem_classes="card"):
@@ -251,7 +319,8 @@ class Settings(Tab):
         sampling = Sampling(**{f.name: number(f.default, given[f.name]) for f in fields(Sampling)})
         stop = tuple(line for line in str(given["stop"] or "").splitlines() if line)
         thinking = THINKING.get(str(given["thinking"]))
-        generation = Generation(sampling, number(0, given["max_tokens"]), stop, thinking)
+        form = format_of(str(given["format"] or ""), str(given["format_text"] or ""))
+        generation = Generation(sampling, number(0, given["max_tokens"]), stop, thinking, form)
         drafting = Drafting(
             tuple(given["tiers"] or ()),
             number(0, given["nodes"]),
@@ -276,6 +345,7 @@ class Settings(Tab):
             "stop": "\n".join(generation["stop"]),
             "thinking": thinking_choice(generation["thinking"]),
             "tiers": list(drafting["tiers"]),
+            **format_values(preferences.generation.format),
         }
         return [system, *(values[name] for name in self.parts)]
 
@@ -306,6 +376,8 @@ class Settings(Tab):
             part.change(None, part, mirror, js=SAME, **AT_ONCE)
             chosen = mirror.input(None, mirror, part, js=SAME, **LATEST)  # type: ignore[attr-defined]
             self.then(chosen, keep)
+        kind: Any = self.parts["format"]
+        self.on(kind.change, asked_for, kind, self.parts["format_text"])
         for name, button in self.samplers.items():
             parts = [self.parts[key] for key in SAMPLERS[name]]
             chosen = self.on(button.click, partial(sampler, name), outputs=parts)
