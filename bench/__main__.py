@@ -13,6 +13,7 @@ COMMANDS = {
     "gpu": "gpu.Gpu",
     "replay": "replay.Replay",
     "edits": "edits.Edits",
+    "extract": "extract.Extract",
     "store": "store.Store",
     "vllm": "vllm.Servers",
     "inflate": "inflate.Inflate",

@@ -20,7 +20,7 @@ import lzma
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -31,6 +31,7 @@ from assets import ASSETS
 from bench.harness import Add, Measurement, Setup
 from bench.report import Record, show_rows
 from engine.backends.base import Tokenizer
+from engine.constraint import Constraint
 from engine.decode import draft
 from engine.drafting.base import Drafter, NgramTable
 from engine.drafting.budget import Budget
@@ -137,13 +138,14 @@ def write_recordings(options: argparse.Namespace, stack: ExitStack) -> None:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """One recorded answer, its end token included, the prompt as the model reads it, and how it was
-    drawn, if that is known."""
+    drawn, if that is known. `constraint` makes the format that it was to have, if any."""
 
     question: str
     split: str
     prompt: list[int]
     answer: list[int]
     sampling: Sampling | None = None
+    constraint: Callable[[], Constraint] | None = None
 
     @property
     def text(self) -> list[int]:
@@ -260,6 +262,10 @@ class Count:
     expected: float = 0.0
     seconds: float = 0.0
 
+    def add(self, other: "Count") -> None:
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
     def figures(self) -> dict[str, float]:
         """Ratios over the forwards counted. `expected` is what the drafter itself predicted."""
         forwards = self.forwards or 1
@@ -282,6 +288,7 @@ def replay(
     recording: Recording,
     vocabulary: int,
     count: Count,
+    constraint: Constraint | None = None,
 ) -> None:
     """Replay one answer, step by step as the decode loop takes them."""
     tokens, text = list(recording.prompt), recording.text
@@ -291,10 +298,16 @@ def replay(
         remaining = text[len(tokens) :]
         budget = Budget(drafting, len(remaining) - 1, vocabulary)
         clock = perf_counter()
+        if constraint is not None:
+            constraint.look(tokens)
         tree, _ = draft(drafters, tokens, budget)
+        if constraint is not None:
+            tree = constraint.pruned(tree)
         count.seconds += perf_counter() - clock
         emitted = recorded_tokens(tree, remaining)
         tokens += emitted
+        if constraint is not None and len(tokens) < len(text):
+            constraint.advance(emitted)
         clock = perf_counter()
         for drafter in drafters:
             drafter.observe(tokens, len(emitted))
@@ -342,26 +355,31 @@ def measure(
         make = our_drafters(material, train, name)
         count = results[title] = Count()
         for recording in tqdm(test, desc=title, leave=False):
-            drafters = make(drafting, recording)
+            constraint = recording.constraint() if recording.constraint is not None else None
+            drafters = make(drafting, recording, constraint)
             if recording.split == PAST:
                 learn(drafters, recording)
             else:
-                replay(drafters, drafting, recording, material.vocabulary, count)
+                given = drafters, drafting, recording, material.vocabulary, count
+                replay(*given, constraint)
     return results
 
 
 def our_drafters(
     material: Material, train: Sequence[Recording], name: str
-) -> Callable[[Drafting, Recording], Sequence[Drafter]]:
+) -> Callable[[Drafting, Recording, Constraint | None], Sequence[Drafter]]:
     method = "hd" if name == BLIND else name
     databases = Databases(statistics=material.table)
     for recording in train:
         learn([databases.next_conversation().learner()], recording)
     method_named(method).drafters(databases)  # what all conversations share is made here, once
 
-    def drafters(drafting: Drafting, recording: Recording) -> Sequence[Drafter]:
+    def drafters(
+        drafting: Drafting, recording: Recording, constraint: Constraint | None
+    ) -> Sequence[Drafter]:
         sampling = None if name == BLIND else recording.sampling
         fresh = databases.next_conversation()
-        return method_named(method, drafting).drafters(fresh, sampling=sampling)
+        chosen = method_named(method, drafting)
+        return chosen.drafters(fresh, sampling=sampling, constraint=constraint)
 
     return drafters
