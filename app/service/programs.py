@@ -19,7 +19,7 @@ from app.service.jobs import Task
 from engine.engine import Request, Started
 from engine.errors import Busy, ModelError, PromptError, StrataError
 from engine.queue import Waiting
-from engine.types import Learned, Prefill, Step
+from engine.types import Learned, Message, Prefill, Step
 from storage.api_keys import ApiKey, ApiKeys
 
 MOST_EACH = 8
@@ -44,9 +44,13 @@ def common_prefix(left: str, right: str) -> int:
 def text_of(request: Request) -> str:
     """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
-        turns = (turn(message.role, message.content) for message in request.messages)
+        turns = (*map(str, request.tools), *map(said, request.messages))
         return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
+
+
+def said(message: Message) -> str:
+    return turn(message.role, message.content) + "".join(map(str, message.calls))
 
 
 def turn(role: str, content: str) -> str:
