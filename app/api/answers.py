@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from app.api.figures import FINISHES, AnswerFigures, figures, usage
 from app.api.requests import Completion, OpenAI
@@ -146,6 +146,85 @@ class Reply:
     @property
     def usage(self) -> Data:
         return usage(self.answered, self.completion.prompts)
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer, in the model's own order: thinking, text, or a call, whose text are its
+    arguments."""
+
+    kind: Literal["thinking", "text", "call"]
+    number: int
+    id: str
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Blocks(Reply):
+    """An answer of blocks, which a stream opens, extends and closes, one after the other."""
+
+    prefix: ClassVar[str]
+
+    def __init__(self, completion: Completion, info: BackendInfo) -> None:
+        super().__init__(completion, info)
+        self.id = self.prefix + secrets.token_hex(12)
+        self.blocks = list[Block]()
+        self.growing: Block | None = None
+
+    @property
+    def grown(self) -> Grown:
+        return self.choices[0]
+
+    def take(self, event: AnswerEvent) -> list[Data]:
+        if isinstance(event, AnswerStart):
+            self.info = event.info
+            return self.begin(event.tokens)
+        if isinstance(event, Over):
+            self.grown.over = event
+            return [*self.close(), *self.end()]
+        self.grown.add(event)
+        chunks = list[Data]()
+        if event.reasoning:
+            chunks += self.grow("thinking", event.reasoning)
+        if event.text:
+            chunks += self.grow("text", event.text)
+        for call in event.calls:
+            chunks += [*self.close(), *self.grow("call", call.arguments, call), *self.close()]
+        return chunks
+
+    def grow(
+        self, kind: Literal["thinking", "text", "call"], text: str, call: ToolCall | None = None
+    ) -> list[Data]:
+        chunks, block = list[Data](), self.growing
+        if block is None or block.kind != kind:
+            chunks += self.close()
+            block = Block(kind, len(self.blocks), secrets.token_hex(12), call=call)
+            self.blocks.append(block)
+            self.growing = block
+            chunks += self.opened(block)
+        block.text += text
+        return [*chunks, *self.extended(block, text)]
+
+    def close(self) -> list[Data]:
+        block, self.growing = self.growing, None
+        return self.closed(block) if block is not None else []
+
+    def begin(self, tokens: int) -> list[Data]:
+        """The chunks before all blocks; the prompt has so many tokens."""
+        raise NotImplementedError
+
+    def opened(self, block: Block) -> list[Data]:
+        raise NotImplementedError
+
+    def extended(self, block: Block, text: str) -> list[Data]:
+        raise NotImplementedError
+
+    def closed(self, block: Block) -> list[Data]:
+        raise NotImplementedError
+
+    def end(self) -> list[Data]:
+        """The chunks after all blocks."""
+        raise NotImplementedError
 
 
 class OpenAIReply(Reply):

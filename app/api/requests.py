@@ -172,12 +172,12 @@ def arguments(value: str) -> str:
     raise refusal(f"The arguments of a call cannot be {quoted(value)}. Give a JSON object as text.")
 
 
-def schema(value: Any) -> str:
-    """The JSON Schema of a tool's arguments, as text."""
+def object_text(value: Any, info: ValidationInfo) -> str:
+    """A JSON object, as text."""
     if isinstance(value, dict):
         with suppress(ValueError, RecursionError):
             return as_json(value)
-    raise refusal(f"The parameters of a tool cannot be {quoted(value)}. Give a JSON Schema.")
+    raise refusal(f"{info.field_name} cannot be {quoted(value)}. Give a JSON object.")
 
 
 def chosen(value: Any) -> Any:
@@ -212,7 +212,7 @@ Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, description="the 
 ToolName = Annotated[
     str, Field(pattern=r"^[\w./:-]{1,128}$", description="a name of letters, digits and . / : - _")
 ]
-Schema = Annotated[str, BeforeValidator(schema)]
+Object = Annotated[str, BeforeValidator(object_text)]
 Arguments = Annotated[str, AfterValidator(arguments)]
 ToolChoice = Annotated[Literal["auto", "none"], BeforeValidator(chosen)]
 
@@ -302,7 +302,7 @@ class SentMessage(Given):
 class ToolFunction(Given):
     name: ToolName
     description: str = ""
-    parameters: Schema = NO_ARGUMENTS
+    parameters: Object = NO_ARGUMENTS
 
     @property
     def tool(self) -> Tool:

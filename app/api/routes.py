@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.answers import OpenAIReply, Reply
 from app.api.figures import CONTENT_TYPE
+from app.api.messages import Messages, MessagesReply
 from app.api.requests import Body, Chat, Completion, Continuation, completion, parsed
 from app.api.running import Arrival, Running, Service
 from app.arguments import Options
@@ -40,7 +41,10 @@ from engine.errors import StrataError
 from engine.methods import offered
 from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
-HOW = 'Send "Authorization: Bearer KEY". Keys are made in the API tab, or with: strata keys make'
+HOW = (
+    'Send "Authorization: Bearer KEY" or "x-api-key: KEY". Keys are made in the API tab, or with: '
+    "strata keys make"
+)
 OFF = (
     "The API is off. Switch it on in the API tab, or start Strata with --api, or start the API "
     "alone: strata serve"
@@ -81,9 +85,10 @@ class Gate:
 
 
 def bearer(request: Request) -> str:
-    """The key in a request, "" if there is none."""
+    """The key in a request, as OpenAI's clients send it or Anthropic's; "" if there is none."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else ""
+    key = secret if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return key.strip()
 
 
 def is_of_this_machine(request: Request) -> bool:
@@ -151,6 +156,7 @@ class Form(NamedTuple):
 FORMS = {
     "/v1/chat/completions": Form(Chat, OpenAIReply),
     "/v1/completions": Form(Continuation, OpenAIReply),
+    "/v1/messages": Form(Messages, MessagesReply),
 }
 """The formats by their routes."""
 
@@ -177,6 +183,9 @@ class Api:
             *(
                 Route(path, self.with_errors(partial(self.completion, form)), methods=["POST"])
                 for path, form in FORMS.items()
+            ),
+            Route(
+                "/v1/messages/count_tokens", self.with_errors(self.count_tokens), methods=["POST"]
             ),
         ]
 
@@ -268,6 +277,18 @@ class Api:
         if self.service.programs.notices.locked:
             response.headers["strata-storage"] = "locked"
         return response
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a request for messages has."""
+        owner = await self.gate.enter(request)
+        with self.service.programs.place(owner):
+            body = await body_of(request)
+
+            def counted() -> int:
+                (asked,) = self.checked(FORMS["/v1/messages"], body).requests
+                return self.service.engine.measure(asked.messages, asked.tools).tokens
+
+            return answer({"input_tokens": await run_in_threadpool(counted)})
 
     def checked(self, form: Form, body: bytes) -> Completion:
         """The checked request. Raises ApiError."""

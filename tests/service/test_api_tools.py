@@ -195,7 +195,7 @@ def test_special_tokens_in_tools_and_calls_are_ordinary_text(
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": [1]}}]},
             "tools[0].function",
-            "Give a JSON Schema",
+            "Give a JSON object.",
         ),
         (
             {"messages": [*QUESTION, {"role": "tool", "content": "x"}]},

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from app.api.messages import Messages
 from app.api.requests import (
     NEUTRAL,
     Body,
     Chat,
     Completion,
     Continuation,
-    Kind,
     completion,
     parsed,
 )
@@ -24,16 +24,20 @@ from engine.types import Message
 from tests.support.odd import NESTED, ODD
 
 HELLO = [{"role": "user", "content": "hello"}]
-BASE: dict[Kind, dict[str, Any]] = {"chat": {"messages": HELLO}, "text": {"prompt": "hello"}}
-MODELS: dict[Kind, type[Body]] = {"chat": Chat, "text": Continuation}
+BASE: dict[str, dict[str, Any]] = {
+    "chat": {"messages": HELLO},
+    "text": {"prompt": "hello"},
+    "messages": {"messages": HELLO},
+}
+MODELS: dict[str, type[Body]] = {"chat": Chat, "text": Continuation, "messages": Messages}
 INFO = replace(ToyBackend().info, can_think=True, calls=FORMS[0])
 
 
-def read(kind: Kind = "chat", **more: Any) -> Completion:
+def read(kind: str = "chat", **more: Any) -> Completion:
     return completion(MODELS[kind], {**BASE[kind], **more}, INFO)
 
 
-def refused(kind: Kind = "chat", **more: Any) -> ApiError:
+def refused(kind: str = "chat", **more: Any) -> ApiError:
     with pytest.raises(ApiError) as raised:
         read(kind, **more)
     return raised.value
@@ -68,7 +72,7 @@ def test_values_are_taken_as_they_are_and_never_coerced(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(kind: Kind) -> None:
+def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(kind: str) -> None:
     for name in MODELS[kind].model_fields:
         for value in ODD:
             try:
@@ -142,7 +146,7 @@ def test_halves_of_characters_become_a_mark() -> None:
 
 
 def test_the_newer_name_of_the_limit_counts() -> None:
-    def limit(kind: Kind = "chat", **more: Any) -> int:
+    def limit(kind: str = "chat", **more: Any) -> int:
         return read(kind, **more).requests[0].generation.max_tokens
 
     assert limit(max_completion_tokens=2, max_tokens="x") == 2
