@@ -148,12 +148,15 @@ class Reply:
         return usage(self.answered, self.completion.prompts)
 
 
+Kind = Literal["thinking", "text", "call"]
+Step = Literal["open", "extend", "close"]
+
+
 @dataclass(slots=True)
 class Block:
-    """A part of an answer, in the model's own order: thinking, text, or a call, whose text are its
-    arguments."""
+    """A part of an answer, in the model's own order. The text of a call are its arguments."""
 
-    kind: Literal["thinking", "text", "call"]
+    kind: Kind
     number: int
     id: str
     text: str = ""
@@ -171,6 +174,18 @@ class Blocks(Reply):
         self.blocks = list[Block]()
         self.growing: Block | None = None
 
+    def begin(self, tokens: int) -> list[Data]:
+        """The chunks before all blocks; the prompt has so many tokens."""
+        raise NotImplementedError
+
+    def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
+        """The chunks for a step of a block, which its text was added to."""
+        raise NotImplementedError
+
+    def end(self) -> list[Data]:
+        """The chunks after all blocks."""
+        raise NotImplementedError
+
     @property
     def grown(self) -> Grown:
         return self.choices[0]
@@ -183,48 +198,25 @@ class Blocks(Reply):
             self.grown.over = event
             return [*self.close(), *self.end()]
         self.grown.add(event)
-        chunks = list[Data]()
-        if event.reasoning:
-            chunks += self.grow("thinking", event.reasoning)
-        if event.text:
-            chunks += self.grow("text", event.text)
+        chunks = self.grow("thinking", event.reasoning) if event.reasoning else []
+        chunks += self.grow("text", event.text) if event.text else []
         for call in event.calls:
             chunks += [*self.close(), *self.grow("call", call.arguments, call), *self.close()]
         return chunks
 
-    def grow(
-        self, kind: Literal["thinking", "text", "call"], text: str, call: ToolCall | None = None
-    ) -> list[Data]:
+    def grow(self, kind: Kind, text: str, call: ToolCall | None = None) -> list[Data]:
         chunks, block = list[Data](), self.growing
         if block is None or block.kind != kind:
             chunks += self.close()
-            block = Block(kind, len(self.blocks), secrets.token_hex(12), call=call)
+            self.growing = block = Block(kind, len(self.blocks), secrets.token_hex(12), "", call)
             self.blocks.append(block)
-            self.growing = block
-            chunks += self.opened(block)
+            chunks += self.step("open", block)
         block.text += text
-        return [*chunks, *self.extended(block, text)]
+        return [*chunks, *self.step("extend", block, text)]
 
     def close(self) -> list[Data]:
         block, self.growing = self.growing, None
-        return self.closed(block) if block is not None else []
-
-    def begin(self, tokens: int) -> list[Data]:
-        """The chunks before all blocks; the prompt has so many tokens."""
-        raise NotImplementedError
-
-    def opened(self, block: Block) -> list[Data]:
-        raise NotImplementedError
-
-    def extended(self, block: Block, text: str) -> list[Data]:
-        raise NotImplementedError
-
-    def closed(self, block: Block) -> list[Data]:
-        raise NotImplementedError
-
-    def end(self) -> list[Data]:
-        """The chunks after all blocks."""
-        raise NotImplementedError
+        return self.step("close", block) if block is not None else []
 
 
 class OpenAIReply(Reply):

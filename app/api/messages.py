@@ -6,13 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from app.api.answers import Block, Blocks, Data
+from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.requests import (
     MOST_MESSAGES,
     MOST_TOKENS,
     NO_ARGUMENTS,
-    OFFER,
     Body,
     Content,
     Earlier,
@@ -26,6 +25,7 @@ from app.api.requests import (
     Wanted,
     in_parts,
     joined,
+    offer,
     result,
     talk,
 )
@@ -41,6 +41,11 @@ STOPS: dict[Finish, str] = {
     "context": "max_tokens",
 }
 """Why an answer ended, in Anthropic's terms."""
+STEPS: dict[Step, str] = {
+    "open": "content_block_start",
+    "extend": "content_block_delta",
+    "close": "content_block_stop",
+}
 DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -112,7 +117,7 @@ class Messages(Body):
         description=f"a list of 1 to {MOST_MESSAGES:,} messages",
     )
     stop_sequences: Stops = []
-    tools: Annotated[list[SentTool], *OFFER] = []
+    tools: Annotated[list[SentTool], FailFast(), offer("custom")] = []
     tool_choice: SentChoice = SentChoice()
     thinking: SentThinking | None = None
 
@@ -145,18 +150,12 @@ class MessagesReply(Blocks):
         usage = {"input_tokens": tokens, "output_tokens": 0}
         return [{"type": "message_start", "message": self.message(None, usage)}]
 
-    def opened(self, block: Block) -> list[Data]:
-        empty = Block(block.kind, block.number, block.id, call=block.call)
-        content = content_of(empty)
-        return [{"type": "content_block_start", "index": block.number, "content_block": content}]
-
-    def extended(self, block: Block, text: str) -> list[Data]:
+    def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
+        chunk: Data = {"type": STEPS[step], "index": block.number}
+        if step == "open":
+            return [chunk | {"content_block": content_of(block)}]
         kind, name = DELTAS[block.kind]
-        delta = {"type": kind, name: text}
-        return [{"type": "content_block_delta", "index": block.number, "delta": delta}]
-
-    def closed(self, block: Block) -> list[Data]:
-        return [{"type": "content_block_stop", "index": block.number}]
+        return [chunk | ({"delta": {"type": kind, name: text}} if step == "extend" else {})]
 
     def end(self) -> list[Data]:
         delta = {"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence}

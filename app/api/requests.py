@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 MOST_CHOICES = 16
 MOST_MESSAGES = 4096
-MOST_TOOLS = 1024
 LONGEST_ID = 256
 LISTS = ("messages", "input", "tools")
 """The parameters whose single elements are named in errors."""
@@ -146,16 +145,17 @@ def empty(value: Any) -> Any:
     return value
 
 
-def functions(value: Any) -> Any:
-    """A list of tools without those that only their maker's own servers can run."""
-    if not isinstance(value, list):
-        return value
-    kinds = [tool.get("type") if isinstance(tool, dict) else None for tool in value]
-    known = (None, "function", "custom")
-    for kind in kinds:
-        if isinstance(kind, str) and kind not in known:
+def offer(known: str) -> Any:
+    """How a list of tools is read: without those of another kind than the `known` one, which are
+    run by their maker's own servers, or have no schema."""
+
+    def is_known(tool: Any) -> bool:
+        kind = tool.get("type", known) if isinstance(tool, dict) else known
+        if other := isinstance(kind, str) and kind != known:
             skip(kind[:80])
-    return [t for t, k in zip(value, kinds, strict=True) if not isinstance(k, str) or k in known]
+        return not other
+
+    return BeforeValidator(lambda v: [*filter(is_known, v)] if isinstance(v, list) else v)
 
 
 @lru_cache(maxsize=256)
@@ -314,10 +314,6 @@ class SentTool(Given):
     function: ToolFunction
 
 
-OFFER = FailFast(), BeforeValidator(functions), Field(max_length=MOST_TOOLS)
-"""How a list of tools is read, whatever their form."""
-
-
 class Prediction(Given):
     type: Literal["content"]
     content: Content
@@ -375,9 +371,9 @@ Earlier = Callable[[str], Sequence[Message]]
 
 
 class Body(Given):
-    """The parameters that all formats share. `text` is the name of the one with the text."""
+    """The parameters that all formats share. `asked` is the name of the one with the text."""
 
-    text: ClassVar[str] = "messages"
+    asked: ClassVar[str] = "messages"
     model: str = ""
     stream: bool = False
     temperature: Real = None
@@ -437,7 +433,7 @@ class Chat(OpenAI):
         max_length=MOST_MESSAGES,
         description=f"a list of 1 to {MOST_MESSAGES:,} messages",
     )
-    tools: Annotated[list[SentTool], *OFFER] = []
+    tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     logprobs: bool = False
@@ -466,7 +462,7 @@ class Continuation(OpenAI):
     """Texts to continue. Which prompts are valid depends on the model."""
 
     kind: ClassVar[Kind] = "text"
-    text: ClassVar[str] = "prompt"
+    asked: ClassVar[str] = "prompt"
     prompt: Any = None
     logprobs: Annotated[Whole | None, BeforeValidator(lambda n: None if n is False else n)] = whole(
         0, 5
@@ -509,8 +505,13 @@ def parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def no_earlier(id: str) -> Sequence[Message]:
-    raise refused(f"There is no answer {quoted(id)}. Send all messages.", "previous_response_id")
+def no_earlier(id: str) -> NoReturn:
+    raise refused(
+        f"There is no answer {quoted(id)}: it was not stored, or too many came after it. Send all "
+        "messages.",
+        "previous_response_id",
+        "previous_response_not_found",
+    )
 
 
 def completion(

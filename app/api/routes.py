@@ -30,8 +30,17 @@ from starlette.types import Receive, Scope, Send
 from app.api.answers import OpenAIReply, Reply
 from app.api.figures import CONTENT_TYPE
 from app.api.messages import Messages, MessagesReply
-from app.api.requests import Body, Chat, Completion, Continuation, completion, parsed
-from app.api.running import Arrival, Running, Service
+from app.api.requests import (
+    Body,
+    Chat,
+    Completion,
+    Continuation,
+    completion,
+    no_earlier,
+    parsed,
+)
+from app.api.responses import Responses, ResponsesReply
+from app.api.running import AnswerEvent, Arrival, Over, Running, Service
 from app.arguments import Options
 from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
 from app.http.login import LogIns, Throttle
@@ -39,6 +48,7 @@ from app.http.problems import EVENT_STREAM, ApiError, api_error, encoded, proble
 from app.service.session import Session
 from engine.errors import StrataError
 from engine.methods import offered
+from engine.types import Message
 from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
 HOW = (
@@ -157,6 +167,7 @@ FORMS = {
     "/v1/chat/completions": Form(Chat, OpenAIReply),
     "/v1/completions": Form(Continuation, OpenAIReply),
     "/v1/messages": Form(Messages, MessagesReply),
+    "/v1/responses": Form(Responses, ResponsesReply),
 }
 """The formats by their routes."""
 
@@ -265,7 +276,8 @@ class Api:
         with ExitStack() as place:
             # Without a place the body is not read, so nothing of it needs memory.
             place.enter_context(self.service.programs.place(owner))
-            checked = await run_in_threadpool(self.checked, form, await body_of(request))
+            body = await body_of(request)
+            checked = await run_in_threadpool(self.checked, form, owner, body)
             running = Running(self.service, owner, checked, place.pop_all())
         reply = form.reply(checked, self.service.engine.state.info)
         try:
@@ -285,19 +297,31 @@ class Api:
             body = await body_of(request)
 
             def counted() -> int:
-                (asked,) = self.checked(FORMS["/v1/messages"], body).requests
+                (asked,) = self.checked(FORMS["/v1/messages"], owner, body).requests
                 return self.service.engine.measure(asked.messages, asked.tools).tokens
 
             return answer({"input_tokens": await run_in_threadpool(counted)})
 
-    def checked(self, form: Form, body: bytes) -> Completion:
+    def checked(self, form: Form, owner: str, body: bytes) -> Completion:
         """The checked request. Raises ApiError."""
+
+        def earlier(id: str) -> Sequence[Message]:
+            found = self.service.programs.answers.find(owner, id)
+            return no_earlier(id) if found is None else found
+
         given = parsed(body)
         self.service.programs.check_loaded()
         try:
-            return completion(form.body, given, self.service.engine.state.info)
+            return completion(form.body, given, self.service.engine.state.info, earlier)
         except RecursionError as error:
             raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from error
+
+    def taken(self, running: Running, reply: Reply, event: AnswerEvent) -> list[dict[str, Any]]:
+        """The chunks of an event. An answer is kept before its program learns of its end."""
+        chunks = reply.take(event)
+        if isinstance(event, Over) and reply.kept:
+            self.service.programs.answers.keep(running.owner, *reply.kept)
+        return chunks
 
     async def whole(self, request: Request, running: Running, reply: Reply) -> Response:
         """The whole answer, unless the program disconnects before its end."""
@@ -306,7 +330,7 @@ class Api:
             while (item := await running.next()) is not None:
                 if isinstance(item, ApiError):
                     raise item
-                reply.take(item)
+                self.taken(running, reply, item)
             return answer(reply.whole())
 
         work = asyncio.ensure_future(collected())
@@ -342,7 +366,7 @@ class Api:
                 item = coming.result()
                 if item is None or isinstance(item, ApiError):
                     break
-                for data in reply.take(item):
+                for data in self.taken(running, reply, item):
                     yield event(data, reply.named)
                 coming = asyncio.ensure_future(running.next())
             if isinstance(item, ApiError):  # The status was sent already.

@@ -254,7 +254,7 @@ class Running:
                         for item in events:
                             self.put(item)
         except StrataError as error:
-            outcome = api_error(error, self.completion.body.text)
+            outcome = api_error(error, self.completion.body.asked)
         except Exception:
             log.exception("An answer to a program broke off.")
             outcome = ApiError(500, "The answer broke off; the log says why.")

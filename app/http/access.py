@@ -81,7 +81,7 @@ PROGRAMS = (
     Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
     Route(
         "POST",
-        r"/v1/(?:(?:chat/)?completions|messages(?:/count_tokens)?)",
+        r"/v1/(?:(?:chat/)?completions|messages(?:/count_tokens)?|responses)",
         longest=MAX_REQUEST,
         programs=True,
     ),

@@ -122,6 +122,32 @@ class Sessions:
                 self.known[owner, name] = before + text, length
 
 
+class Answers:
+    """The messages up to each of the last answers that may be continued by their ids: in memory
+    alone, and as many as Sessions remembers."""
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[tuple[str, str], tuple[tuple[Message, ...], int]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def keep(self, owner: str, id: str, messages: tuple[Message, ...]) -> None:
+        with self.lock:
+            self.known[owner, id] = messages, sum(len(said(each)) for each in messages)
+            left = sum(size for _, size in self.known.values())
+            while len(self.known) > 1 and left > Sessions.CHARACTERS:
+                left -= self.known.popitem(last=False)[1][1]
+
+    def find(self, owner: str, id: str) -> tuple[Message, ...] | None:
+        with self.lock:
+            found = self.known.get((owner, id))
+        return found and found[0]
+
+    def forget(self, owner: str) -> None:
+        with self.lock:
+            for key in [key for key in self.known if key[0] == owner]:
+                del self.known[key]
+
+
 class Programs:
     """`always` says that the command line allows programs. If guests share the app, this is the
     only way to allow them."""
@@ -131,6 +157,7 @@ class Programs:
         self.always = False
         self.keys = ApiKeys(core.database)
         self.sessions = Sessions(core.engine.forget)
+        self.answers = Answers()
         self.asking = Counter[str]()
         """The number of each owner's requests that are being read, wait or run."""
         self.lock = threading.Lock()
@@ -143,6 +170,7 @@ class Programs:
         """Revoke a key and forget what drafting learned from it. Raises SettingError."""
         key = self.keys.revoke(key_id)
         self.core.engine.forget(key.owner, past=True)
+        self.answers.forget(key.owner)
         return key
 
     @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from app.api.requests import skip
 from engine.tools import FORMS
+from tests.support.odd import spoiled
 from tests.support.scripted import Scripted
 from tests.support.served import Served, ask, served
 
@@ -273,3 +274,74 @@ def test_the_form_of_the_model_counts() -> None:
         (choice,) = ask(client, messages=QUESTION, tools=[WEATHER]).json()["choices"]
         assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
         assert client.get("/v1/models").json()["data"][0]["strata"]["tools"] is True
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+SOUND: dict[str, dict[str, Any]] = {
+    "chat/completions": {
+        "messages": [
+            *QUESTION,
+            {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]},
+        ],
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "max_tokens": 1,
+    },
+    "messages": {
+        "system": [{"type": "text", "text": "Be kind."}],
+        "messages": [
+            {"role": "user", "content": "And Rome?"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                    {"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "5", "is_error": False},
+                    {"type": "text", "text": "So?"},
+                ],
+            },
+        ],
+        "tools": [{"name": "get_weather", "description": "x", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 5},
+        "stop_sequences": ["x"],
+        "max_tokens": 1,
+    },
+    "responses": {
+        "instructions": "Be kind.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "5"},
+        ],
+        "tools": [{"type": "function", "name": "f", "description": "x", "parameters": {"a": {}}}],
+        "tool_choice": "auto",
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}},
+        "store": False,
+        "max_output_tokens": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("path", SOUND)
+def test_whatever_is_sent_is_answered_or_refused(client: httpx.Client, path: str) -> None:
+    """A value of another type at each place of a sound request."""
+    assert client.post(f"/v1/{path}", json=SOUND[path]).status_code == 200
+    count = 0
+    for body in spoiled(SOUND[path]):
+        found = client.post(
+            f"/v1/{path}",
+            content=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        assert found.status_code in (200, 400, 404), (found.text[:200], str(body)[:400])
+        count += 1
+    assert count > 200

@@ -16,6 +16,7 @@ from app.api.requests import (
     completion,
     parsed,
 )
+from app.api.responses import Responses
 from app.http.problems import ApiError
 from engine.backends.toy import ToyBackend
 from engine.methods import PLAIN, USUAL
@@ -28,8 +29,14 @@ BASE: dict[str, dict[str, Any]] = {
     "chat": {"messages": HELLO},
     "text": {"prompt": "hello"},
     "messages": {"messages": HELLO},
+    "responses": {"input": HELLO},
 }
-MODELS: dict[str, type[Body]] = {"chat": Chat, "text": Continuation, "messages": Messages}
+MODELS: dict[str, type[Body]] = {
+    "chat": Chat,
+    "text": Continuation,
+    "messages": Messages,
+    "responses": Responses,
+}
 INFO = replace(ToyBackend().info, can_think=True, calls=FORMS[0])
 
 
