@@ -90,10 +90,7 @@ class Chat:
         return self.rendered(messages, thinking, tools) + begun
 
     def rendered(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         """The messages in the model's chat template, earlier answers without thinking that the
         template would refuse."""

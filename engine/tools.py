@@ -123,10 +123,10 @@ def mistral(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
 
 def llama(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     body = text.removeprefix("<|python_tag|>").lstrip()
-    value, end = json.JSONDecoder().raw_decode(body)
+    _, end = json.JSONDecoder().raw_decode(body)
     if body[end:].strip() and not body[end:].lstrip().startswith(";"):
         raise ValueError("text follows the call")
-    yield named(value)
+    yield named(read_json(body[:end]))
 
 
 READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {

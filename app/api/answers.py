@@ -149,7 +149,7 @@ class Reply:
 
 
 Kind = Literal["thinking", "text", "call"]
-Step = Literal["open", "extend", "close"]
+Step = Literal["start", "delta", "stop"]
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Block:
 
 
 class Blocks(Reply):
-    """An answer of blocks, which a stream opens, extends and closes, one after the other."""
+    """An answer of blocks, which a stream starts, extends and stops, one after the other."""
 
     prefix: ClassVar[str]
 
@@ -210,13 +210,13 @@ class Blocks(Reply):
             chunks += self.close()
             self.growing = block = Block(kind, len(self.blocks), secrets.token_hex(12), "", call)
             self.blocks.append(block)
-            chunks += self.step("open", block)
+            chunks += self.step("start", block)
         block.text += text
-        return [*chunks, *self.step("extend", block, text)]
+        return [*chunks, *self.step("delta", block, text)]
 
     def close(self) -> list[Data]:
         block, self.growing = self.growing, None
-        return self.step("close", block) if block is not None else []
+        return self.step("stop", block) if block is not None else []
 
 
 class OpenAIReply(Reply):

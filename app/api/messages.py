@@ -21,6 +21,7 @@ from app.api.requests import (
     Object,
     Stops,
     ToolChoice,
+    ToolFunction,
     ToolName,
     Wanted,
     in_parts,
@@ -31,7 +32,7 @@ from app.api.requests import (
 )
 from engine.backends.base import BackendInfo
 from engine.engine import Request
-from engine.types import Finish, Message, Tool, ToolCall
+from engine.types import Finish, Message, ToolCall
 from storage.validation import refusal
 
 STOPS: dict[Finish, str] = {
@@ -41,11 +42,6 @@ STOPS: dict[Finish, str] = {
     "context": "max_tokens",
 }
 """Why an answer ended, in Anthropic's terms."""
-STEPS: dict[Step, str] = {
-    "open": "content_block_start",
-    "extend": "content_block_delta",
-    "close": "content_block_stop",
-}
 DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -93,10 +89,8 @@ class SentMessage(Given):
         yield Message(self.role, text, tuple(calls))
 
 
-class SentTool(Given):
-    name: ToolName
-    description: str = ""
-    input_schema: Object = NO_ARGUMENTS
+class SentTool(ToolFunction):
+    parameters: Object = Field(default=NO_ARGUMENTS, alias="input_schema")
 
 
 class SentChoice(Given):
@@ -135,11 +129,7 @@ class Messages(Body):
         turns = [Message("system", joined(self.system))]
         for each in self.messages:
             turns += each.messages
-        tools = [
-            Tool(each.name, each.description, each.input_schema)
-            for each in self.tools
-            if self.tool_choice.type != "none"
-        ]
+        tools = [each.tool for each in self.tools if self.tool_choice.type != "none"]
         return [talk(basic, info, turns, tools, "messages")]
 
 
@@ -151,11 +141,13 @@ class MessagesReply(Blocks):
         return [{"type": "message_start", "message": self.message(None, usage)}]
 
     def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
-        chunk: Data = {"type": STEPS[step], "index": block.number}
-        if step == "open":
-            return [chunk | {"content_block": content_of(block)}]
         kind, name = DELTAS[block.kind]
-        return [chunk | ({"delta": {"type": kind, name: text}} if step == "extend" else {})]
+        more: dict[Step, Data] = {
+            "start": {"content_block": content_of(block)},
+            "delta": {"delta": {"type": kind, name: text}},
+            "stop": {},
+        }
+        return [{"type": f"content_block_{step}", "index": block.number, **more[step]}]
 
     def end(self) -> list[Data]:
         delta = {"stop_reason": self.stop_reason, "stop_sequence": self.stop_sequence}

@@ -159,16 +159,16 @@ class ResponsesReply(Blocks):
 
     def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
         output, name = block.number, ITEMS[block.kind][2]
-        item = item_of(block, "in_progress" if step == "open" else "completed")
+        item = item_of(block, "in_progress" if step == "start" else "completed")
         where: Data = {"item_id": item["id"], "output_index": output}
         if block.call is None:
             where["content_index"] = 0
-        if block.kind == "text" and step != "open":
+        if block.kind == "text" and step != "start":
             where["logprobs"] = []
-        if step == "extend":
+        if step == "delta":
             return [self.event(f"{name}.delta", **where, delta=text)]
         part = [] if block.call else [("content_part", {"part": part_of(block)})]
-        if step == "open":
+        if step == "start":
             found = [("output_item", {"item": item}), *part]
             return [self.event(f"{n}.added", **where, **data) for n, data in found]
         written: Data = {"arguments" if block.call else "text": block.text}
@@ -193,16 +193,12 @@ class ResponsesReply(Blocks):
             "status": status,
             "error": None,
             "incomplete_details": cut,
-            "instructions": body.instructions or None,
-            "max_output_tokens": body.max_output_tokens,
             "model": self.info.name,
             "output": [item_of(block, "completed") for block in self.blocks],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
-            "store": body.store,
             "temperature": generation.sampling.temperature,
             "top_p": generation.sampling.top_p,
-            "text": {"format": {"type": "text"}},
             "tool_choice": body.tool_choice,
             "tools": [shown(each) for each in body.tools],
         }

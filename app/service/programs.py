@@ -124,7 +124,9 @@ class Sessions:
 
 class Answers:
     """The messages up to each of the last answers that may be continued by their ids: in memory
-    alone, and as many as Sessions remembers."""
+    alone, and with as many characters as Sessions remembers."""
+
+    KEPT = 1024
 
     def __init__(self) -> None:
         self.known: OrderedDict[tuple[str, str], tuple[tuple[Message, ...], int]] = OrderedDict()
@@ -134,7 +136,7 @@ class Answers:
         with self.lock:
             self.known[owner, id] = messages, sum(len(said(each)) for each in messages)
             left = sum(size for _, size in self.known.values())
-            while len(self.known) > 1 and left > Sessions.CHARACTERS:
+            while len(self.known) > self.KEPT or len(self.known) > 1 and left > Sessions.CHARACTERS:
                 left -= self.known.popitem(last=False)[1][1]
 
     def find(self, owner: str, id: str) -> tuple[Message, ...] | None:

@@ -141,10 +141,7 @@ class Tokenizer(Protocol):
         """The bytes that a token adds to a text; those of several tokens may be one character."""
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         """The conversation in the model's chat template, with LITERAL in the special tokens that
         messages spell."""
@@ -275,10 +272,7 @@ class Backend(Protocol):
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins. See
         `Tokenizer.render`.

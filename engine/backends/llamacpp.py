@@ -221,10 +221,7 @@ class LlamaCppTokenizer:
         return self.tokens.texts
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         """The conversation in the file's chat template (run in a sandbox).
 

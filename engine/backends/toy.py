@@ -203,10 +203,7 @@ class ToyBackend:
         return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         marked = self.special.messages(messages)
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in marked)

@@ -85,10 +85,7 @@ class TransformersTokenizer:
         return vocabulary_of(self.tokenizer)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         begin = self.tokenizer.bos_token or ""
         how = self.info, self.special, thinking, tools

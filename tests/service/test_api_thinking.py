@@ -53,10 +53,7 @@ class Thinker(ToyBackend):
         self.info = replace(self.info, can_think=True)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         begun = {None: b"", True: OPENED, False: SAYS[: SAYS.index(b"Then")]}[thinking]
         return super().render(messages) + begun.decode()

@@ -44,10 +44,7 @@ class Scripted(ToyBackend):
         self.info = replace(self.info, calls=form)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         return conversation(messages, template, "", self.info, self.special, thinking, tools)
 

@@ -18,9 +18,6 @@ class Thinking(ToyBackend):
         self.info = replace(self.info, can_think=True)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         return super().render(messages, thinking) + ("" if thinking is not False else SHUT)

@@ -230,10 +230,7 @@ class Counting(ToyBackend):
         return list(text.encode()) if "<|" not in text else super().tokenize(text)
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         self.renders += 1
         return super().render(messages, thinking)

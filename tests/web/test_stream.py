@@ -425,10 +425,7 @@ class ThinkingToy(ToyBackend):
     """A model whose chat template begins the thinking."""
 
     def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool | None = None,
-        tools: Sequence[Tool] = (),
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
         return super().render(messages, thinking) + "<think>\n"
 
