@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -357,6 +358,7 @@ class Api:
         self, running: Running, reply: Reply, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream; `coming` is its first event."""
+        sent = monotonic()
         try:
             while True:
                 await asyncio.wait((coming,), timeout=QUIET_SECONDS)
@@ -366,8 +368,12 @@ class Api:
                 item = coming.result()
                 if item is None or isinstance(item, ApiError):
                     break
-                for data in self.taken(running, reply, item):
-                    yield event(data, reply.named)
+                parts = [event(data, reply.named) for data in self.taken(running, reply, item)]
+                if not parts and monotonic() - sent >= QUIET_SECONDS:
+                    parts = [ALIVE]  # A long call is held back until it is whole.
+                for part in parts:
+                    yield part
+                    sent = monotonic()
                 coming = asyncio.ensure_future(running.next())
             if isinstance(item, ApiError):  # The status was sent already.
                 self.service.counters.failed(item.status)

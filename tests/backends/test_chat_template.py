@@ -29,7 +29,7 @@ from engine.backends.chat_template import (
 from engine.backends.special_tokens import LITERAL, SpecialTokens
 from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
-from engine.tools import CallSplitter
+from engine.tools import CallSplitter, form_of
 from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.gguf_files import opened_gguf, tiny_gguf
@@ -464,3 +464,27 @@ def test_the_form_of_calls_is_found_and_written(
     assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
         ("look", json.loads(CALL.arguments))
     ]
+
+
+@pytest.mark.gguf
+def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> None:
+    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=HERMES))
+    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template=THINKS))
+    assert backend.info.calls == form_of(HERMES) and plain.info.calls is None
+    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
+    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)
+
+
+@pytest.mark.model
+def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_path: Path) -> None:
+    from engine.models.loaders import load
+
+    assert embedded.info.calls is None
+    folder = tmp_path / "calls"
+    shutil.copytree(EMBEDDED.with_name("small"), folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    backend = load(str(folder))
+    assert backend.info.calls == form_of(HERMES)
+    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
+    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)

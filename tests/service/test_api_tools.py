@@ -3,12 +3,14 @@
 import json
 import logging
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from app.api import routes
 from app.api.requests import skip
 from engine.tools import FORMS
 from tests.support.odd import spoiled
@@ -345,3 +347,38 @@ def test_whatever_is_sent_is_answered_or_refused(client: httpx.Client, path: str
         assert found.status_code in (200, 400, 404), (found.text[:200], str(body)[:400])
         count += 1
     assert count > 200
+
+
+def test_a_stream_says_that_it_lives_while_a_call_is_held_back(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count(0, 10_000)
+    monkeypatch.setattr(routes, "monotonic", lambda: next(clock))
+    body = {"messages": QUESTION, "tools": [WEATHER], "speculative": False}
+    found = ask(client, **body, stream=True)
+    parts = [part for part in found.text.split("\n\n") if part]
+    first = next(n for n, part in enumerate(parts) if "tool_calls" in part)
+    assert parts[first - 1] == routes.ALIVE.decode().strip()
+
+
+def test_a_result_may_be_empty(client: httpx.Client, backend: Scripted) -> None:
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "tool", "tool_call_id": "c1", "content": ""},
+    ]
+    found = ask(client, messages=messages, tools=[WEATHER])
+    assert found.json()["choices"][0]["message"]["content"] == "So: get_weather: "
+    assert "<tool_response>get_weather: </tool_response><|end|><|assistant|>" in backend.prompts[-1]
+
+
+def test_the_next_turn_of_an_agent_reads_only_what_is_new(program: openai.OpenAI) -> None:
+    first = answer(program)
+    call, other = first.choices[0].message.tool_calls
+    results = [
+        {"role": "tool", "tool_call_id": each.id, "content": "5 degrees"} for each in (call, other)
+    ]
+    messages = [*QUESTION, first.choices[0].message.to_dict(), *results]
+    usage = answer(program, messages).usage
+    before = first.usage.prompt_tokens + len(b"I look it up.")
+    assert usage.prompt_tokens_details.cached_tokens >= before
