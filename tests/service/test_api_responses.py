@@ -152,9 +152,8 @@ def test_an_answer_is_continued_by_its_id(program: openai.OpenAI, backend: Scrip
     assert answer(program, previous_response_id=second.id).output_text == "Answer 3."
 
 
-def test_an_answer_that_is_not_stored_or_another_key_s_is_not_continued(
-    program: openai.OpenAI, server: Served
-) -> None:
+def test_no_answer_of_another_key_is_continued(program: openai.OpenAI, server: Served) -> None:
+    """Nor one that was not stored."""
     unstored = answer(program, store=False)
     stored = answer(program)
     _, secret = server.session.programs.keys.make("other")
