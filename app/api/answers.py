@@ -148,7 +148,7 @@ class Reply:
         return usage(self.answered, self.completion.prompts)
 
 
-Kind = Literal["thinking", "text", "call"]
+BlockKind = Literal["thinking", "text", "call"]
 Step = Literal["start", "delta", "stop"]
 
 
@@ -156,7 +156,7 @@ Step = Literal["start", "delta", "stop"]
 class Block:
     """A part of an answer, in the model's own order. The text of a call are its arguments."""
 
-    kind: Kind
+    kind: BlockKind
     number: int
     id: str
     text: str = ""
@@ -204,7 +204,7 @@ class Blocks(Reply):
             chunks += [*self.close(), *self.grow("call", call.arguments, call), *self.close()]
         return chunks
 
-    def grow(self, kind: Kind, text: str, call: ToolCall | None = None) -> list[Data]:
+    def grow(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> list[Data]:
         chunks, block = list[Data](), self.growing
         if block is None or block.kind != kind:
             chunks += self.close()
