@@ -29,7 +29,7 @@ from engine.queue import OWNER, Waiting
 from engine.runs import UNMEASURED, PlainSpeed
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import CalibrationRow, Costs, Document, Learned, Message, Prefill, Step
+from engine.types import CalibrationRow, Costs, Document, Learned, Message, Prefill, Step, Tool
 
 # requests
 
@@ -65,7 +65,8 @@ class Request:
     owners in turn. A `background` request gets its turn when no other request waits, and is stopped
     as soon as one does. Each token comes with so many of the `likeliest` tokens at its place. Stop
     strings count in the answer, not in the thinking before it, unless the text is wanted as a
-    `whole`.
+    `whole`. The model may call the `tools`, if `BackendInfo.calls` says that it can: the text of
+    the answer then holds calls (engine/tools.py).
     """
 
     messages: tuple[Message, ...] = ()
@@ -84,6 +85,7 @@ class Request:
     likeliest: int = 0
     background: bool = False
     whole: bool = False
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +262,9 @@ class Engine(Protocol):
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered even if it is the only one."""
 
-    def measure(self, messages: Sequence[Message]) -> Size:
-        """How much of the context these messages take. This changes no cache, but takes computing
-        time from an answer in progress."""
+    def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
+        """How much of the context these messages and tools take. This changes no cache, but takes
+        computing time from an answer in progress."""
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """The number of tokens of each text."""

@@ -75,7 +75,7 @@ from engine.servers.served import ServedModel
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from engine.thinking import Splitter
-from engine.types import CalibrationRow, Document, Message, Step, Taught
+from engine.types import CalibrationRow, Document, Message, Step, Taught, Tool
 
 Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
 """Opens the statistics table for a tokenizer, None if there is none; reports damaged files."""
@@ -370,7 +370,7 @@ class Local:
         """The prompt of a request, and how many messages it leaves out. Raises PromptError if the
         context has no room to continue the answer, ModelError if another model began the answer."""
         chat, context = self.loaded.chat, conversation.databases.context
-        thinking = self.thinking(request)
+        asked = self.thinking(request), request.tools
         if request.answered and request.model_fingerprint != self.loaded.backend.info.fingerprint:
             raise ModelError("Another model was loaded meanwhile. Continue the answer once more.")
         prompt, dropped = list(request.prompt), 0
@@ -378,13 +378,14 @@ class Local:
             context.expect(prompt)
         elif request.messages:
             if request.answered:
-                prompt, dropped = chat.continue_answer(request.messages, request.answered, thinking)
+                prompt, dropped = chat.continue_answer(request.messages, request.answered, *asked)
             else:
-                prompt, dropped = chat.fit(request.messages, request.begun, thinking)
+                prompt, dropped = chat.fit(request.messages, request.begun, *asked)
             if context.log and not context.seen:
                 # The log of a reopened conversation has all messages but the last one.
                 backend = self.loaded.backend
-                fresh = len(backend.tokenize(backend.render(request.messages[-1:])))
+                last = Message("user", request.messages[-1].content)
+                fresh = len(backend.tokenize(backend.render([last])))
                 context.expect(prompt[: max(0, len(prompt) - fresh)])
         elif request.text:
             begin = self.loaded.backend.info.begin
@@ -435,7 +436,8 @@ class Local:
         calibration = measured.calibration
         rows = past.calibration.rows() if calibration is None else calibration
         prompt = list(request.prompt)
-        prompt = prompt or loaded.chat.prompt(request.messages, (), self.thinking(request))
+        asked = request.messages, (), self.thinking(request), request.tools
+        prompt = prompt or loaded.chat.prompt(*asked)
         known = measured.unlearned, measured.new, measured.conversation
         tier = past.tier.without(*known, prompt)
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
@@ -675,8 +677,8 @@ class Local:
     def check(self, text: str) -> None:
         self.loaded.chat.check(text)
 
-    def measure(self, messages: Sequence[Message]) -> Size:
-        return self.loaded.chat.measure(messages)
+    def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
+        return self.loaded.chat.measure(messages, tools)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [self.loaded.chat.content(text) for text in texts]

@@ -26,7 +26,7 @@ from engine.backends.base import Backend, BackendInfo
 from engine.backends.special_tokens import LITERAL
 from engine.errors import PromptError
 from engine.thinking import Splitter, answer_of, opened
-from engine.types import Message
+from engine.types import Message, Tool
 
 BLOCKS = 4
 """The number of blocks in the room for a prompt; a long conversation is shortened by whole
@@ -65,25 +65,33 @@ class Chat:
         messages: Sequence[Message],
         known: Sequence[int] | None = None,
         thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """The prompt for the next answer; `known` are tokens to reuse (default: last turn's).
 
         Raises PromptError if there is nothing to answer.
         """
-        text = self.text(messages, thinking=thinking)
+        text = self.text(messages, "", thinking, tools)
         return splice(self.backend, text, self.tokens if known is None else known)
 
     def text(
-        self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        begun: str = "",
+        thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The text of the prompt for the next answer, including the text that the answer has
         `begun` with. Raises PromptError as `prompt` does."""
-        if not messages or messages[-1].role != "user" or not messages[-1].content.strip():
+        last = messages[-1] if messages else Message("user", "")
+        if last.role != "tool" and not (last.role == "user" and last.content.strip()):
             raise PromptError("The message is empty. Write something first.")
         begun = self.backend.special.literal(begun, answer=True)
-        return self.rendered(messages, thinking) + begun
+        return self.rendered(messages, thinking, tools) + begun
 
-    def rendered(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def rendered(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         """The messages in the model's chat template, earlier answers without thinking that the
         template would refuse."""
         private = tuple(each for each in self.backend.info.marks if each.private)
@@ -93,7 +101,7 @@ class Chat:
             else each
             for each in messages
         ]
-        return self.backend.render(shown, thinking)
+        return self.backend.render(shown, thinking, tools)
 
     def check(self, text: str) -> None:
         """Raise PromptError for a message that cannot be answered: empty, or too long even alone.
@@ -111,19 +119,24 @@ class Chat:
         context = self.backend.info.context_length
         return context - min(context // 4, 256)
 
-    def measure(self, messages: Sequence[Message]) -> Size:
-        """The size of a prompt of these messages. This changes nothing that an answer depends on,
-        and tokenizes only text that was not counted before."""
-        tokens, room = (self.count(self.rendered(messages)) if messages else 0), self.room
+    def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
+        """The size of a prompt of these messages and tools. This changes nothing that an answer
+        depends on, and tokenizes only text that was not counted before."""
+        tokens = self.count(self.rendered(messages, tools=tools)) if messages else 0
+        room = self.room
         if tokens <= room:
             return Size(tokens, room)
         try:
-            return Size(tokens, room, self.fit(messages)[1])
+            return Size(tokens, room, self.fit(messages, tools=tools)[1])
         except PromptError:
             return Size(tokens, room, len(messages) - 1, fits=False)
 
     def fit(
-        self, messages: Sequence[Message], begun: str = "", thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        begun: str = "",
+        thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[list[int], int]:
         """The prompt for the next answer, with the text that it has `begun` with, and the number of
         the oldest messages that it leaves out.
@@ -140,7 +153,7 @@ class Chat:
         turns = [at for at, m in enumerate(rest) if not at or m.role == "user"] or [0]
         dropped, sizes = 0, list[int]()
         while True:
-            text = self.text([*head, *rest[dropped:]], begun, thinking)
+            text = self.text([*head, *rest[dropped:]], begun, thinking, tools)
             last = dropped == turns[-1]
             size = room if last or self.cheap(text, room) else self.count(text)
             if size <= room:
@@ -162,14 +175,18 @@ class Chat:
             dropped = next(later, turns[-1])
 
     def continue_answer(
-        self, messages: Sequence[Message], answered: Sequence[int], thinking: bool | None = None
+        self,
+        messages: Sequence[Message],
+        answered: Sequence[int],
+        thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
     ) -> tuple[list[int], int]:
         """The prompt before an answer with these tokens, and the number of the oldest messages that
         it leaves out."""
-        _, dropped = self.fit(messages, self.backend.detokenize(answered), thinking)
+        _, dropped = self.fit(messages, self.backend.detokenize(answered), thinking, tools)
         head = [m for m in messages[:1] if m.role == "system"]
         kept = [*head, *messages[len(head) + dropped :]]
-        return self.prompt(kept, thinking=thinking), dropped
+        return self.prompt(kept, None, thinking, tools), dropped
 
     def sizes(self, messages: Sequence[Message], whole: int) -> list[int]:
         """The approximate number of tokens that each message adds to a prompt of so many: its own,

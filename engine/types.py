@@ -38,11 +38,34 @@ DRAFT = "draft:"
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that a model may call. `parameters` is the JSON Schema of its arguments, as text."""
+
+    name: str
+    description: str = ""
+    parameters: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool. `arguments` are a JSON object, as text. Its result names its `id`."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message; `role` is "system", "user" or "assistant"."""
+    """One chat message; `role` is "system", "user", "assistant" or "tool".
+
+    A message of the assistant may end with `calls`, and one of a tool is the result of a `call`.
+    """
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call: ToolCall | None = None
 
 
 Document = str | tuple[Message, ...]

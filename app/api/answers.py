@@ -1,17 +1,17 @@
-"""Answers in OpenAI's formats, whole or in chunks."""
+"""Answers in OpenAI's older formats, whole or in chunks. `Reply` is what all formats share."""
 
 import math
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from app.api.figures import AnswerFigures, figures, usage
-from app.api.requests import Completion
+from app.api.figures import FINISHES, AnswerFigures, figures, usage
+from app.api.requests import Completion, OpenAI
 from app.api.running import AnswerEvent, AnswerStart, Over, Piece
 from engine.backends.base import BackendInfo
-from engine.types import Token
+from engine.types import Message, Token, ToolCall
 
 LEAST = -9999.0
 """The reported logarithm of a probability of 0."""
@@ -79,10 +79,16 @@ def with_reasoning(reasoning: str) -> Data:
     return {"reasoning_content": reasoning} if reasoning else {}
 
 
+def called(number: int, call: ToolCall) -> Data:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": number, "id": call.id, "type": "function", "function": function}
+
+
 @dataclass(slots=True)
 class Grown:
     text: str = ""
     reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     names: dict[int, bytes] = field(default_factory=dict)
@@ -91,62 +97,184 @@ class Grown:
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.reasoning += piece.reasoning
+        self.calls += piece.calls
         self.tokens += piece.tokens
         self.starts += piece.starts
         self.names |= piece.names
 
+    @property
+    def finish(self) -> str | None:
+        """Why the answer ended, in OpenAI's terms."""
+        if self.over is None or self.over.finish is None:
+            return None
+        finish = FINISHES[self.over.finish]
+        return "tool_calls" if self.calls and finish == "stop" else finish
+
 
 class Reply:
-    """The growing answer to one request, by the model of `info`."""
+    """The growing answer to one request, by the model of `info`. If `named`, the chunks of a stream
+    are events with a name, which is their type, and nothing follows them."""
+
+    named: ClassVar[bool] = True
 
     def __init__(self, completion: Completion, info: BackendInfo) -> None:
-        self.kind, self.completion, self.info = completion.kind, completion, info
-        self.with_logprobs = completion.likeliest is not None
-        self.id, self.created = PREFIX[self.kind] + secrets.token_hex(12), int(time.time())
+        self.completion, self.info, self.created = completion, info, int(time.time())
         self.choices = [Grown() for _ in completion.requests]
 
-    def take(self, event: AnswerEvent) -> Data | None:
-        """Add an event; returns its chunk for a stream, or None if there is nothing to
-        send."""
-        if isinstance(event, AnswerStart):
-            self.info = event.info
-            role = {"role": "assistant", "content": ""}
-            return None if self.kind == "text" else self.chunk(event.choice, "", delta=role)
-        grown = self.choices[event.choice]
-        if isinstance(event, Over):
-            grown.over = event
-            last = len(self.answered) == len(self.choices) and not self.completion.usage
-            more = figures(self.answered) if last else {}
-            return self.chunk(event.choice, "", event.finish, **more)
-        grown.add(event)
-        if not event.text and not event.reasoning and not (self.with_logprobs and event.tokens):
-            return None
-        logprobs = self.logprobs(event)
-        return self.chunk(event.choice, event.text, reasoning=event.reasoning, logprobs=logprobs)
+    def take(self, event: AnswerEvent) -> list[Data]:
+        """Add an event; returns its chunks for a stream."""
+        raise NotImplementedError
+
+    def whole(self) -> Data:
+        """The answer, once it is over."""
+        raise NotImplementedError
+
+    def last(self) -> list[Data]:
+        """The chunks after the end of all choices."""
+        return []
+
+    @property
+    def kept(self) -> tuple[str, tuple[Message, ...]] | None:
+        """The id of an answer that can be continued by its name, and the messages up to it; None if
+        it cannot."""
+        return None
 
     @property
     def answered(self) -> list[AnswerFigures]:
         return [grown.over.answered for grown in self.choices if grown.over is not None]
+
+    @property
+    def usage(self) -> Data:
+        return usage(self.answered, self.completion.prompts)
+
+
+BlockKind = Literal["thinking", "text", "call"]
+Step = Literal["start", "delta", "stop"]
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of an answer, in the model's own order. The text of a call are its arguments."""
+
+    kind: BlockKind
+    number: int
+    id: str
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Blocks(Reply):
+    """An answer of blocks, which a stream starts, extends and stops, one after the other."""
+
+    prefix: ClassVar[str]
+
+    def __init__(self, completion: Completion, info: BackendInfo) -> None:
+        super().__init__(completion, info)
+        self.id = self.prefix + secrets.token_hex(12)
+        self.blocks = list[Block]()
+        self.growing: Block | None = None
+
+    def begin(self, tokens: int) -> list[Data]:
+        """The chunks before all blocks; the prompt has so many tokens."""
+        raise NotImplementedError
+
+    def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
+        """The chunks for a step of a block, which its text was added to."""
+        raise NotImplementedError
+
+    def end(self) -> list[Data]:
+        """The chunks after all blocks."""
+        raise NotImplementedError
+
+    @property
+    def grown(self) -> Grown:
+        return self.choices[0]
+
+    def take(self, event: AnswerEvent) -> list[Data]:
+        if isinstance(event, AnswerStart):
+            self.info = event.info
+            return self.begin(event.tokens)
+        if isinstance(event, Over):
+            self.grown.over = event
+            return [*self.close(), *self.end()]
+        self.grown.add(event)
+        chunks = self.grow("thinking", event.reasoning) if event.reasoning else []
+        chunks += self.grow("text", event.text) if event.text else []
+        for call in event.calls:
+            chunks += [*self.close(), *self.grow("call", call.arguments, call), *self.close()]
+        return chunks
+
+    def grow(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> list[Data]:
+        chunks, block = list[Data](), self.growing
+        if block is None or block.kind != kind:
+            chunks += self.close()
+            self.growing = block = Block(kind, len(self.blocks), secrets.token_hex(12), "", call)
+            self.blocks.append(block)
+            chunks += self.step("start", block)
+        block.text += text
+        return [*chunks, *self.step("delta", block, text)]
+
+    def close(self) -> list[Data]:
+        block, self.growing = self.growing, None
+        return self.step("stop", block) if block is not None else []
+
+
+class OpenAIReply(Reply):
+    named = False
+
+    def __init__(self, completion: Completion, info: BackendInfo) -> None:
+        super().__init__(completion, info)
+        assert isinstance(completion.body, OpenAI)
+        self.kind = completion.body.kind
+        self.with_logprobs = completion.wanted.likeliest is not None
+        self.id = PREFIX[self.kind] + secrets.token_hex(12)
+
+    def take(self, event: AnswerEvent) -> list[Data]:
+        if isinstance(event, AnswerStart):
+            self.info = event.info
+            role = {"role": "assistant", "content": ""}
+            return [] if self.kind == "text" else [self.chunk(event.choice, "", delta=role)]
+        grown = self.choices[event.choice]
+        if isinstance(event, Over):
+            grown.over = event
+            last = len(self.answered) == len(self.choices) and not self.completion.wanted.usage
+            more = figures(self.answered) if last else {}
+            return [self.chunk(event.choice, "", grown.finish, **more)]
+        before = len(grown.calls)
+        grown.add(event)
+        chunks = list[Data]()
+        if event.text or event.reasoning or self.with_logprobs and event.tokens:
+            how = event.reasoning, self.logprobs(event)
+            chunks.append(self.chunk(event.choice, event.text, None, None, *how))
+        for number, call in enumerate(event.calls, before):
+            whole = called(number, call)
+            name = whole | {"function": whole["function"] | {"arguments": ""}}
+            rest = {"index": number, "function": {"arguments": call.arguments}}
+            for part in (name, rest):
+                chunks.append(self.chunk(event.choice, "", delta={"tool_calls": [part]}))
+        return chunks
 
     def whole(self) -> Data:
         choices = []
         for number, grown in enumerate(self.choices):
             content: Data = {"text": grown.text}
             if self.kind == "chat":
-                message = {"role": "assistant", "content": grown.text, "refusal": None}
+                message: Data = {"role": "assistant", "content": grown.text, "refusal": None}
+                if grown.calls:
+                    calls = [called(number, call) for number, call in enumerate(grown.calls)]
+                    message |= {"content": grown.text or None, "tool_calls": calls}
                 content = {"message": message | with_reasoning(grown.reasoning)}
-            finish = grown.over.finish if grown.over else None
-            ends = {"logprobs": self.logprobs(grown), "finish_reason": finish}
+            ends = {"logprobs": self.logprobs(grown), "finish_reason": grown.finish}
             choices.append({"index": number, **content, **ends})
         return self.head(WHOLE) | {"choices": choices, **self.totals()}
 
-    def last(self) -> Data:
-        """The chunk after all choices, with the metrics."""
-        return self.head(CHUNK) | {"choices": [], **self.totals()}
+    def last(self) -> list[Data]:
+        if not self.completion.wanted.usage:
+            return []
+        return [self.head(CHUNK) | {"choices": [], **self.totals()}]
 
     def totals(self) -> Data:
-        prompts = self.completion.prompts
-        return {"usage": usage(self.answered, prompts), **figures(self.answered)}
+        return {"usage": self.usage, **figures(self.answered)}
 
     def head(self, objects: dict[str, str]) -> Data:
         return {
@@ -179,6 +307,6 @@ class Reply:
             shown = {"content": text} if text else {}
             content = {"delta": (delta or {}) | shown | with_reasoning(reasoning)}
         choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
-        if self.completion.usage:
+        if self.completion.wanted.usage:
             more["usage"] = None
         return self.head(CHUNK) | {"choices": [choice], **more}

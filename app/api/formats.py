@@ -3,7 +3,6 @@
 All of them become one `AnswerFormat`. Only one may be given.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -71,9 +70,9 @@ class Formats(Outside):
     json_schema: Schema = None
     grammar: str | None = None
 
-    def demanded(self) -> Iterator[tuple[str, AnswerFormat]]:
-        """The formats that are demanded, each with the name of its parameter. Raises
-        SettingError."""
+    @property
+    def form(self) -> AnswerFormat | None:
+        """The format of the answer, None for any text. Raises ApiError."""
         present, structured = self.response_format, self.structured_outputs
         given: list[tuple[str, str, Any]] = [
             ("response_format", "json_schema", present and present.schema_text),
@@ -89,23 +88,19 @@ class Formats(Outside):
             ("json_schema", "json_schema", self.json_schema),
             ("grammar", "gbnf", self.grammar),
         ]
-        for name, kind, value in given:
-            if value:
-                text = json_text(value) if kind == "choice" else value
-                yield name, AnswerFormat(kind, text)
-
-    @property
-    def chosen(self) -> AnswerFormat | None:
-        """The format of the answer, None for any text. Raises ApiError."""
-        name = "response_format"
-        try:
-            found = []
-            for name, form in self.demanded():
-                grammar_of(form)
-                found.append((name, form))
-        except SettingError as error:
-            raise refused(str(error), name) from error
+        found = [(name, usable(name, kind, value)) for name, kind, value in given if value]
         if len(found) > 1:
             both = " and ".join(dict.fromkeys(name for name, _ in found))
-            raise refused(f"Only one format can be demanded, not {both}. Leave one out.", name)
+            message = f"Only one format can be demanded, not {both}. Leave one out."
+            raise refused(message, found[-1][0])
         return found[0][1] if found else None
+
+
+def usable(name: str, kind: str, value: Any) -> AnswerFormat:
+    """The format that a parameter demands. Raises ApiError if it cannot be used."""
+    try:
+        form = AnswerFormat(kind, json_text(value) if kind == "choice" else value)
+        grammar_of(form)
+    except SettingError as error:
+        raise refused(str(error), name) from error
+    return form

@@ -5,10 +5,13 @@ their name. Unsupported ones that would change the answer are refused, except fo
 which they change nothing (`NEUTRAL`). All others are hints, and are ignored.
 """
 
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NoReturn
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 from pydantic import (
     AfterValidator,
@@ -30,20 +33,27 @@ from engine.backends.chat_template import SWITCHES
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
-from engine.settings import Generation, Sampling
+from engine.settings import AnswerFormat, Generation, Sampling
 from engine.text import read_json
-from engine.types import Message
+from engine.tools import as_json
+from engine.types import Message, Tool, ToolCall
 from storage.validation import Outside, problem_of, quoted, refusal, spelled
 
 Kind = Literal["chat", "text"]
-"""The kind of a request: messages to answer, or texts to continue."""
+"""The kind of an answer in OpenAI's older formats: to messages, or the continuation of texts."""
+log = logging.getLogger(__name__)
 
 MOST_CHOICES = 16
 MOST_MESSAGES = 4096
+LONGEST_ID = 256
+LISTS = ("messages", "input", "tools")
+"""The parameters whose single elements are named in errors."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
 MOST_TOKENS = 32768
 LARGEST = 2**53
 """The largest limit of tokens that a request may name."""
+NO_ARGUMENTS = '{"type": "object", "properties": {}}'
+"""The parameters of a tool without any."""
 USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}
 """The default limit of an answer's tokens; the context is a limit as well."""
 SAMPLING = ("temperature", "top_p", "min_p", "top_k", "seed")
@@ -51,8 +61,10 @@ UNSUPPORTED = "unsupported_parameter"
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
+    "background": (False,),
     "bad_words": ([],),
     "best_of": (1,),
+    "conversation": (),
     "dry_multiplier": (0,),
     "echo": (False,),
     "frequency_penalty": (0,),
@@ -60,6 +72,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "ignore_eos": (False,),
     "logit_bias": ({}, []),
+    "mcp_servers": ([],),
     "min_tokens": (0,),
     "mirostat": (0,),
     "modalities": (["text"],),
@@ -79,7 +92,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Unsupported parameters, and the values with which they do not change the answer, besides null."""
 NOT_HERE = {
-    "tools": "Tools are not supported. Ask for text, and parse it yourself.",
+    "tools": "Only answers to messages can call tools. Use /v1/chat/completions.",
     "functions": "Functions are not supported. Ask for text, and parse it yourself.",
     "echo": "The prompt is not repeated, because you have it.",
 }
@@ -120,8 +133,55 @@ def as_object(value: Any) -> Any:
 
 def empty(value: Any) -> Any:
     if value:
-        raise refusal("Only the text of messages is read: no calls, and no sound. Leave them out.")
+        raise refusal("Only text and calls of tools are read, and no sound. Leave it out.")
     return value
+
+
+def offer(known: str) -> Any:
+    """How a list of tools is read: without those of another kind than the `known` one, which are
+    run by their maker's own servers, or have no schema."""
+
+    def is_known(tool: Any) -> bool:
+        kind = tool.get("type", known) if isinstance(tool, dict) else known
+        if other := isinstance(kind, str) and kind != known:
+            skip(kind[:80])
+        return not other
+
+    return BeforeValidator(lambda v: [*filter(is_known, v)] if isinstance(v, list) else v)
+
+
+@lru_cache(maxsize=256)
+def skip(kind: str) -> None:
+    """Log a kind of tool that is left out, once."""
+    log.warning("Tools of the kind %r are skipped: only functions are known.", kind)
+
+
+def arguments(value: str) -> str:
+    """The arguments of a call, a JSON object as text; "" stands for none."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := read_json(value or "{}"), dict):
+            return as_json(found)
+    raise refusal(f"The arguments of a call cannot be {quoted(value)}. Give a JSON object as text.")
+
+
+def object_text(value: Any, info: ValidationInfo) -> str:
+    """A JSON object, as text."""
+    if isinstance(value, dict):
+        with suppress(ValueError, RecursionError):
+            return as_json(value)
+    raise refusal(f"{info.field_name} cannot be {quoted(value)}. Give a JSON object.")
+
+
+def chosen(value: Any) -> Any:
+    """A choice of tools; the name in an object is what counts."""
+    name = value.get("type") if isinstance(value, dict) else value
+    if name in ("auto", "none"):
+        return name
+    raise refusal(
+        f"tool_choice cannot be {quoted(value)}, because no tool can be enforced yet. Use 'auto' "
+        "or 'none'.",
+        UNSUPPORTED,
+    )
 
 
 def switch(name: str) -> str:
@@ -140,12 +200,31 @@ Whole = Annotated[int, BeforeValidator(integral)]
 Real = Annotated[float | None, BeforeValidator(sampled)]
 Integer = Annotated[int | None, BeforeValidator(sampled)]
 Nothing = Annotated[Any, AfterValidator(empty)]
+Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, description="the id of a call")]
+ToolName = Annotated[
+    str, Field(pattern=r"^[\w./:-]{1,128}$", description="a name of letters, digits and . / : - _")
+]
+Object = Annotated[str, BeforeValidator(object_text)]
+Arguments = Annotated[str, AfterValidator(arguments)]
+ToolChoice = Annotated[Literal["auto", "none"], BeforeValidator(chosen)]
 
 
 Limit = Annotated[
     Annotated[int, Field(ge=1, le=LARGEST)] | None,
     Field(description=f"a whole number from 1 to {LARGEST:,}, or -1 for no limit"),
     BeforeValidator(unlimited),
+]
+
+
+Stops = Annotated[
+    list[Annotated[str, Field(max_length=LONGEST_STOP)]],
+    FailFast(),
+    BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+    Field(
+        max_length=MOST_STOPS,
+        description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
+        "characters each",
+    ),
 ]
 
 
@@ -161,26 +240,75 @@ class Given(Outside):
 
 
 class Part(Outside):
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
+Content = Annotated[
+    list[Part],
+    FailFast(),
+    BeforeValidator(in_parts),
+    Field(description="a string, or a list of parts of the type 'text': no images, sound or files"),
+]
+
+
+def joined(content: Sequence[Part]) -> str:
+    return "\n".join(part.text for part in content)
+
+
+class SentFunction(Given):
+    name: ToolName
+    arguments: Arguments = "{}"
+
+
+class SentCall(Given):
+    id: Id
+    type: Literal["function"] = "function"
+    function: SentFunction
+
+
 class SentMessage(Given):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[Part], FailFast(), BeforeValidator(in_parts)] = Field(
-        default=[],
-        description="a string, or a list of parts of the type 'text': no images, sound or files",
-    )
-    tool_calls: Nothing = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = []
+    tool_calls: Annotated[list[SentCall], FailFast()] = []
+    tool_call_id: Id | None = None
     function_call: Nothing = None
     audio: Nothing = None
+
+    @model_validator(mode="after")
+    def whose_result(self) -> Self:
+        if self.role == "tool" and not self.tool_call_id:
+            raise refusal("The message of a tool needs the tool_call_id of its call.")
+        return self
+
+    @property
+    def message(self) -> Message:
+        if self.role == "tool":
+            return result(self.tool_call_id or "", joined(self.content))
+        called = self.tool_calls if self.role == "assistant" else []
+        calls = (ToolCall(c.id, c.function.name, c.function.arguments) for c in called)
+        role = "system" if self.role == "developer" else self.role
+        return Message(role, joined(self.content), tuple(calls))
+
+
+class ToolFunction(Given):
+    name: ToolName
+    description: str = ""
+    parameters: Object = NO_ARGUMENTS
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, self.parameters)
+
+
+class SentTool(Given):
+    type: Literal["function"]
+    function: ToolFunction
 
 
 class Prediction(Given):
     type: Literal["content"]
-    content: Annotated[list[Part], FailFast(), BeforeValidator(in_parts)] = Field(
-        description="a string, or a list of parts of the type 'text'"
-    )
+    content: Content
 
     @property
     def text(self) -> str:
@@ -210,34 +338,68 @@ class Speculative(Outside):
         return method.using(replace(method.drafting, **settings))
 
 
-class Body(Given, Formats):
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request says about its answer, whatever the names of the parameters are.
+
+    `likeliest` is None if no probabilities are requested, else the number of alternatives for each
+    token. `parted` says that thinking is separated from the answer. A `single` call of a tool ends
+    the answer. `thinking` is a wish that counts if the model can switch its thinking.
+    """
+
+    limit: int = MOST_TOKENS
+    stop: Sequence[str] = ()
+    choices: int = 1
+    usage: bool = False
+    likeliest: int | None = None
+    parted: bool = True
+    single: bool = False
+    thinking: bool | None = None
+    prediction: str = ""
+    form: AnswerFormat | None = None
+
+
+Earlier = Callable[[str], Sequence[Message]]
+"""The messages up to the answer with an id. Raises ApiError for an unknown one."""
+
+
+class Body(Given):
+    """The parameters that all formats share. `asked` is the name of the one with the text."""
+
+    asked: ClassVar[str] = "messages"
     model: str = ""
-    n: Whole = whole(1, MOST_CHOICES, 1)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
     temperature: Real = None
     top_p: Real = None
     min_p: Real = None
     top_k: Integer = None
     seed: Integer = None
-    max_completion_tokens: Limit = None
-    max_tokens: Limit = None
-    stop: Annotated[
-        list[Annotated[str, Field(max_length=LONGEST_STOP)]],
-        FailFast(),
-        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
-    ] = Field(
-        default=[],
-        max_length=MOST_STOPS,
-        description=f"a string, or at most {MOST_STOPS} of them with at most {LONGEST_STOP} "
-        "characters each",
-    )
-    prediction: Prediction | None = None
     chat_template_kwargs: dict[Annotated[str, AfterValidator(switch)], bool | None] = {}
     speculative: Annotated[Speculative, BeforeValidator(as_object)] = Field(
         default=Speculative(),
         description="false, the name of a method, or an object with some of: method, tiers, nodes",
     )
+
+    @property
+    def wanted(self) -> Wanted:
+        """Raises ApiError for parameters that contradict each other."""
+        raise NotImplementedError
+
+    def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
+        """A request for each prompt, with the settings of `basic`. Raises ApiError."""
+        raise NotImplementedError
+
+
+class OpenAI(Body, Formats):
+    """The parameters of OpenAI's older formats."""
+
+    kind: ClassVar[Kind]
+    n: Whole = whole(1, MOST_CHOICES, 1)
+    stream_options: StreamOptions = StreamOptions()
+    max_completion_tokens: Limit = None
+    max_tokens: Limit = None
+    stop: Stops = []
+    prediction: Prediction | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -246,58 +408,77 @@ class Body(Given, Formats):
         newer = values.get("max_completion_tokens") is not None
         return {**values, "max_tokens": None} if newer else values
 
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(
+            self.max_completion_tokens or self.max_tokens or USUAL_TOKENS[self.kind],
+            self.stop,
+            self.n,
+            self.stream_options.include_usage,
+            prediction=self.prediction.text if self.prediction else "",
+            form=self.form,
+        )
 
-class Chat(Body):
+
+class Chat(OpenAI):
+    kind: ClassVar[Kind] = "chat"
     messages: Annotated[list[SentMessage], FailFast()] = Field(
         min_length=1,
         max_length=MOST_MESSAGES,
         description=f"a list of 1 to {MOST_MESSAGES:,} messages",
     )
+    tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Whole = whole(0, 20, 0)
     reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
 
     @property
-    def likeliest(self) -> int | None:
+    def wanted(self) -> Wanted:
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
-        return self.top_logprobs if self.logprobs else None
+        return replace(
+            super().wanted,
+            likeliest=self.top_logprobs if self.logprobs else None,
+            parted=self.reasoning_format != "none",
+            single=not self.parallel_tool_calls,
+        )
+
+    def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
+        tools = [each.function.tool for each in self.tools if self.tool_choice != "none"]
+        if tools and self.logprobs:
+            raise refused("logprobs cannot be combined with tools. Leave one out.", "logprobs")
+        return [talk(basic, info, [each.message for each in self.messages], tools, "messages")]
 
 
-class Continuation(Body):
+class Continuation(OpenAI):
     """Texts to continue. Which prompts are valid depends on the model."""
 
+    kind: ClassVar[Kind] = "text"
+    asked: ClassVar[str] = "prompt"
     prompt: Any = None
     logprobs: Annotated[Whole | None, BeforeValidator(lambda n: None if n is False else n)] = whole(
         0, 5
     )
 
     @property
-    def likeliest(self) -> int | None:
-        return self.logprobs
+    def wanted(self) -> Wanted:
+        return replace(super().wanted, likeliest=self.logprobs, parted=False)
+
+    def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
+        return prompts_of(self.prompt, basic, info)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A checked request: the engine's requests, to be answered in their order, and the form of the
-    answer.
+    answer. The choices of the first of the `prompts` come first."""
 
-    `likeliest` is None if no probabilities are requested, else the number of alternatives for each
-    token. `parted` says that thinking is separated from the answer. The choices of the first prompt
-    come first.
-    """
-
-    kind: Kind
+    body: Body
+    wanted: Wanted
     requests: tuple[Request, ...]
     prompts: int
-    stream: bool
-    usage: bool
-    likeliest: int | None
-    parted: bool
-
-    @property
-    def prompt(self) -> str:
-        return "messages" if self.kind == "chat" else "prompt"
 
 
 def parsed(body: bytes) -> dict[str, Any]:
@@ -318,60 +499,58 @@ def parsed(body: bytes) -> dict[str, Any]:
     return found
 
 
-def completion(kind: Kind, values: Mapping[str, Any], info: BackendInfo) -> Completion:
+def no_earlier(id: str) -> NoReturn:
+    raise refused(
+        f"There is no answer {quoted(id)}: it was not stored, or too many came after it. Send all "
+        "messages.",
+        "previous_response_id",
+        "previous_response_not_found",
+    )
+
+
+def completion(
+    model: type[Body], values: Mapping[str, Any], info: BackendInfo, earlier: Earlier = no_earlier
+) -> Completion:
     """The checked request to the loaded model from the body's parameters. Raises ApiError."""
-    check_neutral(values)
-    model = Chat if kind == "chat" else Continuation
+    check_neutral(values, model)
     try:
         body = model.model_validate(values)
     except ValidationError as error:
         path, code, message = problem_of(error, model)
-        # The error names a single message; of other groups it names the whole group.
-        name = spelled(path[: 3 if path[0] == "messages" else 1])
+        # The error names a single element of a list, and otherwise the whole parameter.
+        name = spelled(path[: 3 if path[0] in LISTS else 1])
         raise refused(message, name, code if code == UNSUPPORTED else None) from error
     check_model(body.model, info)
-    form = body.chosen
+    wanted = body.wanted
     generation = Generation(
         sampling_of(body, info),
-        min(MOST_TOKENS, body.max_completion_tokens or body.max_tokens or USUAL_TOKENS[kind]),
-        tuple(string for string in body.stop if string),
+        min(MOST_TOKENS, wanted.limit),
+        tuple(string for string in wanted.stop if string),
         thinking_of(body, info),
-        form,
+        wanted.form,
     )
     try:
         method = body.speculative.chosen
     except SettingError as error:
         raise refused(str(error), "speculative") from error
-    parted = isinstance(body, Chat) and body.reasoning_format != "none"
     basic = Request(
         generation=generation,
         method=method,
-        prediction=body.prediction.text if body.prediction else "",
-        likeliest=body.likeliest or 0,
-        whole=not parted,
+        prediction=wanted.prediction,
+        likeliest=wanted.likeliest or 0,
+        whole=not wanted.parted,
     )
-    if isinstance(body, Chat):
-        messages, prefix = conversation(body.messages)
-        prompts = [replace(basic, messages=messages, begun=prefix)]
-    else:
-        prompts = prompts_of(body.prompt, basic, info)
-    if len(prompts) * body.n > MOST_CHOICES:
+    prompts = body.requests(basic, info, earlier)
+    if len(prompts) * wanted.choices > MOST_CHOICES:
         raise refused(f"{len(prompts)} prompts make too many choices. Ask in parts.", "prompt")
-    return Completion(
-        kind,
-        tuple(reseeded(prompt, number) for prompt in prompts for number in range(body.n)),
-        len(prompts),
-        body.stream,
-        body.stream_options.include_usage,
-        body.likeliest,
-        parted,
-    )
+    choices = (reseeded(one, number) for one in prompts for number in range(wanted.choices))
+    return Completion(body, wanted, tuple(choices), len(prompts))
 
 
-def check_neutral(values: Mapping[str, Any]) -> None:
+def check_neutral(values: Mapping[str, Any], model: type[Body]) -> None:
     """Raise ApiError for unsupported parameters that would change the answer."""
     for name, neutral in NEUTRAL.items():
-        value = values.get(name)
+        value = None if name in model.model_fields else values.get(name)
         if value is not None and not any(same(value, each) for each in neutral):
             message = NOT_HERE.get(name, f"{name} is not supported. Leave it out.")
             raise refused(message, name, UNSUPPORTED)
@@ -403,7 +582,7 @@ def thinking_of(body: Body, info: BackendInfo) -> bool | None:
     if True in chosen and not info.can_think:
         text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
         raise refused(text, name, UNSUPPORTED)
-    return chosen.pop() if chosen else None
+    return chosen.pop() if chosen else body.wanted.thinking if info.can_think else None
 
 
 def sampling_of(body: Body, info: BackendInfo) -> Sampling:
@@ -420,23 +599,51 @@ def reseeded(request: Request, number: int) -> Request:
     return replace(request, generation=replace(generation, sampling=sampling))
 
 
-def conversation(given: list[SentMessage]) -> tuple[tuple[Message, ...], str]:
-    """The messages and the given beginning of the answer, which is the assistant's last message."""
-    found = taking_turns(
-        Message(
-            "system" if each.role == "developer" else each.role,
-            "\n".join(part.text for part in each.content),
-        )
-        for each in given
-    )
-    prefix = found.pop().content if found and found[-1].role == "assistant" else ""
-    if not found or found[-1].role != "user":
+def talk(
+    basic: Request, info: BackendInfo, turns: Sequence[Message], tools: Sequence[Tool], name: str
+) -> Request:
+    """The request for an answer to messages, which are the parameter `name`. Raises ApiError."""
+    messages, begun = conversation(turns, name)
+    if tools and basic.generation.format is not None:
+        raise refused("A format cannot be combined with tools. Leave one out.", "tools")
+    if info.calls is None and (tools or any(each.calls for each in messages)):
         raise refused(
-            "The last message has to be the user's, and must not be empty. Only the beginning of "
-            "the answer may follow it.",
-            "messages",
+            f"{info.name} cannot call tools: its chat template has no place for them, or writes "
+            "calls in a form that is not known here. Leave them out, or load a model that can "
+            "(Qwen 3, Llama 3.1, Mistral, GLM 4.5).",
+            "tools" if tools else name,
+            UNSUPPORTED,
+        )
+    return replace(basic, messages=messages, begun=begun, tools=tuple(tools))
+
+
+def result(id: str, content: str) -> Message:
+    """The result of the call with this id."""
+    return Message("tool", content, call=ToolCall(id, "", ""))
+
+
+def conversation(turns: Iterable[Message], name: str) -> tuple[tuple[Message, ...], str]:
+    """The messages and the given beginning of the answer, which is the assistant's last message."""
+    found = taking_turns(answered(turns, name))
+    begins = found and found[-1].role == "assistant" and not found[-1].calls
+    prefix = found.pop().content if begins else ""
+    if not found or found[-1].role not in ("user", "tool"):
+        raise refused(
+            "The last message has to be the user's or a tool's, and the user's must not be empty. "
+            "Only the beginning of the answer may follow it.",
+            name,
         )
     return tuple(found), prefix
+
+
+def answered(turns: Iterable[Message], name: str) -> Iterator[Message]:
+    """The messages, each result with its call. Raises ApiError for a result without one."""
+    calls: dict[str, ToolCall] = {}
+    for each in turns:
+        calls |= {call.id: call for call in each.calls}
+        if each.call and each.call.id not in calls:
+            raise refused(f"No call before its result has the id {quoted(each.call.id)}.", name)
+        yield replace(each, call=calls[each.call.id]) if each.call else each
 
 
 def prompts_of(given: Any, basic: Request, info: BackendInfo) -> list[Request]:

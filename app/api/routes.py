@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -27,10 +28,20 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.answers import Reply
+from app.api.answers import OpenAIReply, Reply
 from app.api.figures import CONTENT_TYPE
-from app.api.requests import Completion, Kind, completion, parsed
-from app.api.running import Arrival, Running, Service
+from app.api.messages import Messages, MessagesReply
+from app.api.requests import (
+    Body,
+    Chat,
+    Completion,
+    Continuation,
+    completion,
+    no_earlier,
+    parsed,
+)
+from app.api.responses import Responses, ResponsesReply
+from app.api.running import AnswerEvent, Arrival, Over, Running, Service
 from app.arguments import Options
 from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
 from app.http.login import LogIns, Throttle
@@ -38,9 +49,13 @@ from app.http.problems import EVENT_STREAM, ApiError, api_error, encoded, proble
 from app.service.session import Session
 from engine.errors import StrataError
 from engine.methods import offered
+from engine.types import Message
 from storage.api_keys import KEYLESS, PREFIX, ApiKeys
 
-HOW = 'Send "Authorization: Bearer KEY". Keys are made in the API tab, or with: strata keys make'
+HOW = (
+    'Send "Authorization: Bearer KEY" or "x-api-key: KEY". Keys are made in the API tab, or with: '
+    "strata keys make"
+)
 OFF = (
     "The API is off. Switch it on in the API tab, or start Strata with --api, or start the API "
     "alone: strata serve"
@@ -81,9 +96,10 @@ class Gate:
 
 
 def bearer(request: Request) -> str:
-    """The key in a request, "" if there is none."""
+    """The key in a request, as OpenAI's clients send it or Anthropic's; "" if there is none."""
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    return secret.strip() if scheme.lower() == "bearer" else ""
+    key = secret if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return key.strip()
 
 
 def is_of_this_machine(request: Request) -> bool:
@@ -122,8 +138,9 @@ def answer(data: Any, status: int = 200, headers: dict[str, str] | None = None) 
     return Response(encoded(data), status, headers, JSON)
 
 
-def event(data: Any) -> bytes:
-    return b"data: " + encoded(data) + b"\n\n"
+def event(data: Any, named: bool = False) -> bytes:
+    name = f"event: {data['type']}\n" if named else ""
+    return name.encode() + b"data: " + encoded(data) + b"\n\n"
 
 
 class Stream(StreamingResponse):
@@ -138,6 +155,22 @@ class Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self.running.stop()
+
+
+class Form(NamedTuple):
+    """A format: what a request has to be, and what makes its answer."""
+
+    body: type[Body]
+    reply: type[Reply]
+
+
+FORMS = {
+    "/v1/chat/completions": Form(Chat, OpenAIReply),
+    "/v1/completions": Form(Continuation, OpenAIReply),
+    "/v1/messages": Form(Messages, MessagesReply),
+    "/v1/responses": Form(Responses, ResponsesReply),
+}
+"""The formats by their routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +190,14 @@ class Api:
             "/v1/models": self.models,
             "/v1/models/{model:path}": self.model,
         }
-        kinds: dict[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "text"}
         return [
             *(Route(path, self.with_errors(get), methods=["GET"]) for path, get in gets.items()),
             *(
-                Route(path, self.with_errors(partial(self.completion, kind)), methods=["POST"])
-                for path, kind in kinds.items()
+                Route(path, self.with_errors(partial(self.completion, form)), methods=["POST"])
+                for path, form in FORMS.items()
+            ),
+            Route(
+                "/v1/messages/count_tokens", self.with_errors(self.count_tokens), methods=["POST"]
             ),
         ]
 
@@ -233,18 +268,22 @@ class Api:
                 "parameters": info.parameters,
                 "methods": [method.name for method in offered(info)],
                 "draft_models": [draft.name for draft in state.drafts],
+                "tools": info.calls is not None,
             },
         }
 
-    async def completion(self, kind: Kind, request: Request) -> Response:
+    async def completion(self, form: Form, request: Request) -> Response:
         owner = await self.gate.enter(request)
         with ExitStack() as place:
             # Without a place the body is not read, so nothing of it needs memory.
             place.enter_context(self.service.programs.place(owner))
-            checked = await run_in_threadpool(self.checked, kind, await body_of(request))
+            body = await body_of(request)
+            checked = await run_in_threadpool(self.checked, form, owner, body)
             running = Running(self.service, owner, checked, place.pop_all())
+        reply = form.reply(checked, self.service.engine.state.info)
         try:
-            response = await (self.stream if checked.stream else self.whole)(request, running)
+            answers = self.stream if checked.body.stream else self.whole
+            response = await answers(request, running, reply)
         except BaseException:
             running.stop()
             raise
@@ -252,24 +291,47 @@ class Api:
             response.headers["strata-storage"] = "locked"
         return response
 
-    def checked(self, kind: Kind, body: bytes) -> Completion:
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a request for messages has."""
+        owner = await self.gate.enter(request)
+        with self.service.programs.place(owner):
+            body = await body_of(request)
+
+            def counted() -> int:
+                (asked,) = self.checked(FORMS["/v1/messages"], owner, body).requests
+                return self.service.engine.measure(asked.messages, asked.tools).tokens
+
+            return answer({"input_tokens": await run_in_threadpool(counted)})
+
+    def checked(self, form: Form, owner: str, body: bytes) -> Completion:
         """The checked request. Raises ApiError."""
+
+        def earlier(id: str) -> Sequence[Message]:
+            found = self.service.programs.answers.find(owner, id)
+            return no_earlier(id) if found is None else found
+
         given = parsed(body)
         self.service.programs.check_loaded()
         try:
-            return completion(kind, given, self.service.engine.state.info)
+            return completion(form.body, given, self.service.engine.state.info, earlier)
         except RecursionError as error:
             raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from error
 
-    async def whole(self, request: Request, running: Running) -> Response:
+    def taken(self, running: Running, reply: Reply, event: AnswerEvent) -> list[dict[str, Any]]:
+        """The chunks of an event. An answer is kept before its program learns of its end."""
+        chunks = reply.take(event)
+        if isinstance(event, Over) and reply.kept:
+            self.service.programs.answers.keep(running.owner, *reply.kept)
+        return chunks
+
+    async def whole(self, request: Request, running: Running, reply: Reply) -> Response:
         """The whole answer, unless the program disconnects before its end."""
 
         async def collected() -> Response:
-            reply = Reply(running.completion, self.service.engine.state.info)
             while (item := await running.next()) is not None:
                 if isinstance(item, ApiError):
                     raise item
-                reply.take(item)
+                self.taken(running, reply, item)
             return answer(reply.whole())
 
         work = asyncio.ensure_future(collected())
@@ -281,7 +343,7 @@ class Api:
         finally:
             work.cancel()
 
-    async def stream(self, request: Request, running: Running) -> Response:
+    async def stream(self, request: Request, running: Running, reply: Reply) -> Response:
         """The answer as a stream, which begins with the first event or after PATIENCE."""
         first = asyncio.ensure_future(running.next())
         if await leaves_before(request, first, PATIENCE):
@@ -290,13 +352,13 @@ class Api:
             return Response(status_code=GONE)
         if first.done() and isinstance(wrong := first.result(), ApiError):
             raise wrong
-        return Stream(self.chunks(running, first), running)
+        return Stream(self.chunks(running, reply, first), running)
 
     async def chunks(
-        self, running: Running, coming: asyncio.Future[Arrival]
+        self, running: Running, reply: Reply, coming: asyncio.Future[Arrival]
     ) -> AsyncGenerator[bytes, None]:
         """The events of a stream; `coming` is its first event."""
-        reply = Reply(running.completion, self.service.engine.state.info)
+        sent = monotonic()
         try:
             while True:
                 await asyncio.wait((coming,), timeout=QUIET_SECONDS)
@@ -306,16 +368,22 @@ class Api:
                 item = coming.result()
                 if item is None or isinstance(item, ApiError):
                     break
-                if data := reply.take(item):
-                    yield event(data)
+                parts = [event(data, reply.named) for data in self.taken(running, reply, item)]
+                if not parts and monotonic() - sent >= QUIET_SECONDS:
+                    parts = [ALIVE]  # A long call is held back until it is whole.
+                for part in parts:
+                    yield part
+                    sent = monotonic()
                 coming = asyncio.ensure_future(running.next())
             if isinstance(item, ApiError):  # The status was sent already.
                 self.service.counters.failed(item.status)
-                yield event(problem(item.status, item.message, item.param, item.code))
+                body = problem(item.status, item.message, item.param, item.code)
+                yield event(body, reply.named)
             else:
-                if running.completion.usage:
-                    yield event(reply.last())
-                yield DONE
+                for data in reply.last():
+                    yield event(data, reply.named)
+                if not reply.named:
+                    yield DONE
         finally:
             coming.cancel()
 

@@ -27,7 +27,8 @@ from engine.engine import Engine, Request, Started
 from engine.errors import Cancelled, StrataError
 from engine.metrics import Tally
 from engine.thinking import Parted, Splitter
-from engine.types import Learned, Prefill, Step, Token
+from engine.tools import CallSplitter, Said
+from engine.types import Finish, Learned, Prefill, Step, Token, ToolCall
 
 TOKEN_TEXTS = 1 << 16
 """The number of tokens whose texts are remembered."""
@@ -36,18 +37,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AnswerStart:
-    """The answer of a choice begins, with this model."""
+    """The answer of a choice begins, with this model and a prompt of so many tokens."""
 
     choice: int
     info: BackendInfo
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a step added to a choice: text of the answer and of the thinking, and its tokens except
-    the one that ends the answer. If probabilities are requested, these are the tokens of the text,
-    which begin at `starts` in it, and `names` holds the bytes of these tokens and of their
-    likeliest alternatives."""
+    """What a step added to a choice: text of the answer and of the thinking, the calls of tools
+    after this text, and its tokens except the one that ends the answer. If probabilities are
+    requested, these are the tokens of the text, which begin at `starts` in it, and `names` holds
+    the bytes of these tokens and of their likeliest alternatives."""
 
     choice: int
     text: str
@@ -55,14 +57,15 @@ class Piece:
     tokens: tuple[Token, ...]
     starts: tuple[int, ...]
     names: dict[int, bytes]
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A choice is over; `finish` is the reason in OpenAI's terms."""
+    """A choice is over; `finish` is the reason, None if the engine gave none."""
 
     choice: int
-    finish: str
+    finish: Finish | None
     answered: AnswerFigures
 
 
@@ -101,9 +104,10 @@ class Choice:
     request: Request
     info: BackendInfo
     splitter: Splitter | None = None
+    calls: CallSplitter | None = None
     prefill: Prefill = Prefill(0, 0)
     tally: Tally = field(default_factory=Tally)
-    finish: str = ""
+    finish: Finish | None = None
     thought: int = 0
     waiting: list[Token] = field(default_factory=list)
     length: int = 0
@@ -114,14 +118,15 @@ class Choice:
             raise Cancelled(
                 "The answer was stopped, as another model is being loaded. Ask again in a moment."
             )
-        if step.finish is not None:
-            self.finish = FINISHES[step.finish]
+        self.finish = step.finish
         self.waiting += step.tokens[:-1] if step.finish == "eos" else step.tokens
         reasoning, text = self.parted(step)
+        over = self.finish is not None
+        text, calls = self.calls.push(text, over) if self.calls else Said(text)
         self.length += len(text)
         tokens, starts = self.emitted(self.length)
         names = texts.of(self.info.tokenizer_fingerprint, tokens) if texts else {}
-        return Piece(self.number, text, reasoning, tokens, starts, names)
+        return Piece(self.number, text, reasoning, tokens, starts, names, calls)
 
     def emitted(self, length: int) -> tuple[tuple[Token, ...], tuple[int, ...]]:
         """The waiting tokens of the first `length` characters of the answer, and where they begin
@@ -185,7 +190,7 @@ class Service:
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
     ) -> Generator[AnswerEvent, None, None]:
-        texts = self.texts if completion.likeliest is not None else None
+        texts = self.texts if completion.wanted.likeliest is not None else None
         arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
         self.count(1, 0)
@@ -196,11 +201,14 @@ class Service:
                         began = True
                         self.count(-1, 1)
                         choice.info = event.info
-                        if completion.parted:
+                        if request.tools and event.info.calls:
+                            form, single = event.info.calls, completion.wanted.single
+                            choice.calls = CallSplitter(form, request.tools, single)
+                        if completion.wanted.parted:
                             known = len(request.begun)
                             choice.splitter = Splitter(event.info.marks, event.thinks, known)
                             choice.splitter.push(request.begun)
-                        yield AnswerStart(number, event.info)
+                        yield AnswerStart(number, event.info, len(event.prompt))
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)
                     if isinstance(event, Prefill):
@@ -212,7 +220,7 @@ class Service:
         finally:
             self.count(*((0, -1) if began else (-1, 0)))
             if began:
-                ended = choice.finish or "abort"
+                ended = FINISHES[choice.finish] if choice.finish else "abort"
                 self.counters.answered(choice.answered, ended, first, monotonic() - arrived)
 
 
@@ -246,7 +254,7 @@ class Running:
                         for item in events:
                             self.put(item)
         except StrataError as error:
-            outcome = api_error(error, self.completion.prompt)
+            outcome = api_error(error, self.completion.body.asked)
         except Exception:
             log.exception("An answer to a program broke off.")
             outcome = ApiError(500, "The answer broke off; the log says why.")

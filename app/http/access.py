@@ -54,7 +54,7 @@ MAX_REQUEST = 8 * MEGABYTE
 """The largest request of another program, which is more than any context holds."""
 CORS: Pairs = (
     (b"access-control-allow-methods", b"GET, POST"),
-    (b"access-control-allow-headers", b"authorization, content-type"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
     (b"access-control-max-age", b"600"),
 )
 
@@ -79,7 +79,12 @@ JOIN = "/gradio_api/queue/join"
 PAGE = Route("GET HEAD", "/", "document")
 PROGRAMS = (
     Route("GET", r"/v1/models(?:/.+)?|/health|/metrics", programs=True),
-    Route("POST", r"/v1/(?:chat/)?completions", longest=MAX_REQUEST, programs=True),
+    Route(
+        "POST",
+        r"/v1/(?:(?:chat/)?completions|messages(?:/count_tokens)?|responses)",
+        longest=MAX_REQUEST,
+        programs=True,
+    ),
 )
 """The routes for other programs. `Gate` in app/api/routes.py decides whether a program may use
 them."""

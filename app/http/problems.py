@@ -77,9 +77,11 @@ LOADED_SECONDS = 5
 def problem(
     status: int, message: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of an error response. `param` is the wrong parameter."""
+    """The body of an error response, in a form that clients of OpenAI and of Anthropic read.
+    `param` is the wrong parameter."""
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"type": "error", "error": error}
 
 
 def encoded(found: dict[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 
 from app.service.attachments import without_files
 from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
@@ -335,13 +336,16 @@ class Chat:
 
 def taking_turns(messages: Iterable[Message]) -> list[Message]:
     """The messages without empty ones, and with consecutive ones of one role joined: chat templates
-    expect roles to take turns, and a stopped answer may be empty."""
+    expect roles to take turns, and a stopped answer may be empty. Each result of a tool stays
+    alone."""
     found: list[Message] = []
     for each in messages:
-        if not each.content.strip():
+        if not (each.content.strip() or each.calls or each.call):
             continue
-        if found and found[-1].role == each.role:
-            each = Message(each.role, f"{found.pop().content}\n\n{each.content}")
+        if found and found[-1].role == each.role and not each.call:
+            before = found.pop()
+            content = "\n\n".join(filter(None, (before.content, each.content)))
+            each = replace(each, content=content, calls=before.calls + each.calls)
         found.append(each)
     return found
 

@@ -19,7 +19,7 @@ from app.service.jobs import Task
 from engine.engine import Request, Started
 from engine.errors import Busy, ModelError, PromptError, StrataError
 from engine.queue import Waiting
-from engine.types import Learned, Prefill, Step
+from engine.types import Learned, Message, Prefill, Step
 from storage.api_keys import ApiKey, ApiKeys
 
 MOST_EACH = 8
@@ -44,9 +44,13 @@ def common_prefix(left: str, right: str) -> int:
 def text_of(request: Request) -> str:
     """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
-        turns = (turn(message.role, message.content) for message in request.messages)
+        turns = (*map(str, request.tools), *map(said, request.messages))
         return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
+
+
+def said(message: Message) -> str:
+    return turn(message.role, message.content) + "".join(map(str, message.calls))
 
 
 def turn(role: str, content: str) -> str:
@@ -118,6 +122,34 @@ class Sessions:
                 self.known[owner, name] = before + text, length
 
 
+class Answers:
+    """The messages up to each of the last answers that may be continued by their ids: in memory
+    alone, and with as many characters as Sessions remembers."""
+
+    KEPT = 1024
+
+    def __init__(self) -> None:
+        self.known: OrderedDict[tuple[str, str], tuple[tuple[Message, ...], int]] = OrderedDict()
+        self.lock = threading.Lock()
+
+    def keep(self, owner: str, id: str, messages: tuple[Message, ...]) -> None:
+        with self.lock:
+            self.known[owner, id] = messages, sum(len(said(each)) for each in messages)
+            left = sum(size for _, size in self.known.values())
+            while len(self.known) > self.KEPT or len(self.known) > 1 and left > Sessions.CHARACTERS:
+                left -= self.known.popitem(last=False)[1][1]
+
+    def find(self, owner: str, id: str) -> tuple[Message, ...] | None:
+        with self.lock:
+            found = self.known.get((owner, id))
+        return found and found[0]
+
+    def forget(self, owner: str) -> None:
+        with self.lock:
+            for key in [key for key in self.known if key[0] == owner]:
+                del self.known[key]
+
+
 class Programs:
     """`always` says that the command line allows programs. If guests share the app, this is the
     only way to allow them."""
@@ -127,6 +159,7 @@ class Programs:
         self.always = False
         self.keys = ApiKeys(core.database)
         self.sessions = Sessions(core.engine.forget)
+        self.answers = Answers()
         self.asking = Counter[str]()
         """The number of each owner's requests that are being read, wait or run."""
         self.lock = threading.Lock()
@@ -139,6 +172,7 @@ class Programs:
         """Revoke a key and forget what drafting learned from it. Raises SettingError."""
         key = self.keys.revoke(key_id)
         self.core.engine.forget(key.owner, past=True)
+        self.answers.forget(key.owner)
         return key
 
     @contextmanager

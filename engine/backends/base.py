@@ -10,8 +10,9 @@ from engine.heads.base import Head, HeadInfo
 from engine.sampling import Choice, Floats, distribution, ranked, select
 from engine.settings import Sampling
 from engine.thinking import MARKS, Marks
+from engine.tools import CallForm
 from engine.tree import Tree
-from engine.types import Message
+from engine.types import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,10 @@ class BackendInfo(TokenizerInfo):
     nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
-    thinking on and off, and `marks` may stand around its thinking. `imitable` says that a message
-    can imitate a turn, because nothing but ordinary text separates turns. `head` describes the
-    model's own head for guessing tokens, if any.
+    thinking on and off, and `marks` may stand around its thinking. `calls` is the form in which it
+    calls tools, None if its chat template has no place for tools or the form is not known.
+    `imitable` says that a message can imitate a turn, because nothing but ordinary text separates
+    turns. `head` describes the model's own head for guessing tokens, if any.
 
     `exact` says that the logits of a token have the same bits whether it is decoded alone or among
     drafts. `server` is the server that runs it, None for a model on this machine.
@@ -88,6 +90,7 @@ class BackendInfo(TokenizerInfo):
     begin: str = ""
     can_think: bool = False
     marks: tuple[Marks, ...] = MARKS
+    calls: CallForm | None = None
     imitable: bool = False
     head: HeadInfo | None = None
     exact: bool = False
@@ -140,7 +143,9 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> Sequence[str]:
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         """The conversation in the model's chat template, with LITERAL in the special tokens that
         messages spell."""
 
@@ -271,7 +276,9 @@ class Backend(Protocol):
     def vocabulary(self) -> Sequence[str]:
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         """The prompt text of a conversation, up to where the assistant's answer begins. See
         `Tokenizer.render`.
 

@@ -19,18 +19,26 @@ import atexit
 import faulthandler
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
+from hashlib import sha256
 from time import monotonic
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
+from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError
 from engine.process import command, ending, environment
-from engine.types import Message
+from engine.tools import CallForm, form_of
+from engine.types import Message, Tool, ToolCall
+
+if TYPE_CHECKING:
+    from engine.backends.base import TokenizerInfo
 
 SECONDS = 5.0
 """The most seconds for a template. Usually it takes a few ms at first, and less than one later."""
@@ -41,7 +49,9 @@ LONGEST = 1 << 24
 
 Library = Literal["llama_cpp", "transformers"]
 """The library whose way of filling templates is used."""
-Fill = Callable[[Sequence[Mapping[str, str]], Mapping[str, bool]], str]
+Turn = dict[str, Any]
+"""A message as templates read it, in OpenAI's form."""
+Fill = Callable[[Sequence[Turn], Mapping[str, Any]], str]
 """Fills one template with turns and with values for variables that it may use."""
 SWITCHES = ("enable_thinking", "thinking")
 """The names of the template variable that switches thinking on or off."""
@@ -85,8 +95,8 @@ class Filler:
         library: Library,
         template: str,
         tokens: Mapping[str, str],
-        turns: Sequence[Mapping[str, str]] | None,
-        variables: Mapping[str, bool] | None = None,
+        turns: Sequence[Turn] | None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Fill a template with turns; with None it is only parsed, and "" is returned.
 
@@ -160,42 +170,105 @@ def can_think(template: str, fill: Fill) -> bool:
         return False
 
 
+PROBE = Tool("probe_tool", "It probes.", '{"type": "object", "properties": {"at": {}}}')
+PROBED = ToolCall("000000000", PROBE.name, '{"at": "probe_value"}')
+
+
+def call_form(template: str, fill: Fill) -> CallForm | None:
+    """The form in which a template writes calls of tools, None if it writes none or the form is not
+    known. This is tested by filling it: some templates want the arguments as a text."""
+    form = form_of(template)
+    if form is None or "tools" not in template:
+        return None
+    messages = (
+        Message("user", "Hi."),
+        Message("assistant", "", calls=(PROBED,)),
+        Message("tool", "probe_result", call=PROBED),
+    )
+    for text in (False, True):
+        turns = [turn_of(each, text) for each in messages]
+        try:
+            shown = fill(turns, {"tools": [described(PROBE)]})
+        except (TemplateError, TemplateStopped):
+            continue
+        wanted = (PROBE.name, PROBE.description, "probe_value", "probe_result")
+        if all(word in shown for word in wanted) and "'probe_value'" not in shown:
+            return form._replace(text=text)
+    return None
+
+
+def described(tool: Tool) -> Turn:
+    """A tool as templates read it, in OpenAI's form."""
+    function = {"name": tool.name, "description": tool.description}
+    return {"type": "function", "function": function | {"parameters": json.loads(tool.parameters)}}
+
+
+def turn_of(message: Message, text: bool = False) -> Turn:
+    """A message as templates read it, the arguments of calls as a `text` or as an object."""
+    turn: Turn = {"role": message.role, "content": message.content}
+    if message.calls:
+        turn["tool_calls"] = [call_of(call, text) for call in message.calls]
+    if message.call:
+        turn |= {"tool_call_id": short(message.call.id), "name": message.call.name}
+    return turn
+
+
+def call_of(call: ToolCall, text: bool) -> Turn:
+    arguments = call.arguments if text else json.loads(call.arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": short(call.id), "type": "function", "function": function}
+
+
+def short(id: str) -> str:
+    """An id of nine letters and digits: Mistral's templates refuse any other."""
+    return id if re.fullmatch("[0-9A-Za-z]{9}", id) else sha256(id.encode()).hexdigest()[:9]
+
+
 def conversation(
     messages: Sequence[Message],
     fill: Fill | None,
     begin: str,
-    name: str,
+    info: "TokenizerInfo",
+    special: SpecialTokens,
     thinking: bool | None = None,
+    tools: Sequence[Tool] = (),
 ) -> str:
-    """The prompt text of a conversation by `fill`, the chat template of model `name`. Without a
-    template, the text consists of plain lines after `begin`. Raises PromptError.
+    """The prompt text of a conversation by `fill`, the chat template of the model of `info`, with
+    LITERAL in the `special` tokens that messages, calls and tools spell. Without a template, the
+    text consists of plain lines after `begin`. Raises PromptError.
     """
     if fill is None:
+        messages = special.messages(messages)
         lines = "".join(f"{m.role.capitalize()}: {m.content}\n\n" for m in messages)
         return f"{begin}{lines}Assistant:"
     try:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        return fill(turns, switched(thinking))
+        form: CallForm | None = getattr(info, "calls", None)  # A bare tokenizer has none.
+        text = form is not None and form.text
+        turns = special.turns([turn_of(message, text) for message in messages])
+        variables: dict[str, Any] = {**switched(thinking)}
+        if tools:
+            variables["tools"] = special.within([described(tool) for tool in tools])
+        return fill(turns, variables)
     except TemplateStopped as stopped:
         raise PromptError(
-            f"The chat template of {name} was stopped: {stopped}. Choose another model, or another "
-            "file of this one."
+            f"The chat template of {info.name} was stopped: {stopped}. Choose another model, or "
+            "another file of this one."
         ) from stopped
     except Exception as error:
         # A template may raise anything, most often because it has no place for a system prompt.
         if messages and messages[0].role == "system" and len(messages) > 1:
             head = f"{messages[0].content}\n\n{messages[1].content}"
-            joined = [Message(messages[1].role, head), *messages[2:]]
-            return conversation(joined, fill, begin, name, thinking)
+            joined = [replace(messages[1], content=head), *messages[2:]]
+            return conversation(joined, fill, begin, info, special, thinking, tools)
         raise PromptError(
-            f"The chat template of {name} refuses this conversation: {error}. "
+            f"The chat template of {info.name} refuses this conversation: {error}. "
             "Check the order of the messages and the system prompt."
         ) from error
 
 
 # the helper process
 
-Filling = Callable[[list[dict[str, str]], dict[str, Any]], str]
+Filling = Callable[[list[Turn], dict[str, Any]], str]
 
 
 @lru_cache(maxsize=16)
@@ -205,7 +278,7 @@ def llama_cpp(template: str, *tokens: tuple[str, str]) -> Filling:
     names: dict[str, Any] = dict(tokens)
     formatter = Jinja2ChatFormatter(template, **names)
 
-    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
+    def fill(turns: list[Turn], variables: dict[str, Any]) -> str:
         messages: Any = turns
         return str(formatter(messages=messages, **variables).prompt)
 
@@ -219,7 +292,7 @@ def transformers(template: str, *tokens: tuple[str, str]) -> Filling:
 
     names: dict[str, Any] = dict(tokens)
 
-    def fill(turns: list[dict[str, str]], variables: dict[str, Any]) -> str:
+    def fill(turns: list[Turn], variables: dict[str, Any]) -> str:
         texts: Any = render_jinja_template(
             [turns], chat_template=template, add_generation_prompt=True, **names, **variables
         )

@@ -39,7 +39,7 @@ from engine.models.gguf import TREE_ROWS
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Message
+from engine.types import Message, Tool
 
 NO_MEMORY, ABORTED = 1, 2
 """Results of llama_decode other than 0 (success); any other one is a fault."""
@@ -220,15 +220,17 @@ class LlamaCppTokenizer:
     def vocabulary(self) -> list[str]:
         return self.tokens.texts
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         """The conversation in the file's chat template (run in a sandbox).
 
         The token that begins a text is added if the file requires one and its template does not
         write it.
         """
         begin = self.tokens.begin
-        marked = self.special.messages(messages)
-        text = conversation(marked, self.template, "", self.info.name, thinking)
+        how = self.info, self.special, thinking, tools
+        text = conversation(messages, self.template, "", *how)
         return text if text.startswith(begin) else begin + text
 
 

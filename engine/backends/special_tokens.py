@@ -8,7 +8,9 @@ message. The tokenizers read such a token as ordinary text, and without LITERAL.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
+from typing import Any
 
 from engine.errors import PromptError
 from engine.thinking import MARKS
@@ -49,9 +51,25 @@ class SpecialTokens:
     def messages(self, messages: Sequence[Message]) -> list[Message]:
         """The messages, with LITERAL in the special tokens that they spell."""
         return [
-            Message(each.role, self.literal(each.content, each.role == "assistant"))
+            replace(each, content=self.literal(each.content, each.role == "assistant"))
             for each in messages
         ]
+
+    def turns(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The turns of a chat template, with LITERAL in the special tokens that they spell."""
+        return [
+            self.within(turn)
+            | {"content": self.literal(turn["content"], turn["role"] == "assistant")}
+            for turn in turns
+        ]
+
+    def within(self, value: Any) -> Any:
+        """A value of JSON, with LITERAL in the special tokens that its texts spell."""
+        if isinstance(value, str):
+            return self.literal(value)
+        if isinstance(value, dict):
+            return {self.literal(key): self.within(item) for key, item in value.items()}
+        return [self.within(item) for item in value] if isinstance(value, list) else value
 
     def agree(self, text: str, tokens: Sequence[int]) -> bool:
         """Whether tokens contain the special tokens of a rendered text, and no others."""

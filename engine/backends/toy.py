@@ -22,7 +22,7 @@ from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
-from engine.types import Message
+from engine.types import Message, Tool
 
 END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 SPECIAL = {END: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
@@ -202,7 +202,9 @@ class ToyBackend:
     def vocabulary(self) -> list[str]:
         return [SPECIAL.get(token) or f"<0x{token:02X}>" for token in range(VOCABULARY)]
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         marked = self.special.messages(messages)
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in marked)
         return turns + "<|assistant|>"

@@ -8,11 +8,11 @@ from typing import Any
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine.backends.base import TokenizerInfo, fingerprint
-from engine.backends.chat_template import FILLER, Fill, conversation
+from engine.backends.chat_template import FILLER, Fill, Turn, conversation
 from engine.backends.special_tokens import following, special_tokens
 from engine.errors import ModelError, first_line
 from engine.text import well_formed
-from engine.types import Message
+from engine.types import Message, Tool
 
 LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 """The byte that each letter of a byte-level vocabulary stands for."""
@@ -84,16 +84,18 @@ class TransformersTokenizer:
     def vocabulary(self) -> list[str]:
         return vocabulary_of(self.tokenizer)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         begin = self.tokenizer.bos_token or ""
-        marked = self.special.messages(messages)
-        return conversation(marked, filler(self.tokenizer), begin, self.info.name, thinking)
+        how = self.info, self.special, thinking, tools
+        return conversation(messages, filler(self.tokenizer), begin, *how)
 
 
 def filler(tokenizer: Any) -> Fill | None:
     """The function that fills a tokenizer's chat template; None without a template."""
 
-    def fill(turns: Sequence[Mapping[str, str]], variables: Mapping[str, bool]) -> str:
+    def fill(turns: Sequence[Turn], variables: Mapping[str, Any]) -> str:
         template, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
         return FILLER.fill("transformers", template, tokens, turns, variables)
 

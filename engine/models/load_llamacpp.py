@@ -18,7 +18,14 @@ import llama_cpp
 
 from engine.backends import fast_path
 from engine.backends.base import BackendInfo, fingerprint
-from engine.backends.chat_template import FILLER, Fill, TemplateError, TemplateStopped, can_think
+from engine.backends.chat_template import (
+    FILLER,
+    Fill,
+    TemplateError,
+    TemplateStopped,
+    call_form,
+    can_think,
+)
 from engine.backends.check import check
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
 from engine.backends.llamacpp_states import StatesBackend
@@ -115,8 +122,8 @@ def describe(
     one, and the problem with the template, if any. That it can verify trees is a guess."""
     name = path.name.removesuffix(path.suffix)
     kind = tokenizer_type(vocabulary)
-    template, note, thinks = chat_template(model, vocabulary)
-    written = llama_cpp.llama_model_chat_template(model, None) or b""
+    written = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
+    template, note = chat_template(written, vocabulary)
     info = BackendInfo(
         name=name,
         kind="llama.cpp",
@@ -136,30 +143,29 @@ def describe(
         memory_bytes=llama_cpp.llama_model_size(model),
         sampling=recommended(own_sampler(model)),
         begin=vocabulary.begin,
-        can_think=thinks,
-        marks=marks_of(written.decode("utf-8", "replace"), vocabulary.texts),
+        can_think=template is not None and can_think(written, template),
+        marks=marks_of(written, vocabulary.texts),
+        calls=template and call_form(written, template),
     )
     return info, template, note
 
 
-def chat_template(model: Any, vocabulary: Vocabulary) -> tuple[Fill | None, str, bool]:
-    """The function that fills the file's chat template, None without one; the problem with the
-    template, if any; and whether it can switch thinking."""
-    found = llama_cpp.llama_model_chat_template(model, None)
+def chat_template(text: str, vocabulary: Vocabulary) -> tuple[Fill | None, str]:
+    """The function that fills the file's chat template, None without one, and the problem with the
+    template, if any."""
     problem = "The file brings no chat template"
-    if found:
-        text, raw = found.decode("utf-8", "replace"), vocabulary.raw
+    if text:
+        raw = vocabulary.raw
         tokens = {
             "bos_token": vocabulary.spelled(llama_cpp.llama_vocab_bos(raw)),
             "eos_token": vocabulary.spelled(llama_cpp.llama_vocab_eos(raw)),
         }
         try:
             FILLER.fill("llama_cpp", text, tokens, None)
-            fill = partial(FILLER.fill, "llama_cpp", text, tokens)
-            return fill, "", can_think(text, fill)
+            return partial(FILLER.fill, "llama_cpp", text, tokens), ""
         except (TemplateError, TemplateStopped) as error:
             problem = f"Its chat template cannot be read ({first_line(error)})"
-    return None, f"{problem}: the conversation is sent as plain lines.", False
+    return None, f"{problem}: the conversation is sent as plain lines."
 
 
 def own_sampler(model: Any) -> dict[str, float]:

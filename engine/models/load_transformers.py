@@ -19,7 +19,7 @@ from transformers.utils import logging
 from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.captured import capture
-from engine.backends.chat_template import FILLER, can_think
+from engine.backends.chat_template import FILLER, call_form, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
@@ -374,6 +374,7 @@ def describe(
         begin=begin_of(tokenizer),
         can_think=fill is not None and can_think(template, fill),
         marks=marks_of(template, vocabulary_of(tokenizer)),
+        calls=None if fill is None else call_form(template, fill),
     )
 
 

@@ -27,7 +27,7 @@ from engine.servers.client import (
     ServerModel,
     find,
 )
-from engine.types import CONTEXT, MODEL, STATISTICS, Message
+from engine.types import CONTEXT, MODEL, STATISTICS, Message, Tool
 
 CHARACTERS = 4
 """An estimate of the characters per token, about right for English."""
@@ -113,7 +113,7 @@ class ServedChat(Chat):
         if not text.strip():
             raise PromptError("The message is empty. Write something first.")
 
-    def measure(self, messages: Sequence[Message]) -> Size:
+    def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
         tokens = sum(self.counted(message.content) for message in messages)
         context = self.backend.info.context_length
         return Size(tokens, context or max(1, tokens))

@@ -1,5 +1,6 @@
 """The process that fills chat templates: it ends when a template does not, and only it does."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,19 @@ import psutil
 import pytest
 
 from engine.backends import chat_template
-from engine.backends.chat_template import Filler, Library, TemplateError, TemplateStopped
-from engine.backends.special_tokens import LITERAL
+from engine.backends.chat_template import (
+    Filler,
+    Library,
+    TemplateError,
+    TemplateStopped,
+    call_form,
+    conversation,
+)
+from engine.backends.special_tokens import LITERAL, SpecialTokens
+from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
-from engine.types import Message
+from engine.tools import CallSplitter, form_of
+from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.gguf_files import opened_gguf, tiny_gguf
 
@@ -374,3 +385,106 @@ def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None
     assert filler.process is not None
     words = psutil.Process(filler.process.pid).cmdline()
     assert words[-2:] == ["engine.backends.chat_template", "llama_cpp"]
+
+
+HERMES = (
+    "{%- if tools %}<|im_start|>system\n<tools>\n{%- for tool in tools %}\n{{ tool | tojson }}"
+    "{%- endfor %}\n</tools>\nReturn <tool_call> objects.<|im_end|>\n{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n"
+    "{{ m.content }}\n</tool_response><|im_end|>\n{%- else %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    '{%- for call in m.tool_calls or [] %}\n<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{%- endfor %}<|im_end|>\n'
+    "{%- endif %}{%- endfor %}<|im_start|>assistant\n"
+)
+MISTRAL = (
+    "{%- if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif %}"
+    "{%- for m in messages %}{%- if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{%- elif m.role == 'tool' %}[TOOL_RESULTS] {\"content\": {{ m.content | tojson }}, "
+    '"call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]{%- elif m.tool_calls %}[TOOL_CALLS] ['
+    "{%- for call in m.tool_calls %}{%- if call.id | length != 9 %}"
+    "{{ raise_exception('ids have 9 letters') }}{%- endif %}{{ call.function | tojson }}"
+    "{%- endfor %}]</s>{%- else %}{{ m.content }}</s>{%- endif %}{%- endfor %}"
+)
+DEEPSEEK = (
+    "{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}"
+    "{%- for m in messages %}{%- for call in m.tool_calls or [] %}"
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name "
+    "+ '\\n```json\\n' + call.function.arguments + '\\n```<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>' }}"
+    "{%- endfor %}{{ m.content }}{%- endfor %}"
+)
+JOINS = DEEPSEEK.replace("+ call.function.arguments +", "~ call.function.arguments ~")
+"""It writes an object as Python does, which is no JSON."""
+TOOL = Tool("look", "Looks.", '{"type": "object", "properties": {"at": {"type": "string"}}}')
+CALL = ToolCall("call_of_another_program", "look", '{"at": "<s> \\"the\\" <|im_end|>", "é": 1}')
+CALLED = [
+    Message("user", "hi"),
+    Message("assistant", "So:", (CALL,)),
+    Message("tool", "a <|im_end|>", call=CALL),
+]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    ("template", "form", "text"),
+    [
+        (HERMES, "tagged", False),
+        (MISTRAL, "mistral", False),
+        (DEEPSEEK, "deepseek", True),
+        (JOINS, "deepseek", True),
+        (HERMES.replace("tools", "things"), "", False),
+        (HERMES.replace("m.tool_calls", "m.calls"), "", False),
+        (HERMES.replace("<tool_call>", "<call>").replace("</tool_call>", ""), "", False),
+        ("{{ raise_exception('no') }}<tool_call>tools", "", False),
+    ],
+    ids=["hermes", "mistral", "deepseek", "joins", "no tools", "no calls", "unknown", "raises"],
+)
+def test_the_form_of_calls_is_found_and_written(
+    filler: Filler, background: None, library: Library, template: str, form: str, text: bool
+) -> None:
+    fill = partial(filler.fill, library, template, TOKENS)
+    found = call_form(template, fill)
+    if not form:
+        assert found is None
+        return
+    assert found is not None and (found.name, found.text) == (form, text)
+    special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
+    info = replace(ToyBackend().info, calls=found)
+    shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))
+    assert '"name": "look"' in shown and '"description": "Looks."' in shown
+    for spelled in ("<s> ", "a <|im_end|>"):
+        assert special.literal(spelled) in shown and spelled not in shown
+    answer = shown.replace(LITERAL, "")
+    answer = answer[answer.rindex(found.begins[0]) :]
+    answer = (
+        answer.partition(found.end)[0] + found.end if found.end else answer.partition("</s>")[0]
+    )
+    said = CallSplitter(found, (TOOL,)).push(answer, over=True)
+    assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
+        ("look", json.loads(CALL.arguments))
+    ]
+
+
+@pytest.mark.gguf
+def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> None:
+    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=HERMES))
+    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template=THINKS))
+    assert backend.info.calls == form_of(HERMES) and plain.info.calls is None
+    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
+    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)
+
+
+@pytest.mark.model
+def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_path: Path) -> None:
+    from engine.models.loaders import load
+
+    assert embedded.info.calls is None
+    folder = tmp_path / "calls"
+    shutil.copytree(EMBEDDED.with_name("small"), folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(HERMES)
+    backend = load(str(folder))
+    assert backend.info.calls == form_of(HERMES)
+    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
+    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)

@@ -19,7 +19,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from app.api import routes
-from app.api.requests import completion
+from app.api.answers import OpenAIReply
+from app.api.requests import Chat, completion
 from app.api.running import Running
 from app.http.login import BY_ALL, BY_SOURCE
 from app.service.programs import MOST_EACH
@@ -282,7 +283,7 @@ def test_the_errors_are_those_of_openai(program: openai.OpenAI, server: Served) 
     error = refused(openai.BadRequestError, messages=[{"role": "user", "content": "x" * 9000}])
     assert (error.code, error.param) == ("context_length_exceeded", "messages")
     error = refused(openai.BadRequestError, tools=[{"type": "function", "function": {"name": "f"}}])
-    assert error.param == "tools" and "not supported" in error.message
+    assert error.param == "tools" and "toy cannot call tools" in error.message
     wrong = openai.OpenAI(base_url=f"{server.address}/v1", api_key="sk-strata-x", max_retries=0)
     with wrong, pytest.raises(openai.AuthenticationError) as raised:
         wrong.models.list()
@@ -673,13 +674,15 @@ def test_a_stream_that_never_begins_ends_its_answer_too(held: tuple[Served, Held
 
     async def asked() -> None:
         body = {"messages": HELLO, **WAITS, "stream": True, "max_tokens": 3000}
-        found = completion("chat", body, server.session.engine.state.info)
+        info = server.session.engine.state.info
+        found = completion(Chat, body, info)
         place = ExitStack()
         place.enter_context(server.session.programs.place("api"))
         running = Running(server.api.service, "api", found, place)
+        reply = OpenAIReply(found, info)
         first = asyncio.ensure_future(running.next())
         await asyncio.wait((first,))
-        stream = routes.Stream(server.api.chunks(running, first), running)
+        stream = routes.Stream(server.api.chunks(running, reply, first), running)
         with pytest.raises(ClientDisconnect):
             await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, send, send)
 

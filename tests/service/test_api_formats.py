@@ -178,6 +178,21 @@ def test_the_client_of_openai_parses_what_it_asked_for(server: Served) -> None:
     assert parsed is not None and parsed.mood in ("glad", "sad")
 
 
+def test_responses_have_formats_too(server: Served) -> None:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as program:
+        found = program.responses.parse(
+            model="toy", input="who?", text_format=Person, temperature=0.7, max_output_tokens=400
+        )
+    assert found.output_parsed is not None and found.output_parsed.age in (30, 31)
+
+
+def test_a_format_cannot_be_combined_with_tools(client: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    reply = ask(client, text="hello", tools=[tool], guided_regex="a")
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and error["param"] == "tools" and "combined" in error["message"]
+
+
 def test_the_given_beginning_of_an_answer_counts(client: httpx.Client) -> None:
     begun = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": '{"name":"b'}]
     reply = ask(client, messages=begun, guided_json=SCHEMA, seed=1, temperature=1.0)

@@ -23,7 +23,7 @@ from engine.local import Local
 from engine.sampling import Floats
 from engine.settings import Generation, Sampling
 from engine.thinking import MARKS, Marks
-from engine.types import Message, Token
+from engine.types import Message, Token, Tool
 from storage.database import Database
 from tests.support.inside import OWNER
 from tests.support.served import Served, ask, served
@@ -52,7 +52,9 @@ class Thinker(ToyBackend):
         super().__init__(name="thinker", logits=says)
         self.info = replace(self.info, can_think=True)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         begun = {None: b"", True: OPENED, False: SAYS[: SAYS.index(b"Then")]}[thinking]
         return super().render(messages) + begun.decode()
 

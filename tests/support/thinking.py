@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.backends.toy import ToyBackend
-from engine.types import Message
+from engine.types import Message, Tool
 
 SHUT = "<think></think>"
 
@@ -17,5 +17,7 @@ class Thinking(ToyBackend):
         super().__init__(*arguments, **named)
         self.info = replace(self.info, can_think=True)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         return super().render(messages, thinking) + ("" if thinking is not False else SHUT)

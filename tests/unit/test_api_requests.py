@@ -6,23 +6,45 @@ from typing import Any
 
 import pytest
 
-from app.api.requests import NEUTRAL, Chat, Completion, Continuation, Kind, completion, parsed
+from app.api.messages import Messages
+from app.api.requests import (
+    NEUTRAL,
+    Body,
+    Chat,
+    Completion,
+    Continuation,
+    completion,
+    parsed,
+)
+from app.api.responses import Responses
 from app.http.problems import ApiError
 from engine.backends.toy import ToyBackend
 from engine.methods import PLAIN, USUAL
+from engine.tools import FORMS
 from engine.types import Message
 from tests.support.odd import NESTED, ODD
 
 HELLO = [{"role": "user", "content": "hello"}]
-BASE: dict[Kind, dict[str, Any]] = {"chat": {"messages": HELLO}, "text": {"prompt": "hello"}}
-INFO = ToyBackend().info
+BASE: dict[str, dict[str, Any]] = {
+    "chat": {"messages": HELLO},
+    "text": {"prompt": "hello"},
+    "messages": {"messages": HELLO},
+    "responses": {"input": HELLO},
+}
+MODELS: dict[str, type[Body]] = {
+    "chat": Chat,
+    "text": Continuation,
+    "messages": Messages,
+    "responses": Responses,
+}
+INFO = replace(ToyBackend().info, can_think=True, calls=FORMS[0])
 
 
-def read(kind: Kind = "chat", **more: Any) -> Completion:
-    return completion(kind, {**BASE[kind], **more}, replace(INFO, can_think=True))
+def read(kind: str = "chat", **more: Any) -> Completion:
+    return completion(MODELS[kind], {**BASE[kind], **more}, INFO)
 
 
-def refused(kind: Kind = "chat", **more: Any) -> ApiError:
+def refused(kind: str = "chat", **more: Any) -> ApiError:
     with pytest.raises(ApiError) as raised:
         read(kind, **more)
     return raised.value
@@ -56,11 +78,9 @@ def test_values_are_taken_as_they_are_and_never_coerced(
         assert error.status == (404 if name == "model" and isinstance(value, str) else 400)
 
 
-@pytest.mark.parametrize(("kind", "model"), [("chat", Chat), ("text", Continuation)])
-def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(
-    kind: Kind, model: type[Chat | Continuation]
-) -> None:
-    for name in model.model_fields:
+@pytest.mark.parametrize("kind", MODELS)
+def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(kind: str) -> None:
+    for name in MODELS[kind].model_fields:
         for value in ODD:
             try:
                 assert read(kind, **{name: value}).requests
@@ -105,7 +125,8 @@ def test_an_error_says_the_value_and_what_to_give(more: dict[str, Any], expected
         (None, "messages[1]"),
         ("x", "messages[1]"),
         ({}, "messages[1].role"),
-        ({"role": "tool"}, "messages[1].role"),
+        ({"role": "robot"}, "messages[1].role"),
+        ({"role": "tool"}, "messages[1]"),
         ({"role": []}, "messages[1].role"),
         ({"role": "user", "content": 1}, "messages[1].content"),
         ({"role": "user", "content": NESTED}, "messages[1].content"),
@@ -132,7 +153,7 @@ def test_halves_of_characters_become_a_mark() -> None:
 
 
 def test_the_newer_name_of_the_limit_counts() -> None:
-    def limit(kind: Kind = "chat", **more: Any) -> int:
+    def limit(kind: str = "chat", **more: Any) -> int:
         return read(kind, **more).requests[0].generation.max_tokens
 
     assert limit(max_completion_tokens=2, max_tokens="x") == 2
@@ -145,10 +166,11 @@ def test_the_newer_name_of_the_limit_counts() -> None:
 
 
 def test_probabilities_are_asked_for_in_two_ways() -> None:
-    assert read().likeliest is read("text", logprobs=False).likeliest is None
-    assert read(logprobs=True).likeliest == read("text", logprobs=0).likeliest == 0
-    assert read(logprobs=True, top_logprobs=20).likeliest == 20
-    assert read("text", logprobs=5.0, top_logprobs="x", messages=3).likeliest == 5
+    assert read().wanted.likeliest is read("text", logprobs=False).wanted.likeliest is None
+    zero = read(logprobs=True), read("text", logprobs=0)
+    assert [each.wanted.likeliest for each in zero] == [0, 0]
+    assert read(logprobs=True, top_logprobs=20).wanted.likeliest == 20
+    assert read("text", logprobs=5.0, top_logprobs="x", messages=3).wanted.likeliest == 5
     for value in (True, 6, -1, "1", 1.5):
         assert refused("text", logprobs=value).param == "logprobs"
 
@@ -200,7 +222,7 @@ def test_prompts_are_texts_or_tokens() -> None:
         assert error.param == "prompt" and "from 0 to 259" in error.message
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@pytest.mark.parametrize("name", sorted(NEUTRAL.keys() - Chat.model_fields))
 def test_what_changes_nothing_is_accepted_and_the_rest_is_unsupported(name: str) -> None:
     for value in (None, *NEUTRAL[name]):
         assert read(**{name: value}).requests

@@ -13,7 +13,7 @@ from engine.errors import PromptError
 from engine.prompt import BLOCKS, CUT, Chat, TextStream, continued, resumed, splice
 from engine.settings import Drafting, Generation, Sampling
 from engine.thinking import MARKS
-from engine.types import Message, Prefill, Step
+from engine.types import Message, Prefill, Step, Tool
 from tests.support.replies import reply
 from tests.support.thinking import Thinking
 
@@ -229,7 +229,9 @@ class Counting(ToyBackend):
         self.characters += len(text)
         return list(text.encode()) if "<|" not in text else super().tokenize(text)
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         self.renders += 1
         return super().render(messages, thinking)
 

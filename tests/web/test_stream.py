@@ -24,7 +24,7 @@ from app.web.stream import AnswerEvents, StreamEvent
 from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.settings import Generation, Sampling
-from engine.types import MODEL, TARGET, Finish, Message, Step, Token
+from engine.types import MODEL, TARGET, Finish, Message, Step, Token, Tool
 from storage.conversations import Piece
 from storage.database import Database
 from tests.service.test_answering import recorder, store
@@ -424,7 +424,9 @@ def test_waiting_is_shown_and_removed() -> None:
 class ThinkingToy(ToyBackend):
     """A model whose chat template begins the thinking."""
 
-    def render(self, messages: Sequence[Message], thinking: bool | None = None) -> str:
+    def render(
+        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         return super().render(messages, thinking) + "<think>\n"
 
 

@@ -1,0 +1,241 @@
+"""OpenAI's responses: requests and answers in the format of /v1/responses."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, FailFast, Field, model_validator
+
+from app.api.answers import Block, Blocks, Data, Step
+from app.api.figures import figures
+from app.api.formats import ResponseFormat, usable
+from app.api.requests import (
+    MOST_MESSAGES,
+    MOST_TOKENS,
+    Arguments,
+    Body,
+    Content,
+    Earlier,
+    Given,
+    Id,
+    Limit,
+    Nothing,
+    ToolChoice,
+    ToolFunction,
+    ToolName,
+    Wanted,
+    joined,
+    offer,
+    result,
+    talk,
+)
+from engine.backends.base import BackendInfo
+from engine.engine import Request
+from engine.types import Message, ToolCall
+from storage.validation import refusal
+
+ITEMS = {
+    "thinking": ("reasoning", "rs_", "reasoning_text"),
+    "text": ("message", "msg_", "output_text"),
+    "call": ("function_call", "fc_", "function_call_arguments"),
+}
+"""The item of each kind of block: its type, the beginning of its id, and the name of its text."""
+
+
+def items(value: Any) -> Any:
+    """The items of an input, which may be a text. Thinking is not read again."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [e for e in value if not (isinstance(e, dict) and e.get("type") == "reasoning")]
+
+
+class Item(Given):
+    type: Literal["message", "function_call", "function_call_output"] = Field(
+        default="message", description="'message', 'function_call' or 'function_call_output'"
+    )
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content = []
+    call_id: Id | None = None
+    name: ToolName | None = None
+    arguments: Arguments = "{}"
+    output: Content = []
+
+    @model_validator(mode="after")
+    def whole_item(self) -> Self:
+        if self.type == "message" and not self.role:
+            raise refusal("A message needs a role.")
+        if self.type != "message" and not self.call_id:
+            raise refusal(f"A {self.type} needs the call_id of its call.")
+        if self.type == "function_call" and not self.name:
+            raise refusal("A function_call needs a name.")
+        return self
+
+    @property
+    def message(self) -> Message:
+        if self.type == "function_call_output":
+            return result(self.call_id or "", joined(self.output))
+        if self.type == "function_call":
+            call = ToolCall(self.call_id or "", self.name or "", self.arguments)
+            return Message("assistant", "", (call,))
+        role = "system" if self.role == "developer" else self.role or ""
+        return Message(role, joined(self.content))
+
+
+class SentTool(ToolFunction):
+    type: Literal["function"]
+
+
+def shown(tool: SentTool) -> Data:
+    """A tool in an answer, as it was sent."""
+    return {**dict(tool), "parameters": json.loads(tool.parameters), "strict": None}
+
+
+class TextOptions(Given):
+    format: ResponseFormat = ResponseFormat(type="text")
+
+
+class Reasoning(Given):
+    effort: str = ""
+
+
+class Responses(Body):
+    asked: ClassVar[str] = "input"
+    input: Annotated[list[Item], FailFast(), BeforeValidator(items)] = Field(
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description=f"a text, or a list of 1 to {MOST_MESSAGES:,} items",
+    )
+    instructions: str = ""
+    previous_response_id: Id | None = None
+    store: bool = True
+    max_output_tokens: Limit = None
+    tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: Reasoning = Reasoning()
+    text: TextOptions = TextOptions()
+    prompt: Nothing = None
+
+    @property
+    def wanted(self) -> Wanted:
+        schema = self.text.format.schema_text
+        return Wanted(
+            self.max_output_tokens or MOST_TOKENS,
+            single=not self.parallel_tool_calls,
+            thinking=False if self.reasoning.effort == "none" else None,
+            form=usable("text", "json_schema", schema) if schema else None,
+        )
+
+    def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
+        before = earlier(self.previous_response_id) if self.previous_response_id else ()
+        instructions = Message("system", self.instructions)
+        turns = [instructions, *before, *(each.message for each in self.input)]
+        tools = [each.tool for each in self.tools if self.tool_choice != "none"]
+        return [talk(basic, info, turns, tools, "input")]
+
+
+class ResponsesReply(Blocks):
+    prefix: ClassVar[str] = "resp_"
+    sent = 0
+    """How many events were sent."""
+
+    def event(self, name: str, **data: Any) -> Data:
+        self.sent += 1
+        return {"type": f"response.{name}", "sequence_number": self.sent - 1, **data}
+
+    def begin(self, tokens: int) -> list[Data]:
+        names = "created", "in_progress"
+        return [self.event(name, response=self.response("in_progress")) for name in names]
+
+    def step(self, step: Step, block: Block, text: str = "") -> list[Data]:
+        output, name = block.number, ITEMS[block.kind][2]
+        item = item_of(block, "in_progress" if step == "start" else "completed")
+        where: Data = {"item_id": item["id"], "output_index": output}
+        if block.call is None:
+            where["content_index"] = 0
+        if block.kind == "text" and step != "start":
+            where["logprobs"] = []
+        if step == "delta":
+            return [self.event(f"{name}.delta", **where, delta=text)]
+        part = [] if block.call else [("content_part", {"part": part_of(block)})]
+        if step == "start":
+            found = [("output_item", {"item": item}), *part]
+            return [self.event(f"{n}.added", **where, **data) for n, data in found]
+        written: Data = {"arguments" if block.call else "text": block.text}
+        found = [(name, written), *part, ("output_item", {"item": item})]
+        return [self.event(f"{n}.done", **where, **data) for n, data in found]
+
+    def end(self) -> list[Data]:
+        whole = self.whole()
+        return [self.event(str(whole["status"]), response=whole)]
+
+    def whole(self) -> Data:
+        status = "incomplete" if self.grown.finish == "length" else "completed"
+        return self.response(status) | {"usage": self.tokens} | figures(self.answered)
+
+    def response(self, status: str) -> Data:
+        body, generation = self.body, self.completion.requests[0].generation
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "model": self.info.name,
+            "output": [item_of(block, "completed") for block in self.blocks],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "temperature": generation.sampling.temperature,
+            "top_p": generation.sampling.top_p,
+            "tool_choice": body.tool_choice,
+            "tools": [shown(each) for each in body.tools],
+        }
+
+    @property
+    def kept(self) -> tuple[str, tuple[Message, ...]] | None:
+        """Instructions hold for one answer alone, so they are not kept."""
+        if not self.body.store:
+            return None
+        (request,) = self.completion.requests
+        first, *rest = request.messages
+        alone = first.content.removeprefix(self.body.instructions).removeprefix("\n\n")
+        first = replace(first, content=alone) if first.role == "system" else first
+        grown = self.grown
+        last = Message("assistant", request.begun + grown.text, tuple(grown.calls))
+        return self.id, (first, *rest, last)
+
+    @property
+    def body(self) -> Responses:
+        assert isinstance(self.completion.body, Responses)
+        return self.completion.body
+
+    @property
+    def tokens(self) -> Data:
+        found = self.usage
+        cached = found["prompt_tokens_details"]["cached_tokens"]
+        thought = found["completion_tokens_details"]["reasoning_tokens"]
+        return {
+            "input_tokens": found["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": found["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": found["total_tokens"],
+        }
+
+
+def part_of(block: Block) -> Data:
+    part = {"type": ITEMS[block.kind][2], "text": block.text}
+    return part | ({"annotations": [], "logprobs": []} if block.kind == "text" else {})
+
+
+def item_of(block: Block, status: str) -> Data:
+    kind, prefix, _ = ITEMS[block.kind]
+    item: Data = {"type": kind, "id": prefix + block.id, "status": status}
+    if call := block.call:
+        return item | {"call_id": call.id, "name": call.name, "arguments": block.text}
+    more: Data = {"summary": []} if block.kind == "thinking" else {"role": "assistant"}
+    return item | more | {"content": [part_of(block)] if block.text else []}

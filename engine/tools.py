@@ -1,0 +1,224 @@
+"""Calls of tools in the text of an answer, told apart from what is said.
+
+A model writes its calls as text, each family in a form of its own. `FORMS` is the only list of
+these forms, and `CallSplitter` the only code that looks for calls. A call counts once it is whole:
+it can be read, and names a tool of the request. Everything else stays text, so that nothing that a
+model wrote is lost, and nobody is asked to run a tool that was not offered.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.text import read_json
+from engine.types import Tool, ToolCall
+
+Named = tuple[str, Any]
+"""The name of a tool, and the arguments of a call."""
+QUOTE = '<|"|>'
+"""What Gemma 4 puts around a text."""
+
+
+class CallForm(NamedTuple):
+    """How a family of models writes calls.
+
+    A call stands between one of the `begins` and the `end`, or the end of the answer if that is "".
+    If `opens`, it can only be the beginning of the answer. A `single` call ends the answer. The
+    template takes the arguments as `text`, or else as an object.
+    """
+
+    name: str
+    begins: tuple[str, ...]
+    end: str = ""
+    opens: bool = False
+    single: bool = False
+    text: bool = False
+
+
+FORMS = (
+    CallForm("tagged", ("<tool_call>",), "</tool_call>"),  # Hermes, Qwen, GLM
+    CallForm("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"),
+    CallForm("gemma", ("<|tool_call>",), "<tool_call|>"),
+    CallForm("mistral", ("[TOOL_CALLS]",)),
+    # Llama 3. Its templates refuse a message with several calls.
+    CallForm("llama", ("<|python_tag|>", "{"), opens=True, single=True),
+)
+LLAMA = '"parameters": dictionary of argument name'
+"""What Llama 3's chat templates say about the form of calls."""
+
+
+def form_of(template: str) -> CallForm | None:
+    """The form that a chat template names, None if there is none."""
+    if LLAMA in template:
+        return FORMS[-1]
+    return next((each for each in FORMS if each.begins[0] in template), None)
+
+
+def as_json(value: Any) -> str:
+    """JSON as models read and write it. Raises ValueError for numbers that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def named(value: Any) -> Named:
+    """The call in an object with a name and arguments, which may be JSON in a text."""
+    arguments = value["arguments"] if "arguments" in value else value["parameters"]
+    return value["name"], read_json(arguments) if isinstance(arguments, str) else arguments
+
+
+def typed(tool: Tool, name: str, text: str) -> Any:
+    """An argument that was written without quotes, as the schema of its tool wants it."""
+    schema = json.loads(tool.parameters).get("properties", {}).get(name, {})
+    if schema.get("type", "string" if not schema else "") == "string":
+        return text
+    try:
+        return read_json(text)
+    except ValueError:
+        return text
+
+
+def tagged(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
+    if body.startswith("{"):
+        yield named(read_json(body))
+        return
+    if body.startswith("<function="):  # Qwen 3.5 and Qwen3-Coder
+        name = body[len("<function=") : body.index(">")]
+        ends = r"\n?</parameter>(?=\s*(?:<parameter=|</function>))"
+        found = re.findall(rf"<parameter=([^>\n]+)>\n?(.*?){ends}", body, re.DOTALL)
+    else:  # GLM
+        name = body.partition("<arg_key>")[0].strip()
+        pairs = r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"
+        found = re.findall(pairs, body, re.DOTALL)
+    yield name, {key: typed(tools[name], key, value) for key, value in found}
+
+
+def deepseek(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    for call in re.findall("<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁end｜>", text, re.DOTALL):
+        name, _, arguments = call.partition("<｜tool▁sep｜>")
+        if name == "function":  # V3 and R1 write the name next, and a block of code
+            name, _, arguments = arguments.partition("\n```json\n")
+            arguments = arguments.strip().removesuffix("```")
+        yield name.strip(), read_json(arguments)
+
+
+def gemma(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|tool_call>").removesuffix("<tool_call|>").strip()
+    name, _, arguments = body.removeprefix("call:").partition("{")
+    parts = ("{" + arguments).split(QUOTE)
+    parts[1::2] = map(json.dumps, parts[1::2])
+    parts[::2] = (re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+):", r'\1"\2":', part) for part in parts[::2])
+    yield name, read_json("".join(parts))
+
+
+def mistral(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    for part in text.split("[TOOL_CALLS]")[1:]:
+        name, separator, arguments = part.partition("[ARGS]")
+        if separator:
+            yield name.partition("[CALL_ID]")[0].strip(), read_json(arguments)
+        else:
+            yield from map(named, read_json(part))
+
+
+def llama(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|python_tag|>").lstrip()
+    _, end = json.JSONDecoder().raw_decode(body)
+    if body[end:].strip() and not body[end:].lstrip().startswith(";"):
+        raise ValueError("text follows the call")
+    yield named(read_json(body[:end]))
+
+
+READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
+    "tagged": tagged,
+    "deepseek": deepseek,
+    "gemma": gemma,
+    "mistral": mistral,
+    "llama": llama,
+}
+"""How the text of a call is read, by the form. They raise all kinds of errors if it cannot be."""
+
+
+class Said(NamedTuple):
+    """A part of an answer: text, and the calls after it."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class CallSplitter:
+    """Splits one answer. With `single` it ends with its first call."""
+
+    def __init__(self, form: CallForm, tools: Sequence[Tool], single: bool = False) -> None:
+        self.form, self.tools = form, {tool.name: tool for tool in tools}
+        self.single = single or form.single
+        self.begin = re.compile("|".join(map(re.escape, form.begins)))
+        self.held = ""
+        self.tried = 0
+        """How much of the held text is known to hold no whole call."""
+        self.said = self.called = False
+
+    def push(self, text: str, over: bool = False) -> Said:
+        """Add text, which is the last if `over`. Returns what is certain now, and holds back what
+        may be part of a call."""
+        self.held += text
+        shown, calls = "", list[ToolCall]()
+        while self.held and not (self.called and self.single):
+            found = self.begin.search(self.held)
+            before = len(self.held[: found.start()].rstrip()) if found else 0
+            if found is None or self.form.opens and (before or self.said):
+                certain = len(self.held) - (0 if over else self.unsure())
+                shown += self.certain(certain)
+                break
+            read, end = self.read(found.start(), over)
+            if read:
+                shown += self.certain(before)
+                calls += read[:1] if self.single else read
+                self.held, self.tried, self.called = self.held[end - before :], 0, True
+            elif over:
+                shown += self.certain(found.end())
+                self.tried = 0
+            else:
+                shown += self.certain(before)
+                break
+        if over and self.called and not shown.strip():
+            shown = ""
+        return Said(shown, tuple(calls))
+
+    def certain(self, length: int) -> str:
+        """Take so much of the held text, which is no call."""
+        text, self.held = self.held[:length], self.held[length:]
+        self.tried = max(0, self.tried - length)
+        self.said = self.said or bool(text.strip())
+        return text
+
+    def read(self, start: int, over: bool) -> tuple[list[ToolCall], int]:
+        """The calls in the held text from `start` on, [] if none is whole, and where they end. An
+        argument may hold the end mark, so each one may be the end."""
+        mark, end = self.form.end, len(self.held)
+        while mark and (at := self.held.find(mark, max(start, self.tried))) >= 0:
+            self.tried = at + len(mark)
+            if calls := self.calls(self.held[start : self.tried]):
+                return calls, self.tried
+        return (self.calls(self.held[start:]) if over else []), end
+
+    def calls(self, text: str) -> list[ToolCall]:
+        """The calls in a text, [] if one of them cannot be read."""
+        try:
+            found = list(READERS[self.form.name](text, self.tools))
+            if not all(name in self.tools and isinstance(given, dict) for name, given in found):
+                return []
+            written = [(name, as_json(given)) for name, given in found]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return []
+        return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
+
+    def unsure(self) -> int:
+        """How many characters at the end may belong to a mark or to the white space before it."""
+        text, begins = self.held, self.form.begins
+        if self.form.opens and self.said:
+            return 0
+        longest = min(max(map(len, begins)), len(text))
+        begun = (n for n in range(longest, 0, -1) if any(b.startswith(text[-n:]) for b in begins))
+        certain = text[: len(text) - next(begun, 0)].rstrip()
+        return len(text) - len(certain)

@@ -1,0 +1,257 @@
+"""OpenAI's responses, with its client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from app.service.programs import Answers, Sessions
+from engine.types import Message
+from tests.support.scripted import Scripted
+from tests.support.served import Served, ask, served
+
+QUESTION = "How is the weather in Paris?"
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Looks it up.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+THOUGHT = "<think>\nI need the weather.\n</think>\n\n"
+
+
+def script(prompt: str) -> str:
+    if "<tool_response>" in prompt:
+        return f"It is {prompt.rpartition('get_weather: ')[2].partition('<')[0]}."
+    if "get_weather" in prompt:
+        return f"{THOUGHT}I look it up.\n{CALL}\n{CALL}"
+    return f"Answer {prompt.count('<|user|>')}."
+
+
+@pytest.fixture(scope="module")
+def backend() -> Scripted:
+    return Scripted(script)
+
+
+@pytest.fixture(scope="module")
+def server(backend: Scripted) -> Iterator[Served]:
+    with served(backend) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[httpx.Client]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def program(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def answer(program: openai.OpenAI, **more: Any) -> Any:
+    return program.responses.create(**({"model": "scripted", "input": QUESTION} | more))
+
+
+def test_a_text_is_answered(program: openai.OpenAI, backend: Scripted) -> None:
+    found = answer(program, instructions="Be kind.")
+    assert found.output_text == "Answer 1." and found.status == "completed"
+    assert backend.prompts[-1].startswith("<|system|>Be kind.<|end|><|user|>How")
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+    assert found.model == "scripted" and found.id.startswith("resp_")
+    assert found.model_extra["strata"]["forwards"] > 0
+
+
+def test_functions_are_called_and_their_results_read(
+    program: openai.OpenAI, backend: Scripted
+) -> None:
+    found = answer(program, tools=[WEATHER])
+    assert [item.type for item in found.output] == [
+        "reasoning", "message", "function_call", "function_call",
+    ]  # fmt: skip
+    assert found.output[0].content[0].text == "I need the weather."
+    assert found.output_text == "I look it up."
+    calls = found.output[2:]
+    assert [json.loads(call.arguments) for call in calls] == [{"city": "Paris"}] * 2
+    results = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": f"{number} degrees"}
+        for number, call in enumerate(calls)
+    ]
+    history = [{"role": "user", "content": QUESTION}, *(item.to_dict() for item in found.output)]
+    for given in (
+        {"input": [*history, *results]},
+        {"input": results, "previous_response_id": found.id},
+    ):
+        last = answer(program, tools=[WEATHER], **given)
+        assert last.output_text == "It is 1 degrees."
+        prompt = backend.prompts[-1]
+        assert f"I look it up.\n{CALL}\n{CALL}<|end|>" in prompt
+        assert "get_weather: 0 degrees</tool_response><|end|>" in prompt
+        assert "I need the weather" not in prompt
+
+
+def test_a_stream_is_what_the_whole_answer_is(program: openai.OpenAI) -> None:
+    whole = answer(program, tools=[WEATHER])
+    kinds, text, numbers = [], "", []
+    given: Any = {"model": "scripted", "input": QUESTION, "tools": [WEATHER]}
+    with program.responses.stream(**given) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            numbers.append(event.sequence_number)
+            text += event.delta if event.type == "response.output_text.delta" else ""
+        found = stream.get_final_response()
+    assert text == found.output_text == whole.output_text
+    assert numbers == list(range(len(kinds)))
+    assert [item.type for item in found.output] == [item.type for item in whole.output]
+    for left, right in zip(found.output[2:], whole.output[2:], strict=True):
+        assert (left.name, left.arguments) == (right.name, right.arguments)
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_item.added") == 4
+    assert kinds.count("response.output_item.done") == 4
+    assert kinds.count("response.function_call_arguments.done") == 2
+    assert "response.reasoning_text.delta" in kinds
+
+
+def test_events_name_the_item_that_they_are_about(client: httpx.Client) -> None:
+    lines = ask(client, "responses", input=QUESTION, tools=[WEATHER], stream=True).text
+    assert "[DONE]" not in lines
+    ids: dict[int, str] = {}
+    last: dict[str, Any] = {}
+    for part in lines.strip().split("\n\n"):
+        name, _, data = part.partition("\n")
+        last = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {last['type']}"
+        if last["type"] == "response.output_item.added":
+            assert last["item"]["status"] == "in_progress"
+            ids[last["output_index"]] = last["item"]["id"]
+        if "item_id" in last:
+            assert last["item_id"] == ids[last["output_index"]]
+    assert [item["id"] for item in last["response"]["output"]] == list(ids.values())
+    assert last["response"]["output"][1]["content"][0]["text"] == "I look it up."
+
+
+def test_an_answer_is_continued_by_its_id(program: openai.OpenAI, backend: Scripted) -> None:
+    first = answer(program, instructions="Be kind.", stream=True)
+    (found,) = [event.response for event in first if event.type == "response.completed"]
+    second = answer(program, input="And then?", previous_response_id=found.id)
+    assert second.output_text == "Answer 2." and second.previous_response_id == found.id
+    assert backend.prompts[-1] == (
+        f"<|user|>{QUESTION}<|end|><|assistant|>Answer 1.<|end|><|user|>And then?<|end|>"
+        "<|assistant|>"
+    ), "instructions hold for one answer"
+    branch = answer(program, input="Or?", previous_response_id=found.id, instructions="Be brief.")
+    assert branch.output_text == "Answer 2."
+    assert answer(program, previous_response_id=second.id).output_text == "Answer 3."
+
+
+def test_no_answer_of_another_key_is_continued(program: openai.OpenAI, server: Served) -> None:
+    """Nor one that was not stored."""
+    unstored = answer(program, store=False)
+    stored = answer(program)
+    _, secret = server.session.programs.keys.make("other")
+    other = openai.OpenAI(base_url=f"{server.address}/v1", api_key=secret, max_retries=0)
+    with other:
+        for who, id in ((program, unstored.id), (other, stored.id), (program, "resp_x")):
+            with pytest.raises(openai.BadRequestError) as raised:
+                answer(who, previous_response_id=id)
+            assert raised.value.param == "previous_response_id"
+            assert raised.value.code == "previous_response_not_found"
+
+
+def test_kept_answers_are_bounded_and_go_with_their_key() -> None:
+    answers, half = Answers(), "x" * (Sessions.CHARACTERS // 2)
+    for number in range(3):
+        answers.keep("a", str(number), (Message("user", half[:-100]),))
+    assert answers.find("a", "0") is None and answers.find("a", "2") is not None
+    assert answers.find("b", "2") is None
+    answers.keep("b", "9", (Message("user", "short"),))
+    answers.forget("a")
+    assert answers.find("a", "2") is None and answers.find("b", "9") is not None
+    answers.keep("a", "long", (Message("user", 3 * half),))
+    assert answers.find("a", "long") is not None, "the last one is kept whatever its length"
+
+
+def test_a_revoked_key_s_answers_are_forgotten(server: Served) -> None:
+    programs = server.session.programs
+    key, secret = programs.keys.make("short-lived")
+    base = f"{server.address}/v1"
+    with openai.OpenAI(base_url=base, api_key=secret, max_retries=0) as program:
+        found = answer(program)
+    assert programs.answers.find(key.owner, found.id)
+    programs.revoke(key.id)
+    assert programs.answers.find(key.owner, found.id) is None
+
+
+def test_an_answer_that_is_cut_is_incomplete(program: openai.OpenAI) -> None:
+    found = answer(program, max_output_tokens=3)
+    assert found.status == "incomplete" and found.output_text == "Ans"
+    assert found.incomplete_details.reason == "max_output_tokens"
+    *_, last = answer(program, max_output_tokens=3, stream=True)
+    assert last.type == "response.incomplete"
+
+
+def test_requests_of_codex_are_answered(client: httpx.Client, backend: Scripted) -> None:
+    """With its parameters and kinds of tools that change nothing, or are skipped."""
+    message = {"type": "message", "role": "developer"}
+    body = {
+        "model": "scripted",
+        "instructions": "You are Codex.",
+        "input": [
+            {**message, "content": [{"type": "input_text", "text": "Folder: /tmp."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "reasoning", "summary": [], "encrypted_content": "x", "content": None},
+        ],
+        "tools": [WEATHER, {"type": "custom", "name": "apply_patch"}, {"type": "web_search"}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "text": {"verbosity": "medium"},
+    }
+    found = client.post("/v1/responses", json=body)
+    assert found.status_code == 200 and "response.completed" in found.text
+    assert found.text.count("function_call_arguments.done") == 2, "its name and its type"
+    assert "You are Codex.\n\nFolder: /tmp." in backend.prompts[-1]
+    assert "apply_patch" not in backend.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"input": []}, "input", "a text, or a list"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Give 'message'"),
+        ({"input": [{"content": "x"}]}, "input[0]", "needs a role"),
+        ({"input": [{"type": "function_call_output"}]}, "input[0]", "needs the call_id"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]", "needs a name"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            "input",
+            "has the id 'x'",
+        ),
+        ({"text": {"format": {"type": "xml"}}}, "text", "'json_schema'"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": 1}}}}, "text", "cannot be"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [WEATHER]}, "tools", "combined"),
+        ({"background": True}, "background", "is not supported"),
+        ({"conversation": "c"}, "conversation", "is not supported"),
+        ({"prompt": {"id": "p"}}, "prompt", "Leave it out"),
+        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice", "can be enforced yet"),
+        ({"previous_response_id": "x"}, "previous_response_id", "There is no answer 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    client: httpx.Client, more: dict[str, Any], param: str, words: str
+) -> None:
+    found = client.post("/v1/responses", json={"input": QUESTION} | more)
+    error = found.json()["error"]
+    assert (found.status_code, error["param"]) == (400, param) and words in error["message"]

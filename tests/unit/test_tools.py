@@ -1,0 +1,203 @@
+"""Calls in answers: each form read back, whatever its pieces, and everything else left as text."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.tools import FORMS, CallForm, CallSplitter, form_of
+from engine.types import Tool, ToolCall
+
+WEATHER = Tool(
+    "get_weather",
+    "The weather.",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            },
+        }
+    ),
+)
+TIME = Tool("time")
+FORM = {form.name: form for form in FORMS}
+PARIS = ("get_weather", {"city": "Paris", "days": 2})
+NOW = ("time", {})
+JSON = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
+QWEN = (
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
+    "</parameter>\n</function>"
+)
+GLM = (
+    "get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n"
+)
+SEP, BEGIN, END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+GIVEN = '{"city": "Paris", "days": 2}'
+Call = tuple[str, dict[str, Any]]
+ANSWERS: list[tuple[str, str, str, list[Call]]] = [
+    ("tagged", f"<tool_call>\n{JSON}\n</tool_call>", "", [PARIS]),
+    ("tagged", f"I look.\n\n<tool_call>{JSON}</tool_call>", "I look.", [PARIS]),
+    (
+        "tagged",
+        f"<tool_call>{JSON}</tool_call>\n<tool_call>"
+        '{"name": "time", "arguments": {}}</tool_call>',
+        "",
+        [PARIS, NOW],
+    ),
+    ("tagged", f"<tool_call>{JSON}", "", [PARIS]),
+    ("tagged", f"<tool_call>{JSON}</tool_call>\nDone.", "\nDone.", [PARIS]),
+    ("tagged", f"<tool_call>\n{QWEN}\n</tool_call>", "", [PARIS]),
+    ("tagged", f"<tool_call>{GLM}</tool_call>", "", [PARIS]),
+    (
+        "tagged",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a</tool_call>b"}}</tool_call>',
+        "",
+        [("get_weather", {"city": "a</tool_call>b"})],
+    ),
+    (
+        "deepseek",
+        f"Hm.{OPEN}{BEGIN}function{SEP}get_weather\n```json\n{GIVEN}\n```{END}{CLOSE}",
+        "Hm.",
+        [PARIS],
+    ),
+    (
+        "deepseek",
+        f"{OPEN}{BEGIN}get_weather{SEP}{GIVEN}{END}{BEGIN}time{SEP}{{}}{END}{CLOSE}",
+        "",
+        [PARIS, NOW],
+    ),
+    ("gemma", '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>', "", [PARIS]),
+    (
+        "gemma",
+        '<|tool_call>call:get_weather{city:<|"|>a {b: "c"}, d:<|"|>,days:[1,{e:true}]}<tool_call|>',
+        "",
+        [("get_weather", {"city": 'a {b: "c"}, d:', "days": [1, {"e": True}]})],
+    ),
+    ("mistral", f"Yes.[TOOL_CALLS][{JSON}]", "Yes.", [PARIS]),
+    (
+        "mistral",
+        f"[TOOL_CALLS]get_weather[ARGS]{GIVEN}[TOOL_CALLS]time[ARGS]{{}}",
+        "",
+        [PARIS, NOW],
+    ),
+    ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{GIVEN}", "", [PARIS]),
+    ("llama", f'{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
+    ("llama", f'<|python_tag|>{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
+    ("llama", '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}', "", [NOW]),
+]
+"""A form, an answer in it, its text, and its calls."""
+NO_CALLS = [
+    ("tagged", "Just text < 3 and <tool"),
+    ("tagged", "<tool_call>"),
+    ("tagged", "<tool_call>{</tool_call> and more"),
+    ("tagged", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+    ("tagged", '<tool_call>{"name": "time", "arguments": [1]}</tool_call>'),
+    ("tagged", '<tool_call>{"name": "time", "arguments": {"a": NaN}}</tool_call>'),
+    ("tagged", '<tool_call>{"name": ["time"], "arguments": {}}</tool_call>'),
+    ("tagged", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("tagged", "<tool_call>[" + "[" * 100_000 + "</tool_call>"),
+    ("tagged", '<tool_call>{"name": "time", "arguments": ' + '{"a":' * 100_000 + "</tool_call>"),
+    ("tagged", "<tool_call><function=time</tool_call>"),
+    ("deepseek", f"{OPEN}{BEGIN}time{SEP}{{{END}{CLOSE}"),
+    ("deepseek", f"{OPEN}nothing{CLOSE}"),
+    ("gemma", "<|tool_call>call:time<tool_call|>"),
+    ("gemma", "<|tool_call>call:time{a:b}<tool_call|>"),
+    ("mistral", "[TOOL_CALLS]time"),
+    ("mistral", f"[TOOL_CALLS]{JSON}"),
+    ("llama", '{"city": "Paris"}'),
+    ("llama", f"Here it is: {JSON}"),
+    ("llama", f"{JSON} is what I would call."),
+    ("llama", "<|python_tag|>time.call()"),
+]
+
+
+def split(
+    form: CallForm, answer: str, size: int, single: bool = False
+) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of an answer that comes in pieces of this size."""
+    splitter, text, calls = CallSplitter(form, (WEATHER, TIME), single), "", list[ToolCall]()
+    pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
+    for piece in pieces:
+        said = splitter.push(piece)
+        text, calls = text + said.text, [*calls, *said.calls]
+    said = splitter.push("", over=True)
+    return text + said.text, [*calls, *said.calls]
+
+
+def read(calls: list[ToolCall]) -> list[Call]:
+    return [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(("name", "answer", "text", "calls"), ANSWERS)
+def test_calls_are_told_from_text(
+    name: str, answer: str, text: str, calls: list[Call], size: int
+) -> None:
+    said, found = split(FORM[name], answer, size)
+    assert (said, read(found)) == (text, calls)
+    assert len({call.id for call in found}) == len(found)
+    assert all(len(call.id) == 9 and call.id.isalnum() for call in found)
+
+
+@pytest.mark.parametrize("size", [1, 5, 10**6])
+@pytest.mark.parametrize(("name", "answer"), NO_CALLS, ids=lambda value: str(value)[:30])
+def test_what_is_no_call_stays_text(name: str, answer: str, size: int) -> None:
+    pieces = answer if size > 5 or len(answer) < 1000 else answer[:50] + answer[-50:]
+    assert split(FORM[name], pieces, size) == (pieces, [])
+
+
+def test_a_call_after_a_malformed_one_is_read() -> None:
+    answer = f"a <tool_call>no</tool_call> b <tool_call>{JSON}</tool_call> c"
+    for size in (1, 1000):
+        text, calls = split(FORM["tagged"], answer, size)
+        assert read(calls) == [PARIS] and text == "a <tool_call>no</tool_call> b c"
+
+
+def test_a_single_call_ends_the_answer() -> None:
+    answer = f"a<tool_call>{JSON}</tool_call><tool_call>{JSON}</tool_call>b"
+    for size in (1, 1000):
+        text, calls = split(FORM["tagged"], answer, size, single=True)
+        assert (text, read(calls)) == ("a", [PARIS])
+
+
+def test_text_is_not_held_back_for_longer_than_it_may_be_a_call() -> None:
+    splitter = CallSplitter(FORM["tagged"], (TIME,))
+    assert splitter.push("one <tool").text == "one"
+    assert splitter.push("s> two ").text == " <tools> two"
+    assert splitter.push("three").text == " three"
+    assert splitter.push("\n<tool_call>{").text == "" and splitter.push("}").text == ""
+    opening = CallSplitter(FORM["llama"], (TIME,))
+    assert opening.push("Hi {").text + opening.push("name").text == "Hi {name"
+
+
+def test_arguments_are_what_their_schema_says() -> None:
+    given = [("city", "5"), ("days", "5"), ("units", "null"), ("other", "7")]
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given)
+    answer = f"<tool_call><function=get_weather>\n{body}</function></tool_call>"
+    ((_, found),) = read(split(FORM["tagged"], answer, 9)[1])
+    assert found == {"city": "5", "days": 5, "units": None, "other": "7"}
+
+
+def test_a_template_names_its_form() -> None:
+    llama = '<|python_tag|> {"name": function name, "parameters": dictionary of argument name and'
+    templates = {
+        "<tool_call>": "tagged",
+        "[TOOL_CALLS]": "mistral",
+        llama: "llama",
+        OPEN: "deepseek",
+    }
+    for template, name in templates.items():
+        assert form_of(f"{{{{ x }}}} {template} y") == FORM[name]
+    assert form_of("{{ messages }}") is None
+
+
+def test_an_answer_of_white_space_or_of_brackets_is_not_searched_again_and_again() -> None:
+    """A search over all of it at each of its characters would take minutes."""
+    for name, filler in (("tagged", "\n"), ("llama", "{"), ("llama", "{}"), ("mistral", "[")):
+        answer = filler * (30_000 // len(filler))
+        assert split(FORM[name], answer, 10) == (answer, [])
