@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.requests import (
-    MOST_MESSAGES,
+    LIST,
     MOST_TOKENS,
     NO_ARGUMENTS,
     Body,
@@ -105,11 +105,7 @@ class SentThinking(Given):
 class Messages(Body):
     max_tokens: Limit = None
     system: Content = []
-    messages: Annotated[list[SentMessage], FailFast()] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
-    )
+    messages: Annotated[list[SentMessage], *LIST]
     stop_sequences: Stops = []
     tools: Annotated[list[SentTool], FailFast(), offer("custom")] = []
     tool_choice: SentChoice = SentChoice()

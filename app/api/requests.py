@@ -275,6 +275,16 @@ class SentCall(Given):
     function: SentFunction
 
 
+LIST = (
+    FailFast(),
+    Field(
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
+    ),
+)
+
+
 class SentMessage(Given):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = []
@@ -428,11 +438,7 @@ class OpenAI(Body):
 
 class Chat(OpenAI):
     kind: ClassVar[Kind] = "chat"
-    messages: Annotated[list[SentMessage], FailFast()] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
-    )
+    messages: Annotated[list[SentMessage], *LIST]
     tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.requests import (
-    MOST_MESSAGES,
+    LIST,
     MOST_TOKENS,
     UNSUPPORTED,
     Arguments,
@@ -112,11 +112,7 @@ class Reasoning(Given):
 
 class Responses(Body):
     asked: ClassVar[str] = "input"
-    input: Annotated[list[Item], FailFast(), BeforeValidator(items)] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a text, or a list of 1 to {MOST_MESSAGES:,} items",
-    )
+    input: Annotated[list[Item], *LIST, BeforeValidator(items)]
     instructions: str = ""
     previous_response_id: Id | None = None
     store: bool = True

@@ -229,7 +229,7 @@ def test_requests_of_codex_are_answered(client: httpx.Client, backend: Scripted)
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"input": []}, "input", "a text, or a list"),
+        ({"input": []}, "input", "a list of 1 to 4,096"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Give 'message'"),
         ({"input": [{"content": "x"}]}, "input[0]", "needs a role"),
         ({"input": [{"type": "function_call_output"}]}, "input[0]", "needs the call_id"),
