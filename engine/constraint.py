@@ -14,7 +14,8 @@ While a model thinks, before its answer, everything is allowed.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -31,11 +32,13 @@ from engine.sampling import Floats
 from engine.settings import AnswerFormat, Sampling
 from engine.thinking import Marks
 from engine.tree import Tree
-from engine.types import SCHEMA, Followers
+from engine.types import SCHEMA, Followers, Tool
 
 COMPACT: Any = {"whitespace_flexible": False}
 """JSON without white space between its parts: where white space is free, hardly any token is
 certain."""
+SPACED = COMPACT | {"item_separator": ", ", "key_separator": ": "}
+"""The arguments of a call, as chat templates write them."""
 SUFFIX = 32
 """How many of the last tokens identify a node of a draft tree."""
 SENTINEL = "\x02"
@@ -50,12 +53,15 @@ REMEMBERED = 4096
 CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
 
 
-def grammar_of(form: AnswerFormat) -> str:
-    """The format as a grammar of llguidance. Raises FormatError, with the place of the fault."""
+def grammar_of(form: AnswerFormat, special: Mapping[str, int] = {}) -> str:
+    """The format as a grammar of llguidance, for a model with these `special` tokens. Raises
+    FormatError, with the place of the fault."""
     try:
         compile_text: Any = llguidance.grammar_from
         if form.kind == "json_schema":
             grammar = llguidance.LLMatcher.grammar_from_json_schema(form.text, defaults=COMPACT)
+        elif form.kind == "call":
+            grammar = compile_text("lark", call_grammar(**json.loads(form.text), special=special))
         else:
             grammar = compile_text(form.kind, form.text)
     except (ValueError, TypeError) as error:
@@ -63,6 +69,29 @@ def grammar_of(form: AnswerFormat) -> str:
     if problem := llguidance.LLMatcher.validate_grammar(grammar, limits=LIMITS):
         raise refused(form, problem)
     return grammar
+
+
+def call_format(frame: Sequence[str], tools: Sequence[Tool]) -> AnswerFormat:
+    """The format of an answer that is a call of one of these tools, within `frame` (CallForm)."""
+    schemas = {tool.name: json.loads(tool.parameters) for tool in tools}
+    return AnswerFormat("call", json_text({"frame": list(frame), "tools": schemas}))
+
+
+def call_grammar(frame: Sequence[str], tools: Mapping[str, Any], special: Mapping[str, int]) -> str:
+    """The same as a grammar in the notation of Lark."""
+    pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
+
+    def quoted(text: str) -> str:
+        pieces = filter(None, re.split(f"({pattern})", text))
+        return " ".join(f"<[{special[p]}]>" if p in special else json_text(p) for p in pieces)
+
+    before, between, after = map(quoted, frame)
+    lines = ["start: " + " | ".join(f"call{n}" for n in range(len(tools)))]
+    for number, (name, schema) in enumerate(tools.items()):
+        arguments = {"type": "object"} | schema | {"x-guidance": SPACED}
+        lines.append(f"call{number}: {before} {quoted(name)} {between} arguments{number} {after}")
+        lines.append(f"arguments{number}: %json {json_text(arguments)}")
+    return "\n".join(lines)
 
 
 def refused(form: AnswerFormat, problem: str) -> FormatError:
@@ -80,7 +109,7 @@ class Vocabulary:
 
     def __init__(self, model: Tokenizer) -> None:
         info, self.model = model.info, model
-        self.size = len(model.vocabulary())
+        self.size, self.special = len(model.vocabulary()), model.special.ids
         ends = sorted(end for end in info.eos_ids if end < self.size)
         if not ends:
             raise FormatError(
@@ -190,7 +219,7 @@ class Constraint:
         vocabulary = Vocabulary.of(model)
         self.form, self.size, self.pieces = form, vocabulary.size, vocabulary.tokens
         self.matcher = llguidance.LLMatcher(
-            vocabulary.tokenizer, grammar_of(form), log_level=0, limits=LIMITS
+            vocabulary.tokenizer, grammar_of(form, vocabulary.special), log_level=0, limits=LIMITS
         )
         if self.matcher.is_error():
             raise refused(form, self.matcher.get_error())

@@ -125,6 +125,7 @@ FORMATS = {
     "choice": "list of choices",
     "gbnf": "grammar",
     "lark": "grammar",
+    "call": "schema of a tool",
 }
 """The kinds of formats, and what people call them."""
 LONGEST_FORMAT = 1 << 18
@@ -133,7 +134,8 @@ LONGEST_FORMAT = 1 << 18
 @dataclass(frozen=True, slots=True)
 class AnswerFormat(Checked):
     """The format of an answer: a JSON schema, a regular expression, a JSON list of the possible
-    texts, or a grammar in the notation of llama.cpp or Lark (engine/constraint.py)."""
+    texts, a grammar in the notation of llama.cpp or Lark, or a call of one of some tools
+    (engine/constraint.py)."""
 
     kind: str
     text: str

@@ -26,7 +26,9 @@ class CallForm(NamedTuple):
 
     A call stands between one of the `begins` and the `end`, or the end of the answer if that is "".
     If `opens`, it can only be the beginning of the answer. A `single` call ends the answer. The
-    template takes the arguments as `text`, or else as an object.
+    template takes the arguments as `text`, or else as an object. `frame` is what the template
+    writes before a tool's name, before its arguments in JSON, and after them; None for another form
+    of arguments.
     """
 
     name: str
@@ -35,6 +37,7 @@ class CallForm(NamedTuple):
     opens: bool = False
     single: bool = False
     text: bool = False
+    frame: tuple[str, str, str] | None = None
 
 
 FORMS = (
@@ -137,6 +140,28 @@ READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
     "llama": llama,
 }
 """How the text of a call is read, by the form. They raise all kinds of errors if it cannot be."""
+
+
+def frame_of(form: CallForm, shown: str, tool: Tool, arguments: str) -> tuple[str, str, str] | None:
+    """The frame of the last call in a filled template, which is one of this tool with these
+    arguments; None if they are not written as JSON."""
+    at = shown.rfind(arguments)
+    named = shown.rfind(tool.name, 0, max(at, 0))
+    begin = max(shown.rfind(mark, 0, max(named, 0)) for mark in form.begins)
+    if at < 0 or named < 0 or begin < 0:
+        return None
+    after = at + len(arguments)
+    if form.end:
+        end = shown.find(form.end, after) + len(form.end)
+    else:
+        end = after + len(shown[after:]) - len(shown[after:].lstrip("]}"))
+    frame = shown[begin:named], shown[named + len(tool.name) : at], shown[after:end]
+    try:
+        written = frame[0] + tool.name + frame[1] + arguments + frame[2]
+        read = list(READERS[form.name](written, {tool.name: tool}))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return frame if read == [(tool.name, json.loads(arguments))] else None
 
 
 class Said(NamedTuple):

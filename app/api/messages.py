@@ -9,10 +9,11 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.requests import (
-    MOST_MESSAGES,
+    LIST,
     MOST_TOKENS,
     NO_ARGUMENTS,
     Body,
+    Choice,
     Content,
     Earlier,
     Given,
@@ -20,7 +21,6 @@ from app.api.requests import (
     Limit,
     Object,
     Stops,
-    ToolChoice,
     ToolFunction,
     ToolName,
     Wanted,
@@ -94,8 +94,14 @@ class SentTool(ToolFunction):
 
 
 class SentChoice(Given):
-    type: ToolChoice = "auto"
+    type: Literal["auto", "any", "none", "tool"] = "auto"
+    name: str = ""
     disable_parallel_tool_use: bool = False
+
+    @property
+    def choice(self) -> Choice:
+        kind: Any = {"any": "required", "tool": "required"}.get(self.type, self.type)
+        return Choice(kind, self.name if self.type == "tool" else "")
 
 
 class SentThinking(Given):
@@ -105,11 +111,7 @@ class SentThinking(Given):
 class Messages(Body):
     max_tokens: Limit = None
     system: Content = []
-    messages: Annotated[list[SentMessage], FailFast()] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
-    )
+    messages: Annotated[list[SentMessage], *LIST]
     stop_sequences: Stops = []
     tools: Annotated[list[SentTool], FailFast(), offer("custom")] = []
     tool_choice: SentChoice = SentChoice()
@@ -129,8 +131,8 @@ class Messages(Body):
         turns = [Message("system", joined(self.system))]
         for each in self.messages:
             turns += each.messages
-        tools = [each.tool for each in self.tools if self.tool_choice.type != "none"]
-        return [talk(basic, info, turns, tools, "messages")]
+        tools = [each.tool for each in self.tools]
+        return [talk(basic, info, turns, tools, self.tool_choice.choice, "messages")]
 
 
 class MessagesReply(Blocks):

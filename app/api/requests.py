@@ -24,12 +24,13 @@ from pydantic import (
     model_validator,
 )
 
-from app.api.formats import Formats
+from app.api.formats import Formats, usable
 from app.http.problems import ApiError, refused
 from app.service.chat import taking_turns
 from app.service.preferences import SEEDS
 from engine.backends.base import BackendInfo
 from engine.backends.chat_template import SWITCHES
+from engine.constraint import call_format
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
@@ -172,15 +173,32 @@ def object_text(value: Any, info: ValidationInfo) -> str:
     raise refusal(f"{info.field_name} cannot be {quoted(value)}. Give a JSON object.")
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether tools may be called, or have to be: the one called `name`, or any. `sent` is what the
+    program wrote."""
+
+    kind: Literal["auto", "none", "required"] = "auto"
+    name: str = ""
+    sent: Any = "auto"
+
+
+CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
 def chosen(value: Any) -> Any:
-    """A choice of tools; the name in an object is what counts."""
-    name = value.get("type") if isinstance(value, dict) else value
-    if name in ("auto", "none"):
-        return name
+    """A choice of tools: a word, or an object with a type and perhaps a name, in any API's form."""
+    if isinstance(value, Choice):
+        return value
+    given = value if isinstance(value, dict) else {"type": value}
+    function = given.get("function")
+    kind, name = given.get("type"), (function if isinstance(function, dict) else given).get("name")
+    if kind in ("function", "tool") and isinstance(name, str):
+        return Choice("required", name, value)
+    if isinstance(kind, str) and kind in CHOICES:
+        return Choice(CHOICES[kind], sent=value)  # type: ignore[arg-type]
     raise refusal(
-        f"tool_choice cannot be {quoted(value)}, because no tool can be enforced yet. Use 'auto' "
-        "or 'none'.",
-        UNSUPPORTED,
+        f"tool_choice cannot be {quoted(value)}. Use 'auto', 'none', 'required' or a tool's name."
     )
 
 
@@ -206,7 +224,7 @@ ToolName = Annotated[
 ]
 Object = Annotated[str, BeforeValidator(object_text)]
 Arguments = Annotated[str, AfterValidator(arguments)]
-ToolChoice = Annotated[Literal["auto", "none"], BeforeValidator(chosen)]
+ToolChoice = Annotated[Any, BeforeValidator(chosen)]
 
 
 Limit = Annotated[
@@ -265,6 +283,16 @@ class SentCall(Given):
     id: Id
     type: Literal["function"] = "function"
     function: SentFunction
+
+
+LIST = (
+    FailFast(),
+    Field(
+        min_length=1,
+        max_length=MOST_MESSAGES,
+        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
+    ),
+)
 
 
 class SentMessage(Given):
@@ -422,13 +450,9 @@ class OpenAI(Body, Formats):
 
 class Chat(OpenAI):
     kind: ClassVar[Kind] = "chat"
-    messages: Annotated[list[SentMessage], FailFast()] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a list of 1 to {MOST_MESSAGES:,} messages",
-    )
+    messages: Annotated[list[SentMessage], *LIST]
     tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
-    tool_choice: ToolChoice = "auto"
+    tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Whole = whole(0, 20, 0)
@@ -446,10 +470,11 @@ class Chat(OpenAI):
         )
 
     def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
-        tools = [each.function.tool for each in self.tools if self.tool_choice != "none"]
-        if tools and self.logprobs:
+        tools = [each.function.tool for each in self.tools]
+        if tools and self.tool_choice.kind != "none" and self.logprobs:
             raise refused("logprobs cannot be combined with tools. Leave one out.", "logprobs")
-        return [talk(basic, info, [each.message for each in self.messages], tools, "messages")]
+        turns = [each.message for each in self.messages]
+        return [talk(basic, info, turns, tools, self.tool_choice, "messages")]
 
 
 class Continuation(OpenAI):
@@ -600,10 +625,16 @@ def reseeded(request: Request, number: int) -> Request:
 
 
 def talk(
-    basic: Request, info: BackendInfo, turns: Sequence[Message], tools: Sequence[Tool], name: str
+    basic: Request,
+    info: BackendInfo,
+    turns: Sequence[Message],
+    tools: Sequence[Tool],
+    choice: Choice,
+    name: str,
 ) -> Request:
     """The request for an answer to messages, which are the parameter `name`. Raises ApiError."""
     messages, begun = conversation(turns, name)
+    tools = tools if choice.kind != "none" else ()
     if tools and basic.generation.format is not None:
         raise refused("A format cannot be combined with tools. Leave one out.", "tools")
     if info.calls is None and (tools or any(each.calls for each in messages)):
@@ -614,7 +645,28 @@ def talk(
             "tools" if tools else name,
             UNSUPPORTED,
         )
+    if choice.kind == "required":
+        form = enforced(info, tools, choice)
+        basic = replace(basic, generation=replace(basic.generation, format=form))
     return replace(basic, messages=messages, begun=begun, tools=tuple(tools))
+
+
+def enforced(info: BackendInfo, tools: Sequence[Tool], choice: Choice) -> AnswerFormat:
+    """The format of an answer that calls one of the tools. Raises ApiError."""
+    among = [tool for tool in tools if choice.name in ("", tool.name)]
+    if not among:
+        wanted = quoted(choice.name) if choice.name else "a call"
+        raise refused(f"tool_choice demands {wanted}, which is none of the tools.", "tool_choice")
+    frame = None if info.calls is None else info.calls.frame
+    if frame is None:
+        raise refused(
+            f"{info.name} writes the arguments of calls in a form that cannot be enforced. Use "
+            "'auto' or 'none'.",
+            "tool_choice",
+            UNSUPPORTED,
+        )
+    form = call_format(frame, among)
+    return usable("tools", form.kind, form.text)
 
 
 def result(id: str, content: str) -> Message:

@@ -10,10 +10,11 @@ from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
-    MOST_MESSAGES,
+    LIST,
     MOST_TOKENS,
     Arguments,
     Body,
+    Choice,
     Content,
     Earlier,
     Given,
@@ -102,17 +103,13 @@ class Reasoning(Given):
 
 class Responses(Body):
     asked: ClassVar[str] = "input"
-    input: Annotated[list[Item], FailFast(), BeforeValidator(items)] = Field(
-        min_length=1,
-        max_length=MOST_MESSAGES,
-        description=f"a text, or a list of 1 to {MOST_MESSAGES:,} items",
-    )
+    input: Annotated[list[Item], *LIST, BeforeValidator(items)]
     instructions: str = ""
     previous_response_id: Id | None = None
     store: bool = True
     max_output_tokens: Limit = None
     tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
-    tool_choice: ToolChoice = "auto"
+    tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
     text: TextOptions = TextOptions()
@@ -132,8 +129,8 @@ class Responses(Body):
         before = earlier(self.previous_response_id) if self.previous_response_id else ()
         instructions = Message("system", self.instructions)
         turns = [instructions, *before, *(each.message for each in self.input)]
-        tools = [each.tool for each in self.tools if self.tool_choice != "none"]
-        return [talk(basic, info, turns, tools, "input")]
+        tools = [each.tool for each in self.tools]
+        return [talk(basic, info, turns, tools, self.tool_choice, "input")]
 
 
 class ResponsesReply(Blocks):
@@ -191,7 +188,7 @@ class ResponsesReply(Blocks):
             "previous_response_id": body.previous_response_id,
             "temperature": generation.sampling.temperature,
             "top_p": generation.sampling.top_p,
-            "tool_choice": body.tool_choice,
+            "tool_choice": body.tool_choice.sent,
             "tools": [shown(each) for each in body.tools],
         }
 

@@ -34,7 +34,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError
 from engine.process import command, ending, environment
-from engine.tools import CallForm, form_of
+from engine.tools import CallForm, form_of, frame_of
 from engine.types import Message, Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
             continue
         wanted = (PROBE.name, PROBE.description, "probe_value", "probe_result")
         if all(word in shown for word in wanted) and "'probe_value'" not in shown:
-            return form._replace(text=text)
+            return form._replace(text=text, frame=frame_of(form, shown, PROBE, PROBED.arguments))
     return None
 
 

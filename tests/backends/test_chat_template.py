@@ -29,10 +29,11 @@ from engine.backends.chat_template import (
 from engine.backends.special_tokens import LITERAL, SpecialTokens
 from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
-from engine.tools import CallSplitter, form_of
+from engine.tools import CallSplitter
 from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.gguf_files import opened_gguf, tiny_gguf
+from tests.support.scripted import CALLS
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TURNS = [{"role": "user", "content": "hi"}]
@@ -416,6 +417,16 @@ DEEPSEEK = (
 )
 JOINS = DEEPSEEK.replace("+ call.function.arguments +", "~ call.function.arguments ~")
 """It writes an object as Python does, which is no JSON."""
+FRAMES = {
+    "tagged": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+}
+"""What stands around the name and the arguments of an enforced call."""
 TOOL = Tool("look", "Looks.", '{"type": "object", "properties": {"at": {"type": "string"}}}')
 CALL = ToolCall("call_of_another_program", "look", '{"at": "<s> \\"the\\" <|im_end|>", "é": 1}')
 CALLED = [
@@ -449,6 +460,7 @@ def test_the_form_of_calls_is_found_and_written(
         assert found is None
         return
     assert found is not None and (found.name, found.text) == (form, text)
+    assert found.frame == FRAMES[form]
     special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
     info = replace(ToyBackend().info, calls=found)
     shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))
@@ -470,7 +482,7 @@ def test_the_form_of_calls_is_found_and_written(
 def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> None:
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=HERMES))
     plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template=THINKS))
-    assert backend.info.calls == form_of(HERMES) and plain.info.calls is None
+    assert backend.info.calls == CALLS and plain.info.calls is None
     assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
     assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)
 
@@ -485,6 +497,6 @@ def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_pat
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     (folder / "chat_template.jinja").write_text(HERMES)
     backend = load(str(folder))
-    assert backend.info.calls == form_of(HERMES)
+    assert backend.info.calls == CALLS
     assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
     assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)

@@ -171,8 +171,8 @@ def test_the_key_comes_in_a_header_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, "no tool can be enforced yet"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "no tool can be enforced yet"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "must"}}, "'any'"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "demands 'f', which is none of the tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "an id and a name"),
@@ -232,3 +232,17 @@ def test_requests_of_claude_code_are_answered(client: httpx.Client, backend: Scr
     assert found.status_code == 200 and '"stop_reason": "tool_use"' in found.text
     assert "You are a tool for code.\nThe folder is /tmp." in backend.prompts[-1]
     assert "web_search" not in backend.prompts[-1]
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_can_be_enforced(program: anthropic.Anthropic, choice: Any) -> None:
+    city = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}}
+    tools = [WEATHER | {"input_schema": city | {"required": ["city"]}}]
+    messages = [{"role": "user", "content": "Nothing."}]
+    found = program.messages.create(
+        **given(tools=tools, tool_choice=choice, messages=messages),
+        extra_body={"temperature": 0},
+    )
+    assert found.stop_reason == "tool_use" and [each.type for each in found.content] == ["tool_use"]
+    call: Any = found.content[0]
+    assert call.name == "get_weather" and call.input["city"] in ("Paris", "Rome")

@@ -229,7 +229,7 @@ def test_requests_of_codex_are_answered(client: httpx.Client, backend: Scripted)
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"input": []}, "input", "a text, or a list"),
+        ({"input": []}, "input", "a list of 1 to 4,096"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "Give 'message'"),
         ({"input": [{"content": "x"}]}, "input[0]", "needs a role"),
         ({"input": [{"type": "function_call_output"}]}, "input[0]", "needs the call_id"),
@@ -245,7 +245,7 @@ def test_requests_of_codex_are_answered(client: httpx.Client, backend: Scripted)
         ({"background": True}, "background", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"prompt": {"id": "p"}}, "prompt", "Leave it out"),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice", "can be enforced yet"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "demands 'f'"),
         ({"previous_response_id": "x"}, "previous_response_id", "There is no answer 'x'"),
     ],
 )
@@ -255,3 +255,11 @@ def test_what_cannot_be_done_is_refused_by_its_name(
     found = client.post("/v1/responses", json={"input": QUESTION} | more)
     error = found.json()["error"]
     assert (found.status_code, error["param"]) == (400, param) and words in error["message"]
+
+
+def test_a_call_can_be_enforced(program: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "name": "get_weather"}
+    found = answer(program, tools=[WEATHER], tool_choice=choice, input="Nothing.", temperature=0)
+    assert [item.type for item in found.output] == ["function_call"]
+    assert found.output[0].name == "get_weather" and found.tool_choice.name == "get_weather"
+    assert isinstance(json.loads(found.output[0].arguments), dict)

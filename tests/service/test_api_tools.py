@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -29,6 +30,10 @@ WEATHER: Any = {
             "required": ["city"],
         },
     },
+}
+SPOILED = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"properties": {"a": {"type": "txt"}}}},
 }
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris 😀"}}\n</tool_call>'
 ROME = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -185,8 +190,19 @@ def test_special_tokens_in_tools_and_calls_are_ordinary_text(
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "no tool can be enforced yet"),
-        ({"tool_choice": WEATHER}, "tool_choice", "no tool can be enforced yet"),
+        ({"tool_choice": "must"}, "tool_choice", "Use 'auto', 'none', 'required'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice", "or a tool's name"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "demands a call, which is none"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "other"}}},
+            "tool_choice",
+            "demands 'other', which is none of the tools",
+        ),
+        (
+            {"tool_choice": "required", "tools": [SPOILED]},
+            "tools",
+            "The schema of a tool of the answer cannot be used",
+        ),
         ({"logprobs": True}, "logprobs", "cannot be combined with tools"),
         ({"tools": {}}, "tools", "Give a list"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
@@ -382,3 +398,50 @@ def test_the_next_turn_of_an_agent_reads_only_what_is_new(program: openai.OpenAI
     usage = answer(program, messages).usage
     before = first.usage.prompt_tokens + len(b"I look it up.")
     assert usage.prompt_tokens_details.cached_tokens >= before
+
+
+TIME: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"enum": ["UTC", "CET"]}, "short": {"type": "boolean"}},
+            "required": ["zone", "short"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED: Any = {"type": "function", "function": {"name": "get_time"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=str)
+@pytest.mark.parametrize("speculative", [False, "hd"])
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_an_enforced_call_is_made_whatever_the_model_wants_to_say(
+    choice: Any, speculative: Any, temperature: float
+) -> None:
+    with served(Scripted(lambda prompt: "I would rather not.")) as made, made.client() as client:
+        body = {"tools": [TIME], "tool_choice": choice, "messages": QUESTION, "seed": 3}
+        body |= {"temperature": temperature, "speculative": speculative}
+        (found,) = ask(client, **body).json()["choices"]
+    assert found["finish_reason"] == "tool_calls" and not found["message"]["content"]
+    (call,) = found["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_time"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), TIME["function"]["parameters"])
+
+
+def test_an_enforced_call_is_one_of_several_tools_and_streamed(program: openai.OpenAI) -> None:
+    found = answer(program, tools=[TIME, WEATHER], tool_choice="required", stream=True)
+    deltas = [chunk.choices[0].delta for chunk in found if chunk.choices]
+    calls = [part for delta in deltas for part in delta.tool_calls or ()]
+    assert calls[0].function.name in ("get_time", "get_weather")
+    assert json.loads("".join(part.function.arguments or "" for part in calls))
+
+
+def test_a_form_of_calls_that_is_no_json_cannot_be_enforced() -> None:
+    form = FORMS[0]._replace(frame=None)
+    with served(Scripted(script, form)) as made, made.client() as client:
+        reply = ask(client, messages=QUESTION, tools=[TIME], tool_choice="required")
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and "cannot be enforced" in error["message"]

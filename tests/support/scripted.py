@@ -16,6 +16,9 @@ from engine.tools import FORMS, CallForm
 from engine.tree import Tree
 from engine.types import Message, Tool
 
+FRAME = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+CALLS = FORMS[0]._replace(frame=FRAME)
+
 
 def template(turns: Sequence[Turn], variables: Mapping[str, Any]) -> str:
     """Turns and tools as Qwen's template writes them, in the toy's special tokens."""
@@ -38,7 +41,7 @@ class Scripted(ToyBackend):
     """Says `script(prompt)`, where the prompt is the text up to its answer. `prompts` are those of
     all answers, and `form` is that of its calls."""
 
-    def __init__(self, script: Callable[[str], str], form: CallForm | None = FORMS[0]) -> None:
+    def __init__(self, script: Callable[[str], str], form: CallForm | None = CALLS) -> None:
         super().__init__(context_length=8192, name="scripted")
         self.script, self.prompts = script, list[str]()
         self.info = replace(self.info, calls=form)
