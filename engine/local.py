@@ -423,8 +423,9 @@ class Local:
         with self.sequences(request) as (target, drafts):
             # Created before the run because this may take long and raises if draft models are
             # missing.
-            drafters = self.drafters(request, base.for_measuring(), stream, target, drafts)
-            thinks = ends_in_thinking(target, prompt)
+            databases, thinks = base.for_measuring(), ends_in_thinking(target, prompt)
+            databases.prediction = self.prediction(request, prompt, thinks)
+            drafters = self.drafters(request, databases, stream, target, drafts)
             yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)

@@ -29,7 +29,7 @@ from engine.backends.chat_template import SWITCHES
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
-from engine.settings import Generation, Sampling
+from engine.settings import MOST_TOKENS, Generation, Sampling
 from engine.text import read_json
 from engine.types import Message
 from storage.validation import Outside, problem_of, quoted, refusal, spelled
@@ -40,7 +40,6 @@ Kind = Literal["chat", "text"]
 MOST_CHOICES = 16
 MOST_MESSAGES = 4096
 MOST_STOPS, LONGEST_STOP = 16, 1000
-MOST_TOKENS = 32768
 LARGEST = 2**53
 """The largest limit of tokens that a request may name."""
 USUAL_TOKENS: dict[Kind, int] = {"chat": MOST_TOKENS, "text": 16}

@@ -70,7 +70,7 @@ def ink(source: str) -> Ink:
         return INKS[source]
     if source == PREDICTION:
         return Ink(
-            "Prediction", INK, "solid", "copied from the prediction that came with the request"
+            "Prediction", INK, "solid", "copied from the text to be rewritten, which was expected"
         )
     if source == UNKNOWN:
         return Ink("Not known", INK, "", "the server does not report where this token came from")
@@ -84,6 +84,13 @@ def ink(source: str) -> Ink:
         "wavy",
         f"drafted by the smaller model {name}",
     )
+
+
+def css_class(source: str) -> str:
+    """The class of a source's tokens, which sets the underline, and for the palette the colour."""
+    if source in INKS:
+        return f"k-{source}"
+    return {"wavy": "k-draft", "solid": "k-prediction"}.get(ink(source).underline, "k-target")
 
 
 def others(sources: Iterable[str]) -> list[str]:
