@@ -223,5 +223,8 @@ document.addEventListener("scroll", () => close(false), true);
 document.addEventListener("pointerdown", (event) => {
   if (menu && !menu.row.contains(event.target)) close(false);
 });
+document.addEventListener("strata:open", ({ detail: { id } }) => {
+  trigger("open", { id, message: "" });
+});
 watch("value", draw);
 draw();

@@ -73,7 +73,7 @@ function node(name, words, kind = "") {
 }
 
 // A row for a draft model, whose name is that of a folder.
-function draftRow([title, colour, kind = "k-draft"], columns) {
+function draftRow([title, colour, kind], columns) {
   const row = document.createElement("tr");
   const name = node("span", title, "tok " + kind);
   name.title = title;

@@ -444,9 +444,10 @@ class Local:
         with self.sequences(request) as (target, drafts):
             # Created before the run because this may take long and raises if draft models are
             # missing.
-            thinks = ends_in_thinking(target, prompt)
-            constraint, base = self.constraint(request, thinks), base.for_measuring()
-            drafters = self.drafters(request, base, stream, target, drafts, constraint)
+            databases, thinks = base.for_measuring(), ends_in_thinking(target, prompt)
+            databases.prediction = self.prediction(request, prompt, thinks)
+            constraint = self.constraint(request, thinks)
+            drafters = self.drafters(request, databases, stream, target, drafts, constraint)
             yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)

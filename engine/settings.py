@@ -11,6 +11,8 @@ from engine.errors import SettingError
 from engine.types import RULES, TIERS, Rule
 
 LONGEST_NAMED = 80
+MOST_TOKENS = 32_768
+"""The most tokens that an answer may be allowed to have."""
 
 
 def setting(
@@ -166,7 +168,7 @@ class Generation(Checked):
 
     sampling: Sampling = Sampling()
     max_tokens: int = setting(
-        512, 1, 32768, 1, "Max tokens", "The answer has at most this many tokens."
+        512, 1, MOST_TOKENS, 1, "Max tokens", "The answer has at most this many tokens."
     )
     stop: tuple[str, ...] = ()
     thinking: bool | None = None

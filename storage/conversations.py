@@ -422,6 +422,26 @@ class Conversations:
             )
             return self._read(self._tree(id), [message_id], True)[0]
 
+    def copy_as_version(self, id: str, message_id: str, version_of: str) -> None:
+        """Copy an answer as another version of an earlier answer, and show it. The copy shares the
+        run of the original."""
+        with self._db.write() as handle:
+            revision, tree = self._touch(handle, id), self._tree(id, message_id)
+            if version_of not in tree:
+                raise _no_message(version_of)
+            handle.execute(
+                f"INSERT INTO messages ({MESSAGE}) "
+                "SELECT ?, conversation, ?, role, content, run, created, pieces, ?, ? "
+                "FROM messages WHERE id = ?",
+                [
+                    secrets.token_urlsafe(12),
+                    revision,
+                    tree.parents[version_of],
+                    revision,
+                    message_id,
+                ],
+            )
+
     def extend(self, message_id: str, text: str) -> None:
         with self._db.write() as handle:
             self._touch(handle, self._conversation_of(message_id))

@@ -132,14 +132,13 @@ class TextStore:
 
     def load(self) -> Sequence[tuple[str, Sequence[int]]]:
         """The newest parts of logs, with their conversations, oldest first."""
-        chunks = self._chunks("newer < ?", 4 * self.CAP)
-        return [(conversation, unpack_tokens(blob)) for conversation, blob in chunks][::-1]
+        return [(conversation, unpack_tokens(blob)) for conversation, blob in self._chunks()][::-1]
 
     def place(self, tokens: Sequence[int], asked_in: str) -> tuple[str, str] | None:
-        """The id and the title of the newest other conversation whose log has these tokens; None if
-        none has."""
+        """The id and the title of the newest other conversation with these tokens among the newest
+        parts of logs; None if there is none."""
         wanted = pack_tokens(tokens)
-        where = "instr(tokens, ?) AND conversation <> ?"
+        where = "AND instr(tokens, ?) AND conversation <> ?"
         for conversation, blob in self._chunks(where, wanted, asked_in):
             if holds(blob, wanted):
                 query = "SELECT title FROM conversations WHERE id = ?"
@@ -147,18 +146,19 @@ class TextStore:
                 return conversation, str(title)
         return None
 
-    def _chunks(self, where: str, *values: int | bytes | str) -> Iterator[tuple[str, bytes]]:
-        """Chunks of logs with their conversations, the newest first; damaged ones are skipped.
-        `newer` is the number of bytes in newer ones."""
+    def _chunks(self, more: str = "", *values: bytes | str) -> Iterator[tuple[str, bytes]]:
+        """The newest chunks of logs with their conversations, the newest first; damaged ones are
+        skipped. `newer` is the number of bytes in newer ones; only sizes are read to find it."""
         rows = self._db.execute_read(
-            "SELECT conversation, tokens FROM (SELECT conversation, tokens, contexts.rowid AS at, "
-            "sum(length(tokens)) OVER (ORDER BY contexts.rowid DESC) - length(tokens) AS newer "
-            "FROM contexts JOIN conversations ON conversations.id = conversation "
+            "SELECT conversation, tokens FROM (SELECT contexts.rowid AS at, sum(length(tokens)) "
+            "OVER (ORDER BY contexts.rowid DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) "
+            "AS newer FROM contexts JOIN conversations ON conversations.id = conversation "
             "JOIN owners ON owners.id = owner "
             "JOIN fingerprints ON fingerprints.id = fingerprint "
             "WHERE owners.name = ? AND fingerprints.name = ? AND contexts.rowid > owners.wiped) "
-            f"WHERE {where} ORDER BY at DESC",
-            (*self._key, *values),
+            "CROSS JOIN contexts ON contexts.rowid = at "
+            f"WHERE coalesce(newer, 0) < ? {more} ORDER BY at DESC",
+            (*self._key, 4 * self.CAP, *values),
         )
         for conversation, blob in rows:
             if isinstance(blob, bytes) and len(blob) % 4 == 0:

@@ -9,8 +9,10 @@ LONGEST = 60
 """The most characters of a title that is made from a message: two lines of the list."""
 BEGINNING = 20_000
 """The first characters of a message, from which a title is made."""
-FILES = re.compile(r"(?ms)^Attached file: [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)")
-"""Attached files in a message."""
+FILES = re.compile(
+    r"(?ms)^(?:Attached file|Rewrite this text[^:\n]*): [^\n]+\n(`{3,})[\w+-]*\n.*?(?:^\1$|\Z)"
+)
+"""Attached files in a message, and texts to rewrite."""
 
 
 def title_from(messages: Iterable[tuple[str, str]]) -> str:

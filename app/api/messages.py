@@ -10,7 +10,6 @@ from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.requests import (
     LIST,
-    MOST_TOKENS,
     NO_ARGUMENTS,
     Body,
     Choice,
@@ -32,6 +31,7 @@ from app.api.requests import (
 )
 from engine.backends.base import BackendInfo
 from engine.engine import Request
+from engine.settings import MOST_TOKENS
 from engine.types import Finish, Message, ToolCall
 from storage.validation import refusal
 

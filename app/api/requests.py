@@ -34,7 +34,7 @@ from engine.constraint import call_format
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
-from engine.settings import AnswerFormat, Generation, Sampling
+from engine.settings import MOST_TOKENS, AnswerFormat, Generation, Sampling
 from engine.text import read_json
 from engine.tools import as_json
 from engine.types import Message, Tool, ToolCall
@@ -50,7 +50,6 @@ LONGEST_ID = 256
 LISTS = ("messages", "input", "tools")
 """The parameters whose single elements are named in errors."""
 MOST_STOPS, LONGEST_STOP = 16, 1000
-MOST_TOKENS = 32768
 LARGEST = 2**53
 """The largest limit of tokens that a request may name."""
 NO_ARGUMENTS = '{"type": "object", "properties": {}}'

@@ -11,7 +11,6 @@ from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
     LIST,
-    MOST_TOKENS,
     Arguments,
     Body,
     Choice,
@@ -32,6 +31,7 @@ from app.api.requests import (
 )
 from engine.backends.base import BackendInfo
 from engine.engine import Request
+from engine.settings import MOST_TOKENS
 from engine.types import Message, ToolCall
 from storage.validation import refusal
 

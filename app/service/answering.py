@@ -46,6 +46,7 @@ from engine.errors import Cancelled, EngineDied, StrataError
 from engine.metrics import Metrics, tallied
 from engine.queue import Waiting
 from engine.runs import Collector, planned
+from engine.settings import MOST_TOKENS, Generation
 from engine.streams import Stream
 from engine.thinking import Splitter, named
 from engine.types import NO_RUN, Learned, Part, Prefill, Run, Step
@@ -379,6 +380,7 @@ class RunningAnswer:
             self.request.conversation,
             all(map(keeps_text_of, parts_of(run))),
             continued is None or continued.exact and one_run(run),
+            self.request.prediction,
         )
         self.core.history.last[self.request.owner, self.request.conversation] = self.finished
 
@@ -422,6 +424,8 @@ class Answering:
         yield from self.core.revival.loaded(task)
         continued = self.core.chat.started_answer(owner, conversation_id, target)
         generation = chosen(continued, preferences) if continued else preferences.seeded()
+        prediction = self.core.chat.prediction(owner, conversation_id, target.after)
+        generation = with_room_for(prediction, generation)
         request = Request(
             tuple(self.core.chat.prompt(owner, conversation_id, target.after)),
             (),
@@ -430,6 +434,7 @@ class Answering:
             self.core.stacks.profile_for(generation.sampling),
             owner,
             conversation_id,
+            prediction=prediction,
         )
         if continued:
             request = continuing(request, continued, self.core.engine.state.info)
@@ -448,6 +453,13 @@ class Answering:
         yield from growing.updates()
         if preferences.check and growing.finished:
             self.prove(owner, conversation_id, growing.finished)
+
+
+def with_room_for(text: str, generation: Generation) -> Generation:
+    """The settings for an answer that repeats a text: the limit holds for what it adds. A text has
+    at most about half as many tokens as characters."""
+    most = min(generation.max_tokens + len(text) // 2, MOST_TOKENS)
+    return replace(generation, max_tokens=most)
 
 
 KEPT = 16

@@ -14,6 +14,8 @@ The fence is longer than any run of backticks in the file, so `split` finds the 
 and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
 copies and other programs keep it with the message.
 
+A text to rewrite (app/service/rewriting.py) is such a file as well, with REWRITE in place of LABEL.
+
 If a text does not state its encoding, the encoding is guessed (encodings.py), and the guess is
 shown with the file. A file in another format is refused, and the message names the format, even if
 a few bytes precede its signature.
@@ -47,7 +49,8 @@ OWNERS = 32
 """The most owners whose files are kept, as browsers may leave without sending them."""
 MAX_NAME = 100
 LABEL = "Attached file: "
-HEAD = re.compile(rf"{LABEL}([^\n]+)\n(`{{3,}})([\w+-]*)\n")
+REWRITE = "Rewrite this text, and answer with the whole new text alone: "
+HEAD = re.compile(rf"({LABEL}|{REWRITE})([^\n]+)\n(`{{3,}})[\w+-]*\n")
 SUITABLE = "Attach text, Markdown, code, CSV, JSON, or a PDF file that holds text."
 BEGINNING = 1024
 """The bytes in which the signature of a format is searched."""
@@ -78,11 +81,13 @@ FORMATS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file as the model reads it. `note` says what was guessed about it."""
+    """A file as the model reads it, to be rewritten or not. `note` says what was guessed about
+    it."""
 
     name: str
     text: str
     note: str = field(default="", compare=False)
+    rewrite: bool = False
 
     @property
     def block(self) -> str:
@@ -90,7 +95,8 @@ class Attachment:
         fence = "`" * max((len(row) + 1 for row in rows), default=3)
         kind = PurePath(self.name).suffix[1:].lower()
         language = "" if kind == "pdf" else re.sub(r"[^a-z0-9+-]", "", kind)
-        return f"{LABEL}{self.name}\n{fence}{language}\n{self.text}\n{fence}"
+        label = REWRITE if self.rewrite else LABEL
+        return f"{label}{self.name}\n{fence}{language}\n{self.text}\n{fence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +117,11 @@ def split(content: str) -> tuple[list[Attachment], str]:
     files: list[Attachment] = []
     at = 0
     while head := HEAD.match(content, at):
-        end = re.compile(rf"\n{head[2]}(?:\n\n|\Z)").search(content, head.end())
+        end = re.compile(rf"\n{head[3]}(?:\n\n|\Z)").search(content, head.end())
         if end is None:
             break
-        files.append(Attachment(head[1], content[head.end() : end.start()]))
+        text = content[head.end() : end.start()]
+        files.append(Attachment(head[2], text, rewrite=head[1] == REWRITE))
         at = end.end()
     return files, content[at:]
 

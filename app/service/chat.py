@@ -17,6 +17,7 @@ from app.service.history import FinishedAnswer, History, StartedAnswer, started_
 from app.service.jobs import AnswerTarget, Tasks
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
+from app.service.rewriting import to_rewrite
 from engine.engine import Engine, Event, Measured, Request, Started
 from engine.errors import EngineDied, ModelError, PromptError, StorageError, StrataError
 from engine.loaded import NO_MODEL
@@ -266,6 +267,14 @@ class Chat:
         for stored in store.messages(conversation_id, pieces=False, to=to) if to else ():
             messages.append(Message(stored.role, stored.content))
         return taking_turns(messages)
+
+    def prediction(self, owner: str, conversation_id: str, to: str | None) -> str:
+        """The text that an answer to the message `to` mostly repeats; "" if that is not known."""
+        if to is None:
+            return ""
+        *_, message = self.conversations(owner).messages(conversation_id, pieces=False, to=to)
+        old = to_rewrite(message.content) if message.role == "user" else None
+        return old.text if old else ""
 
     @property
     def free(self) -> bool:

@@ -49,6 +49,7 @@ class FinishedAnswer:
     conversation: str = ""
     same_text: bool = True
     one: bool = True
+    prediction: str = ""
 
 
 class History:

@@ -102,7 +102,14 @@ class Proofs:
         if shown.broken_off:
             generation = replace(generation, max_tokens=max(1, len(tokens)))
         request = Request(
-            (), finished.prompt, generation, finished.method, None, owner, background=background
+            (),
+            finished.prompt,
+            generation,
+            finished.method,
+            None,
+            owner,
+            prediction=finished.prediction,
+            background=background,
         )
         known = (*finished.prompt, *tokens)
         measured = Measured(known, len(tokens), finished.conversation, finished.calibration)

@@ -286,11 +286,12 @@ class Origins:
             copied = "" if text is None else "".join(each.text for each in before) + text
             found = origin(self.spoken, Guess(match, node.token, copied, whole), self.first)
             return {"place": None if found is None else found._asdict()}
+        long = node.source == MODEL and size >= LONGEST
+        if long and (kept := self.text_of((*match, node.token))):
+            return {"conversation": kept[0], "title": kept[1]}
         if not whole or not size:
             return {}
         if node.source == MODEL:
-            if size >= LONGEST and (kept := self.text_of((*match, node.token))):
-                return {"conversation": kept[0], "title": kept[1]}
             past = ModelNgrams(self.database, self.owner, self.model_fingerprint)
             match = match[-MODEL_KEY:]
             times, of = past.follows(match, node.token)

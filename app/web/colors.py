@@ -61,7 +61,7 @@ INK = "#64708a"
 RARE = {
     SCHEMA: Ink("The format", "#d9603b", "dotted", "demanded by the format of the answer"),
     PREDICTION: Ink(
-        "Prediction", INK, "solid", "copied from the prediction that came with the request"
+        "Prediction", INK, "solid", "copied from the text to be rewritten, which was expected"
     ),
     UNKNOWN: Ink("Not known", INK, "", "the server does not report where this token came from"),
 }
@@ -98,6 +98,13 @@ def ink(source: str) -> Ink:
         "wavy",
         f"drafted by the smaller model {name}",
     )
+
+
+def css_class(source: str) -> str:
+    """The class of a source's tokens, which sets the underline, and for the palette the colour."""
+    if source in INKS:
+        return f"k-{source}"
+    return {"wavy": "k-draft", "solid": "k-prediction"}.get(ink(source).underline, "k-target")
 
 
 def others(sources: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from html import escape
 from jinja2 import Environment, FunctionLoader
 
 from app.service.jobs import Progress
-from app.web.colors import INKS, ink
+from app.web.colors import INKS, css_class, ink
 from assets import read
 
 Facts = Iterable[tuple[str, str]]
@@ -70,7 +70,12 @@ def template_source(name: str) -> str:
 
 
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
-TEMPLATES.globals |= {"ink": ink, "inks": INKS, "milliseconds": milliseconds}
+TEMPLATES.globals |= {
+    "ink": ink,
+    "inks": INKS,
+    "css_class": css_class,
+    "milliseconds": milliseconds,
+}
 
 
 def template(name: str, /, **values: object) -> str:

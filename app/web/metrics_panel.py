@@ -10,7 +10,7 @@ answer grows, and more often while the answer is short. Its keys are:
     n   the basis of the speedup, in words
     s   a row per source, those of the palette first, then those of `d`: % of the output, accepted,
         drafted, and, if it was searched, the microseconds per step
-    d   title and colour of every draft model; for an unknown source also a CSS class
+    d   title, colour and CSS class of each source outside the palette, such as draft models
     l   a row per draft model: index in `d`, its steps, accepted, drafted for it
     g   microseconds of each stage of a step
     r   the ribbon: index of the first step, then a letter per token, "a" for the first row of `s`;
@@ -31,7 +31,7 @@ import gradio as gr
 
 from app.service.why import sentence, worth_of
 from app.web import markup, render
-from app.web.colors import INKS, STAGES, ink, others
+from app.web.colors import INKS, STAGES, css_class, ink, others
 from app.web.kit import html
 from app.web.markup import DASH, times
 from assets import read
@@ -97,11 +97,7 @@ def panel_values(
         if server is None:
             values["g"] = stages(metrics)
         values["r"] = ribbon(steps, sources)
-    # A source without an underline, which is unknown, also has its class.
-    looks = [
-        [look.title, look.colour, *([] if look.underline else ["k-target"])]
-        for look in map(ink, drafts)
-    ]
+    looks = [[ink(source).title, ink(source).colour, css_class(source)] for source in drafts]
     gain = sentence(worth_of(metrics)) if over else ""
     more = {"d": looks, "l": levels(metrics, drafts), "w": gain, "e": ended}
     if server is not None:

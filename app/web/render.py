@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from app.service import attachments
+from app.service.rewriting import rewritten
 from app.service.why import sentence
-from app.web.colors import INKS, ink, others
+from app.web.colors import INKS, css_class, ink, others
 from app.web.markup import times
 from engine.errors import StorageError
-from engine.thinking import Thought, named, thought_in
+from engine.thinking import Thought, answer_of, named, thought_in
 from storage.conversations import Piece, StoredMessage
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -56,16 +57,22 @@ def percent(probability: float) -> int:
     return max(1, round(100 * probability)) if 0 < probability <= 1 else 0
 
 
-def about(message: StoredMessage, continuable: bool = False, notes: Remarks = NO_REMARKS) -> Data:
-    """The data below a message: its versions, its run, and whether it can be continued. `notes`
-    holds further data for some runs: a `note` (a sentence), a `badge` with `text`, `kind` and
-    `title`; and for `thought_in` whether the answer begins inside thinking (`thinks`), and the
-    `marks` of its model; see `remarks`."""
+def about(
+    message: StoredMessage,
+    above: Sequence[StoredMessage],
+    continuable: bool = False,
+    notes: Remarks = NO_REMARKS,
+) -> Data:
+    """The data below a message: its versions, its run, and whether it can be continued. `above` are
+    the messages before it. `notes` holds further data for some runs: a `note` (a sentence), a
+    `badge` with `text`, `kind` and `title`; and for `thought_in` whether the answer begins inside
+    thinking (`thinks`), and the `marks` of its model; see `remarks`."""
     data: Data = {"key": message.id, "role": message.role}
     more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
     if message.role != "user":
         data |= thought_data(message.content, thought_in(message.content, marks, thinks))
+        data |= rewrite_data(message, above, notes)
     if len(message.versions) > 1:
         data["versions"] = [*message.versions]
     if message.run_id:
@@ -83,14 +90,37 @@ def thought_data(text: str, thought: Thought | None) -> Data:
     return {"thought": [None if it is None else len(it.encode("utf-16-le")) // 2 for it in kept]}
 
 
+def spoken(answer: StoredMessage, notes: Remarks) -> str:
+    """The text of an answer without its thinking."""
+    note: dict[str, Any] = notes.get(answer.run_id or "", {})
+    return answer_of(answer.content, named(note.get("marks", ())), bool(note.get("thinks"))).strip()
+
+
+def rewrite_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: Remarks) -> Data:
+    """What an answer changed in the text that it rewrites: the `changes`, null if the texts are too
+    long to compare, and the `original` answer; or the `name` and the `text` of a new file. {} if it
+    rewrites nothing."""
+    *earlier, asked = above or (answer,)
+    found = rewritten(asked.content, spoken(answer, notes)) if asked.role == "user" else None
+    if found is None:
+        return {}
+    old, data = found.old, {"changes": found.changes}
+    for each in reversed(earlier):
+        if each.role != "user" and spoken(each, notes) == old.text:
+            return {"rewrite": {**data, "original": each.id}}
+    name = f"{old.name}.txt" if old.name.lower().endswith(".pdf") else old.name
+    return {"rewrite": {**data, "name": name, "text": found.new}}
+
+
 def turn(
     message: StoredMessage,
+    above: Sequence[StoredMessage],
     sources: dict[str, int],
     continuable: bool = False,
     notes: Remarks = NO_REMARKS,
 ) -> Data:
     """One message. Without pieces (the user's messages, imported answers) it is plain text."""
-    data = about(message, continuable, notes)
+    data = about(message, above, continuable, notes)
     if message.pieces:
         return {**data, "groups": groups(message.pieces, sources)}
     if message.role != "user":
@@ -98,7 +128,10 @@ def turn(
     files, text = attachments.split(message.content)
     if not files:
         return {**data, "text": text}
-    shown = [{"name": f.name, "size": len(f.text), "text": f.text[:LONGEST]} for f in files]
+    shown = [
+        {"name": f.name, "size": len(f.text), "text": f.text[:LONGEST], "rewrite": f.rewrite}
+        for f in files
+    ]
     return {**data, "text": text, "files": shown}
 
 
@@ -113,7 +146,7 @@ def transcript(
     sources: dict[str, int] = {}
     last = len(messages) - 1
     turns = [
-        turn(message, sources, continuable and at == last, notes)
+        turn(message, messages[:at], sources, continuable and at == last, notes)
         for at, message in enumerate(messages)
         if at >= kept
     ]
@@ -136,7 +169,7 @@ def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:
 def names() -> dict[str, dict[str, str]]:
     """The title and meaning of each source of the palette, and the CSS class with its colour."""
     return {
-        source: {"title": look.title, "meaning": look.meaning, "kind": f"k-{source}"}
+        source: {"title": look.title, "meaning": look.meaning, "kind": css_class(source)}
         for source, look in ((name, ink(name)) for name in INKS)
     }
 
@@ -147,7 +180,7 @@ def drafts(sources: Iterable[str]) -> dict[str, dict[str, str]]:
         source: {
             "title": look.title,
             "meaning": look.meaning,
-            "kind": "k-draft" if look.underline else "k-target",
+            "kind": css_class(source),
             "colour": look.colour,
         }
         for source in others(sources)

@@ -17,7 +17,7 @@ from engine.methods import PLAIN, method_named
 from engine.queue import Waiting
 from engine.runs import Verdict, from_server
 from engine.servers.client import GUARANTEE
-from engine.types import DRAFT, HEAD, TARGET, Prefill, Run, Step
+from engine.types import HEAD, TARGET, Prefill, Run, Step
 from storage.traces import StoredPrompt, Trace
 
 
@@ -248,7 +248,6 @@ def step_card(step: Step, count: int) -> str:
         names=names,
         times={name: getattr(step, f"{name}_seconds") for name in STAGES},
         stages=STAGES,
-        draft=DRAFT,
         head=HEAD,
     )
 

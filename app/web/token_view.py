@@ -32,6 +32,7 @@ CHAT = (
     "thinking",
     "attached",
     "formatted",
+    "rewrite",
     "actions",
     "editing",
     "choices",

@@ -11,6 +11,9 @@ const ICONS = {
   remove: "M4 7h16 M9 7V4h6v3 M6 7l1 13h10l1-13",
   prove: "M4 12l5 5L20 6",
   replay: "M4 6h5v5H4z M15 3h5v5h-5z M15 14h5v5h-5z M9 8.5h3v-3h3 M12 8.5v8h3",
+  rewrite: "M4 6h16 M4 11h9 M4 16h6 M13 19l.8-3.2L19 10.6l2.4 2.4-5.2 5.2z",
+  accept: "M4 12l5 5L20 6",
+  save: "M12 4v11 M7 10l5 5 5-5 M5 20h14",
   before: "M15 5l-7 7 7 7",
   after: "M9 5l7 7-7 7",
 };
@@ -19,12 +22,13 @@ const SAID = [
   ["remove", "Delete"],
 ];
 const ANSWERED = [
-  ["copy", "Copy"], ["again", "Regenerate"], ["on", "Continue"], ["branch", "Branch"],
-  ["remove", "Delete"], ["prove", "Prove it"], ["replay", "Replay"],
+  ["copy", "Copy"], ["again", "Regenerate"], ["on", "Continue"], ["rewrite", "Rewrite"],
+  ["branch", "Branch"], ["remove", "Delete"], ["prove", "Prove it"], ["replay", "Replay"],
 ];
 const MEANINGS = {
   branch: "Branch: a new conversation up to here",
   on: "Continue where it stopped",
+  rewrite: "Rewrite: attach this text to your next message, which says what to change",
   prove: "Prove it: decode it again, plainly and with drafts",
   replay: "Replay: what was guessed, step by step",
 };
@@ -77,6 +81,7 @@ function drawFoot(turn) {
   badge.className = "badge " + (about.badge ? about.badge.kind : "");
   badge.title = (about.badge && about.badge.title) || "";
   drawVersions(versions, turn);
+  drawRewrite(turn);
   const replay = acts.querySelector("[data-act=replay]");
   if (replay) replay.hidden = !about.run;
   const goesOn = acts.querySelector("[data-act=on]");
@@ -150,13 +155,15 @@ list.addEventListener("click", (event) => {
   const node = event.target.closest("[data-act]");
   if (!node) return;
   const turn = drawn.find(({ frame }) => frame.contains(node));
-  const { act } = node.dataset;
+  const { act, file, of } = node.dataset;
   if (act === "copy-code") copy(node.closest(".code").querySelector("pre").textContent, node);
   else if (act === "copy") copy(answerOf(turn), node);
   else if (act === "prove") trigger("prove", {});
   else if (act === "replay") trigger("replay", { run: turn.about.run, step: 0 });
   else if (act === "edit") edit(turn);
-  else trigger("act", { act, message: node.dataset.message || turn.key });
+  else if (act === "rewrite") trigger("rewrite", { message: turn.key, file: Number(file || 0) });
+  else if (act === "save") save(turn.about.rewrite);
+  else trigger("act", { act, of, message: node.dataset.message || turn.key });
 });
 
 foot = drawFoot;

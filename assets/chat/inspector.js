@@ -1,8 +1,10 @@
 // Details of one token: the one under the pointer, the one that was tapped, or the one at the arrow
 // keys' position. The line below the messages describes it. If the page has `explain`, a box at the
 // word adds the reason why the token was fast. A tap shows the description in the box too, because
-// on a phone the line is far away or hidden.
+// on a phone the line is far away or hidden. A box that holds a link stays while the pointer is on
+// its way to it or over it.
 const DWELL_MS = 250;
+const LEAVE_MS = 300;
 const GAP = 6; // pixels between a word and its box
 const wordBox = document.createElement("div");
 wordBox.className = "word-box";
@@ -10,8 +12,10 @@ wordBox.setAttribute("role", "status");
 wordBox.hidden = true;
 list.after(wordBox);
 let inspected = null;
+let leaving = 0;
 
 function inspect(span, token, tapped = false) {
+  stay();
   const same = inspected && inspected.span === span && inspected.token === token;
   if (same && inspected.tapped === tapped) return;
   inspected = span && { span, token, tapped };
@@ -29,6 +33,18 @@ function inspect(span, token, tapped = false) {
   if (typeof explain === "function" && span.run.id) {
     setTimeout(() => { if (inspected === mine) tellMore(mine); }, tapped ? 0 : DWELL_MS);
   }
+}
+
+function stay() {
+  clearTimeout(leaving);
+  leaving = 0;
+}
+
+// The pointer has left the word or its box.
+function pointerLeft({ pointerType }) {
+  if (standing || pointerType === "touch") return;
+  if (!wordBox.querySelector("button")) inspect(null);
+  else leaving ||= setTimeout(() => inspect(null), LEAVE_MS);
 }
 
 async function tellMore(mine) {
@@ -81,17 +97,20 @@ list.addEventListener("pointermove", (event) => {
   if (event.pointerType === "touch") return;
   const span = event.target.closest(".tok");
   if (span && span.run) inspect(span, pointed(span, event.clientX, event.clientY));
-  else if (!standing) inspect(null);
+  else pointerLeft(event);
 });
-list.addEventListener("pointerleave", (event) => {
-  if (event.pointerType !== "touch" && !standing) inspect(null);
-});
+list.addEventListener("pointerleave", pointerLeft);
+wordBox.addEventListener("pointerenter", stay);
+wordBox.addEventListener("pointerleave", pointerLeft);
+// The focus stays where it is, because the box closes when it moves.
+wordBox.addEventListener("mousedown", (event) => event.preventDefault());
 
 // A finger does not hover, so the box of a tapped word stays until another place is tapped.
 let touching = false;
 document.addEventListener("pointerdown", (event) => {
   touching = event.pointerType === "touch";
-  if (inspected && inspected.tapped && !list.contains(event.target)) inspect(null);
+  const outside = !list.contains(event.target) && !wordBox.contains(event.target);
+  if (inspected && inspected.tapped && outside) inspect(null);
 }, true);
 list.addEventListener("click", (event) => {
   if (!touching) return;
@@ -104,7 +123,7 @@ list.addEventListener("click", (event) => {
 });
 
 // The keyboard: in a focused answer, the left and right arrows move from token to token, and Home
-// and End to the first and the last token.
+// and End to the first and the last token. Enter follows the link in the token's box.
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 let standing = null;
 
@@ -127,6 +146,8 @@ function beside(spans, { span, token }, by) {
 list.addEventListener("keydown", (event) => {
   const by = STEPS[event.key];
   const box = event.target;
+  const link = standing && box.classList.contains("answered") && wordBox.querySelector("button");
+  if (event.key === "Enter" && link) link.click();
   if (!by || !box.classList.contains("answered")) return;
   const spans = [...box.querySelectorAll(".tok")].filter((span) => span.count);
   if (!spans.length) return;

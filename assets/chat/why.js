@@ -47,7 +47,7 @@ function explanation(reply) {
     node.append(...copiedFrom(kept.place, reply.run));
     highlight(kept.place, node);
   } else if (kept) {
-    node.append(evidence(kept));
+    node.append(...evidence(kept));
   } else if (!reply.rejected) {
     node.append("Nothing was guessed here. ");
   }
@@ -71,17 +71,30 @@ function copiedFrom(place, run) {
 }
 
 function evidence(kept) {
-  if (kept.conversation) return "Copied from the conversation “" + oneLine(kept.title) + "”. ";
+  if (kept.conversation) return ["Copied from the conversation ", linkTo(kept), ". "];
+  if (kept.source === "prediction") return ["Copied from the text that is rewritten. "];
   if (kept.times) {
-    return "It followed these words " + kept.times + " times out of " + kept.of
-      + " in answers so far. ";
+    return ["It followed these words " + kept.times + " times out of " + kept.of
+      + " in answers so far. "];
   }
   if (kept.share) {
     const percent = Math.max(1, Math.round(100 * kept.share));
-    return "It follows these words in " + percent + " % of the cases in large texts. ";
+    return ["It follows these words in " + percent + " % of the cases in large texts. "];
   }
-  if (kept.place === null) return "The place it was copied from is not shown any more. ";
-  return "";
+  return kept.place === null ? ["The place it was copied from is not shown any more. "] : [];
+}
+
+// Opens a conversation of the list (assets/list.js).
+function linkTo({ conversation, title }) {
+  const link = document.createElement("button");
+  link.type = "button";
+  link.textContent = oneLine(title);
+  link.title = "Open this conversation";
+  link.addEventListener("click", () => {
+    inspect(null);
+    document.dispatchEvent(new CustomEvent("strata:open", { detail: { id: conversation } }));
+  });
+  return link;
 }
 
 function rejections(guesses) {

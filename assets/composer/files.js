@@ -88,7 +88,17 @@ listen("attached", (found) => {
   const then = reading.get(found.number);
   reading.delete(found.number);
   if (then) then(found);
+  else if (!found.number) add(found.file);
 });
+
+// A text of the conversation that is to be rewritten.
+function add(file) {
+  files = [...files, file];
+  keep();
+  drawFiles();
+  ask();
+  focusBox();
+}
 
 input.addEventListener("change", () => {
   attach(input.files);

@@ -17,7 +17,9 @@ from tests.support.pages import (
     DESKTOP,
     PHONE,
     entry,
+    finished,
     fits,
+    fixed_budget,
     open_tab,
     send,
     set_number,
@@ -194,6 +196,42 @@ def test_a_word_answers_to_a_tap(
         expect(box).to_be_visible()
         page.locator("#box textarea").tap()
         expect(box).to_be_hidden()
+
+
+def long_copy(page: Page) -> Locator:
+    """A word of the last answer that was copied from another conversation, after a long match."""
+    spans = page.locator("#tokens .message:last-of-type .tok.k-model")
+    at = spans.evaluate_all("all => all.findLastIndex(({ run, first }) => run.matches[first] >= 8)")
+    assert at >= 0
+    return spans.nth(at)
+
+
+def test_a_long_copy_links_to_the_conversation_that_it_came_from(page: Page) -> None:
+    set_number(page, "Max tokens", 60)
+    fixed_budget(page)
+    send(page, "Tell me of the sea and of the boats.")
+    finished(page)
+    page.click("#new")
+    expect(page.locator("#tokens .turn")).to_have_count(0)
+    send(page, "Tell me of the sea and of the boats.")
+    finished(page)
+    box, current = page.locator("#tokens .word-box"), page.locator("#conversations .entry.current")
+    expect(page.locator("#conversations .entry")).to_have_count(2)
+    newest = current.locator(".open").get_attribute("data-id")
+    long_copy(page).hover()
+    link = box.get_by_role("button")
+    expect(box).to_contain_text("Copied from the conversation")
+    link.hover()
+    expect(link).to_be_visible()
+    link.click()
+    expect(current.locator(".open")).not_to_have_attribute("data-id", newest or "")
+    expect(box).to_be_hidden()
+    entry(page, "Tell me").locator(".open").click()
+    expect(current.locator(".open")).to_have_attribute("data-id", newest or "")
+    # With the keyboard, Enter follows the link of the token at which one stands.
+    expect(stand_on(page, 30)).to_contain_text("Copied from the conversation")
+    page.keyboard.press("Enter")
+    expect(current.locator(".open")).not_to_have_attribute("data-id", newest or "")
 
 
 @pytest.mark.soak

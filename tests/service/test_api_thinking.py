@@ -162,7 +162,7 @@ def test_thinking_is_separated_whatever_its_marks_are(
     generation = Generation(Sampling(temperature=0), max_tokens=200)
     list(session.answering.answer(OWNER, conversation, Preferences(generation)))
     message = session.chat.conversations(OWNER).messages(conversation)[-1]
-    data = render.about(message, notes=render.remarks(db, OWNER, conversation))
+    data = render.about(message, (), notes=render.remarks(db, OWNER, conversation))
     begin, end, answer = data["thought"]
     assert text[begin:end].strip() == "first you think about <it> a while"
     assert text[answer:] == "Then that 😀." and message.content == text

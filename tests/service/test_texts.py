@@ -121,9 +121,13 @@ def test_a_place_is_found_where_it_is(db: Database, session: Session) -> None:
     assert TextStore(db, OWNER, "other").place(tokens[-30:], one) is None
 
 
-def test_the_oldest_texts_are_not_loaded(
+def test_the_oldest_texts_are_neither_loaded_nor_searched(
     session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [ask(session) for _ in range(4)]
+    names = [ask(session, chosen=chosen) for chosen in (OTHER, CHOSEN, CHOSEN, CHOSEN)]
+    texts = TextStore(db, OWNER, "bytes")
+    oldest = ContextStore(db, OWNER).load(names[0], "bytes")[-30:]
+    assert texts.place(oldest, "")
     monkeypatch.setattr(TextStore, "CAP", 1)
-    assert [name for name, _ in TextStore(db, OWNER, "bytes").load()] == names[-1:]
+    assert [name for name, _ in texts.load()] == names[-1:]
+    assert texts.place(oldest, "") is None

@@ -83,11 +83,14 @@ def encrypted(content: bytes) -> bytes:
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.sampled_from(["a.md", "b", "c d.py"]), TEXTS), max_size=3), TEXTS)
+@given(
+    st.lists(st.tuples(st.sampled_from(["a.md", "b", "c d.py"]), TEXTS, st.booleans()), max_size=3),
+    TEXTS,
+)
 def test_a_message_of_files_and_words_is_taken_apart_as_it_was_put_together(
-    files: list[tuple[str, str]], text: str
+    files: list[tuple[str, str, bool]], text: str
 ) -> None:
-    given_ = [Attachment(name, content) for name, content in files]
+    given_ = [Attachment(name, content, rewrite=rewrite) for name, content, rewrite in files]
     assert split(join(given_, text)) == (given_, text if text.strip() else "")
 
 

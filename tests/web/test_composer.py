@@ -12,6 +12,7 @@ from app.service.attachments import MAX_BYTES, MAX_CHARACTERS, Attachment, join
 from app.service.session import Session
 from app.web.tabs import composer
 from app.web.tabs.chat import Chat
+from engine.errors import PromptError
 from tests.support.blocks import talk_of
 from tests.support.inside import OWNER, soon
 
@@ -132,6 +133,49 @@ def test_an_edit_makes_another_version_with_the_files_that_stay(
         "",
     )
     assert measured["number"] == 5 and measured["tokens"] >= 90
+
+
+def test_an_answer_or_a_file_is_attached_to_be_rewritten(talking: Chat) -> None:
+    store = talking.session.chat.conversations(OWNER)
+    conversation = store.create().id
+    files = [Attachment("a.md", "one"), Attachment("b.md", "two")]
+    asked = store.append(conversation, "user", join(files, "What is it?"))
+    said = store.append(conversation, "assistant", "<think>\nhm\n</think>\n\nIt is two.\n")
+    empty = store.append(conversation, "assistant", "<think>\nhm")
+
+    def attached(message: str, file: object = 0) -> str:
+        found: Any = talking.rewrite(OWNER, data(message=message, file=file), conversation)
+        assert "number" not in found and found["file"]["note"] == "to be rewritten"
+        key = found["file"]["key"]
+        return talking.session.attachments.message(OWNER, [key], "Shorter.")
+
+    for message, file, name, text in (
+        (asked, 1, "b.md", "two"),
+        (said, 0, "answer.md", "It is two."),
+    ):
+        made = join([Attachment(name, text, rewrite=True)], "Shorter.")
+        assert attached(message.id, file) == made
+    with pytest.raises(PromptError, match="no text to rewrite"):
+        attached(empty.id)
+    for odd in (2, -1, "1", None):
+        with pytest.raises(PromptError, match="no text to rewrite"):
+            attached(asked.id, odd)
+    with pytest.raises(PromptError, match="no such message"):
+        attached("another")
+
+
+def test_a_rewritten_answer_is_accepted_as_a_version(talking: Chat) -> None:
+    store = talking.session.chat.conversations(OWNER)
+    conversation = store.create().id
+    messages = [
+        store.append(conversation, role, text)
+        for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    ]
+    event = data(act="accept", message=messages[3].id, of=messages[1].id)
+    values = (part.value for part in talking.controls.inputs)
+    found = talking.act(OWNER, PAGE, {}, event, conversation, *values)
+    assert [turn["text"] for turn in found[talking.tokens]["turns"]] == ["a", "d"]
+    assert len(store.messages(conversation)[1].versions) == 2
 
 
 def test_a_page_that_shows_another_conversation_by_now_sends_nothing(

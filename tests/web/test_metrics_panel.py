@@ -96,11 +96,11 @@ def test_what_each_level_did(monkeypatch: pytest.MonkeyPatch) -> None:
         verify_seconds=0.01,
     )
     found = panel_values(summed(None, [one]), [one])
-    titles = [title for title, _ in found["d"]]
+    titles = [title for title, _, _ in found["d"]]
     assert titles == [f"Draft {HOSTILE[0]}", "Draft small"]
     assert found["l"] == [[0, 2, 6, 8], [1, 5, 0, 0]]
     assert found["s"][5:] == [[0, 0, 1], [50, 2, 3, 4000]]
-    assert {colour for _, colour in found["d"]} <= {*colors.DRAFT_SHADES}
+    assert {colour for _, colour, _ in found["d"]} <= {*colors.DRAFT_SHADES}
     assert "l" not in panel_values(summed(None, RUN), RUN)
 
 

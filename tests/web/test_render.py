@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from app.service import draft_models
+from app.service.attachments import Attachment, join
 from app.service.comparison import Proof, Verdict
 from app.web import colors, layout, render
 from app.web.markup import milliseconds
 from app.web.render import LONGEST_TOKEN, badge, remark, remarks
-from engine.types import HEAD, TARGET, TIERS, Prefill, Run, Step, Token
+from app.web.run_html import step_card
+from engine.types import HEAD, PREDICTION, TARGET, TIERS, Prefill, Run, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -119,6 +121,33 @@ def test_a_page_is_sent_the_messages_that_it_has_not_drawn(db: Database) -> None
     assert render.transcript(messages)["after"] == ""
 
 
+def test_a_page_is_sent_what_a_rewrite_changed_and_how_it_is_accepted(db: Database) -> None:
+    store = Conversations(db, "local")
+    conversation = store.create().id
+
+    def rewrite(name: str, old: str, new: str) -> dict[str, Any]:
+        store.append(
+            conversation, "user", join([Attachment(name, old, rewrite=True)], "Change it.")
+        )
+        store.append(conversation, "assistant", new)
+        *_, asked, answered = render.transcript(store.messages(conversation))["turns"]
+        assert asked["files"][0]["rewrite"] and "rewrite" not in asked
+        found: dict[str, Any] = answered["rewrite"]
+        return found
+
+    store.append(conversation, "user", "Tell me of the sea.")
+    said = store.append(conversation, "assistant", "<think>\nhm\n</think>\n\nThe sea is wide.")
+    changes = [("same", "The sea is "), ("removed", "wide."), ("added", "deep.")]
+    found = rewrite("answer.md", "The sea is wide.", "<think>\nhm\n</think>\n\nThe sea is deep.")
+    assert found == {"changes": changes, "original": said.id}
+    found = rewrite("notes.md", "The sea was wide.", "```\nThe sea was wide.\n```")
+    assert found == {"changes": [], "name": "notes.md", "text": "The sea was wide."}
+    assert rewrite("sea.PDF", "one", "two")["name"] == "sea.PDF.txt"
+    store.append(conversation, "user", "Thank you.")
+    store.append(conversation, "assistant", "The sea is wide.")
+    assert "rewrite" not in render.transcript(store.messages(conversation))["turns"][-1]
+
+
 def test_every_source_has_one_colour_and_its_own_mark() -> None:
     assert set(colors.INKS) == {*TIERS, HEAD, TARGET}
     looks = list(colors.INKS.values())
@@ -168,6 +197,11 @@ def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
     assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
     assert name["colour"] in colors.DRAFT_SHADES
     assert value["sources"] == [evil, TARGET] and render.legend([TARGET])["names"] == {}
+
+
+def test_a_prediction_has_the_underline_that_its_ink_says() -> None:
+    assert render.drafts([PREDICTION])[PREDICTION]["kind"] == "k-prediction"
+    assert 'class="tok k-prediction"' in step_card(Step(0, (), {PREDICTION: 3}), 1)
 
 
 def test_the_style_sheets_bring_no_tier_colour_of_its_own() -> None:

@@ -12,6 +12,7 @@ from app.service.answering import Answer
 from app.service.comparison import Proof
 from app.service.current import seen_in
 from app.service.why import server_sentence
+from app.web import render
 from app.web.kit import (
     AT_ONCE,
     REFRESH,
@@ -26,7 +27,7 @@ from app.web.kit import (
 from app.web.metrics_panel import panel_values, with_pace
 from app.web.run_html import proof_line, waiting_line
 from app.web.tabs.chat_view import ChatView, ending, undo, viewed
-from app.web.tabs.composer import ComposerRequest, edited_text
+from app.web.tabs.composer import ComposerRequest, chip, edited_text, text_to_rewrite
 from app.web.tabs.conversations import ConversationList
 from app.web.tabs.settings import Settings
 from engine.metrics import summarise
@@ -54,6 +55,8 @@ class Chat(ChatView):
         over = listing.with_list(self.over, (), [*self.stored, self.proof])
         self.on(tokens.over, over, mode="multiple")
         self.on(tokens.resend, self.resend, here, tokens)
+        attached = composer.channels["attached"]
+        self.on(tokens.rewrite, self.rewrite, here, attached, mode="multiple")
         listing.on(tokens.look, self.shown, here, self.stored, guard=REFRESH)
         tokens.waiting(None, None, self.proof, js="() => window.strata.line", **AT_ONCE)
 
@@ -163,12 +166,12 @@ class Chat(ChatView):
         conversation: str | None,
         *values: object,
     ) -> Updates:
-        act, message = (str(payload(data).get(name)) for name in ("act", "message"))
+        act, message, other = (str(payload(data).get(name)) for name in ("act", "message", "of"))
         try:
             self.alone(owner, conversation)
             if act in ("again", "on"):
                 return self.answer(owner, page, conversation or "", act, message, values)
-            return self.change(owner, page, memory, conversation or "", act, message)
+            return self.change(owner, page, memory, conversation or "", act, message, other)
         except Exception as error:
             warn(explained(error))
             return self.refused(owner, page, conversation)
@@ -190,12 +193,22 @@ class Chat(ChatView):
         return self.begin(owner, page, conversation, preferences)
 
     def change(
-        self, owner: str, page: str, memory: Memory, conversation: str, act: str, message: str
+        self,
+        owner: str,
+        page: str,
+        memory: Memory,
+        conversation: str,
+        act: str,
+        message: str,
+        other: str,
     ) -> Updates:
-        """Show another version, branch, delete or undo, then show the conversation."""
+        """Show another version, make a rewritten answer a version of the `other` one, branch,
+        delete or undo, then show the conversation."""
         chat, offer = self.session.chat, dict[str, object]()
         if act == "show":
             chat.conversations(owner).show(conversation, message)
+        elif act == "accept":
+            chat.conversations(owner).copy_as_version(conversation, message, other)
         elif act == "branch":
             conversation = chat.conversations(owner).copy(conversation, message)
         elif act == "remove":
@@ -207,6 +220,13 @@ class Chat(ChatView):
         value = seen[self.tokens]
         assert isinstance(value, dict)
         return {**seen, self.tokens: {**value, **offer}, self.proof: "", **opened}
+
+    def rewrite(self, owner: str, data: gr.EventData, conversation: str | None) -> render.Data:
+        """Attach a text of the conversation to the message that is being written, to be rewritten:
+        an answer, or a file of a message."""
+        file = text_to_rewrite(self.session, owner, conversation, ComposerRequest(data))
+        (shown,) = chip(self.session, self.session.attachments.add(owner, [file]))
+        return {"file": shown}
 
     def prove(self, owner: str, conversation: str | None) -> Iterator[Updates]:
         try:

@@ -64,7 +64,7 @@ def token_value(
     session.drawn[page] = now
     value = numbered(render.transcript(messages, kept, continuable, notes))
     if adopted:
-        value["adopt"] = render.about(messages[-1], continuable, notes)
+        value["adopt"] = render.about(messages[-1], messages[:-1], continuable, notes)
     if answer is not None:
         request = answer.target
         further = {"on": True} if request is not None and request.continues else {}

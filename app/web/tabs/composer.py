@@ -8,6 +8,7 @@ document.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import gradio as gr
 from gradio.utils import get_upload_folder
 
 from app.service import attachments
-from app.service.attachments import Pending
+from app.service.attachments import Attachment, Pending
 from app.service.session import Session
 from app.web.kit import Tab, explained, html, notify_errors, payload
 from app.web.markup import template
-from app.web.render import Data
+from app.web.render import Data, remarks, spoken
 from assets import read
 from engine.errors import PromptError, StrataError
+from storage.conversations import StoredMessage
 
 SCRIPT = tuple(
     f"composer/{name}.js"
@@ -78,6 +80,12 @@ class ComposerRequest:
         found = self.sent.get("kept")
         return {at for at in found if isinstance(at, int)} if isinstance(found, list) else set()
 
+    @property
+    def file(self) -> int | None:
+        """The index of a file of a message."""
+        found = self.sent.get("file")
+        return found if isinstance(found, int) else None
+
     def about(self, conversation: str | None) -> bool:
         return (self.sent.get("conversation") or None) == (conversation or None)
 
@@ -116,19 +124,46 @@ def upload(path: str) -> bytes:
             file.unlink()
 
 
+def text_to_rewrite(
+    session: Session, owner: str, conversation: str | None, request: ComposerRequest
+) -> Attachment:
+    """A file of a message, or an answer, as a text to rewrite. Raises PromptError for an unknown
+    message or file."""
+    message = requested(session, owner, conversation, request)
+    if message.role == "user":
+        files, _ = attachments.split(message.content)
+        found = next((file for at, file in enumerate(files) if at == request.file), None)
+    else:
+        text = spoken(message, remarks(session.database, owner, conversation))
+        found = Attachment("answer.md", text) if text else None
+    if found is None:
+        raise PromptError("There is no text to rewrite in this message. Choose another one.")
+    return replace(found, note="to be rewritten", rewrite=True)
+
+
+def requested(
+    session: Session, owner: str, conversation: str | None, request: ComposerRequest
+) -> StoredMessage:
+    """The message that a request names. Raises PromptError if it is not shown any more."""
+    store, message_id = session.chat.conversations(owner), request.text("message")
+    for message in store.messages(conversation, pieces=False) if conversation else ():
+        if message.id == message_id:
+            return message
+    raise PromptError(GONE)
+
+
 def edited_text(
     session: Session, owner: str, conversation: str | None, request: ComposerRequest
 ) -> str:
     """The new text of a message of the user, as edited on a page: the new words, the files that
     stay and the added files. Raises PromptError for an unknown message or file."""
-    store, message_id = session.chat.conversations(owner), request.text("message")
-    for message in store.messages(conversation, pieces=False) if conversation else ():
-        if message.id == message_id and message.role == "user":
-            files, _ = attachments.split(message.content)
-            kept = [file for at, file in enumerate(files) if at in request.kept]
-            text = session.attachments.message(owner, request.files, request.text("text"))
-            return attachments.join(kept, text)
-    raise PromptError(GONE)
+    message = requested(session, owner, conversation, request)
+    if message.role != "user":
+        raise PromptError(GONE)
+    files, _ = attachments.split(message.content)
+    kept = [file for at, file in enumerate(files) if at in request.kept]
+    text = session.attachments.message(owner, request.files, request.text("text"))
+    return attachments.join(kept, text)
 
 
 class Composer(Tab):
