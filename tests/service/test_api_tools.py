@@ -382,3 +382,8 @@ def test_the_next_turn_of_an_agent_reads_only_what_is_new(program: openai.OpenAI
     usage = answer(program, messages).usage
     before = first.usage.prompt_tokens + len(b"I look it up.")
     assert usage.prompt_tokens_details.cached_tokens >= before
+
+
+def test_an_answer_that_is_cut_after_a_call_says_both(program: openai.OpenAI) -> None:
+    (choice,) = answer(program, max_tokens=len(f"I look it up.\n\n{PARIS}".encode()) + 3).choices
+    assert choice.finish_reason == "length" and len(choice.message.tool_calls) == 1
