@@ -155,11 +155,16 @@ def test_one_call_is_enough_where_no_more_are_wanted() -> None:
             assert [block.type for block in found.content] == ["tool_use"] * count
 
 
-def test_the_key_comes_in_a_header_of_its_own() -> None:
+def test_the_key_may_come_in_a_header_of_its_own() -> None:
+    """Newer clients send it as OpenAI's do."""
     with served(Scripted(script), "--host", "0.0.0.0") as made:
         _, secret = made.session.programs.keys.make("claude")
         with anthropic.Anthropic(base_url=made.address, api_key=secret, max_retries=0) as program:
             assert program.messages.create(**given()).content
+        with made.client(**{"x-api-key": secret}) as older:
+            assert older.post("/v1/messages", json=given()).status_code == 200
+        with made.client(**{"x-api-key": "sk-strata-x"}) as older:
+            assert older.post("/v1/messages", json=given()).status_code == 401
         wrong = anthropic.Anthropic(base_url=made.address, api_key="sk-strata-x", max_retries=0)
         with wrong, pytest.raises(anthropic.AuthenticationError) as raised:
             wrong.messages.create(**given())

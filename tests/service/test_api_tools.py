@@ -445,3 +445,8 @@ def test_a_form_of_calls_that_is_no_json_cannot_be_enforced() -> None:
         reply = ask(client, messages=QUESTION, tools=[TIME], tool_choice="required")
         error = reply.json()["error"]
         assert reply.status_code == 400 and "cannot be enforced" in error["message"]
+
+
+def test_an_answer_that_is_cut_after_a_call_says_both(program: openai.OpenAI) -> None:
+    (choice,) = answer(program, max_tokens=len(f"I look it up.\n\n{PARIS}".encode()) + 3).choices
+    assert choice.finish_reason == "length" and len(choice.message.tool_calls) == 1

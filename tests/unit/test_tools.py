@@ -51,6 +51,7 @@ ANSWERS: list[tuple[str, str, str, list[Call]]] = [
     ),
     ("tagged", f"<tool_call>{JSON}", "", [PARIS]),
     ("tagged", f"<tool_call>{JSON}</tool_call>\nDone.", "\nDone.", [PARIS]),
+    ("tagged", f"<tool_call>{JSON}</tool_call>\n \n", "", [PARIS]),
     ("tagged", f"<tool_call>\n{QWEN}\n</tool_call>", "", [PARIS]),
     ("tagged", f"<tool_call>{GLM}</tool_call>", "", [PARIS]),
     (
@@ -158,10 +159,25 @@ def test_a_call_after_a_malformed_one_is_read() -> None:
         assert read(calls) == [PARIS] and text == "a <tool_call>no</tool_call> b c"
 
 
+def test_an_end_mark_within_an_argument_is_passed_over_where_text_came_before() -> None:
+    splitter = CallSplitter(FORM["tagged"], (WEATHER,))
+    first = splitter.push('Some words: <tool_call>{"name": "get_weather", "arguments": {"city": "')
+    assert first == ("Some words:", ())
+    assert splitter.push("</tool_call>").calls == ()
+    later = splitter.push('"}}</tool_call>Done.')
+    assert read(list(later.calls)) == [("get_weather", {"city": "</tool_call>"})]
+    whole = 'Some words: <tool_call>{"name": "get_weather", "arguments": {"city": "</tool_call>'
+    again = CallSplitter(FORM["tagged"], (WEATHER,))
+    assert again.push(whole) == ("Some words:", ())
+    assert again.push('"}}</tool_call>Done.').calls[0].arguments == later.calls[0].arguments
+
+
 def test_a_single_call_ends_the_answer() -> None:
     answer = f"a<tool_call>{JSON}</tool_call><tool_call>{JSON}</tool_call>b"
     for size in (1, 1000):
         text, calls = split(FORM["tagged"], answer, size, single=True)
+        assert (text, read(calls)) == ("a", [PARIS])
+        text, calls = split(FORM["mistral"], f"a[TOOL_CALLS][{JSON}, {JSON}]", size, single=True)
         assert (text, read(calls)) == ("a", [PARIS])
 
 
@@ -173,6 +189,7 @@ def test_text_is_not_held_back_for_longer_than_it_may_be_a_call() -> None:
     assert splitter.push("\n<tool_call>{").text == "" and splitter.push("}").text == ""
     opening = CallSplitter(FORM["llama"], (TIME,))
     assert opening.push("Hi {").text + opening.push("name").text == "Hi {name"
+    assert opening.push(" {").text == " {", "only the first words may be a call"
 
 
 def test_arguments_are_what_their_schema_says() -> None:
