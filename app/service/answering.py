@@ -367,7 +367,7 @@ class RunningAnswer:
         with suppress(StrataError), self.core.database.at_once():
             self.core.stacks.learn(self.request, run)
         if continued:
-            most = generation.max_tokens + len(continued.tokens)
+            most = min(generation.max_tokens + len(continued.tokens), MOST_TOKENS)
             generation = replace(generation, max_tokens=most)
         self.finished = FinishedAnswer(
             started.prompt,

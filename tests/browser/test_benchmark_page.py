@@ -35,7 +35,7 @@ def test_any_two_methods_and_any_two_models_are_compared(page: Page) -> None:
     for side in ("#compare-plain", "#compare-fast"):
         assert page.locator(f"{side} .tok:not(.k-target)").count() > 1, "both sides have colours"
     facts = page.locator("#header .facts").text_content()
-    pick(page, "#compare-model", re.compile("llama.cpp"))
+    pick(page, "#compare-model", re.compile("GGUF"))
     page.click("#compare")
     expect(page.locator("#verdict")).to_contain_text("Two models, 3 repeats")
     expect(page.locator(".side-head h3").nth(1)).to_contain_text("(llama.cpp)")

@@ -17,7 +17,7 @@ from engine.methods import METHODS
 from engine.metrics import summarise
 from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
-from engine.settings import Generation, Sampling
+from engine.settings import MOST_TOKENS, Generation, Sampling
 from engine.types import Run
 from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
@@ -191,6 +191,12 @@ def test_all_of_it_can_be_proved(session: Session) -> None:
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None
     assert proof.verdict.identical and proof.verdict.tokens == 50 and proof.same_text
+
+
+def test_it_continues_with_the_largest_limit(session: Session) -> None:
+    conversation, first = ask(session, wanted(20))
+    more = go_on(session, conversation, wanted(MOST_TOKENS, stop=["e", "a", " "]))
+    assert more.text.startswith(first.text) and session.history.last[OWNER, conversation]
 
 
 def test_a_seed_that_nobody_chose_stays(session: Session) -> None:
