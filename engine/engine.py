@@ -259,8 +259,10 @@ class Engine(Protocol):
     ) -> Stream[Waiting | Share | list[Trial]]:
         """Test plans on answers to `texts` of so many tokens; the results are the last item."""
 
-    def check(self, text: str) -> None:
-        """Raise PromptError for a message that cannot be answered even if it is the only one."""
+    def check(self, owner: str, text: str | None = None) -> None:
+        """Raise PromptError if the message `text` cannot be answered even if it is the only one,
+        and Busy unless another run of its owner may wait. None stands for a message that was
+        checked before."""
 
     def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
         """How much of the context these messages and tools take. This changes no cache, but takes
@@ -268,9 +270,6 @@ class Engine(Protocol):
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         """The number of tokens of each text."""
-
-    def check_turn(self, owner: str) -> None:
-        """Raise Busy unless another run of this owner may wait."""
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         """The text of each list of tokens."""

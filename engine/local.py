@@ -675,17 +675,16 @@ class Local:
 
     # without waiting in the queue
 
-    def check(self, text: str) -> None:
-        self.loaded.chat.check(text)
+    def check(self, owner: str, text: str | None = None) -> None:
+        if text is not None:
+            self.loaded.chat.check(text)
+        self.queue.check(owner)
 
     def measure(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Size:
         return self.loaded.chat.measure(messages, tools)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
         return [self.loaded.chat.content(text) for text in texts]
-
-    def check_turn(self, owner: str) -> None:
-        self.queue.check(owner)
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         detokenize = self.loaded.backend.detokenize

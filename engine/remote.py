@@ -62,7 +62,6 @@ class Remote:
     check = forwarded(Engine.check)
     measure = forwarded(Engine.measure)
     counts = forwarded(Engine.counts)
-    check_turn = forwarded(Engine.check_turn)
     texts = forwarded(Engine.texts)
     pieces = forwarded(Engine.pieces)
     tokens = forwarded(Engine.tokens)

@@ -22,7 +22,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -110,7 +110,7 @@ class Recorder:
         """Whether steps can be appended to what is stored."""
         self.writing = threading.Lock()
         self.closed = threading.Event()
-        self.thread: threading.Thread | None = None
+        self.thread = threading.Thread(target=self.keep_up, name="recorder", daemon=True)
 
     @property
     def steps(self) -> list[Step]:
@@ -126,7 +126,9 @@ class Recorder:
 
     def begin(self, plan: Run, prompt: tuple[int, ...] = (), text: str | None = None) -> None:
         """Decoding begins, as planned and from this prompt. `text` is the certain part of the text
-        of a continued answer, None where its tokens are not continued."""
+        of a continued answer, None where its tokens are not continued. The thread that stores also
+        begins now, because the first token should wait for nothing."""
+        self.thread.start()
         continued = self.continued
         self.prompt, self.certain_text = prompt, text
         if continued is None or not continued.run_id:
@@ -178,9 +180,6 @@ class Recorder:
         self.splitter.push("".join(token.text for token in step.tokens))
         if self.finish:
             self.flush()
-        elif self.thread is None:
-            self.thread = threading.Thread(target=self.keep_up, name="recorder", daemon=True)
-            self.thread.start()
 
     def keep_up(self) -> None:
         while not self.closed.wait(FLUSH_SECONDS):
@@ -250,7 +249,7 @@ class Recorder:
 
     def close(self) -> None:
         self.closed.set()
-        if self.thread is not None:
+        if self.thread.ident is not None:
             self.thread.join()
         if not self.flush(over=True):
             self.later(self.end)
@@ -324,10 +323,12 @@ class RunningAnswer:
         self.core.take_aside(self.request.owner, event)
         return False
 
-    def updates(self) -> Generator[Update | Waiting, None, None]:
-        """Updates, at most one per UPDATE_SECONDS. Closing the iterator early ends the answer."""
+    def updates(self) -> Generator[Update | Waiting | None, None, None]:
+        """None, as the engine was asked, and then updates, at most one per UPDATE_SECONDS. Closing
+        the iterator early ends the answer."""
         pace = Pace(UPDATE_SECONDS)
         try:
+            yield None
             for event in self.stream:
                 if isinstance(event, Started):
                     self.started = event
@@ -399,6 +400,13 @@ class Answering:
         Closing the iterator early keeps what was emitted. Raises Cancelled if the answer was
         stopped before its turn, and Busy.
         """
+        with closing(self.asked(owner, conversation_id, preferences)) as items:
+            yield from filter(None, items)
+
+    def asked(
+        self, owner: str, conversation_id: str, preferences: Preferences
+    ) -> Generator[Update | Waiting | None, None, None]:
+        """Like `answer`, and None as soon as the engine was asked."""
         chat = self.core.chat
         with self.core.tasks.begin(owner, conversation_id, requested=True) as task:
             target = task.target = task.target or chat.unanswered(owner, conversation_id)
@@ -420,7 +428,7 @@ class Answering:
         preferences: Preferences,
         task: Task,
         target: AnswerTarget,
-    ) -> Generator[Update | Waiting, None, None]:
+    ) -> Generator[Update | Waiting | None, None, None]:
         yield from self.core.revival.loaded(task)
         continued = self.core.chat.started_answer(owner, conversation_id, target)
         generation = chosen(continued, preferences) if continued else preferences.seeded()
@@ -521,33 +529,41 @@ class Answer:
         """The id of the answer's message, "" until it is stored."""
         return self.update.recorder.message_id if self.update else ""
 
-    def run(self, items: Iterator[Update | Waiting]) -> None:
+    def run(self, items: Iterator[Update | Waiting | None]) -> None:
+        """Follow an answer to its end."""
+        while self.take(items):
+            pass
+
+    def take(self, items: Iterator[Update | Waiting | None]) -> bool:
+        """Wait for the next of the items; returns whether there may be more."""
+        more = False
         try:
-            for item in items:
-                if isinstance(item, Waiting):
-                    self.ahead, self.loading = item.ahead, item.loading
-                else:
-                    self.ahead, self.update = 0, item
-                self.bell.ring()
-        except Cancelled:
-            pass  # It was stopped before its turn, so there is nothing to show.
+            item = next(items)
+            more = True
+            if isinstance(item, Waiting):
+                self.ahead, self.loading = item.ahead, item.loading
+            elif item is not None:
+                self.ahead, self.update = 0, item
+        except (StopIteration, Cancelled):
+            pass  # If it was stopped before its turn, there is nothing to show.
         except StrataError as error:
             self.error = str(error)
         except Exception as error:
             log.exception("An answer broke off.")
             self.error = f"The answer was interrupted: {error!r}. Its beginning is kept. Ask again."
         finally:
-            self.over = True
+            self.over = not more
             self.bell.ring()
+        return more
 
 
 class Generations:
-    """The answers of all owners. `answer` makes one, like `Answering.answer`; `target` says which
-    answer was requested last in a conversation."""
+    """The answers of all owners. `answer` makes one, like `Answering.asked`, whose first item must
+    not wait for the model; `target` says which answer was requested last in a conversation."""
 
     def __init__(
         self,
-        answer: Callable[[str, str, Preferences], Iterator[Update | Waiting]],
+        answer: Callable[[str, str, Preferences], Iterator[Update | Waiting | None]],
         target: Callable[[str, str], AnswerTarget | None] = lambda owner, conversation: None,
     ) -> None:
         self.answer, self.target = answer, target
@@ -562,7 +578,10 @@ class Generations:
                 del self.known[answer.token]
             self.known[started.token] = started
         items = self.answer(owner, conversation, preferences)
-        threading.Thread(target=started.run, args=(items,), name="answer", daemon=True).start()
+        # The first item comes once the engine was asked. Another thread would compete with this
+        # one, which now draws the page, and the engine would be asked later.
+        if started.take(items):
+            threading.Thread(target=started.run, args=(items,), name="answer", daemon=True).start()
         return started
 
     def find(self, owner: str, conversation: str) -> Answer | None:

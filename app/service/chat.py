@@ -176,8 +176,7 @@ class Chat:
             raise PromptError("The message is empty. Write something first.")
         if self.engine.state.is_loaded:
             with suppress(EngineDied):  # The engine restarts, and then answers.
-                self.engine.check(text)
-                self.engine.check_turn(owner)
+                self.engine.check(owner, text)
         elif not self.revival.coming:
             raise ModelError(NO_MODEL)
 
@@ -203,7 +202,7 @@ class Chat:
         `message_id` is that message, or an answer to it; None means the last one.
         """
         with suppress(EngineDied):
-            self.engine.check_turn(owner)
+            self.engine.check(owner)
         store = self.conversations(owner)
         messages = store.messages(conversation_id, pieces=False, to=message_id)
         questions = [message.id for message in messages if message.role == "user"]
@@ -219,7 +218,7 @@ class Chat:
         Raises PromptError for an answer that the model ended by itself.
         """
         with suppress(EngineDied):
-            self.engine.check_turn(owner)
+            self.engine.check(owner)
         messages = self.conversations(owner).messages(conversation_id)
         if not messages:
             raise PromptError(NO_MESSAGE)

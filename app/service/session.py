@@ -42,7 +42,7 @@ class Session(Core):
         self.background = Background(self.proofs)
         self.chat.deleted = self.background.forget
         self.answering = Answering(self, self.background.add)
-        self.generations = Generations(self.answering.answer, self.tasks.target)
+        self.generations = Generations(self.answering.asked, self.tasks.target)
         self.benchmarks = BenchmarkRuns(self)
         self.padded = Padded(self.models)
         self.races = Races(self.proofs, self.padded)

@@ -22,7 +22,13 @@ from app.http.access import (
 )
 from app.http.login import Gate, LogIns
 from app.web import layout, shared
-from app.web.gradio_workarounds import FIND_COMPONENTS, EventQueue, ask_directly, keep_keys
+from app.web.gradio_workarounds import (
+    FIND_COMPONENTS,
+    EventQueue,
+    ask_directly,
+    convert_at_once,
+    keep_keys,
+)
 from assets import ASSETS
 from engine.queue import MOST_WAITING
 
@@ -108,6 +114,7 @@ def launch(blocks: gr.Blocks, options: Options, port: int, routes: Sequence[Base
     blocks.api_open = False
     keep_keys()
     ask_directly()
+    convert_at_once()
     blocks._queue = EventQueue(True, THREADS, 1, None, blocks, EVENTS_AT_ONCE)
     _, _, public = blocks.launch(
         server_name=bracketed(options.host),

@@ -231,27 +231,33 @@ class Calibration:
         return self.weights[tier][match_length - 1] if match_length else self.unigrams[tier]
 
     def rows(self) -> list[CalibrationRow]:
-        """The learned values, as they are stored."""
+        """The learned values, as they are stored. An answer begins with this, so values that were
+        never learned, which are most, take next to no time."""
         rows = [
-            CalibrationRow(NOISE, 0, which, *learned)
-            for which, learned in enumerate(self.errors.learned())
+            CalibrationRow(NOISE, 0, which, reached, credited)
+            for which, (reached, credited) in enumerate(self.errors.learned())
+            if reached
         ]
         for weights in (self.of(tier, n) for tier in self.weights for n in range(CLASSES + 1)):
-            tier, length = weights.tier, weights.match_length
-            for strength in range(STRENGTHS):
-                reached, credited = weights.reached[strength], weights.credited[strength]
-                rows.append(CalibrationRow(tier, length, strength, reached, credited))
+            tier, length, credited = weights.tier, weights.match_length, weights.credited
+            rows += [
+                CalibrationRow(tier, length, strength, reached, credited[strength])
+                for strength, reached in enumerate(weights.reached)
+                if reached
+            ]
             for suffix, rates in (
                 (RANK_SUFFIX, weights.rates),
                 (NOISY_RANK_SUFFIX, weights.noisy_rates),
             ):
-                for rank, rate in enumerate(rates):
-                    expected, accepted, _ = rate.figures
-                    rows.append(CalibrationRow(tier + suffix, length, rank, expected, accepted))
+                rows += [
+                    CalibrationRow(tier + suffix, length, rank, *rate.figures[:2])
+                    for rank, rate in enumerate(rates)
+                    if rate.figures[0]
+                ]
         if self.headed is not None:
             found = self.headed.rows()
             rows += [row._replace(tier=WITH_HEAD + row.tier) for row in found]
-        return [row for row in rows if row.reached]
+        return rows
 
     def with_head(self) -> "Calibration":
         """The calibration for runs with a head. It is learned separately, because a head often

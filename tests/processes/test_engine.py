@@ -494,21 +494,21 @@ def test_a_stop_ends_the_answer_with_what_it_said_and_taught(slow: Engine, store
 @pytest.mark.soak(stay=1)
 def test_an_owner_has_so_many_waiting_answers_and_no_more(slow: Engine) -> None:
     first, _ = begun(slow, owner="a")
-    slow.check_turn("a")
+    slow.check("a")
     waiting = [slow.generate(asking(owner="a")) for _ in range(EACH)]
 
     def full() -> bool:
         try:
-            slow.check_turn("a")
+            slow.check("a")
         except Busy:
             return True
         return False
 
     assert soon(full), "they are on their way to it"
-    for refused in (lambda: slow.check_turn("a"), lambda: run(slow, asking(owner="a"))):
+    for refused in (lambda: slow.check("a"), lambda: run(slow, asking(owner="a"))):
         with pytest.raises(Busy, match="of your requests wait"):
             refused()
-    slow.check_turn("b")
+    slow.check("b")
     for stream in (*waiting, first):
         stream.close()
     assert soon(lambda: said(run(slow, asking("plain", tokens=4, owner="a"))) != [])
@@ -585,10 +585,10 @@ def test_small_questions_are_answered_at_once(slow: Engine) -> None:
     first, _ = begun(slow)
     tokens = list(b"hello")
     assert slow.texts([tokens, tokens[:1], []]) == ["hello", "h", ""]
-    slow.check("hello")
+    slow.check("a", "hello")
     for text in ("", "x" * 9000):
         with pytest.raises(PromptError):
-            slow.check(text)
+            slow.check("a", text)
     chat = (Message("user", "hi"), Message("assistant", "there"))
     found = slow.tokens(["hello", chat, chat[:1]], "bytes")
     assert found[0] == tokens

@@ -14,9 +14,10 @@ import pytest
 from app.service import answering as module
 from app.service.answering import KEPT, Answer, Bell, Generations, Recorder, Update
 from app.service.session import Session
-from engine.engine import Request
+from engine.engine import Event, Request
 from engine.errors import Busy, Cancelled
 from engine.queue import Waiting
+from engine.streams import Stream
 from engine.types import TARGET, Finish, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
@@ -170,6 +171,64 @@ def test_an_answer_is_complete_though_nobody_watches(session: Session) -> None:
     assert answer.tokens == 60 and answer.update.metrics.forwards > 20
     (_, stored) = session.chat.conversations(OWNER).messages(conversation)
     assert stored.id == answer.message_id and stored.run_id
+
+
+def test_the_model_is_asked_before_the_page_is_drawn(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the thread that draws the page next. A thread of the answer would compete with it."""
+    asked: list[int] = []
+    generate = session.engine.generate
+
+    def noting(request: Request) -> Stream[Event]:
+        asked.append(threading.get_ident())
+        return generate(request)
+
+    monkeypatch.setattr(session.engine, "generate", noting)
+    conversation = session.chat.say(OWNER, None, "hello there")
+    answer = session.generations.start(OWNER, conversation, preferences())
+    assert asked == [threading.get_ident()]
+    assert ended(answer).update is not None and len(asked) == 1
+
+
+def test_what_goes_wrong_before_the_model_is_asked_needs_no_thread(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = session.chat.conversations(OWNER).create().id
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
+    answer = session.generations.start(OWNER, conversation, preferences())
+    assert answer.over and "Write something first" in answer.error and not started
+    assert session.generations.find(OWNER, conversation) is None
+
+
+def test_a_message_is_checked_in_one_call(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call goes to another process and back before the model can be asked."""
+    calls: list[str] = []
+
+    class Noting:
+        state = session.engine.state
+
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(session.engine, name)
+
+    monkeypatch.setattr(session.chat, "engine", Noting())
+    session.chat.say(OWNER, None, "hello there")
+    assert calls == ["check"]
+
+
+def test_the_first_token_waits_for_no_thread_to_start(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder.begin(recorder.run)
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
+    recorder.add(Prefill(3, 0, 0.5))
+    recorder.add(step(0))
+    assert recorder.thread.is_alive() and not started
 
 
 def test_it_is_found_while_it_is_under_way_and_known_by_its_token_after(

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from math import inf, nan
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,25 @@ def teach(hierarchy: Hierarchy, tokens: Sequence[int]) -> None:
     for token in tokens:
         hierarchy.grow(Tree(0), [0], budget)
         hierarchy.observe([0, token], 1)
+
+
+def test_an_answer_begins_without_a_row_for_what_was_never_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are thousands of such values, and each answer asks for the rows before it begins."""
+    calibration = Calibration()
+    teach(Hierarchy([Said(MODEL, sure(7))], calibration), [7, 7, 8])
+    calibration.with_head().weights[MODEL][0].learn(3, 1.0, 0.5)
+    made: list[CalibrationRow] = []
+
+    def counted(*values: Any) -> CalibrationRow:
+        made.append(CalibrationRow(*values))
+        return made[-1]
+
+    expected = calibration.rows()
+    monkeypatch.setattr("engine.drafting.calibration.CalibrationRow", counted)
+    assert calibration.rows() == expected
+    assert len(made) == len(expected) > 3
 
 
 def drawn(law: dict[int, float], count: int, seed: int = 0) -> list[int]:

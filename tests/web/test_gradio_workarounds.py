@@ -4,15 +4,17 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio.to_thread
 import gradio as gr
 import httpx
+import plotly.graph_objects as go
 import pytest
 from gradio import utils
 
@@ -91,10 +93,10 @@ def served() -> Iterator[SmallPage]:
         yield page
 
 
-def results(client: httpx.Client, count: int) -> list[Any]:
-    """What so many events, asked for at once, return."""
+def results(client: httpx.Client, count: int, data: Sequence[object] = ()) -> list[Any]:
+    """What so many events with this data, asked for at once, return first."""
     for _ in range(count):
-        body = {"data": [], "fn_index": 0, "session_hash": "here"}
+        body = {"data": [*data], "fn_index": 0, "session_hash": "here"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200
     found: list[Any] = []
     with client.stream("GET", "/gradio_api/queue/data?session_hash=here") as reply:
@@ -113,6 +115,34 @@ def test_events_begin_as_they_come_and_as_places_come_free(served: SmallPage) ->
             expected = [f"call {number}" for number in range(first, first + 3)]
             assert sorted(results(client, 3)) == expected
     assert blocks._queue.cached_event_analytics_summary == {"functions": {}}, "no tables are made"
+
+
+def test_an_event_changes_threads_once_however_many_values_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For its handler alone: ten values were passed to another thread and back, one by one. Those
+    that may take long still are."""
+    elsewhere: list[str] = []
+    hand_over = anyio.to_thread.run_sync
+
+    async def noting(work: Any, *values: Any, **options: Any) -> Any:
+        elsewhere.append(getattr(work, "__qualname__", ""))
+        return await hand_over(work, *values, **options)
+
+    def handler(*values: Any) -> tuple[Any, ...]:
+        return (*reversed(values), go.Figure())
+
+    def build(blocks: gr.Blocks) -> None:
+        kinds = (gr.Number, gr.Slider, gr.Textbox, gr.HTML, gr.Checkbox)
+        parts = [kind() for kind in kinds]
+        blocks.load(handler, parts, [*reversed(parts), gr.Plot()])
+
+    with serving(build=build) as page:
+        monkeypatch.setattr(anyio.to_thread, "run_sync", noting)
+        with httpx.Client(base_url=page.address, headers={"origin": page.address}) as client:
+            assert results(client, 1, [1, 2, "three", "four", True]) == [True]
+    ours = [name for name in elsewhere if "process" in name or "handler" in name]
+    assert ours == [handler.__qualname__, "Plot.postprocess"]
 
 
 def test_this_machine_is_not_asked_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
