@@ -377,14 +377,10 @@ class Templated:
         self.own = backend.template
 
     def fill(self, template: str | None, *messages: Message) -> str:
-        import llama_cpp
-
         from engine.models.load_llamacpp import chat_template
 
-        data = None if template is None else template.encode()
+        found, self.note = chat_template(template or "", self.backend.tokens)
         with self.monkeypatch.context() as patched:
-            patched.setattr(llama_cpp, "llama_model_chat_template", lambda *_: data)
-            found, self.note, _ = chat_template(self.backend.model, self.backend.tokens)
             patched.setattr(self.backend, "template", found)
             return str(self.backend.render(messages or [Message("user", "hi")]))
 
