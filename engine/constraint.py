@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, ref
 
 import llguidance
 import numpy as np
@@ -102,13 +103,13 @@ def refused(form: AnswerFormat, problem: str) -> FormatError:
 
 
 class Vocabulary:
-    """The vocabulary of a model in the form of llguidance, and its size. Raises FormatError for a
-    model without end token."""
+    """The vocabulary of a model in the form of llguidance, and its size. It does not keep the model
+    in memory. Raises FormatError for a model without end token."""
 
-    cached: ClassVar[dict[tuple[str, frozenset[int]], "Vocabulary"]] = {}
+    made: ClassVar[WeakKeyDictionary[Tokenizer, "Vocabulary"]] = WeakKeyDictionary()
 
     def __init__(self, model: Tokenizer) -> None:
-        info, self.model = model.info, model
+        info, self.model = model.info, ref(model)
         self.size, self.special = len(model.vocabulary()), model.special.ids
         ends = sorted(end for end in info.eos_ids if end < self.size)
         if not ends:
@@ -128,19 +129,19 @@ class Vocabulary:
         return self.tokenized(text.decode("utf-8", "replace") if isinstance(text, bytes) else text)
 
     def within(self, text: str) -> list[int]:
-        before = self.model.tokenize(SENTINEL)
-        tokens = self.model.tokenize(SENTINEL + self.model.special.literal(text))
+        model = self.model()
+        if model is None:
+            return []
+        before = model.tokenize(SENTINEL)
+        tokens = model.tokenize(SENTINEL + model.special.literal(text))
         return tokens[len(before) :] if tokens[: len(before)] == before else []
 
     @classmethod
     def of(cls, model: Tokenizer) -> "Vocabulary":
         """The vocabulary of a model, made once: that takes up to a second."""
-        key = model.info.tokenizer_fingerprint, model.info.eos_ids
-        if key not in cls.cached:
-            made = cls(model)
-            cls.cached.clear()
-            cls.cached[key] = made
-        return cls.cached[key]
+        if model not in cls.made:
+            cls.made[model] = cls(model)
+        return cls.made[model]
 
 
 class Position:

@@ -1,8 +1,10 @@
 """Answers in a format: drafted or not, the same text, and a text of the format."""
 
+import gc
 import json
 import random
 from functools import cache
+from weakref import ref
 
 import jsonschema
 import pytest
@@ -179,3 +181,11 @@ def test_drafts_that_the_format_excludes_cost_no_row() -> None:
     assert constraint.here.then(ord("z")) is None and END not in [
         t.id for t in tokens_of(fast)[:-1]
     ]
+
+
+def test_a_model_that_was_unloaded_is_not_kept() -> None:
+    model = ToyBackend()
+    constraint, kept = Constraint(model, SHOWN), ref(model)
+    del model
+    gc.collect()
+    assert kept() is None and constraint.here.then(ord("{")) is not None
