@@ -97,7 +97,7 @@ def call_grammar(frame: Sequence[str], tools: Mapping[str, Any], special: Mappin
 
 def refused(form: AnswerFormat, problem: str) -> FormatError:
     return FormatError(
-        f"The {form.title} of the answer cannot be used: {' '.join(problem.split())[:500]}. Change "
+        f"The {form.title} cannot be used: {' '.join(problem.split())[:500]}. Change "
         "it, or leave it out."
     )
 

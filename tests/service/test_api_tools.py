@@ -201,7 +201,7 @@ def test_special_tokens_in_tools_and_calls_are_ordinary_text(
         (
             {"tool_choice": "required", "tools": [SPOILED]},
             "tools",
-            "The schema of a tool of the answer cannot be used",
+            "The schema of a tool cannot be used",
         ),
         ({"logprobs": True}, "logprobs", "cannot be combined with tools"),
         ({"tools": {}}, "tools", "Give a list"),
