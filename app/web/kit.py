@@ -175,18 +175,10 @@ class RefreshGuard:
         self.acts = 0
         self.unanswered = set[object]()
         self.last: dict[Block, UpdateRequest] = {}
-        self.chosen: dict[object, tuple[object, ...]] = {}
-
-    def repeats(self, handler: object, values: tuple[object, ...]) -> bool:
-        """Whether a handler was last called with these values, and no refresh began since."""
-        before = self.chosen.get(handler)
-        self.chosen[handler] = values
-        return before == values
 
     @contextmanager
     def refresh(self) -> Iterator[Keep]:
         """Guard a refresh, which gives way to everything that the user does meanwhile."""
-        self.chosen.clear()  # A refresh may show other choices.
         if self.unanswered:
             yield skip_all
             return
@@ -289,11 +281,9 @@ class Tab:
         outputs: Blocks = (),
         guard: Guard | None = None,
         refused: object = None,
-        changes: bool = False,
     ) -> Event:
         """An event for several triggers. `guard` says how late answers are treated; `refused` is
-        the answer if the handler raises an error. With `changes` an event with the inputs of
-        the last one updates nothing, and is not newer than any other event."""
+        the answer if the handler raises an error."""
         input_list, output_list = (
             list(each) if isinstance(each, Sequence) else [each] for each in (inputs, outputs)
         )
@@ -308,10 +298,7 @@ class Tab:
             data = rest.pop(0) if "data" in provided else None
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
-            if changes and state.repeats(handler, tuple(rest)):
-                context: AbstractContextManager[Keep] = nullcontext(skip_all)
-            else:
-                context = nullcontext(unchanged) if guard is None else guard(state)
+            context = nullcontext(unchanged) if guard is None else guard(state)
             known: dict[str, Any] = {"request": request, "data": data, "memory": memory}
             known["page"] = request.session_hash or ""
             if "owner" in provided:
@@ -339,13 +326,12 @@ class Tab:
         mode: Mode = "once",
         guard: Guard | None = None,
         refused: object = None,
-        changes: bool = False,
         concurrency_limit: int | None = None,
     ) -> Dependency:
         event = (
             handler
             if isinstance(handler, Event)
-            else self.event(handler, inputs, outputs, guard, refused, changes)
+            else self.event(handler, inputs, outputs, guard, refused)
         )
         options = {**AT_ONCE, "trigger_mode": mode, "concurrency_limit": concurrency_limit}
         connect = partial(gr.on, triggers) if isinstance(triggers, Sequence) else triggers

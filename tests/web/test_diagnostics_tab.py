@@ -75,21 +75,24 @@ def test_what_was_open_and_chosen_stays_and_what_is_gone_does_not(
 
 
 def test_filters_and_pages(on: Diagnostics, ids: list[str]) -> None:
-    shown = on.filter(OWNER, None, "model 1", "hd", "", "chat", "86400")
+    chosen = "model 1", "hd", "", "chat", "86400"
+    shown = on.filter(OWNER, *chosen)
     expected = [ids[n] for n in range(59, -1, -1) if n % 2 and n % 3]
-    assert shown[on.ids] == expected and shown[on.shown] == expected[0]
+    assert shown[on.ids] == expected and on.refit(OWNER, None, *chosen)[on.shown] == expected[0]
     assert len(shown[on.trends[0]].data[0].x) == len(expected)
     for opened, stays in ((expected[3], True), (ids[0], False), ("gone", False)):
-        again = on.filter(OWNER, opened, "model 1", "hd", "", "chat", "86400")
-        assert again[on.shown] == (opened if stays else expected[0])
+        again = on.refit(OWNER, opened, *chosen)
+        assert again == {} if stays else again[on.shown] == expected[0]
     older = on.turn(1, OWNER, 0, *ALL)
     assert older[on.ids] == ids[34:9:-1] and older[on.start] == 25
     last = on.turn(1, OWNER, 25, *ALL)
     assert last[on.ids] == ids[9::-1] and not last[on.older_button]["interactive"]
     assert on.turn(1, OWNER, 50, *ALL)[on.start] == 50, "there is no page behind it"
     assert on.turn(-1, OWNER, 25, *ALL)[on.ids] == ids[:-26:-1]
-    none = on.filter(OWNER, ids[1], "model 1", "", "", "compare", "")
+    chosen = "model 1", "", "", "compare", ""
+    none = on.filter(OWNER, *chosen)
     assert none[on.table] == [] and "No run matches" in none[on.range]
+    none = on.refit(OWNER, ids[1], *chosen)
     assert none[on.shown] is None and none[on.title] == run_html.NO_RUN_YET
 
 

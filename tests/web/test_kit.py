@@ -146,25 +146,6 @@ def test_an_answer_fills_what_nothing_newer_was_asked_for(with_guard: WithGuard)
     assert with_guard(REFRESH, lambda: {left: "seen"})() == {left: "seen"}
 
 
-def test_a_choice_that_is_repeated_updates_nothing_and_is_not_newer(tab: Tab) -> None:
-    run, guard, calls = gr.Textbox(), RefreshGuard(), list[str]()
-
-    def choose(word: str) -> Updates:
-        calls.append(word)
-        if len(calls) == 1:
-            # The second event of the same choice, before the first one is answered.
-            assert event.handler(REQUEST, guard, word) == {run: gr.skip()}
-        return {run: word}
-
-    event = tab.event(choose, (), run, newest([run]), changes=True)
-    assert event.handler(REQUEST, guard, "a") == {run: "a"}, "nothing newer came"
-    assert event.handler(REQUEST, guard, "a") == {run: gr.skip()}
-    assert event.handler(REQUEST, guard, "b") == {run: "b"}
-    with guard.refresh():
-        pass
-    assert event.handler(REQUEST, guard, "b") == {run: "b"}, "a refresh may have shown another"
-
-
 def test_nothing_is_filled_for_what_is_about_to_be_another_one(
     with_guard: WithGuard, warned: list[str]
 ) -> None:

@@ -204,26 +204,23 @@ class Diagnostics(Tab):
             *self.plots,
             *step,
         ]
-        filtered = [*self.trends, *list_, *run]
+        filtered: list[Block] = [*self.trends, *list_]
         chosen, at_step = self.filters, newest(step, of=[self.shown])
         self.on(
             self.tab.select,
             self.show,
             [self.shown, self.start, *chosen],
-            [*chosen, *filtered, self.costs],
+            [*chosen, *filtered, *run, self.costs],
             guard=REFRESH,
         )
         for each in chosen:
-            # A dropdown triggers its event twice for one choice.
-            self.on(
-                each.input,
-                self.filter,
-                [self.shown, *chosen],
-                filtered,
-                mode="always_last",
-                guard=newest([each, *filtered]),
-                changes=True,
+            guard = newest([each, *filtered])
+            listed = self.on(
+                each.input, self.filter, chosen, filtered, mode="always_last", guard=guard
             )
+            # This gives way to a run that is opened meanwhile. A dropdown triggers its event twice
+            # for one choice, and the second may come later than that.
+            self.then(listed, self.refit, [self.shown, *chosen], run, guard=REFRESH)
         for button, pages in ((self.newer_button, -1), (self.older_button, 1)):
             turn = partial(self.turn, pages)
             self.on(button.click, turn, [self.start, *chosen], list_, guard=newest(list_))
@@ -335,14 +332,17 @@ class Diagnostics(Tab):
         drafted = next((run for run in runs if run.method != "plain"), runs[0] if runs else None)
         return self.opened(store, drafted.id if drafted else None)
 
-    def filter(self, owner: str, shown: str | None, *chosen: str) -> Updates:
-        """Apply other filters: show their first page, their charts, and their newest run unless the
-        open one is among theirs."""
+    def filter(self, owner: str, *chosen: str) -> Updates:
+        """Apply other filters: show their first page and their charts."""
         store, filters = self.store(owner), filter_of(*chosen)
-        updates = {**self.listed(store, filters, 0), **self.all_runs(store, filters)}
-        if shown is not None and not store.matches(shown, filters):
-            shown = None
-        return {**updates, **self.open_or_newest(store, filters, shown)}
+        return {**self.listed(store, filters, 0), **self.all_runs(store, filters)}
+
+    def refit(self, owner: str, shown: str | None, *chosen: str) -> Updates:
+        """Show the newest run of the filters, unless the open one is among theirs."""
+        store, filters = self.store(owner), filter_of(*chosen)
+        if shown is not None and store.matches(shown, filters):
+            return {}
+        return self.open_or_newest(store, filters, None)
 
     def turn(self, pages: int, owner: str, start: int, *chosen: str) -> Updates:
         """Turn `pages` pages of the list, forwards or backwards."""
