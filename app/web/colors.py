@@ -66,6 +66,8 @@ RARE = {
     UNKNOWN: Ink("Not known", INK, "", "the server does not report where this token came from"),
 }
 """The looks of sources that few answers have."""
+MARKED = INKS | {source: look for source, look in RARE.items() if look.underline}
+"""The looks that have a rule of their own in the style sheet."""
 DRAFT_SHADES = ("#a93c79", "#d3609a", "#ea94bb", "#f2b8d2")
 """Shades of one hue for draft models, one per level of the stack. The largest model is darkest."""
 PLAIN = INKS[TARGET].colour
@@ -102,9 +104,9 @@ def ink(source: str) -> Ink:
 
 def css_class(source: str) -> str:
     """The class of a source's tokens, which sets the underline, and for the palette the colour."""
-    if source in INKS:
+    if source in MARKED:
         return f"k-{source}"
-    return {"wavy": "k-draft", "solid": "k-prediction"}.get(ink(source).underline, "k-target")
+    return "k-draft" if source.startswith(DRAFT) else "k-target"
 
 
 def others(sources: Iterable[str]) -> list[str]:
@@ -117,7 +119,7 @@ def variables() -> str:
     """The palette as CSS custom properties and one rule per source."""
     rules = [":root{" + "".join(f"--s-{name}:{i.colour};" for name, i in INKS.items())]
     rules += ["".join(f"--t-{name}:{colour};" for name, colour in STAGES.items()) + "}"]
-    for name, i in INKS.items():
+    for name, i in MARKED.items():
         if i.underline:
             rules.append(f".k-{name}{{--k:{i.colour};text-decoration-style:{i.underline}}}")
         else:

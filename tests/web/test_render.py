@@ -13,7 +13,7 @@ from app.web import colors, layout, render
 from app.web.markup import milliseconds
 from app.web.render import LONGEST_TOKEN, badge, remark, remarks
 from app.web.run_html import step_card
-from engine.types import HEAD, PREDICTION, TARGET, TIERS, Prefill, Run, Step, Token
+from engine.types import CONTEXT, HEAD, PREDICTION, SCHEMA, TARGET, TIERS, Prefill, Run, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -276,3 +276,12 @@ def test_an_answer_that_began_within_thinking_is_known_to(
     with db.write() as handle:
         handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
     assert "thinks" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"
+
+
+@pytest.mark.parametrize("source", [CONTEXT, SCHEMA, PREDICTION])
+def test_every_guessed_token_shows_its_colour(source: str) -> None:
+    look = colors.ink(source)
+    rule = (
+        f".{colors.css_class(source)}{{--k:{look.colour};text-decoration-style:{look.underline}}}"
+    )
+    assert look.underline and rule in colors.variables()
