@@ -32,6 +32,7 @@ from engine.errors import FormatError
 from engine.sampling import Floats
 from engine.settings import AnswerFormat, Sampling
 from engine.thinking import Marks
+from engine.tools import as_json
 from engine.tree import Tree
 from engine.types import SCHEMA, Followers, Tool
 
@@ -51,7 +52,7 @@ LONGEST_RUN = 256
 """The most demanded tokens that are looked up at a time."""
 REMEMBERED = 4096
 """How many texts are remembered with their tokens: the demanded ones return in each answer."""
-CERTAIN: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
+SHORTER: Sequence[Followers] = tuple(Followers(1.0, 1.0, {}) for _ in range(CLASSES - 1))
 
 
 def grammar_of(form: AnswerFormat, special: Mapping[str, int] = {}) -> str:
@@ -75,7 +76,7 @@ def grammar_of(form: AnswerFormat, special: Mapping[str, int] = {}) -> str:
 def call_format(frame: Sequence[str], tools: Sequence[Tool]) -> AnswerFormat:
     """The format of an answer that is a call of one of these tools, within `frame` (CallForm)."""
     schemas = {tool.name: json.loads(tool.parameters) for tool in tools}
-    return AnswerFormat("call", json_text({"frame": list(frame), "tools": schemas}))
+    return AnswerFormat("call", as_json({"frame": list(frame), "tools": schemas}))
 
 
 def call_grammar(frame: Sequence[str], tools: Mapping[str, Any], special: Mapping[str, int]) -> str:
@@ -84,14 +85,14 @@ def call_grammar(frame: Sequence[str], tools: Mapping[str, Any], special: Mappin
 
     def quoted(text: str) -> str:
         pieces = filter(None, re.split(f"({pattern})", text))
-        return " ".join(f"<[{special[p]}]>" if p in special else json_text(p) for p in pieces)
+        return " ".join(f"<[{special[p]}]>" if p in special else as_json(p) for p in pieces)
 
     before, between, after = map(quoted, frame)
     lines = ["start: " + " | ".join(f"call{n}" for n in range(len(tools)))]
     for number, (name, schema) in enumerate(tools.items()):
         arguments = {"type": "object"} | schema | {"x-guidance": SPACED}
         lines.append(f"call{number}: {before} {quoted(name)} {between} arguments{number} {after}")
-        lines.append(f"arguments{number}: %json {json_text(arguments)}")
+        lines.append(f"arguments{number}: %json {as_json(arguments)}")
     return "\n".join(lines)
 
 
@@ -297,15 +298,10 @@ class FormatTier(Tier):
         place = self.constraint.at(suffix)
         if place is None or not place.demanded:
             return ()
-        return *CERTAIN, Followers.once(place.demanded[0])
+        return *SHORTER, Followers.once(place.demanded[0])
 
     def unigrams(self) -> None:
         """None: what a format demands depends on the place."""
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Nothing is learned."""
-
-
-def json_text(value: Any) -> str:
-    """A schema or a list of choices as the text of a format."""
-    return json.dumps(value, ensure_ascii=False)

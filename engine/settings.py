@@ -130,6 +130,8 @@ FORMATS = {
     "call": "schema of a tool",
 }
 """The kinds of formats, and what people call them."""
+ANY_OBJECT = '{"type": "object"}'
+"""The JSON schema of any object."""
 LONGEST_FORMAT = 1 << 18
 
 

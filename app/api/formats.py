@@ -8,18 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from app.http.problems import refused
-from engine.constraint import grammar_of, json_text
+from engine.constraint import grammar_of
 from engine.errors import SettingError
-from engine.settings import AnswerFormat
+from engine.settings import ANY_OBJECT, AnswerFormat
+from engine.tools import as_json
 from storage.validation import Outside
 
-ANY_OBJECT = {"type": "object"}
 MOST_OPTIONS = 4096
 
 
 def json_of(value: Any) -> Any:
     """A schema as text: some programs send it as text already. An empty one is none."""
-    return (json_text(value) if value else "") if isinstance(value, dict) else value
+    return (as_json(value) if value else "") if isinstance(value, dict) else value
 
 
 Schema = Annotated[
@@ -45,7 +45,7 @@ class ResponseFormat(Outside):
         if self.type == "text":
             return None
         given = self.schema_ if self.json_schema is None else self.json_schema.schema_
-        return given or json_text(ANY_OBJECT)
+        return given or ANY_OBJECT
 
 
 class StructuredOutputs(Outside):
@@ -77,7 +77,7 @@ class Formats(Outside):
         given: list[tuple[str, str, Any]] = [
             ("response_format", "json_schema", present and present.schema_text),
             ("structured_outputs", "json_schema", structured.json_),
-            ("structured_outputs", "json_schema", structured.json_object and json_of(ANY_OBJECT)),
+            ("structured_outputs", "json_schema", structured.json_object and ANY_OBJECT),
             ("structured_outputs", "regex", structured.regex),
             ("structured_outputs", "choice", structured.choice),
             ("structured_outputs", "gbnf", structured.grammar),
@@ -99,7 +99,7 @@ class Formats(Outside):
 def usable(name: str, kind: str, value: Any) -> AnswerFormat:
     """The format that a parameter demands. Raises ApiError if it cannot be used."""
     try:
-        form = AnswerFormat(kind, json_text(value) if kind == "choice" else value)
+        form = AnswerFormat(kind, as_json(value) if kind == "choice" else value)
         grammar_of(form)
     except SettingError as error:
         raise refused(str(error), name) from error

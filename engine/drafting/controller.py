@@ -263,13 +263,10 @@ class DraftController:
         took = (read + undoing + sum(models) + head + extra) / plain + databases
         self.least = LEAST - undoing / plain
         later = emitted * gate.learn_and_calibrate_seconds / plain
-        guessed = float(step.accepted.get(HEAD, 0))
-        if nodes:
-            guessed -= rows * step.proposed.get(HEAD, 0) / nodes
-            # What the format demands is no gain of any way to draft.
-            took += step.accepted.get(SCHEMA, 0) - rows * step.proposed.get(SCHEMA, 0) / nodes
+        # What the format demands is no gain of any way to draft.
+        took += guessed(step, SCHEMA, rows)
         winner = STACK if models else DATABASES
-        head_share = guessed - head / plain if HEAD in step.levels else None
+        head_share = guessed(step, HEAD, rows) - head / plain if HEAD in step.levels else None
         if nodes and self.forced == DATABASES:
             pays = emitted > took
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
@@ -327,6 +324,13 @@ class DraftController:
                 settle(name, gain, shares[name], self.least)
                 if name == HEAD == self.forced:
                     gain.wait = rest_of(name, shares[name])
+
+
+def guessed(step: Step, source: str, rows: float) -> float:
+    """The accepted tokens of a source, minus its part of the cost of all rows, in plain steps."""
+    nodes = sum(step.proposed.values())
+    cost = rows * step.proposed.get(source, 0) / nodes if nodes else 0.0
+    return step.accepted.get(source, 0) - cost
 
 
 def way(drafter: Drafter) -> str:

@@ -9,15 +9,20 @@ from weakref import ref
 import jsonschema
 import pytest
 
-from engine.backends.toy import END, ToyBackend, deviating
+from engine.backends.base import LogitScores
+from engine.backends.toy import ToyBackend, deviating
 from engine.constraint import Constraint
 from engine.drafting.databases import Databases
 from engine.methods import METHODS, PLAIN, method_named
-from engine.settings import AnswerFormat, Drafting, Generation
+from engine.recorded import nodes
+from engine.sampling import Floats
+from engine.settings import AnswerFormat, Drafting, Generation, Sampling
+from engine.tree import Tree
 from engine.types import SCHEMA, Step
 from tests.support.lossless import (
     CUTS,
     ORDERS,
+    PROMPT,
     TEMPERATURES,
     assert_lossless,
     curves,
@@ -170,17 +175,32 @@ def test_three_hundred_schemas(number: int) -> None:
             jsonschema.validate(json.loads(text_of(fast)), schema)
 
 
-def test_drafts_that_the_format_excludes_cost_no_row() -> None:
-    databases = Databases()
-    form = AnswerFormat("regex", "(ab|cd){20}")
-    other = [*b"ab" * 3, *b"zz" * 10]
-    databases.learned.finish(other, len(other))
-    fast = steps_of(under(form, 1.0, 0), HD, databases)
-    constraint = Constraint(ToyBackend(), form)
-    assert_lossless(plain(under(form, 1.0, 0)), fast)
-    assert constraint.here.then(ord("z")) is None and END not in [
-        t.id for t in tokens_of(fast)[:-1]
-    ]
+def test_drafts_that_the_format_excludes_cost_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = under(AnswerFormat("regex", "(ab|cd){20}"), 0.0, 0)
+    prompt = [*PROMPT, *b"abz" * 6, *b"cdz" * 6]
+
+    def drafted() -> set[int]:
+        fast = steps_of(wanted, HD, prompt=prompt)
+        assert_lossless(steps_of(wanted, PLAIN, prompt=prompt), fast)
+        return {node.token for step in fast for node in nodes(step) or ()}
+
+    assert ord("z") not in drafted() and drafted() & {*b"abcd"}
+    monkeypatch.setattr(Constraint, "pruned", lambda self, tree: tree)
+    monkeypatch.setattr(Constraint, "scores", scores_of_all)
+    assert ord("z") in drafted(), "the databases know it"
+
+
+def scores_of_all(
+    self: Constraint, tree: Tree, scores: LogitScores, given: Sampling
+) -> LogitScores:
+    """The scores of a tree in which excluded nodes are left."""
+    places = self.positions(tree)
+
+    def read(row: int) -> Floats:
+        place = places[row]
+        return scores.row(row) if place is None else place.masked(scores.row(row))
+
+    return LogitScores(read, scores.positions, given)
 
 
 def test_a_model_that_was_unloaded_is_not_kept() -> None:

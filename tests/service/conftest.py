@@ -1,5 +1,10 @@
-"""What tests of the service share: a session over a toy that waits when it is told to."""
+"""What tests of the service share: a session over a toy that waits when it is told to, and clients
+of the `server` of a module."""
 
+from collections.abc import Iterator
+
+import httpx
+import openai
 import pytest
 
 from app.service.session import Session
@@ -8,6 +13,7 @@ from storage.database import Database
 from storage.drafting import DraftingStore
 from tests.support.inside import Held
 from tests.support.quick import each_step, quick
+from tests.support.served import Served
 from tests.support.shop import shop
 
 __all__ = ["each_step", "quick", "shop"]
@@ -21,3 +27,15 @@ def toy() -> Held:
 @pytest.fixture
 def session(db: Database, toy: Held) -> Session:
     return Session(Local(backend=toy, store=DraftingStore(db)), db)
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[httpx.Client]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def program(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as made:
+        yield made

@@ -53,12 +53,6 @@ def server() -> Iterator[Served]:
         yield made
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[httpx.Client]:
-    with server.client() as made:
-        yield made
-
-
 def content(client: httpx.Client, **body: Any) -> str:
     reply = ask(client, text="hello there", **({"seed": 3, "temperature": 0.9} | body))
     assert reply.status_code == 200, reply.text
@@ -164,25 +158,23 @@ class Person(BaseModel):
     mood: Literal["glad", "sad"]
 
 
-def test_the_client_of_openai_parses_what_it_asked_for(server: Served) -> None:
-    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as program:
-        found = program.chat.completions.parse(
-            model="toy",
-            messages=[{"role": "user", "content": "who?"}],
-            response_format=Person,
-            seed=2,
-            temperature=0.7,
-            max_tokens=400,
-        )
+def test_the_client_of_openai_parses_what_it_asked_for(program: openai.OpenAI) -> None:
+    found = program.chat.completions.parse(
+        model="toy",
+        messages=[{"role": "user", "content": "who?"}],
+        response_format=Person,
+        seed=2,
+        temperature=0.7,
+        max_tokens=400,
+    )
     parsed = found.choices[0].message.parsed
     assert parsed is not None and parsed.mood in ("glad", "sad")
 
 
-def test_responses_have_formats_too(server: Served) -> None:
-    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as program:
-        found = program.responses.parse(
-            model="toy", input="who?", text_format=Person, temperature=0.7, max_output_tokens=400
-        )
+def test_responses_have_formats_too(program: openai.OpenAI) -> None:
+    found = program.responses.parse(
+        model="toy", input="who?", text_format=Person, temperature=0.7, max_output_tokens=400
+    )
     assert found.output_parsed is not None and found.output_parsed.age in (30, 31)
 
 

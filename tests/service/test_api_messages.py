@@ -44,12 +44,6 @@ def program(server: Served) -> Iterator[anthropic.Anthropic]:
         yield made
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[httpx.Client]:
-    with server.client() as made:
-        yield made
-
-
 def given(**more: Any) -> dict[str, Any]:
     return {"model": "scripted", "max_tokens": 500, "messages": QUESTION} | more
 

@@ -44,18 +44,6 @@ def server(backend: Scripted) -> Iterator[Served]:
         yield made
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[httpx.Client]:
-    with server.client() as made:
-        yield made
-
-
-@pytest.fixture
-def program(server: Served) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="any", max_retries=0) as made:
-        yield made
-
-
 def answer(program: openai.OpenAI, **more: Any) -> Any:
     return program.responses.create(**({"model": "scripted", "input": QUESTION} | more))
 

@@ -67,12 +67,6 @@ def server() -> Iterator[Served]:
             yield made
 
 
-@pytest.fixture
-def client(server: Served) -> Iterator[httpx.Client]:
-    with server.client() as made:
-        yield made
-
-
 @pytest.mark.parametrize("speculative", [False, "hd", "lookup"])
 @pytest.mark.parametrize("kwargs", [None, {}, {"enable_thinking": True}, {"thinking": True}])
 def test_thinking_is_separated(client: httpx.Client, kwargs: Any, speculative: Any) -> None:

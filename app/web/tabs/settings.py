@@ -34,7 +34,7 @@ from app.web.kit import (
 )
 from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
-from engine.settings import BUDGETS, AnswerFormat, Drafting, Generation, Sampling
+from engine.settings import ANY_OBJECT, BUDGETS, AnswerFormat, Drafting, Generation, Sampling
 from engine.types import TIERS, Rule
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -59,10 +59,11 @@ THINKING: dict[str, bool | None] = {"Model default": None, "On": True, "Off": Fa
 VERIFICATION: dict[str, Rule] = {"Same text": "match", "Same distribution": "rejection"}
 
 
-ANY_OBJECT, OBJECT = "object", '{"type": "object"}'
+JSON = "object"
+"""The choice of any JSON object."""
 FORMAT_CHOICES = {
     "Any text": "",
-    "JSON": ANY_OBJECT,
+    "JSON": JSON,
     "JSON with a schema": "json_schema",
     "One of some texts": "choice",
     "Regular expression": "regex",
@@ -145,8 +146,8 @@ def usable(session: Session, method: str) -> bool:
 
 def format_of(kind: str, text: str) -> AnswerFormat | None:
     """The format of answers, from the choice and the text below it; None for any text."""
-    if kind == ANY_OBJECT:
-        return AnswerFormat("json_schema", OBJECT)
+    if kind == JSON:
+        return AnswerFormat("json_schema", ANY_OBJECT)
     if not kind or not text.strip():
         return None
     if kind == "choice":
@@ -158,8 +159,8 @@ def format_values(form: AnswerFormat | None) -> dict[str, object]:
     """The choice and the text of a format."""
     if form is None:
         return {"format": "", "format_text": ""}
-    if form == AnswerFormat("json_schema", OBJECT):
-        return {"format": ANY_OBJECT, "format_text": ""}
+    if form == AnswerFormat("json_schema", ANY_OBJECT):
+        return {"format": JSON, "format_text": ""}
     text = form.text
     if form.kind == "choice":
         with suppress(ValueError, TypeError):
@@ -169,7 +170,7 @@ def format_values(form: AnswerFormat | None) -> dict[str, object]:
 
 def asked_for(kind: str) -> object:
     """The box of the format, where one is asked for."""
-    return gr.update(visible=bool(kind) and kind != ANY_OBJECT, label=BOXES.get(kind, ""))
+    return gr.update(visible=bool(kind) and kind != JSON, label=BOXES.get(kind, ""))
 
 
 class Settings(Tab):
