@@ -126,12 +126,8 @@ class DecodeLoop:
     def step(self) -> Step:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
         empty Step if the run was cancelled before anything was decided."""
-        backend, tokens, answer, controller = (
-            self.backend,
-            self.tokens,
-            self.answer,
-            self.controller,
-        )
+        backend, tokens = self.backend, self.tokens
+        answer, controller = self.answer, self.controller
         clock = perf_counter()
         again = self.filled.limit is not None and len(tokens) > self.filled.limit
         if again:

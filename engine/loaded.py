@@ -65,9 +65,8 @@ class NoModel:
 
 
 LIMIT = 512 << 20
-"""Bytes of all cached sequences: 32,768 tokens of the embedded model (16 KiB each), or 4,096 of a
-typical model of eight billion parameters (128 KiB each). That is enough for a few conversations
-with any model, and less than the weights of a large one."""
+"""Bytes of all cached sequences: 32,768 tokens of the embedded model, or 4,096 of a typical model
+of eight billion parameters."""
 
 Key = tuple[str, str]
 """An owner, and one of the owner's conversations."""
@@ -112,12 +111,12 @@ class Sequences:
         """Free the sequences of a model that is being unloaded: they keep its weights in memory."""
         self.close(*(place for place in self.warm if place[1] is model))
 
-    def clear(self) -> None:
-        self.close(*self.warm)
-
     def close(self, *places: Place) -> None:
         for place in places:
             self.warm.pop(place).close()
+
+    def clear(self) -> None:
+        self.close(*self.warm)
 
 
 @dataclass(slots=True)

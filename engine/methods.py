@@ -121,26 +121,23 @@ class Method:
         if constraint is not None and self.drafting.rule != "match":
             equal = replace(self, drafting=replace(self.drafting, rule="match"))
             return equal.drafters(databases, family, sampling, cancelled, target, constraint)
-        known = sampling if self.drafting.rule == "match" else None
+        known, drawn = sampling if self.drafting.rule == "match" else None, sampling or Sampling()
         if self.uses_head(None if target is None else target.info):
-            found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)
+            found = self.with_head(databases, drawn, known, cancelled, target)
         else:
             found = self.databases(databases, self.drafting, known)
         if self.stack is None:
             return found
         plan = self.plan(family)
         assert family is not None
-        if plan.head and not plan.levels:
-            alone = METHODS[ALONE[plan.source]]
-            return alone.with_head(databases, sampling or Sampling(), known, cancelled, target)
-        if plan.databases and not found:
-            if not plan.levels:
-                return databases.hierarchy(TIERS, known)
-            found = [databases.learner()]
         if not plan.levels:
-            return found
-        below = databases.below(known) if plan.databases else None
-        drawn = sampling or Sampling()
+            if plan.head:
+                alone = METHODS[ALONE[plan.source]]
+                return alone.with_head(databases, drawn, known, cancelled, target)
+            return found or (databases.hierarchy(TIERS, known) if plan.databases else [])
+        below = None
+        if plan.databases:
+            found, below = found or [databases.learner()], databases.below(known)
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
     def uses_head(self, info: BackendInfo | None) -> bool:

@@ -70,6 +70,7 @@ MMAP_THRESHOLD = -3
 
 @cache
 def library() -> ctypes.CDLL | None:
+    """The C library, if it is GNU's."""
     found = ctypes.CDLL(None) if sys.platform == "linux" else None
     return found if hasattr(found, "malloc_trim") and hasattr(found, "mallopt") else None
 

@@ -16,12 +16,7 @@ MOST_TOKENS = 32_768
 
 
 def setting(
-    default: float | int,
-    low: float,
-    high: float,
-    step: float,
-    label: str,
-    help: str,
+    default: float | int, low: float, high: float, step: float, label: str, help: str
 ) -> Any:
     """A numeric dataclass field with its range, label and description."""
     metadata = {"low": low, "high": high, "step": step, "label": label, "help": help}
@@ -48,6 +43,17 @@ def check_range(owner: object, item: Field[Any]) -> None:
     object.__setattr__(owner, item.name, wants(value))
 
 
+def check_choice(owner: object, item: Field[Any]) -> None:
+    """Raise `SettingError` unless the field's value is a text, one of its choices if it has any."""
+    value, choices = getattr(owner, item.name), item.metadata["choices"]
+    if not isinstance(value, str):
+        raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
+    if choices and value not in choices:
+        raise SettingError(
+            f"{item.metadata['label']} cannot be {value!r}. Choose from: {', '.join(choices)}."
+        )
+
+
 def check_texts(owner: object, name: str) -> None:
     """Make the field a tuple; raise `SettingError` unless it is a list or a tuple of texts."""
     values = getattr(owner, name)
@@ -65,7 +71,9 @@ class Checked:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
-            if item.metadata:
+            if "choices" in item.metadata:
+                check_choice(self, item)
+            elif item.metadata:
                 check_range(self, item)
 
     removed: ClassVar[tuple[str, ...]] = ()
@@ -311,19 +319,6 @@ class Runtime(Checked):
         "The built-in head, which guesses ahead: auto finds it, off ignores it; or the path of "
         "its file or folder.",
     )
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            choices = item.metadata.get("choices")
-            if choices is None:
-                check_range(self, item)
-            elif not isinstance(value := getattr(self, item.name), str):
-                raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
-            elif choices and value not in choices:
-                raise SettingError(
-                    f"{item.metadata['label']} cannot be {value!r}. Choose from: "
-                    f"{', '.join(choices)}."
-                )
 
 
 BUDGETS = ("adaptive", "fixed")

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.text import read_json
+from engine.text import read_json, unsure
 from engine.types import Tool, ToolCall
 
 Named = tuple[str, Any]
@@ -192,8 +192,10 @@ class CallSplitter:
             found = self.begin.search(self.held)
             before = len(self.held[: found.start()].rstrip()) if found else 0
             if found is None or self.form.opens and (before or self.said):
-                certain = len(self.held) - (0 if over else self.unsure())
-                shown += self.certain(certain)
+                never = over or self.form.opens and self.said
+                shown += self.certain(
+                    len(self.held) - (0 if never else unsure(self.held, self.form.begins))
+                )
                 break
             read, end = self.read(found.start(), over)
             if read:
@@ -237,13 +239,3 @@ class CallSplitter:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return []
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
-
-    def unsure(self) -> int:
-        """How many characters at the end may belong to a mark or to the white space before it."""
-        text, begins = self.held, self.form.begins
-        if self.form.opens and self.said:
-            return 0
-        longest = min(max(map(len, begins)), len(text))
-        begun = (n for n in range(longest, 0, -1) if any(b.startswith(text[-n:]) for b in begins))
-        certain = text[: len(text) - next(begun, 0)].rstrip()
-        return len(text) - len(certain)
