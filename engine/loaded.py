@@ -148,7 +148,6 @@ class Loaded:
     # the costs of forwards
 
     def know(self, costs: Costs) -> bool:
-        """Use a stored curve; returns False if it cannot be used."""
         try:
             self.curve = CostCurve(*costs[:3], costs.token, costs.row)
         except ValueError:
@@ -192,7 +191,6 @@ class Loaded:
 
     @property
     def costs(self) -> Costs:
-        """The current curve, which must be known."""
         curve = self.curve
         assert curve is not None
         growth = curve.growth
@@ -210,7 +208,6 @@ class Loaded:
         return curve and curve.copy()
 
     def measure_plain(self) -> None:
-        """Measure the speed of plain decoding with a short run."""
         prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
         self.plain = PlainSpeed(plain_speed(self.backend, prompt), "after loading")
 

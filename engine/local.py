@@ -153,7 +153,6 @@ class Local:
         self.watch(self.state)
 
     def report(self, owner: str, notice: str) -> None:
-        """Pass on a notice of the store, and publish whether it can be written to."""
         self.notify(owner, notice)
         if self.locked != self.store.locked:
             self.locked = self.store.locked
@@ -293,7 +292,6 @@ class Local:
         conversation: OpenConversation,
         before: Sequence[CalibrationRow],
     ) -> None:
-        """Store what an answer taught; `before` are the evidence weights at its start."""
         info, rows = self.loaded.backend.info, tuple(past.calibration.rows())
         taught = Taught(
             request.owner,
@@ -489,7 +487,6 @@ class Local:
             raise ModelError(failure + (self.put_back(before, stream) if before else ""))
 
     def read_model(self, request: Load, stream: Stream[Loading]) -> Loaded:
-        """Load a model and measure its costs and its plain speed."""
         backend = self.loaders.load(request.source, request.runtime)
         if isinstance(backend, ServedModel):
             backend.connect(request.key)
@@ -563,7 +560,6 @@ class Local:
         return self.start(OWNER, lambda stream: self.read_drafts(named))
 
     def read_drafts(self, named: Sequence[tuple[str, str]]) -> None:
-        """Replace the draft models by these; those that are already loaded stay."""
         self.need_model_here()
         loaded = {(name, source): self.drafts[name] for name, source in self.sources.items()}
         drafts: dict[str, Backend] = {}

@@ -110,6 +110,5 @@ def usual_threads() -> int:
 
 
 def machine(info: "BackendInfo") -> str:
-    """Where a model runs: the processor, its threads, the device, and the format of numbers."""
     threads = f"{info.threads} thread{'s' * (info.threads > 1)}" if info.threads else ""
     return ", ".join(filter(None, (processor(), threads, info.device, info.dtype)))

@@ -93,7 +93,6 @@ class Method:
         return drafts and drafting.nodes > 0 and drafting.budget == "adaptive"
 
     def using(self, drafting: Drafting) -> "Method":
-        """The method with those of the user's settings that it uses."""
         if not self.settable:
             return self
         tiers = drafting.tiers if self.tiers_settable else self.drafting.tiers

@@ -209,7 +209,6 @@ class Link:
             self.send("close", number)
 
     def kill(self, reason: str) -> None:
-        """End the process, if it still runs. Pending calls and streams get `reason`."""
         self._reason = self._reason or reason
         with CHILDREN:
             if not self._reaped:
@@ -351,7 +350,6 @@ class Server:
         self._pool = ThreadPoolExecutor(CALLS, "call")
 
     def run(self) -> None:
-        """Serve until the app is gone or sends quit; never returns."""
         reader = Thread(target=self._read, name="reader")
         reader.start()
         try:
@@ -488,7 +486,6 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def serve(pipe: Connection, make: Make) -> None:
-    """Set up the other process and serve until the app is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -33,7 +33,6 @@ def environment() -> Mapping[str, str]:
 
 
 def run(module: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a module to its end. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
         command(module, *arguments),
         env=environment(),

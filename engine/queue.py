@@ -112,7 +112,6 @@ class RunQueue:
         self.thread.shutdown(wait=True)
 
     def leave(self, run: Run) -> bool:
-        """Take a run out of the queue; returns whether it was still in it."""
         with self.lock:
             if run not in self.waiting:
                 return False

@@ -66,12 +66,10 @@ class Remote:
         self.on_death(reason)
 
     def restart(self) -> None:
-        """Start a new process; the old one is ended if it still runs."""
         self.follow(without_model(self.loaded))
         self.process.restart()
 
     def kill(self, reason: str) -> None:
-        """End a process that does not react. Its current work raises EngineDied(reason)."""
         self.process.kill(reason)
 
     def close(self) -> None:
@@ -83,7 +81,6 @@ def without_model(state: State) -> State:
 
 
 def served(make: Callable[[], Engine], publish: Callable[[Any], None]) -> Engine:
-    """The engine in its process, with its states and notices published."""
     engine = make()
     engine.watch = publish
     engine.notify = lambda owner, notice: publish((owner, notice))

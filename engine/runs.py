@@ -62,7 +62,6 @@ def planned(info: BackendInfo, method: Method, generation: Generation, thinks: b
 
 
 def collected(plan: Run, events: Iterable[Event]) -> Run:
-    """A planned run with its events."""
     collector = Collector(plan)
     for event in events:
         collector.add(event)
@@ -171,7 +170,6 @@ def run(
 def warm_up(
     backend: Backend, prompt: Sequence[int], generation: Generation, steps: int = 4
 ) -> None:
-    """Run a few plain steps, uncounted, to warm up."""
     events = decode(backend, prompt, (), generation, PLAIN.drafting)
     for _, _ in zip(range(steps + 1), events, strict=False):
         pass

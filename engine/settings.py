@@ -18,7 +18,6 @@ MOST_TOKENS = 32_768
 def setting(
     default: float | int, low: float, high: float, step: float, label: str, help: str
 ) -> Any:
-    """A numeric dataclass field with its range, label and description."""
     metadata = {"low": low, "high": high, "step": step, "label": label, "help": help}
     return field(default=default, metadata=metadata)
 
@@ -30,7 +29,6 @@ def shortened(value: object) -> str:
 
 
 def check_range(owner: object, item: Field[Any]) -> None:
-    """Give the field's value its type; raise `SettingError` unless it is a number within range."""
     value, low, high = getattr(owner, item.name), item.metadata["low"], item.metadata["high"]
     wants = int if isinstance(item.default, int) else float
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
@@ -44,7 +42,6 @@ def check_range(owner: object, item: Field[Any]) -> None:
 
 
 def check_choice(owner: object, item: Field[Any]) -> None:
-    """Raise `SettingError` unless the field's value is a text, one of its choices if it has any."""
     value, choices = getattr(owner, item.name), item.metadata["choices"]
     if not isinstance(value, str):
         raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
@@ -55,7 +52,6 @@ def check_choice(owner: object, item: Field[Any]) -> None:
 
 
 def check_texts(owner: object, name: str) -> None:
-    """Make the field a tuple; raise `SettingError` unless it is a list or a tuple of texts."""
     values = getattr(owner, name)
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
         raise SettingError(
@@ -255,7 +251,6 @@ CACHE_TYPES = ("auto", "f32", "f16", "q8_0", "q4_0")
 
 
 def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is "auto" or another text, one of `choices` if there are any."""
     return field(default="auto", metadata={"label": label, "help": help, "choices": choices})
 
 

@@ -104,7 +104,6 @@ class Splitter:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next text belongs to the thinking."""
         return self.state == "thinks" or self.begun and self.state == "begins"
 
     def push(self, text: str) -> Parted:

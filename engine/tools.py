@@ -53,7 +53,6 @@ LLAMA = '"parameters": dictionary of argument name'
 
 
 def form_of(template: str) -> CallForm | None:
-    """The form that a chat template names, None if there is none."""
     if LLAMA in template:
         return FORMS[-1]
     return next((each for each in FORMS if each.begins[0] in template), None)
@@ -230,7 +229,6 @@ class CallSplitter:
         return (self.calls(self.held[start:]) if over else []), end
 
     def calls(self, text: str) -> list[ToolCall]:
-        """The calls in a text, [] if one of them cannot be read."""
         try:
             found = list(READERS[self.form.name](text, self.tools))
             if not all(name in self.tools and isinstance(given, dict) for name, given in found):

@@ -76,7 +76,6 @@ class Tree:
         return tuple(reversed(path))
 
     def attach(self, row: int, other: "Tree") -> None:
-        """Add another tree, whose root is the token of `row`, below that row."""
         rows = [row]
         for at in range(1, len(other.tokens)):
             parent, token = rows[other.parents[at]], other.tokens[at]
@@ -105,7 +104,6 @@ class Tree:
         return self.without(excluded)
 
     def without(self, excluded: Container[int]) -> "Tree":
-        """The tree without some rows and all that follow them."""
         kept, rows = Tree(self.tokens[0]), {0: 0}
         for row in range(1, len(self.tokens)):
             parent = rows.get(self.parents[row])

@@ -134,7 +134,6 @@ class Tree:
         return id in self.parents
 
     def path(self) -> list[str]:
-        """The path that is shown, from the first message to the last."""
         found: list[str] = []
         here: str | None = None
         while versions := self.below.get(here):
@@ -144,7 +143,6 @@ class Tree:
         return found
 
     def above(self, id: str) -> list[str]:
-        """The messages from the first one to this one, itself included."""
         found: list[str] = []
         here: str | None = id
         while here is not None:
@@ -153,7 +151,6 @@ class Tree:
         return found[::-1]
 
     def under(self, id: str) -> list[str]:
-        """A message and all messages below it, in all versions."""
         found, left = list[str](), [id]
         while left:
             here = left.pop()
@@ -162,7 +159,6 @@ class Tree:
         return found
 
     def versions(self, id: str) -> tuple[str, ...]:
-        """All versions of a message, in the order in which they were made."""
         return tuple(self.below[self.parents[id]])
 
 
@@ -177,8 +173,6 @@ class Conversations:
         self._owner = db.key("owners", owner)
 
     def create(self, title: str = "New conversation") -> Conversation:
-        """A new, empty conversation. Raises `StorageError` if the owner has the largest allowed
-        number."""
         if self.room() <= 0:
             raise StorageError(
                 f"You have {self.MOST:,} conversations, the most. Delete some first."
@@ -189,7 +183,6 @@ class Conversations:
             return self.get(id)
 
     def room(self) -> int:
-        """How many more conversations this owner may create."""
         return self.MOST - self.count()
 
     def count(self) -> int:
@@ -238,7 +231,6 @@ class Conversations:
             return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
 
     def _hit(self, id: str, position: int | None, words: str) -> Hit | None:
-        """The words in the message at a position, with the text around them."""
         rows = self._db.execute_read(
             "SELECT id, content FROM messages WHERE conversation = ? AND position = ?",
             [id, position],
@@ -254,7 +246,6 @@ class Conversations:
         return None
 
     def folders(self) -> Sequence[str]:
-        """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
         return sorted((as_text(row[0]) for row in rows), key=folded)
@@ -280,11 +271,9 @@ class Conversations:
         self._update(id, "title", _title(title))
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
-        """Give a conversation another system prompt; empty for none."""
         self._update(id, "system_prompt", well_formed(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
-        """Replace a conversation's settings, a JSON value."""
         self._update(id, "settings", to_json(dict(settings)))
 
     def delete(self, id: str) -> str:
@@ -311,7 +300,6 @@ class Conversations:
         return id
 
     def revision(self, id: str) -> int:
-        """A number that grows with every change of a conversation."""
         return int(self._row("revision", id)[0])
 
     def mark_changed(self, id: str) -> None:
@@ -332,13 +320,11 @@ class Conversations:
             return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
-        """The id of the last message on the shown path."""
         self.get(id)
         path = self._tree(id).path()
         return path[-1] if path else None
 
     def has(self, id: str, message_id: str) -> bool:
-        """Whether a message is in a conversation, shown or not."""
         query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
         self.get(id)
         return bool(self._db.execute_read(query, [message_id, id]))
@@ -554,7 +540,6 @@ class Conversations:
         return tree
 
     def _read(self, tree: Tree, ids: Sequence[str], pieces: bool) -> Sequence[StoredMessage]:
-        """These messages of a tree, in this order."""
         id_list = to_json(list(ids))
         rows = self._db.execute_read(
             "SELECT id, conversation, position, role, content, run, created, "

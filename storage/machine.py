@@ -33,7 +33,6 @@ class CostStore:
         self._key = (db.key("fingerprints", fingerprint), kind, device, dtype, threads)
 
     def load(self) -> Costs | None:
-        """The curve; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT points, node, other, measured, token, row FROM costs WHERE fingerprint = ? "
             "AND kind = ? AND device = ? AND dtype = ? AND threads = ?",
@@ -102,7 +101,6 @@ class ProfileStore:
         self._db = db
 
     def load(self, key: ProfileKey) -> dict[str, Any] | None:
-        """The profile's mapping; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT CAST(profile AS BLOB) FROM profiles "
             "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
@@ -130,7 +128,6 @@ class ProfileStore:
             )
 
     def chosen(self, target: str) -> Choice | None:
-        """The stack chosen for the target with this fingerprint; None if none is stored."""
         rows = self._db.execute_read(
             "SELECT CAST(sources AS BLOB), CAST(spec AS BLOB) FROM stacks WHERE fingerprint = ?",
             (self._db.key("fingerprints", target),),
@@ -159,7 +156,6 @@ class ProfileStore:
         self._db.execute_write("DELETE FROM stacks WHERE fingerprint = ?", (key,))
 
     def _values(self, key: ProfileKey) -> tuple[int, str, str, str]:
-        """The columns of a key; equal samplers have equal texts."""
         sampling = {name: float(value) for name, value in key.sampling.items()}
         return (
             self._db.key("fingerprints", key.target),

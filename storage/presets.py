@@ -42,7 +42,6 @@ class PresetStore:
         self._owner = db.key("owners", owner)
 
     def list(self) -> Sequence[StoredPreset]:
-        """All presets, the oldest first. Settings that cannot be read are empty."""
         rows = self._db.execute_read(
             "SELECT id, name, system_prompt, settings FROM presets WHERE owner = ? "
             "ORDER BY created, rowid",
@@ -115,7 +114,6 @@ class PresetStore:
         return as_text(rows[0][0]) if rows else None
 
     def choose(self, source: str, id: str | None) -> None:
-        """Set the preset with which conversations with a model begin; None for no preset."""
         query = "DELETE FROM model_presets WHERE owner = ? AND source = ?"
         key = self._owner, path_bytes(source)
         if id is not None:

@@ -93,7 +93,6 @@ def key_bits(vocabulary: int) -> int:
 
 
 def entry_format(vocabulary: int) -> struct.Struct:
-    """The layout of an entry for a vocabulary of that many tokens."""
     return WIDE if vocabulary > 1 << 16 else NARROW
 
 
@@ -165,7 +164,6 @@ class StatisticsTable:
         self.closed = Event()
 
     def read_meta(self) -> dict[str, str]:
-        """The meta data. Raises ValueError unless it is in a plain table."""
         query = "SELECT type, name, sql FROM sqlite_master LIMIT ?"
         self.objects = set(self.connection.execute(query, (len(OBJECTS) + 1,)))
         kinds = sorted({str(kind) for kind, _, _ in self.objects} - {"table", "index"})
@@ -314,7 +312,6 @@ class StatisticsTable:
 
     @property
     def cached_bytes(self) -> int:
-        """The approximate bytes of the cached look-ups and of the copy in native memory."""
         copied = self.memory.bytes if self.memory is not None else 0
         return self.look_up_packed.cache_info().currsize * CACHED_BYTES + int(copied)
 

@@ -37,7 +37,6 @@ def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) ->
 
 
 def reopen(handle: sqlite_utils.Database, run_id: str, last: Step) -> None:
-    """Make this step the last of a run, so that others can be appended."""
     query = "DELETE FROM steps WHERE run = ? AND position >= ?"
     handle.execute(query, [run_id, last.index])
     insert(handle, run_id, [last])
@@ -54,7 +53,6 @@ def read(db: Database, run_id: str, start: int = 0, limit: int = -1) -> tuple[St
 
 
 def run_tokens(db: Database, run_id: str) -> list[RunToken]:
-    """The tokens of a run, in order. Damaged rows raise the exceptions of their conversion."""
     query = "SELECT position, tokens FROM steps WHERE run = ? ORDER BY position"
     found = parsed(db.execute_read(query, [run_id]))
     return [RunToken(step, int(id), str(text)) for step, (id, _, _, _, text, _) in found]
@@ -135,7 +133,6 @@ def _step(row: tuple[Any, ...]) -> Step:
 def _token(
     id: int, position: int, source: str, match_length: int, text: str, probability: float
 ) -> Token:
-    """A token from its stored values, whose order does not depend on the fields of `Token`."""
     return Token(
         id=int(id),
         position=int(position),

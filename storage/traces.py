@@ -254,7 +254,6 @@ class Traces:
         self._update(run_id, "speedup = ?, decode_speedup = ?", speedup, decode_speedup)
 
     def store_counts(self, run_id: str, counted: Mapping[str, int | None]) -> None:
-        """Store the counters of the server that made a run."""
         counts = (
             "CASE WHEN json_valid(settings) THEN json_set(settings, '$.server.counted', json(?))"
         )
@@ -303,7 +302,6 @@ class Traces:
                 return step_rows.run_tokens(self._db, run_id)
 
     def get(self, run_id: str) -> Trace:
-        """A run's line of the history; raises `StorageError` if this owner has no such run."""
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
     def load(self, run_id: str, steps: bool = True) -> Run:
@@ -325,7 +323,6 @@ class Traces:
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
-        """The newest `limit` runs, newest first."""
         return self.page(limit=max(0, limit))
 
     def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
@@ -394,7 +391,6 @@ class Traces:
         return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
-        """The steps of a run from number `start` on."""
         with self._db.read():
             self.get(run_id)
             with _checked(run_id):
@@ -425,7 +421,6 @@ class Traces:
         )
 
     def _origin(self, run: Run | Part, prefill: Prefill) -> dict[str, Any]:
-        """The columns for the model, method, settings and prompt of a run or of a part of one."""
         return {
             "model": run.model,
             "fingerprint": self._db.key("fingerprints", run.fingerprint),

@@ -46,11 +46,9 @@ class Flat(Drafter):
         return 0
 
     def drafts(self, tokens: Sequence[int]) -> Iterable[Draft]:
-        """Drafts of what follows."""
         raise NotImplementedError
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Add the drafts, whatever their probability."""
         clock = perf_counter()
         taken: set[tuple[int, ...]] = set()
         for draft, length in self.drafts(tokens):
@@ -121,7 +119,6 @@ class PublishedModel(KeyedByToken):
         return twin
 
     def rank(self) -> None:
-        """Rebuild the look-up table from the most frequent n-grams."""
         self.table = {}
         for gram, _ in sorted(self.grams.items(), key=lambda pair: -pair[1])[:MODEL_GRAMS]:
             line = self.table.setdefault(gram[0], [])
@@ -129,7 +126,6 @@ class PublishedModel(KeyedByToken):
                 line.append(gram[1:])
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Count the distinct 5-grams of the answer once."""
         if not self.learns:
             return
         start = max(0, len(tokens) - new - 1)

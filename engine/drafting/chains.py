@@ -31,7 +31,6 @@ class StepCost:
     drafted: float = 0.0
 
     def of(self, rows: int, drafted: int) -> float:
-        """The relative time of a step over `rows` rows, of which `drafted` are drafts."""
         return 1.0 + rows / self.rows + (self.drafted if drafted else 0.0)
 
 
@@ -45,7 +44,6 @@ class Room:
     floor: float
 
     def budget(self) -> Budget:
-        """The budget of a tree in which the best of these chains is searched."""
         nodes = self.length + WIDER if self.length else 0
         drafting = Drafting(nodes=nodes, threshold=self.floor, budget="fixed")
         return Budget(drafting, self.length, self.vocabulary)

@@ -103,7 +103,6 @@ class CompiledHierarchy(Hierarchy):
 
 
 def compiled_calibration(calibration: Calibration) -> Any:
-    """The compiled core's view of what is learned, made once."""
     if calibration.compiled is None:
         lengths = range(CLASSES + 1)
         calibration.compiled = native.core.Calibration(
@@ -142,7 +141,6 @@ def source_of(tier: Tier) -> Any:
 
 
 def counts_of(tier: ContextTier | ModelTier) -> Any:
-    """The compiled counts of a tier."""
     own = compiled(tier.counts)
     if isinstance(tier, WithoutAnswer):
         known = counts_of(tier.tier)

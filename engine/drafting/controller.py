@@ -160,7 +160,6 @@ class DraftController:
     # learning
 
     def learns(self, budget: Budget) -> bool:
-        """Whether pending tokens are learned now: before drafting, and while not paused."""
         return budget.nodes > 0 or not self.was_paused
 
     def learnable(self, new: int) -> int:
@@ -195,7 +194,6 @@ class DraftController:
             gate.learn_seconds = updated(gate.learn_seconds, seconds[DATABASES], tokens)
 
     def charge(self, seconds: Mapping[str, float]) -> None:
-        """Charge the time of learning a whole text, which later savings have to pay first."""
         if self.costs is not None:
             for name, spent in seconds.items():
                 self.gains[name].debt += spent / self.costs.seconds(0)
@@ -334,12 +332,10 @@ def guessed(step: Step, source: str, rows: float) -> float:
 
 
 def way(drafter: Drafter) -> str:
-    """The way to draft to which a drafter belongs."""
     return drafter.name if drafter.name in WAYS else DATABASES
 
 
 def updated(known: float, seconds: float, tokens: int) -> float:
-    """The mean time to learn a token, updated by a measurement."""
     return known + tokens / (tokens + PRIOR_TOKENS) * (seconds / tokens - known)
 
 
@@ -446,5 +442,4 @@ class PlainTime:
 
 
 def moving_mean(known: float | None, seen: float) -> float:
-    """A moving mean, updated by one value, with outliers cut."""
     return seen if known is None else known + PLAIN_GAIN * (min(seen, HICCUP * known) - known)

@@ -153,7 +153,6 @@ class HeadPace:
         return False
 
     def took(self, level: int, seconds: float) -> None:
-        """Record the time of the call for a level, or of all calls of a step."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.seen[at] += 1
         known = self.seconds[at]
@@ -163,7 +162,6 @@ class HeadPace:
         self.seconds[at] = known + gain * (cut - known)
 
     def gained(self, level: int, missing: float, added: float) -> None:
-        """Record that a call added `added` tokens at a level where the tree left `missing` open."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.added[at] += added
         self.missing[at] += missing
@@ -237,7 +235,6 @@ class Growth:
         """The variances of the two numbers, and their covariance."""
 
     def seconds(self, tokens: int, nodes: int) -> float:
-        """The time that so many tokens add to a forward over `nodes` nodes."""
         return tokens * (self.token + self.row * nodes)
 
     def scale(self, factor: float) -> None:
@@ -359,7 +356,6 @@ class CostCurve(StepTimes):
         return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
 
     def rereading(self, unread: int) -> float:
-        """The seconds that unread tokens add to a plain forward."""
         return self.seconds(unread) - self.seconds(0)
 
     def undone(self, seconds: float) -> None:
@@ -376,7 +372,6 @@ class CostCurve(StepTimes):
         self.returning += UNDOING_GAIN * (max(longer, 0.0) - self.returning)
 
     def short(self, nodes: int) -> float:
-        """The seconds of such a forward after CACHED tokens."""
         at = bisect_left(self.sizes, nodes)
         if at < len(self.sizes):
             return self.values[at]
@@ -436,7 +431,6 @@ class CostCurve(StepTimes):
         self.growth.scale(float(factors[0]))
 
     def surprise(self, nodes: int, verify: float) -> float:
-        """The ratio of a forward's time to the expectation, with outliers cut."""
         return min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
 
     def fresh(self) -> "CostCurve":
@@ -444,7 +438,6 @@ class CostCurve(StepTimes):
         return CostCurve(self.points, token=self.growth.token, row=self.growth.row)
 
     def copy(self) -> "CostCurve":
-        """An independent copy: what it learns does not change the original."""
         return deepcopy(self)
 
 
@@ -473,11 +466,9 @@ class GrowingText:
         return self.tokens[: self.length]
 
     def room(self, forwards: int, nodes: int) -> bool:
-        """Whether so many forwards over at most `nodes` nodes fit before it begins again."""
         return self.length + forwards + nodes <= len(self.tokens)
 
     def seconds(self, nodes: int) -> float:
-        """The seconds of the next forward, over `nodes` nodes."""
         if not self.room(1, nodes):
             self.length = self.begin
         spent = forward_seconds(self.backend, self.prompt, nodes)
@@ -592,7 +583,6 @@ def timed_far(
 
 
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
-    """The seconds of one forward over `nodes` nodes after the prompt."""
     backend.prefill(prompt, lambda: False)
     branching = backend.info.leaves != 1
     tree = comb(prompt[-1], nodes, backend.info.vocabulary_size, branching)

@@ -124,7 +124,6 @@ class Databases:
         return hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
 
     def learner(self) -> Drafter:
-        """A drafter that drafts nothing and lets the tiers learn the answer."""
         return Learner(self.tiers(TIERS))
 
     def next_conversation(self) -> "Databases":
@@ -217,7 +216,6 @@ class PastAnswers:
 
     @property
     def bytes(self) -> int:
-        """Its approximate size in memory, in bytes."""
         return self.tier.bytes + SIZE
 
 
@@ -258,7 +256,6 @@ class DraftingMemory:
         past answers are included."""
 
     def answers_of(self, owner: str, recall: Callable[[], PastAnswers]) -> PastAnswers:
-        """The owner's past answers; `recall` builds them from the store."""
         if owner not in self.past_answers:
             self.past_answers[owner] = recall()
         self.past_answers[owner].used = next(USES)
@@ -267,7 +264,6 @@ class DraftingMemory:
     def conversation(
         self, owner: str, conversation: str, recall: Callable[[], OpenConversation]
     ) -> OpenConversation:
-        """The open conversation; `recall` builds it from the store."""
         key = owner, conversation
         if key not in self.conversations:
             self.conversations[key] = recall()
@@ -278,13 +274,11 @@ class DraftingMemory:
         return self.conversations[key]
 
     def close(self, owner: str, conversation: str | None = None) -> None:
-        """Forget one conversation, or all of an owner's."""
         for key in list(self.conversations):
             if key[0] == owner and conversation in (None, key[1]):
                 del self.conversations[key]
 
     def forget(self, owner: str) -> None:
-        """Forget the past answers to an owner, and the conversations that draft from them."""
         self.close(owner)
         self.past_answers.pop(owner, None)
 
@@ -301,7 +295,6 @@ class DraftingMemory:
 
     @property
     def bytes(self) -> int:
-        """The approximate number of bytes in use."""
         conversations = sum(entry.bytes for entry in self.conversations.values())
         answers = sum(past.bytes for past in self.past_answers.values())
         return conversations + answers + int(getattr(self.statistics, "cached_bytes", 0))

@@ -68,7 +68,6 @@ class HeadTier(Tier):
         self.known: dict[Suffix, Sequence[Followers]] = {}
 
     def add(self, suffix: Suffix, guess: Guess, depth: int, position: int) -> None:
-        """Add a guess of what follows a suffix at a position, `depth` levels below the root."""
         self.guesses.setdefault(suffix, (guess, depth, position))
         self.known.pop(suffix, None)
 
@@ -129,7 +128,6 @@ class Look:
         return sum(chances[row] - sum(chances[n] for n in children[row].values()) for row in rows)
 
     def kept(self, emitted: Sequence[int]) -> int:
-        """How many of the emitted tokens are in the tree."""
         row, count = 0, 0
         for token in emitted:
             child = self.tree.children[row].get(token)
@@ -194,7 +192,6 @@ class HeadStep:
         """The seconds of look-ups in each database, which growing the tree does not make again."""
 
     def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
-        """Call the head level by level while that pays, and add its guesses to the tier."""
         look = self.look()
         missing = look.missing([0])
         if self.budget.due != HEAD and not self.pays(0, missing, look):
@@ -239,7 +236,6 @@ class HeadStep:
         return after
 
     def look(self) -> Look:
-        """The tree as grown from the present evidence."""
         tree, costs = Tree(self.tokens[-1]), self.budget.costs
         if self.budget.leaves == 1:
             chances, expected, work = self.hierarchy.grow_path(tree, self.tokens, self.budget)
@@ -331,7 +327,6 @@ class HeadDrafter(Drafter):
         }
 
     def clear(self) -> None:
-        """Drop the guesses of the head."""
         self.tier.clear()
         for hierarchy in (self.alone, self.merged):
             if hierarchy is not None:

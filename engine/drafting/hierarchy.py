@@ -115,7 +115,6 @@ class Hierarchy(Drafter):
         return work
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Grow the tree best first."""
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-WINDOW:])
         before = len(tree)
@@ -280,7 +279,6 @@ class Hierarchy(Drafter):
         return found
 
     def unigrams(self, tiers: Sequence[Tier]) -> list[Evidence]:
-        """The frequent tokens of each tier, in any context."""
         return [
             (self.calibration.unigrams[tier.name], often)
             for tier in tiers
@@ -288,7 +286,6 @@ class Hierarchy(Drafter):
         ]
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
-        """All evidence on what follows `suffix`, in the order of interpolation."""
         known = self.chains.get((id(tiers), suffix))
         if known is not None:
             return known
@@ -337,7 +334,6 @@ class Hierarchy(Drafter):
         self.chains.clear()
 
     def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
-        """Update the weights of the evidence and of the noise: the target chose `token`."""
         chain = self.chain(self.tiers, suffix)
         if self.sampling is not None:
             options = self.options_at(self.tiers, suffix, position)
@@ -388,7 +384,6 @@ def best_row(tree: Tree, chances: Sequence[float], budget: Budget) -> tuple[int,
 
 
 def path_to(tree: Tree, row: int) -> list[int]:
-    """The rows of the path to a row, without the root."""
     rows: list[int] = []
     while row:
         rows.append(row)

@@ -57,7 +57,6 @@ class ErrorModel:
         ]
 
     def load(self, which: int, precision: float, value: float) -> None:
-        """Load a learned value; impossible ones are ignored."""
         if 0 <= which < len(RANGES) and precision > 0:
             low, high = RANGES[which]
             self.precisions[which] = min(PRIOR + precision, MEMORY)
@@ -121,7 +120,6 @@ class ErrorModel:
         self.move(3, float(chosen is not None and chosen >= named) - lucky, lucky - lucky * lucky)
 
     def move(self, which: int, gradient: float, curvature: float) -> None:
-        """One step of one value."""
         low, high = RANGES[which]
         precision = min(self.precisions[which] + max(curvature, 0.0), MEMORY)
         self.precisions[which] = precision

@@ -119,7 +119,6 @@ class LevelDrafter:
         return drafts, {source: done for source, done in work.items() if source.startswith(DRAFT)}
 
     def link(self, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
-        """Append the tokens of a walk to chain and context; returns whether nothing can follow."""
         row = len(chain)
         for i, token in enumerate(walk.tokens):
             if token >= self.vocabulary:
@@ -152,7 +151,6 @@ class LevelDrafter:
         return tree, len(tree)
 
     def read(self, tokens: Sequence[int]) -> bool:
-        """Fill the cache with all of `tokens` but the last; returns whether this was completed."""
         self.valid = self.backend.prefill(tokens, self.cancelled).complete
         if self.valid:
             self.cached = list(tokens[:-1])
@@ -264,7 +262,6 @@ class Plans(Generic[Model]):
         self.plans: dict[tuple[str, Rule], Plan] = {}
 
     def profiled(self) -> Profile:
-        """The profile. Raises SettingError if there is none."""
         if self.profile is None:
             names = ", ".join(self.drafts) or "none"
             raise SettingError(

@@ -211,7 +211,6 @@ class Turns:
 
 
 def in_turn(names: Sequence[str], random: Random) -> Iterator[str]:
-    """The names in rounds, each round in a new random order."""
     while True:
         yield from random.sample(names, len(names))
 
@@ -261,7 +260,6 @@ class Profiler:
         self.profile: Profile | None = None
 
     def run(self) -> Iterator[float]:
-        """Measure everything. Raises Cancelled when `cancelled()` turns true."""
         parts, done = len(self.names) + len(self.prompts) * 2, 0
         for name, backend in self.models.items():
             self.check()
@@ -413,7 +411,6 @@ class Profiler:
     def scores(
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> list[Scored]:
-        """The choices and distributions of a model along a text, from one forward."""
         backend = self.models[name]
         self.read(backend, context)
         tree, row = Tree(context[-1]), 0
@@ -443,7 +440,6 @@ class Profiler:
         return Profile(models, pairs, sampling, positions, time(), length)
 
     def model(self, name: str) -> ModelProfile:
-        """A model's costs, and its rounds with each drafter of `lowest`."""
         info = self.models[name].info
         lowest: dict[Source, Rounds | None] = {
             source: rounds_of(

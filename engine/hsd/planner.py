@@ -125,7 +125,6 @@ class Edge:
     cost: float
 
     def seconds(self, below: float = 0.0) -> float:
-        """Seconds per token of `above`, given those of `below`."""
         return self.multiplier * below + self.cost
 
 
@@ -248,7 +247,6 @@ def gathered_in_order(order: Sequence[int], batch: int) -> tuple[Distribution, f
 
 
 def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
-    """Seconds per token of a plan, in the exact form."""
     return Recursion(profile, rule).latency(plan)
 
 
@@ -439,7 +437,6 @@ def outcome_of(profile: Profile, plan: Plan, rule: Rule, steps: Iterable[Step]) 
 
 
 def memory(profile: Profile, plan: Plan) -> int:
-    """The bytes of the models of a plan, including the target."""
     names = {profile.target.name, *(level.model for level in plan.levels)}
     return sum(model.memory_bytes for model in profile.models if model.name in names)
 

@@ -155,7 +155,6 @@ class Profile:
         return self.models[-1]
 
     def index(self, name: str) -> int:
-        """The index of the model of that name. Raises KeyError for an unknown model."""
         for index, model in enumerate(self.models):
             if model.name == name:
                 return index
@@ -169,7 +168,6 @@ class Profile:
         return sum(o.seconds for o in found) / sum(o.expected for o in found)
 
     def learned(self, stack: str, outcome: Outcome) -> Self:
-        """A profile with one more outcome of a stack."""
         latest = (*self.outcomes.get(stack, ()), outcome)[-LATEST:]
         others = {name: found for name, found in self.outcomes.items() if name != stack}
         return replace(self, outcomes=others | {stack: latest})
