@@ -1,15 +1,13 @@
 """Named ways to decode. A method is a value that creates its own drafters.
 
 The chat, the comparison and the benchmark all choose from METHODS, so a figure in one of them means
-the same in the others. A new method is one entry in METHODS; a new way to draft from databases is a
-function from the databases and the settings to drafters. A name with a plan after a colon, such as
-"hsd:small@8/mid@4", begins with one of the PREFIXES.
+the same in the others. A name with a plan after a colon, such as "hsd:small@8/mid@4", begins with
+one of the PREFIXES.
 
 "rest" and "lookup" are published methods, for comparison. "rest" stands for REST (arXiv
-2311.08252), which drafts from a store of large texts alone. The store differs: here it is a table
-of n-grams with counts, queried with the last two tokens and then with one, whose drafts have up to
-four tokens. REST has a suffix array, matches longer suffixes and samples more continuations. Both
-verify the drafts in one tree. "lookup" is prompt lookup with the library's own rules
+2311.08252), which drafts from a store of large texts alone. Here that store is a table of n-grams,
+whose drafts have up to four tokens; REST has a suffix array, matches longer suffixes and samples
+more continuations. "lookup" is prompt lookup with the library's own rules
 (engine/drafting/baselines.py).
 """
 
@@ -24,7 +22,7 @@ from engine.drafting.base import Drafter
 from engine.drafting.baselines import LONGEST_COPY, NODES, LookupDrafter
 from engine.drafting.costs import LARGEST
 from engine.drafting.databases import Databases
-from engine.drafting.head import FixedHead, head_drafters
+from engine.drafting.head import FixedHead, HeadDrafter, HeadTier
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
 from engine.hsd.measure import Lowest, lowest_databases
@@ -165,15 +163,12 @@ class Method:
             raise SettingError(missing)
         if self.head is not None and self.head > 0:
             return [FixedHead(head, self.head, sampling, cancelled)]
-        tiers = self.drafting.tiers
-        return head_drafters(
-            head,
-            lambda tier: databases.with_head((), tier, known),
-            (lambda tier: databases.with_head(tiers, tier, known)) if tiers else None,
-            sampling,
-            known is not None and sampling.temperature >= COLDEST,
-            cancelled,
-        )
+        tier = HeadTier(sampling, noisy=known is not None and sampling.temperature >= COLDEST)
+        alone, tiers = databases.with_head((), tier, known), self.drafting.tiers
+        if not tiers:
+            return [HeadDrafter(head, tier, alone, None, cancelled)]
+        merged = databases.with_head(tiers, tier, known)
+        return [HeadDrafter(head, tier, alone, merged, cancelled), merged]
 
     def plan(self, family: Plans[Any] | None) -> Plan:
         """The plan of the draft models. Raises SettingError if it needs models that are not loaded

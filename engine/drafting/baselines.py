@@ -10,9 +10,7 @@ this implementation: shared prefixes are verified once, and there is no padding.
 `LookupDrafter` is the counterpart of the library's `prompt_lookup_num_tokens` (transformers, class
 PromptLookupCandidateGenerator): it takes the longest n-gram of three, two or one tokens that occurs
 earlier in the text, and copies up to ten tokens after its first occurrence, never past the end of
-the text. The library scans the text at every step. Here an index of first occurrences is kept, so a
-step costs three look-ups however long the text is. The library also cuts a draft before an end
-token; the decode loop ends at that token anyway, after the same number of forwards.
+the text. The library scans the text at every step; here an index of first occurrences is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -5,11 +5,9 @@ longest match comes first and takes a share of the probability: its *evidence we
 takes its share of the remainder, and so on. There is a weight per tier, match length and strength.
 Strength summarises how often a key was seen and how far its next tokens agreed.
 
-Weights are learned online. After every emitted token each piece of evidence gets its share of the
-credit for it: weight = tokens credited to it / tokens for which it was reached.
-
-The learned values are stored in arrays, which the compiled core (engine/drafting/compiled.py)
-updates in place.
+After every emitted token each piece of evidence gets its share of the credit for it: weight =
+tokens credited to it / tokens for which it was reached. The learned values are stored in arrays,
+which the compiled core (engine/drafting/compiled.py) updates in place.
 
 Nodes are drafted because their estimates are high, so the estimates of drafted nodes are too high
 on average. A second table corrects that. It counts drafted nodes whose parent was visited, per

@@ -83,9 +83,8 @@ def grow_chains(
     chains = []
     for number, (_, tree, *_) in enumerate(drafts):
         rows = path_to(tree, ends.get(number, 0))
-        chains.append(
-            Chain([tree.tokens[row] for row in rows], [tree.sources[row] for row in rows])
-        )
+        tokens, sources = [tree.tokens[row] for row in rows], [tree.sources[row] for row in rows]
+        chains.append(Chain(tokens, sources))
     return chains
 
 

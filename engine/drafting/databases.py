@@ -1,14 +1,10 @@
 """The databases of hierarchy drafting: those of one conversation, and all that are kept in memory.
 
-`Databases` holds what belongs together: the context of one conversation, a model's past answers to
-one owner, the statistics of one tokenizer, and the calibration that was learned on them.
-
-`DraftingMemory` holds the open conversations, and the model's past answers to each owner. They are
-copies of what a `Store` holds; what the current answer has taught is stored when that answer ends.
-The least recently used entries can therefore be dropped whenever all of them together exceed one
-limit. This happens only on the model's thread, before and after an answer, so nothing that a run
-uses is dropped. Other threads can only mark entries to be forgotten; these are dropped before
-anything is drafted from them again.
+`DraftingMemory` holds copies of what a `Store` holds; what the current answer has taught is stored
+when that answer ends. The least recently used entries can therefore be dropped whenever all of them
+together exceed one limit. This happens only on the model's thread, before and after an answer, so
+nothing that a run uses is dropped. Other threads can only mark entries to be forgotten; these are
+dropped before anything is drafted from them again.
 """
 
 from collections import OrderedDict, deque
@@ -35,9 +31,7 @@ from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Costs, Past, Taught
 
 LIMIT = 512 << 20
 """Bytes for open conversations, past answers and remembered look-ups in the statistics together.
-The answer in progress keeps what it uses, even if that alone is more: a log at its cap takes up to
-140 MB. Two caches that all owners share have limits of their own: 32 MB for noise
-(engine/sampling.py) and 32 MB for followers of keys seen once (engine/types.py)."""
+The answer in progress keeps what it uses, even if that alone is more."""
 READING = 2.0
 """The most seconds that loading a model waits until its statistics are in memory."""
 MOST_OPEN = 16

@@ -100,12 +100,13 @@ class LevelDrafter:
             self.below.observe(text, len(walk.tokens))
         self.rounds.append(len(walk.tokens))
         ended = self.link(chain, context, tree, walk)
-        add(work, below)
         seconds = perf_counter() - clock - sum(done.seconds for done in below.values())
-        add(work, {self.source: Work(seconds, 1, len(drafts), len(walk.rows))})
+        own = {self.source: Work(seconds, 1, len(drafts), len(walk.rows))}
+        for source, done in (own | below).items():
+            work[source] = work.get(source, Work(0.0)).plus(done)
         return ended
 
-    def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, Mapping[str, Work]]:
+    def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, dict[str, Work]]:
         """The proposal of the drafter below, and the work of the models below.
 
         The time of databases counts as that of this level, because only the databases of the target
@@ -172,11 +173,6 @@ class LevelDrafter:
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Keep nothing of an answer except the cache."""
-
-
-def add(work: dict[str, Work], more: Mapping[str, Work]) -> None:
-    for source, done in more.items():
-        work[source] = work.get(source, Work(0.0)).plus(done)
 
 
 TRIES = 4

@@ -130,14 +130,13 @@ def judge(
 ) -> None:
     equal, kept = [], []
     for low, high, token in zip(lower, upper, text, strict=True):
-        size = min(low.distribution.size, high.distribution.size)
-        overlap = float(
-            np.minimum(low.distribution[:size], high.distribution[:size]).sum(dtype=np.float64)
-        )
+        drafts, targets = low.distribution, high.distribution
+        size = min(drafts.size, targets.size)
+        overlap = float(np.minimum(drafts[:size], targets[:size]).sum(dtype=np.float64))
         judged.distances.append(max(0.0, 1.0 - overlap))
         equal.append(float(low.choice == token))
-        drafted = float(low.distribution[token]) if token < low.distribution.size else 0.0
-        target = float(high.distribution[token]) if token < high.distribution.size else 0.0
+        drafted = float(drafts[token]) if token < drafts.size else 0.0
+        target = float(targets[token]) if token < targets.size else 0.0
         kept.append(min(1.0, drafted / target) if target else 0.0)
     judged.equal.append(equal)
     judged.kept.append(kept)
@@ -286,10 +285,6 @@ class Profiler:
         if self.cancelled():
             raise Cancelled(STOPPED)
 
-    def read(self, backend: Backend, context: Sequence[int]) -> None:
-        if not backend.prefill(context, self.cancelled).complete:
-            raise Cancelled(STOPPED)
-
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
         """The target's answer while draft models take turns; their rounds are timed."""
         levels = {name: self.level(name, sampling) for name in self.names[:-1]}
@@ -318,18 +313,8 @@ class Profiler:
         self.emitted[name, source] += level.rounds
 
     def level(self, name: str, sampling: Sampling, below: Drafter | None = None) -> LevelDrafter:
-        model, vocabulary = self.models[name], self.vocabulary
-        return LevelDrafter(
-            name,
-            model,
-            BRANCH,
-            sampling,
-            Match(),
-            vocabulary,
-            below,
-            self.curves[name],
-            cancelled=self.cancelled,
-        )
+        how = sampling, Match(), self.vocabulary, below, self.curves[name], self.cancelled
+        return LevelDrafter(name, self.models[name], BRANCH, *how)
 
     def time(self, step: Step, name: str = "") -> tuple[float, int]:
         """Record the time of a target step without that of its drafts. Returns the seconds and
@@ -412,7 +397,8 @@ class Profiler:
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> list[Scored]:
         backend = self.models[name]
-        self.read(backend, context)
+        if not backend.prefill(context, self.cancelled).complete:
+            raise Cancelled(STOPPED)
         tree, row = Tree(context[-1]), 0
         for token in text[:-1]:
             row = tree.add(row, token, "")

@@ -178,21 +178,8 @@ class Profile:
         return any(not 1 / OFF <= change <= OFF for change in changes)
 
     def mapping(self) -> dict[str, Any]:
-        return {
-            "models": [asdict(model) for model in self.models],
-            "pairs": [
-                {"below": i, "above": j, "acceptance": p.acceptance, "survival": dict(p.survival)}
-                for (i, j), p in self.pairs.items()
-            ],
-            "sampling": dict(self.sampling),
-            "positions": self.positions,
-            "measured": self.measured,
-            "length": self.length,
-            "outcomes": {
-                stack: [asdict(outcome) for outcome in found]
-                for stack, found in self.outcomes.items()
-            },
-        }
+        pairs = [{"below": i, "above": j, **asdict(pair)} for (i, j), pair in self.pairs.items()]
+        return asdict(self) | {"pairs": pairs}
 
     @staticmethod
     def from_mapping(values: Any) -> "Profile":
