@@ -59,15 +59,7 @@ from engine.loaded import NO_MODEL, Loaded, no_model
 from engine.methods import lowest
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import (
-    Size,
-    TextStream,
-    continued,
-    ends_in_thinking,
-    no_room,
-    resumed,
-    splice,
-)
+from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server

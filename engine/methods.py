@@ -277,10 +277,7 @@ METHODS = {
             tiers_settable=True,
         ),
         Method(
-            "head",
-            "Built-in head alone (MTP, EAGLE-3)",
-            Drafting(tiers=()),
-            head=AS_FAR_AS_IT_PAYS,
+            "head", "Built-in head alone (MTP, EAGLE-3)", Drafting(tiers=()), head=AS_FAR_AS_IT_PAYS
         ),
         Method("context", "This chat only", Drafting(tiers=(CONTEXT,))),
         Method("model", "Past answers only", Drafting(tiers=(MODEL,))),

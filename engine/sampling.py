@@ -206,11 +206,7 @@ def reference(logits: Floats, sampling: Sampling, position: int) -> int:
 
 
 def strongest(
-    warped: Floats,
-    floor: Floor,
-    seed: int,
-    position: int,
-    tokens: NDArray[np.int64] | None = None,
+    warped: Floats, floor: Floor, seed: int, position: int, tokens: NDArray[np.int64] | None = None
 ) -> tuple[int, Floor]:
     """The index of the largest sum of warped logit and noise, and the sum.
 

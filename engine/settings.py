@@ -300,9 +300,7 @@ class Runtime(Checked):
         512, 32, 8192, 32, "Batch size", "How many tokens of a prompt are read at once."
     )
     flash_attention: str = choice(
-        "Flash attention",
-        "Computes attention with less memory: auto, on or off.",
-        FLASH_ATTENTION,
+        "Flash attention", "Computes attention with less memory: auto, on or off.", FLASH_ATTENTION
     )
     cache_type: str = choice(
         "Cache type",

@@ -2,14 +2,13 @@
 in engine/drafting/databases.py.
 
 An error here never fails an answer: unreadable data counts as missing, a write that has to wait is
-done later (`Writes` in storage/database.py), and other errors go to `report(owner, notice)`. The
-service writes the same tables when the user wipes, imports or prunes them. Both check within their
-transactions: what was learned from an answer is not stored if its owner's past was wiped since it
-was read, and neither is the log of a conversation that was deleted in the meantime.
+done later (`Writes` in storage/database.py), and other errors go to `report(owner, notice)`. What
+was learned from an answer is not stored if its owner's past was wiped since it was read, and
+neither is the log of a conversation that was deleted in the meantime.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import isfinite
+from math import inf
 from typing import Any
 
 from engine.types import CalibrationRow, Costs, Past, Taught, holds
@@ -193,13 +192,13 @@ class CalibrationStore:
             )
 
 
-def _usable(tier: Any, match_length: Any, strength: Any, reached: Any, trusted: Any) -> bool:
+def _usable(tier: Any, *numbers: Any) -> bool:
     """Whether the values are what `save` writes; SQLite itself takes any type in any column."""
-    if not isinstance(tier, str) or not all(isinstance(n, int) for n in (match_length, strength)):
-        return False
-    if not all(isinstance(n, int | float) and isfinite(n) for n in (reached, trusted)):
-        return False
-    return bool(min(match_length, strength, reached, trusted) >= 0)
+    kinds = [int, int, int | float, int | float]
+    return isinstance(tier, str) and all(
+        isinstance(number, kind) and 0 <= number < inf
+        for number, kind in zip(numbers, kinds, strict=True)
+    )
 
 
 class DraftingStore:
@@ -250,14 +249,9 @@ class DraftingStore:
     def learn(self, taught: Taught) -> bool:
         """Store what was learned from an answer, at once or later. Returns whether copies of the
         past are out of date, because it was wiped or pruned."""
-        outdated = False
-
-        def write() -> None:
-            nonlocal outdated
-            outdated = self.write(taught)
-
-        self.writes.do(taught.owner, write)
-        return outdated
+        outdated: list[bool] = []
+        self.writes.do(taught.owner, lambda: outdated.append(self.write(taught)))
+        return any(outdated)
 
     def write(self, taught: Taught) -> bool:
         owner, fingerprint = taught.owner, taught.fingerprint

@@ -522,13 +522,17 @@ def read_llama_cpp(entry: dict[str, Any]) -> Export:
     left = Counter({UNREADABLE: len(items) - len(nodes)})
     node = conv.get("currNode") or next(reversed(nodes), None)
     path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
-    prompts = [item for item in path if item.get("role") == "system" and _own_text(item)]
+    own = [
+        (item, plain_turn({"content": "", **item}, "a message").own)
+        for item in path
+        if item.get("role") == "system"
+    ]
+    prompt, system = next(((item, text) for item, text in own if text), (None, ""))
 
     def read(item: dict[str, Any]) -> Timed | None:
-        return None if prompts and item is prompts[0] else _llama_cpp_turn(item)
+        return None if item is prompt else _llama_cpp_turn(item)
 
     found, more = _tree(nodes, node, "parent", read)
-    system = _own_text(prompts[0]) if prompts else ""
     when = _in_seconds(conv.get("lastModified"))
     return _foreign(conv.get("name"), when, found, left + more, system)
 
@@ -542,10 +546,6 @@ def _llama_cpp_turn(item: dict[str, Any]) -> Timed | None:
     for part in _listed(extra):
         _attach(turn, part, inside(part, "content"))
     return turn, moment(_in_seconds(item.get("timestamp")), "the time of a message")
-
-
-def _own_text(item: dict[str, Any]) -> str:
-    return plain_turn({"content": "", **item}, "a message").own
 
 
 def _listed(value: object) -> list[Any]:

@@ -67,17 +67,11 @@ class PresetStore:
         if len(self.list()) >= self.MOST:
             raise StorageError(f"You have {self.MOST} presets, the most. Delete some first.")
         made = self._checked(preset, preset.id or uuid.uuid4().hex)
+        row = made.id, self._owner, made.name, made.system_prompt, to_json(made.settings)
         self._db.execute_write(
             "INSERT INTO presets (id, owner, name, system_prompt, settings, created) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                made.id,
-                self._owner,
-                made.name,
-                made.system_prompt,
-                to_json(made.settings),
-                time.time(),
-            ),
+            (*row, time.time()),
         )
         return made
 

@@ -1,10 +1,9 @@
 """The statistics tier's file: which tokens followed a key of one to three tokens, and how often.
 
-One SQLite file per tokenizer, read-only while decoding. A key is packed into the integer primary
-key, the frequent next tokens into one blob, so a look-up is one descent of one B-tree. The file is
-made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: all
-suffixes of a stored key are stored, so a look-up with ever longer keys may stop at the first
-unknown one.
+One SQLite file per tokenizer, made in one piece (storage/statistics_build.py) and never changed
+afterwards. A key is packed into the integer primary key, the frequent next tokens into one blob, so
+a look-up is one descent of one B-tree. The invariant: all suffixes of a stored key are stored, so a
+look-up with ever longer keys may stop at the first unknown one.
 
 A file may come from anywhere. It is used only if it holds the two tables and nothing else, because
 a view, trigger or virtual table would run its author's code. An entry that no builder writes is

@@ -1,13 +1,10 @@
 """Makes the same statistics file from more text than memory holds.
 
 Documents are counted shard by shard: the sorted n-grams of each length are written to Parquet
-files. DuckDB adds them up, one range of keys after the other, so that all followers of a key meet
-in memory. They are then ranked and selected by the code of the builder in memory
-(storage/statistics_build.py), on the same numbers in the same order, so the resulting file is the
-same, byte for byte.
-
-One process reads a volume of the texts, and passes its shards to other processes, which tokenize
-and count them. Several hosts that share the work folder can each count a part of the volumes.
+files. DuckDB adds them up, one range of keys after the other. They are then ranked and selected by
+the code of the builder in memory (storage/statistics_build.py), on the same numbers in the same
+order, so the resulting file is the same, byte for byte. Several hosts that share the work folder
+can each count a part of the volumes.
 
 Every file is written under a temporary name and renamed when it is complete, and a file that exists
 is not made again. An interrupted command can therefore be run again, and continues. The invariant:

@@ -1,9 +1,6 @@
 """The steps of runs, one row each, and sums over them. Rows are appended and never changed, except
-for the last step of an answer that is continued.
-
- Steps are the only place where an
-answer's tokens are stored, with the text that each completes and its source: charts and the token
-view read the same rows. The values read back equal those that were stored, timings included.
+for the last step of an answer that is continued. Steps are the only place where an answer's tokens
+are stored, with the text that each completes and its source.
 """
 
 import json
@@ -114,7 +111,10 @@ def _step(row: tuple[Any, ...]) -> Step:
     draft, verify, sample, other = map(float, seconds)
     return Step(
         index=int(index),
-        tokens=tuple(_token(*values) for values in json.loads(tokens)),
+        tokens=tuple(
+            Token(int(id), int(position), str(source), int(length), str(text), float(probability))
+            for id, position, source, length, text, probability in json.loads(tokens)
+        ),
         proposed=_counts(proposed),
         accepted=_counts(accepted),
         by_depth=tuple((int(depth[0]), int(depth[1])) for depth in json.loads(by_depth)),
@@ -127,19 +127,6 @@ def _step(row: tuple[Any, ...]) -> Step:
         finish=cast(Finish | None, finish),
         plain_seconds=None if plain is None else float(plain),
         tree=tree if isinstance(tree, bytes) else None,
-    )
-
-
-def _token(
-    id: int, position: int, source: str, match_length: int, text: str, probability: float
-) -> Token:
-    return Token(
-        id=int(id),
-        position=int(position),
-        source=str(source),
-        match_length=int(match_length),
-        text=str(text),
-        probability=float(probability),
     )
 
 

@@ -12,13 +12,7 @@ from engine import native
 from engine.drafting import noise
 from engine.drafting.base import Frozen, Tier
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import (
-    CLASSES,
-    MEMORY,
-    PRIOR_OBSERVATIONS,
-    UNSEEN,
-    Calibration,
-)
+from engine.drafting.calibration import CLASSES, MEMORY, PRIOR_OBSERVATIONS, UNSEEN, Calibration
 from engine.drafting.copies import CompiledCopies
 from engine.drafting.hierarchy import FAVOURED, NEGLIGIBLE, SLIGHT, Hierarchy
 from engine.drafting.ngrams import CompiledCounts

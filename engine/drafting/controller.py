@@ -287,12 +287,7 @@ class DraftController:
         return self.costs.undoing + self.costs.returning
 
     def weigh(
-        self,
-        winner: str,
-        saved: float,
-        databases: float,
-        guessed: float | None,
-        later: float,
+        self, winner: str, saved: float, databases: float, guessed: float | None, later: float
     ) -> None:
         """Add what a step saved, in plain steps, to the balances of the ways that drafted.
 
@@ -396,13 +391,7 @@ class PlainTime:
         self.rest: float | None = None
 
     def seconds(
-        self,
-        nodes: int,
-        since: int,
-        emitted: int,
-        verify: float,
-        sample: float,
-        other: float,
+        self, nodes: int, since: int, emitted: int, verify: float, sample: float, other: float
     ) -> float | None:
         """The seconds of plain decoding for the tokens of a step with these times, which follows
         `since` plain steps."""

@@ -299,10 +299,7 @@ class Family(Plans[Backend]):
     cannot draft for the target."""
 
     def __init__(
-        self,
-        target: Backend,
-        drafts: Mapping[str, Backend],
-        profile: Profile | None = None,
+        self, target: Backend, drafts: Mapping[str, Backend], profile: Profile | None = None
     ) -> None:
         if target.info.name in drafts:
             raise ModelError(

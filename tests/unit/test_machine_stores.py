@@ -13,14 +13,7 @@ from engine.errors import StorageError
 from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.types import Costs
 from storage.database import Database
-from storage.machine import (
-    Choice,
-    CostStore,
-    KnownModel,
-    ProfileKey,
-    ProfileStore,
-    SourceStore,
-)
+from storage.machine import Choice, CostStore, KnownModel, ProfileKey, ProfileStore, SourceStore
 
 POINTS = {0: 0.004, 7: 0.1 + 0.2, 63: 1e-6}
 SAMPLING = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0}
@@ -126,16 +119,6 @@ def test_the_oldest_profiles_of_a_target_are_pruned(db: Database) -> None:
     lost = [key for key in keys if store.load(key) is None]
     assert lost == keys[1:3]
     assert store.load(other) == PROFILE
-
-
-def test_text_that_is_none_counts_as_none(db: Database) -> None:
-    store = ProfileStore(db)
-    store.save(KEY, PROFILE)
-    store.choose("f-target", *CHOICE)
-    with db.write() as handle:
-        handle.execute("UPDATE profiles SET profile = CAST(x'7bff' AS TEXT)")
-        handle.execute("UPDATE stacks SET spec = CAST(x'22ff22' AS TEXT)")
-    assert store.load(KEY) is None and store.chosen("f-target") is None
 
 
 def test_what_is_too_large_is_refused_and_changes_nothing(db: Database) -> None:
