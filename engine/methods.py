@@ -70,8 +70,8 @@ class Method:
     them: None for no models, "" for the best plan, otherwise its text (engine/hsd/planner.py).
     `head` is the depth to which the model's own head drafts: AS_FAR_AS_IT_PAYS, IF_PRESENT, which
     is the same if the model has a head that drafts, or a fixed number of tokens in each step; None
-    for no head. A `settable` method uses the user's settings for drafts, and with `tiers_settable`
-    also the user's choice and order of tiers.
+    for no head. A `settable` method uses the user's settings for drafts, and if it has all tiers,
+    also the user's choice and order of them.
     """
 
     name: str
@@ -81,7 +81,6 @@ class Method:
     stack: str | None = None
     head: int | None = None
     settable: bool = True
-    tiers_settable: bool = False
 
     @property
     def adaptive(self) -> bool:
@@ -95,6 +94,10 @@ class Method:
             return self
         tiers = drafting.tiers if self.tiers_settable else self.drafting.tiers
         return replace(self, drafting=replace(drafting, tiers=tiers))
+
+    @property
+    def tiers_settable(self) -> bool:
+        return self.settable and self.drafting.tiers == TIERS
 
     def drafters(
         self,
@@ -215,13 +218,7 @@ def no_head(info: BackendInfo | None) -> str:
 
 
 PLAIN = Method("plain", "Plain decoding", Drafting(tiers=(), nodes=0), settable=False)
-USUAL = Method(
-    "auto",
-    "Automatic: databases and built-in head",
-    Drafting(),
-    head=IF_PRESENT,
-    tiers_settable=True,
-)
+USUAL = Method("auto", "Automatic: databases and built-in head", Drafting(), head=IF_PRESENT)
 """The default method."""
 SERVER = Method("server", "As the server drafts", Drafting(tiers=()), settable=False)
 """The method of a model that a server runs. It stands for all ways to draft, and cannot be
@@ -231,7 +228,7 @@ METHODS = {
     for method in (
         PLAIN,
         USUAL,
-        Method("hd", "Databases (hierarchy drafting)", Drafting(), tiers_settable=True),
+        Method("hd", "Databases (hierarchy drafting)", Drafting()),
         Method(
             "hd-published",
             "Databases, as published (hierarchy drafting)",
@@ -254,19 +251,12 @@ METHODS = {
             settable=False,
         ),
         Method("hsd", "Draft models (HSD)", Drafting(tiers=()), stack=""),
-        Method(
-            "hd+hsd",
-            "Databases, then draft models (HD + HSD)",
-            Drafting(),
-            stack="",
-            tiers_settable=True,
-        ),
+        Method("hd+hsd", "Databases, then draft models (HD + HSD)", Drafting(), stack=""),
         Method(
             "hd+head",
             "Databases and built-in head, in one tree",
             Drafting(),
             head=AS_FAR_AS_IT_PAYS,
-            tiers_settable=True,
         ),
         Method(
             "hd+head+hsd",
@@ -274,7 +264,6 @@ METHODS = {
             Drafting(),
             stack="",
             head=AS_FAR_AS_IT_PAYS,
-            tiers_settable=True,
         ),
         Method(
             "head", "Built-in head alone (MTP, EAGLE-3)", Drafting(tiers=()), head=AS_FAR_AS_IT_PAYS

@@ -84,25 +84,13 @@ def parsed(stored: Sequence[tuple[int, object]]) -> Iterator[tuple[int, list[Any
 
 def _row(step: Step) -> tuple[Any, ...]:
     tokens = [
-        [token.id, token.position, token.source, token.match_length, token.text, token.probability]
-        for token in step.tokens
+        [t.id, t.position, t.source, t.match_length, t.text, t.probability] for t in step.tokens
     ]
-    return (
-        step.index,
-        json.dumps(tokens),
-        json.dumps(dict(step.proposed)),
-        json.dumps(dict(step.accepted)),
-        json.dumps(step.by_depth),
-        step.draft_seconds,
-        step.verify_seconds,
-        step.sample_seconds,
-        step.other_seconds,
-        step.plain_seconds,
-        json.dumps(dict(step.look_ups)),
-        json.dumps(dict(step.levels)),
-        step.finish,
-        step.tree,
-    )
+    counts = tokens, dict(step.proposed), dict(step.accepted), step.by_depth
+    seconds = step.draft_seconds, step.verify_seconds, step.sample_seconds, step.other_seconds
+    texts = [json.dumps(each) for each in (*counts, dict(step.look_ups), dict(step.levels))]
+    times = *seconds, step.plain_seconds
+    return (step.index, *texts[:4], *times, *texts[4:], step.finish, step.tree)
 
 
 def _step(row: tuple[Any, ...]) -> Step:
@@ -223,12 +211,8 @@ def _line(steps: Sequence[Step]) -> Iterator[Point]:
         shared.setdefault(point, []).append(step)
     seconds, tokens = 0.0, 0
     for group in shared.values():
-        times = [
-            sum(step.draft_seconds for step in group),
-            sum(step.verify_seconds for step in group),
-            sum(step.sample_seconds for step in group),
-            sum(step.other_seconds for step in group),
-        ]
+        parts = ("draft_seconds", "verify_seconds", "sample_seconds", "other_seconds")
+        times = [sum(getattr(step, part) for step in group) for part in parts]
         sources = [token.source for step in group for token in step.tokens]
         seconds, tokens = seconds + sum(times), tokens + len(sources)
         drafted = Counter(source for source in sources if source != TARGET)

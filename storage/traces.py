@@ -53,6 +53,8 @@ label FROM placed GROUP BY label, plain, place * min(count, points) / count ORDE
 RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
     prefill_seconds, plain_prefill_seconds, learning_seconds
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+SUMS = ("emitted_tokens", "accepted_tokens", "plain_seconds", "decode_seconds", "forwards")
+"""The sums over its steps that a run begins with."""
 PARTS = """SELECT position, method, model, fingerprints.name, settings, prompt_tokens,
     reused_tokens, prefill_seconds, plain_prefill_seconds
     FROM parts JOIN fingerprints ON fingerprints.id = fingerprint WHERE run = ? ORDER BY position"""
@@ -181,11 +183,7 @@ class Traces:
                     "conversation": conversation_id,
                     "kind": kind,
                     **self._origin(run, run.prefill or Prefill(0, 0)),
-                    "emitted_tokens": 0,
-                    "accepted_tokens": 0,
-                    "plain_seconds": 0.0,
-                    "decode_seconds": 0.0,
-                    "forwards": 0,
+                    **dict.fromkeys(SUMS, 0),
                 }
             )
             self.extend(run_id, run.steps, run.learned)

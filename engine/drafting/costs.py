@@ -292,14 +292,26 @@ class StepTimes:
         return StepTimes(later.tolist(), slopes, self.gate)
 
 
+def cost_at(sizes: Sequence[int], values: Sequence[float], nodes: int) -> float:
+    """The cost of so many nodes, by the costs of measured sizes in ascending order.
+
+    A size between two of them counts as the larger one, because kernels work in blocks of rows, and
+    odd numbers of rows can cost more than the next round number. Beyond the last one, the curve
+    continues with its last slope.
+    """
+    at = bisect_left(sizes, nodes)
+    if at < len(sizes):
+        return values[at]
+    rise = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+    return values[-1] + max(0.0, rise) * (nodes - sizes[-1])
+
+
 class CostCurve(StepTimes):
     """The current estimates of the seconds per forward and per drafted node.
 
     `points` maps numbers of nodes to seconds of a forward after CACHED tokens; `token` and `row`
     are the cost of further tokens (see Growth). Times refer to the text length that was last given
-    to `reach`. A size between two points counts as the larger one, because kernels work in blocks
-    of rows, and odd numbers of rows can cost more than the next round number. Beyond the last
-    point, the curve continues with its last slope.
+    to `reach`.
 
     Some caches cannot be cut back to exactly the accepted tokens; the next forward then reads
     `unread` tokens again (Backend.unread). `undoing` is the mean time that a step with drafts takes
@@ -372,11 +384,7 @@ class CostCurve(StepTimes):
         self.returning += UNDOING_GAIN * (max(longer, 0.0) - self.returning)
 
     def short(self, nodes: int) -> float:
-        at = bisect_left(self.sizes, nodes)
-        if at < len(self.sizes):
-            return self.values[at]
-        rise = (self.values[-1] - self.values[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return self.values[-1] + max(0.0, rise) * (nodes - self.sizes[-1])
+        return cost_at(self.sizes, self.values, nodes)
 
     def refresh(self) -> None:
         """Tabulate the step times, and the best-case cost of growing a tree further.

@@ -7,7 +7,6 @@ drafted tokens are all accepted, per verification rule. Survival is measured sep
 contexts differ, so that the mean acceptance predicts sequences of tokens poorly.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter
 
+from engine.drafting.costs import cost_at
 from engine.types import RULES, Rule
 
 LATEST = 12
@@ -67,20 +67,9 @@ class ModelProfile:
         return self.head if head else None
 
     def seconds(self, drafted: int) -> float:
-        """c(n): the seconds of a round over `drafted` tokens, before further choices.
-
-        A size between two measured ones counts as the larger one; beyond the last, the curve
-        continues with its last slope.
-        """
+        """c(n): the seconds of a round over `drafted` tokens, before further choices."""
         sizes = sorted(self.costs)
-        at = bisect_left(sizes, drafted)
-        if at < len(sizes):
-            return self.costs[sizes[at]]
-        if len(sizes) == 1:
-            return self.costs[sizes[0]]
-        last, before = sizes[-1], sizes[-2]
-        rise = max(0.0, (self.costs[last] - self.costs[before]) / (last - before))
-        return self.costs[last] + rise * (drafted - last)
+        return cost_at(sizes, [self.costs[size] for size in sizes], drafted)
 
 
 @dataclass(frozen=True, slots=True)
