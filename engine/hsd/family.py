@@ -278,10 +278,8 @@ class Plans(Generic[Model]):
         text."""
         profile, key = self.profiled(), (spec, rule)
         if key not in self.plans:
-            if spec:
-                self.plans[key] = resolve(profile, spec, rule)
-            else:
-                self.plans[key] = best(profile, rule, self.allowed)
+            found = resolve(profile, spec, rule) if spec else best(profile, rule, self.allowed)
+            self.plans[key] = found
         return self.plans[key]
 
     def check(self, plan: Plan) -> None:

@@ -172,7 +172,7 @@ Way = tuple[str, Source]
 """A way to draft: a model and the source that drafts for it, "" for none."""
 
 
-class Turns:
+class Turns(Drafter):
     """A drafter that lets draft models draft in turn, each alone for TURN steps. In turns of ""
     none drafts.
 
@@ -204,9 +204,6 @@ class Turns:
     def observe(self, tokens: Sequence[int], new: int) -> None:
         for level in self.levels.values():
             level.observe(tokens, new)
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Keep nothing."""
 
 
 def in_turn(names: Sequence[str], random: Random) -> Iterator[str]:
