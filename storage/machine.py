@@ -6,25 +6,28 @@ Rows are checked when they are read. A damaged row is ignored, and measured or c
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import StorageError
 from engine.types import Costs
-from storage.database import Database, path_bytes, path_text
+from storage.database import Database, from_json, path_bytes, path_text
 
-END_OF_TIME = 2.0**33
-"""A measurement with a later time, in seconds since 1970, is ignored."""
+MOST_NODES = 128
+"""No larger tree is drafted."""
+Nodes = Annotated[int, Field(ge=0, le=MOST_NODES)]
+Forward = Annotated[float, Field(ge=1e-7, le=1e6)]
+Cost = Annotated[float, Field(ge=0, le=1e6)]
+Time = Annotated[float, Field(ge=0, lt=2**33)]
+BELIEVABLE = TypeAdapter(tuple[dict[Nodes, Forward], Cost, Cost, Time, Cost, Cost])
+"""Costs as they may be: other ones are measured again."""
 MOST_BYTES = 4 * 2**20
 """Longer JSON values are neither stored nor read."""
 
 
 class CostStore:
     """The cost curve of one model on one device, with one number format and number of threads."""
-
-    MOST_NODES = 128
-    SHORTEST, LONGEST = 1e-7, 1e6
-    """Bounds of plausible values: no larger tree is drafted, and no forward takes more or less
-    time."""
 
     def __init__(
         self, db: Database, fingerprint: str, kind: str, device: str, dtype: str, threads: int
@@ -42,20 +45,9 @@ class CostStore:
             return None
         text, *numbers = rows[0]
         try:
-            points = {int(nodes): float(value) for nodes, value in json.loads(text).items()}
-            stored = Costs(points, *map(float, numbers))
-        except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            return Costs(*BELIEVABLE.validate_python((from_json(text), *numbers)))
+        except ValidationError:
             return None
-        believable = (
-            all(0 <= nodes <= self.MOST_NODES for nodes in points)
-            and all(self.SHORTEST <= value <= self.LONGEST for value in points.values())
-            and all(
-                0 <= value <= self.LONGEST
-                for value in (stored.node, stored.other, stored.token, stored.row)
-            )
-            and 0 <= stored.measured < END_OF_TIME
-        )
-        return stored if believable else None
 
     def save(self, costs: Costs) -> None:
         self._db.execute_write(

@@ -13,7 +13,15 @@ from engine.errors import StorageError
 from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.types import Costs
 from storage.database import Database
-from storage.machine import Choice, CostStore, KnownModel, ProfileKey, ProfileStore, SourceStore
+from storage.machine import (
+    MOST_NODES,
+    Choice,
+    CostStore,
+    KnownModel,
+    ProfileKey,
+    ProfileStore,
+    SourceStore,
+)
 
 POINTS = {0: 0.004, 7: 0.1 + 0.2, 63: 1e-6}
 SAMPLING = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.0}
@@ -82,7 +90,7 @@ def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> No
 
 
 def test_no_point_lies_beyond_what_the_engine_tabulates() -> None:
-    assert CostStore.MOST_NODES == LARGEST
+    assert MOST_NODES == LARGEST
 
 
 # profiles and chosen stacks
