@@ -100,8 +100,6 @@ def live(run: Metrics) -> Speedup:
     """
     if run.plain_seconds is None or run.tokens < FEWEST:
         return Speedup(plain_steps=run.plain_steps)
-    prompt = run.plain_prefill_seconds
-    prompt = run.prefill_seconds if prompt is None else prompt
 
     def ratio(plain: float, fast: float) -> float | None:
         if plain <= 0 or fast <= 0:
@@ -109,10 +107,16 @@ def live(run: Metrics) -> Speedup:
         return plain / fast if run.kept else min(plain / fast, 1.0)
 
     return Speedup(
-        ratio(prompt + run.plain_seconds, run.seconds),
+        ratio(plain_reading(run) + run.plain_seconds, run.seconds),
         ratio(run.plain_seconds, run.decode_seconds),
         run.plain_steps,
     )
+
+
+def plain_reading(run: Metrics) -> float:
+    """The seconds in which plain decoding reads the prompt."""
+    plain = run.plain_prefill_seconds
+    return run.prefill_seconds if plain is None else plain
 
 
 def speedup(pairs: Pairs, accepted: int | None = None) -> Speedup:
@@ -170,11 +174,9 @@ def reruns(pairs: Pairs, shown: Metrics) -> Reruns:
     token, as above. If no draft was accepted, in the answer or in the typical rerun, there is no
     speedup.
     """
-    plain_reading = shown.plain_prefill_seconds
-    plain_reading = shown.prefill_seconds if plain_reading is None else plain_reading
     times = [
         (
-            plain_reading + plain.decode_seconds,
+            plain_reading(shown) + plain.decode_seconds,
             shown.prefill_seconds + fast.decode_seconds + fast.learning_seconds,
         )
         for plain, fast in pairs

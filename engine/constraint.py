@@ -80,7 +80,6 @@ def call_format(frame: Sequence[str], tools: Sequence[Tool]) -> AnswerFormat:
 
 
 def call_grammar(frame: Sequence[str], tools: Mapping[str, Any], special: Mapping[str, int]) -> str:
-    """The same as a grammar in the notation of Lark."""
     pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)"
 
     def quoted(text: str) -> str:
@@ -270,7 +269,6 @@ class Constraint:
         return found
 
     def pruned(self, tree: Tree) -> Tree:
-        """The tree without what the format excludes."""
         excluded = {row for row, place in enumerate(self.positions(tree)) if place is None}
         return tree.without(excluded) if excluded else tree
 

@@ -113,7 +113,6 @@ class DecodeLoop:
         self.index = 0
 
     def prefill(self) -> Prefill:
-        """Let the model and the drafters read the prompt."""
         clock = perf_counter()
         self.filled = self.backend.prefill(self.tokens, self.answer.cancelled)
         read = perf_counter()
@@ -126,12 +125,8 @@ class DecodeLoop:
     def step(self) -> Step:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
         empty Step if the run was cancelled before anything was decided."""
-        backend, tokens, answer, controller = (
-            self.backend,
-            self.tokens,
-            self.answer,
-            self.controller,
-        )
+        backend, tokens = self.backend, self.tokens
+        answer, controller = self.answer, self.controller
         clock = perf_counter()
         again = self.filled.limit is not None and len(tokens) > self.filled.limit
         if again:
@@ -226,7 +221,6 @@ class PendingTokens:
         self.controller.read(seconds, fresh)
 
     def add(self, new: int) -> None:
-        """Add the last `new` tokens, which were decided."""
         self.new += new
 
     def learn(self) -> None:
@@ -342,7 +336,6 @@ class Answer:
 def clocked(
     start: float, drafted: float, scored: float, sampled: float, end: float
 ) -> dict[str, Any]:
-    """The times of a Step, from the clock readings at the ends of its parts."""
     return {
         "draft_seconds": drafted - start,
         "verify_seconds": scored - drafted,

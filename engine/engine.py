@@ -57,7 +57,7 @@ class Request:
     `prompt`.
 
     An answer that was begun before is continued: after its tokens `answered`, if the loaded model
-    has the fingerprint `model_fingerprint`, or after its text `begun`.
+    has the fingerprint `model_fingerprint`, or after its text `prefix`.
 
     The drafters use the data of `owner` and `conversation`, and learn from the answer; without a
     conversation ("") nothing of it is kept. `profile` is that of the loaded draft models, if
@@ -79,7 +79,7 @@ class Request:
     measured: Measured | None = None
     answered: tuple[int, ...] = ()
     model_fingerprint: str = ""
-    begun: str = ""
+    prefix: str = ""
     text: str = ""
     prediction: str = ""
     likeliest: int = 0
@@ -152,11 +152,11 @@ class ServerCounted:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The progress of a piece of work, from 0 to 1; None if it is not known. `words` name the
-    current activity, "" if there is only one."""
+    """The progress of a piece of work, from 0 to 1; None if it is not known. `activity` is what is
+    being done, "" if there is only one thing."""
 
     share: float | None
-    words: str = ""
+    activity: str = ""
 
 
 Event = Waiting | Started | Prefill | Step | Learned | CostsMeasured | Notice | ServerCounted

@@ -1,16 +1,5 @@
 """Every error that a user can cause. The text is shown as it is: what happened, the value, and what
-to do.
-
-StrataError
-├── SettingError          a setting out of range or unknown
-├── PromptError           an empty message, or one that does not fit the context
-├── ModelError            a model that cannot be found, read or used
-│   └── ServerError       a server that cannot be reached, or does not answer as it should
-├── Cancelled             the user stopped a long piece of work
-├── EngineDied            the process that runs the models ended, or never began
-├── Busy                  too much is waiting for the model already
-└── StorageError          a data directory or database that cannot be used
-"""
+to do."""
 
 from traceback import clear_frames
 

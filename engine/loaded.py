@@ -65,9 +65,8 @@ class NoModel:
 
 
 LIMIT = 512 << 20
-"""Bytes of all cached sequences: 32,768 tokens of the embedded model (16 KiB each), or 4,096 of a
-typical model of eight billion parameters (128 KiB each). That is enough for a few conversations
-with any model, and less than the weights of a large one."""
+"""Bytes of all cached sequences: 32,768 tokens of the embedded model, or 4,096 of a typical model
+of eight billion parameters."""
 
 Key = tuple[str, str]
 """An owner, and one of the owner's conversations."""
@@ -112,12 +111,12 @@ class Sequences:
         """Free the sequences of a model that is being unloaded: they keep its weights in memory."""
         self.close(*(place for place in self.warm if place[1] is model))
 
-    def clear(self) -> None:
-        self.close(*self.warm)
-
     def close(self, *places: Place) -> None:
         for place in places:
             self.warm.pop(place).close()
+
+    def clear(self) -> None:
+        self.close(*self.warm)
 
 
 @dataclass(slots=True)
@@ -149,7 +148,6 @@ class Loaded:
     # the costs of forwards
 
     def know(self, costs: Costs) -> bool:
-        """Use a stored curve; returns False if it cannot be used."""
         try:
             self.curve = CostCurve(*costs[:3], costs.token, costs.row)
         except ValueError:
@@ -193,7 +191,6 @@ class Loaded:
 
     @property
     def costs(self) -> Costs:
-        """The current curve, which must be known."""
         curve = self.curve
         assert curve is not None
         growth = curve.growth
@@ -211,7 +208,6 @@ class Loaded:
         return curve and curve.copy()
 
     def measure_plain(self) -> None:
-        """Measure the speed of plain decoding with a short run."""
         prompt = self.backend.tokenize(self.backend.render([Message("user", "Tell a story.")]))
         self.plain = PlainSpeed(plain_speed(self.backend, prompt), "after loading")
 

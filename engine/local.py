@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine import native
 from engine.backends.base import Backend, Tokenizer
@@ -59,15 +59,7 @@ from engine.loaded import NO_MODEL, Loaded, no_model
 from engine.methods import lowest
 from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
-from engine.prompt import (
-    Size,
-    TextStream,
-    continued,
-    ends_in_thinking,
-    no_room,
-    resumed,
-    splice,
-)
+from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
@@ -81,26 +73,11 @@ Opener = Callable[[str, Callable[[str], None]], NgramTable | None]
 """Opens the statistics table for a tokenizer, None if there is none; reports damaged files."""
 
 
-def without_statistics(tokenizer: str, report: Callable[[str], None]) -> None:
-    """An opener for an engine without statistics."""
+class RunModels(NamedTuple):
+    """The sequences of a run: that of the target, and those of the draft models by name."""
 
-
-class Work(Stream[Any]):
-    """A stream that leaves the queue when it is stopped before its turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.leave: Callable[[], None] = lambda: None
-
-    def stop(self) -> None:
-        super().stop()
-        self.leave()
-
-    def end(self, error: BaseException | None = None) -> None:
-        super().end(error)
-        # Break the reference cycle between the work and this stream. It would keep the request,
-        # which may be long, in memory until the next garbage collection.
-        self.leave = lambda: None
+    target: Backend
+    drafts: dict[str, Backend]
 
 
 class Local:
@@ -112,7 +89,7 @@ class Local:
 
     def __init__(
         self,
-        statistics: Opener = without_statistics,
+        statistics: Opener = lambda tokenizer, report: None,
         loaders: ModelLoaders = MODEL_LOADERS,
         each: int = MOST_WAITING,
         backend: Backend | None = None,
@@ -168,7 +145,6 @@ class Local:
         self.watch(self.state)
 
     def report(self, owner: str, notice: str) -> None:
-        """Pass on a notice of the store, and publish whether it can be written to."""
         self.notify(owner, notice)
         if self.locked != self.store.locked:
             self.locked = self.store.locked
@@ -184,7 +160,6 @@ class Local:
         background: bool = False,
     ) -> Stream[Any]:
         """Put work into the queue. Its stream raises Busy if the queue is full."""
-        stream = Work()
 
         def run() -> None:
             try:
@@ -206,8 +181,8 @@ class Local:
             if self.queue.leave(entry):
                 stream.end(before_it_began())
 
+        stream = Stream[Any](on_stop=leave)
         entry = Run(owner, run, notify, stream.stop, priority, background=background)
-        stream.leave = leave
         try:
             self.queue.join(entry)
         except (Busy, Cancelled) as error:
@@ -241,7 +216,6 @@ class Local:
             raise ModelError(NO_MODEL)
 
     def need_model_here(self) -> None:
-        """Raise ModelError unless the loaded model is on this machine."""
         self.need_model()
         if isinstance(self.loaded.backend, ServedModel):
             self.loaded.backend.refuse()
@@ -255,27 +229,24 @@ class Local:
         chat = loaded.chat
         chat.tokens = conversation.tokens
         prompt, dropped = self.prompt_of(request, conversation)
-        detokenize, begun = loaded.backend.detokenize, ""
-        thinks = ends_in_thinking(loaded.backend, prompt, request.begun)
+        detokenize, text = loaded.backend.detokenize, ""
+        thinks = ends_in_thinking(loaded.backend, prompt, request.prefix)
         splitter = partial(self.splitter, request, thinks)
-        if request.begun or request.text:
-            how_begun = splitter(), request.begun
-            text_stream = continued(detokenize, generation.stop, prompt, *how_begun)
+        if request.prefix or request.text:
+            before = splitter(), request.prefix
+            text_stream = continued(detokenize, generation.stop, prompt, *before)
         else:
-            text_stream, begun = resumed(detokenize, generation.stop, request.answered, splitter)
+            text_stream, text = resumed(detokenize, generation.stop, request.answered, splitter)
         calibration = tuple(past.calibration.rows())
         known = [*prompt, *request.answered]
         conversation.tokens = list(known)
-        with self.sequences(request) as (target, drafts):
-            conversation.databases.prediction = self.prediction(request, known, thinks)
-            constraint = self.constraint(request, thinks)
+        with self.sequences(request) as models:
             databases = conversation.databases
-            drafters = self.drafters(request, databases, stream, target, drafts, constraint)
-            conversation.databases.prediction = None
+            drafters, constraint = self.drafters(request, databases, stream, models, known, thinks)
             curve = loaded.curve_of(method) if drafters else None
-            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, begun, thinks)
+            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, text, thinks)
             how = method.drafting, cancelled, curve, text_stream, request.likeliest, constraint
-            events = decode(target, known, drafters, generation, *how)
+            events = decode(models.target, known, drafters, generation, *how)
             steps, rests = 0, loaded.suited(method) is not method
             try:
                 for event in events:
@@ -290,24 +261,6 @@ class Local:
                     stream.put(CostsMeasured(loaded.backend.info, loaded.costs))
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
-
-    def prediction(
-        self, request: Request, known: Sequence[int], thinks: bool
-    ) -> PredictionTier | None:
-        """The tier of what a request predicts to follow its `known` tokens, or to come at some
-        place after the thinking."""
-        if not request.prediction:
-            return None
-        before = () if thinks else known[-LONGEST:]
-        return PredictionTier([*before, *self.loaded.backend.tokenize(request.prediction)])
-
-    def constraint(self, request: Request, thinks: bool) -> Constraint | None:
-        """The format of an answer, at its place after what exists of it."""
-        form, backend = request.generation.format, self.loaded.backend
-        if form is None:
-            return None
-        known = request.answered or backend.tokenize(request.begun)
-        return Constraint(backend, form, known, backend.info.marks if thinks else ())
 
     def thinking(self, request: Request) -> bool | None:
         """Whether the chat template switches thinking on. Without a choice it is off in a format,
@@ -331,7 +284,6 @@ class Local:
         conversation: OpenConversation,
         before: Sequence[CalibrationRow],
     ) -> None:
-        """Store what an answer taught; `before` are the evidence weights at its start."""
         info, rows = self.loaded.backend.info, tuple(past.calibration.rows())
         taught = Taught(
             request.owner,
@@ -350,15 +302,15 @@ class Local:
             self.loaded.memory.forget(request.owner)
 
     @contextmanager
-    def sequences(self, request: Request) -> Iterator[tuple[Backend, dict[str, Backend]]]:
-        """The sequences of a run: the target's, and those of the draft models. The sequences of a
-        conversation stay open after the run; other runs open new ones and close them again."""
+    def sequences(self, request: Request) -> Iterator[RunModels]:
+        """The sequences of a run. Those of a conversation stay open after it; other runs open new
+        ones and close them again."""
         models = {"": self.loaded.backend, **self.drafts}
         warm, key = self.loaded.sequences, (request.owner, request.conversation)
         kept = request.conversation and request.measured is None
         opened = {n: warm.get(key, model) if kept else model.open() for n, model in models.items()}
         try:
-            yield opened[""], {name: opened[name] for name in self.drafts}
+            yield RunModels(opened[""], {name: opened[name] for name in self.drafts})
         finally:
             if kept:
                 warm.fit()
@@ -380,7 +332,7 @@ class Local:
             if request.answered:
                 prompt, dropped = chat.continue_answer(request.messages, request.answered, *asked)
             else:
-                prompt, dropped = chat.fit(request.messages, request.begun, *asked)
+                prompt, dropped = chat.fit(request.messages, request.prefix, *asked)
             if context.log and not context.seen:
                 # The log of a reopened conversation has all messages but the last one.
                 backend = self.loaded.backend
@@ -441,24 +393,22 @@ class Local:
         known = measured.unlearned, measured.new, measured.conversation
         tier = past.tier.without(*known, prompt)
         base = Databases(None, tier, loaded.memory.statistics, Calibration(rows))
-        with self.sequences(request) as (target, drafts):
+        with self.sequences(request) as models:
             # Created before the run because this may take long and raises if draft models are
             # missing.
-            databases, thinks = base.for_measuring(), ends_in_thinking(target, prompt)
-            databases.prediction = self.prediction(request, prompt, thinks)
-            constraint = self.constraint(request, thinks)
-            drafters = self.drafters(request, databases, stream, target, drafts, constraint)
+            databases, target = base.for_measuring(), models.target
+            thinks = ends_in_thinking(target, prompt)
+            drafters, constraint = self.drafters(request, databases, stream, models, prompt, thinks)
             yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
             if measured.warm:
                 warm_up(target, prompt, generation)
-            reset_caches((target, *drafts.values()))
+            reset_caches((target, *models.drafts.values()))
             if self.table is not None:
                 self.table.forget_look_ups()
             curve = loaded.copy_of(method) if drafters else None
-            cancelled = stream.stopped.is_set
             splitter = self.splitter(request, thinks)
             text = TextStream(target.detokenize, generation.stop, splitter)
-            how = method.drafting, cancelled, curve, text, 0, constraint
+            how = method.drafting, stream.stopped.is_set, curve, text, 0, constraint
             yield from decode(target, prompt, drafters, generation, *how)
 
     def drafters(
@@ -466,30 +416,42 @@ class Local:
         request: Request,
         databases: Databases,
         stream: Stream[Any],
-        target: Backend,
-        drafts: Mapping[str, Backend],
-        constraint: Constraint | None,
-    ) -> list[Drafter]:
-        """The drafters of one answer; a drafter that fails causes a notice.
+        models: RunModels,
+        known: Sequence[int],
+        thinks: bool,
+    ) -> tuple[list[Drafter], Constraint | None]:
+        """The drafters of one answer after its `known` tokens, and the format of that answer. A
+        drafter that fails causes a notice. Raises SettingError if draft models are not loaded."""
+        backend, form, constraint = self.loaded.backend, request.generation.format, None
+        if request.prediction:
+            # What is predicted may come at any place after the thinking.
+            before = () if thinks else known[-LONGEST:]
+            predicted = [*before, *backend.tokenize(request.prediction)]
+            databases.prediction = PredictionTier(predicted)
+        if form is not None:
+            begun = request.answered or backend.tokenize(request.prefix)
+            constraint = Constraint(backend, form, begun, backend.info.marks if thinks else ())
+        found = self.loaded.suited(request.method).drafters(
+            databases,
+            self.family(request.profile, models),
+            request.generation.sampling,
+            stream.stopped.is_set,
+            models.target,
+            constraint,
+        )
+        databases.prediction = None
+        return [
+            FailSafeDrafter(d, lambda text: stream.put(Notice(text))) for d in found
+        ], constraint
 
-        Raises SettingError if its draft models are not loaded.
-        """
-        family = self.family(request.profile, target, drafts)
-        sampling, cancelled = request.generation.sampling, stream.stopped.is_set
-        method = self.loaded.suited(request.method)
-        given = databases, family, sampling, cancelled, target, constraint
-        found = method.drafters(*given)
-        return [FailSafeDrafter(each, lambda text: stream.put(Notice(text))) for each in found]
-
-    def family(
-        self, profile: Profile | None, target: Backend, drafts: Mapping[str, Backend]
-    ) -> Family | None:
-        """The loaded models with a profile; None without draft models."""
-        if not drafts:
+    def family(self, profile: Profile | None, models: RunModels) -> Family | None:
+        """The models of a run with a profile; None without draft models. The plans are made once
+        for each profile."""
+        if not models.drafts:
             return None
+        family = Family(*models, profile)
         if self.planned is None or self.planned.profile != profile:
-            self.planned = Family(target, drafts, profile)
-        family = Family(target, drafts, profile)
+            self.planned = family
         family.plans = self.planned.plans
         return family
 
@@ -517,7 +479,6 @@ class Local:
             raise ModelError(failure + (self.put_back(before, stream) if before else ""))
 
     def read_model(self, request: Load, stream: Stream[Loading]) -> Loaded:
-        """Load a model and measure its costs and its plain speed."""
         backend = self.loaders.load(request.source, request.runtime)
         if isinstance(backend, ServedModel):
             backend.connect(request.key)
@@ -591,7 +552,6 @@ class Local:
         return self.start(OWNER, lambda stream: self.read_drafts(named))
 
     def read_drafts(self, named: Sequence[tuple[str, str]]) -> None:
-        """Replace the draft models by these; those that are already loaded stay."""
         self.need_model_here()
         loaded = {(name, source): self.drafts[name] for name, source in self.sources.items()}
         drafts: dict[str, Backend] = {}

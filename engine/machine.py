@@ -6,7 +6,7 @@ Measurements from one machine say little about another, so its name is kept with
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,14 +34,20 @@ NATIVE = {"amx_bf16", "avx512_bf16"}
 forward over a draft takes less time in bfloat16 than in float32 (docs/benchmarks.md)."""
 
 
-@cache
-def processor() -> str:
-    """The maker's name of the processor; the kind of machine if there is none."""
+def cpu_info() -> Iterator[tuple[str, list[str]]]:
+    """What Linux says about each logical core: names, with the words of their values."""
     with suppress(OSError):
         for line in CPUINFO.read_text("utf-8", "replace").splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in NAMED and value.strip():
-                return " ".join(value.split())
+            yield name.strip(), value.split()
+
+
+@cache
+def processor() -> str:
+    """The maker's name of the processor; the kind of machine if there is none."""
+    for name, words in cpu_info():
+        if name in NAMED and words:
+            return " ".join(words)
     if platform.system() == "Darwin":
         with suppress(OSError, subprocess.SubprocessError):
             output = subprocess.run(ASK_MAC, capture_output=True, text=True, timeout=5).stdout
@@ -55,12 +61,8 @@ def computes_bfloat16() -> bool:
 
     Other processors convert each number. An unknown processor counts as one of these.
     """
-    with suppress(OSError):
-        for line in CPUINFO.read_text("utf-8", "replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "flags":
-                return not NATIVE.isdisjoint(value.split())
-    return False
+    flags = next((words for name, words in cpu_info() if name == "flags"), [])
+    return not NATIVE.isdisjoint(flags)
 
 
 def physical_cores() -> int:
@@ -108,6 +110,5 @@ def usual_threads() -> int:
 
 
 def machine(info: "BackendInfo") -> str:
-    """Where a model runs: the processor, its threads, the device, and the format of numbers."""
     threads = f"{info.threads} thread{'s' * (info.threads > 1)}" if info.threads else ""
     return ", ".join(filter(None, (processor(), threads, info.device, info.dtype)))

@@ -1,15 +1,13 @@
 """Named ways to decode. A method is a value that creates its own drafters.
 
 The chat, the comparison and the benchmark all choose from METHODS, so a figure in one of them means
-the same in the others. A new method is one entry in METHODS; a new way to draft from databases is a
-function from the databases and the settings to drafters. A name with a plan after a colon, such as
-"hsd:small@8/mid@4", begins with one of the PREFIXES.
+the same in the others. A name with a plan after a colon, such as "hsd:small@8/mid@4", begins with
+one of the PREFIXES.
 
 "rest" and "lookup" are published methods, for comparison. "rest" stands for REST (arXiv
-2311.08252), which drafts from a store of large texts alone. The store differs: here it is a table
-of n-grams with counts, queried with the last two tokens and then with one, whose drafts have up to
-four tokens. REST has a suffix array, matches longer suffixes and samples more continuations. Both
-verify the drafts in one tree. "lookup" is prompt lookup with the library's own rules
+2311.08252), which drafts from a store of large texts alone. Here that store is a table of n-grams,
+whose drafts have up to four tokens; REST has a suffix array, matches longer suffixes and samples
+more continuations. "lookup" is prompt lookup with the library's own rules
 (engine/drafting/baselines.py).
 """
 
@@ -24,7 +22,7 @@ from engine.drafting.base import Drafter
 from engine.drafting.baselines import LONGEST_COPY, NODES, LookupDrafter
 from engine.drafting.costs import LARGEST
 from engine.drafting.databases import Databases
-from engine.drafting.head import FixedHead, head_drafters
+from engine.drafting.head import FixedHead, HeadDrafter, HeadTier
 from engine.errors import SettingError
 from engine.hsd.family import Family, Plans
 from engine.hsd.measure import Lowest, lowest_databases
@@ -72,8 +70,8 @@ class Method:
     them: None for no models, "" for the best plan, otherwise its text (engine/hsd/planner.py).
     `head` is the depth to which the model's own head drafts: AS_FAR_AS_IT_PAYS, IF_PRESENT, which
     is the same if the model has a head that drafts, or a fixed number of tokens in each step; None
-    for no head. A `settable` method uses the user's settings for drafts, and with `tiers_settable`
-    also the user's choice and order of tiers.
+    for no head. A `settable` method uses the user's settings for drafts, and if it has all tiers,
+    also the user's choice and order of them.
     """
 
     name: str
@@ -83,7 +81,6 @@ class Method:
     stack: str | None = None
     head: int | None = None
     settable: bool = True
-    tiers_settable: bool = False
 
     @property
     def adaptive(self) -> bool:
@@ -93,11 +90,14 @@ class Method:
         return drafts and drafting.nodes > 0 and drafting.budget == "adaptive"
 
     def using(self, drafting: Drafting) -> "Method":
-        """The method with those of the user's settings that it uses."""
         if not self.settable:
             return self
         tiers = drafting.tiers if self.tiers_settable else self.drafting.tiers
         return replace(self, drafting=replace(drafting, tiers=tiers))
+
+    @property
+    def tiers_settable(self) -> bool:
+        return self.settable and self.drafting.tiers == TIERS
 
     def drafters(
         self,
@@ -121,26 +121,23 @@ class Method:
         if constraint is not None and self.drafting.rule != "match":
             equal = replace(self, drafting=replace(self.drafting, rule="match"))
             return equal.drafters(databases, family, sampling, cancelled, target, constraint)
-        known = sampling if self.drafting.rule == "match" else None
+        known, drawn = sampling if self.drafting.rule == "match" else None, sampling or Sampling()
         if self.uses_head(None if target is None else target.info):
-            found = self.with_head(databases, sampling or Sampling(), known, cancelled, target)
+            found = self.with_head(databases, drawn, known, cancelled, target)
         else:
             found = self.databases(databases, self.drafting, known)
         if self.stack is None:
             return found
         plan = self.plan(family)
         assert family is not None
-        if plan.head and not plan.levels:
-            alone = METHODS[ALONE[plan.source]]
-            return alone.with_head(databases, sampling or Sampling(), known, cancelled, target)
-        if plan.databases and not found:
-            if not plan.levels:
-                return databases.hierarchy(TIERS, known)
-            found = [databases.learner()]
         if not plan.levels:
-            return found
-        below = databases.below(known) if plan.databases else None
-        drawn = sampling or Sampling()
+            if plan.head:
+                alone = METHODS[ALONE[plan.source]]
+                return alone.with_head(databases, drawn, known, cancelled, target)
+            return found or (databases.hierarchy(TIERS, known) if plan.databases else [])
+        below = None
+        if plan.databases:
+            found, below = found or [databases.learner()], databases.below(known)
         return [*found, family.stack(plan, drawn, self.drafting.rule, below, cancelled)]
 
     def uses_head(self, info: BackendInfo | None) -> bool:
@@ -169,15 +166,12 @@ class Method:
             raise SettingError(missing)
         if self.head is not None and self.head > 0:
             return [FixedHead(head, self.head, sampling, cancelled)]
-        tiers = self.drafting.tiers
-        return head_drafters(
-            head,
-            lambda tier: databases.with_head((), tier, known),
-            (lambda tier: databases.with_head(tiers, tier, known)) if tiers else None,
-            sampling,
-            known is not None and sampling.temperature >= COLDEST,
-            cancelled,
-        )
+        tier = HeadTier(sampling, noisy=known is not None and sampling.temperature >= COLDEST)
+        alone, tiers = databases.with_head((), tier, known), self.drafting.tiers
+        if not tiers:
+            return [HeadDrafter(head, tier, alone, None, cancelled)]
+        merged = databases.with_head(tiers, tier, known)
+        return [HeadDrafter(head, tier, alone, merged, cancelled), merged]
 
     def plan(self, family: Plans[Any] | None) -> Plan:
         """The plan of the draft models. Raises SettingError if it needs models that are not loaded
@@ -224,13 +218,7 @@ def no_head(info: BackendInfo | None) -> str:
 
 
 PLAIN = Method("plain", "Plain decoding", Drafting(tiers=(), nodes=0), settable=False)
-USUAL = Method(
-    "auto",
-    "Automatic: databases and built-in head",
-    Drafting(),
-    head=IF_PRESENT,
-    tiers_settable=True,
-)
+USUAL = Method("auto", "Automatic: databases and built-in head", Drafting(), head=IF_PRESENT)
 """The default method."""
 SERVER = Method("server", "As the server drafts", Drafting(tiers=()), settable=False)
 """The method of a model that a server runs. It stands for all ways to draft, and cannot be
@@ -240,7 +228,7 @@ METHODS = {
     for method in (
         PLAIN,
         USUAL,
-        Method("hd", "Databases (hierarchy drafting)", Drafting(), tiers_settable=True),
+        Method("hd", "Databases (hierarchy drafting)", Drafting()),
         Method(
             "hd-published",
             "Databases, as published (hierarchy drafting)",
@@ -263,19 +251,12 @@ METHODS = {
             settable=False,
         ),
         Method("hsd", "Draft models (HSD)", Drafting(tiers=()), stack=""),
-        Method(
-            "hd+hsd",
-            "Databases, then draft models (HD + HSD)",
-            Drafting(),
-            stack="",
-            tiers_settable=True,
-        ),
+        Method("hd+hsd", "Databases, then draft models (HD + HSD)", Drafting(), stack=""),
         Method(
             "hd+head",
             "Databases and built-in head, in one tree",
             Drafting(),
             head=AS_FAR_AS_IT_PAYS,
-            tiers_settable=True,
         ),
         Method(
             "hd+head+hsd",
@@ -283,13 +264,9 @@ METHODS = {
             Drafting(),
             stack="",
             head=AS_FAR_AS_IT_PAYS,
-            tiers_settable=True,
         ),
         Method(
-            "head",
-            "Built-in head alone (MTP, EAGLE-3)",
-            Drafting(tiers=()),
-            head=AS_FAR_AS_IT_PAYS,
+            "head", "Built-in head alone (MTP, EAGLE-3)", Drafting(tiers=()), head=AS_FAR_AS_IT_PAYS
         ),
         Method("context", "This chat only", Drafting(tiers=(CONTEXT,))),
         Method("model", "Past answers only", Drafting(tiers=(MODEL,))),

@@ -100,7 +100,6 @@ class Metrics:
         return self.accepted.total()
 
     def rate(self, source: str) -> float:
-        """Accepted / proposed nodes of one source."""
         proposed = self.proposed.get(source, 0)
         return self.accepted.get(source, 0) / proposed if proposed else 0.0
 
@@ -109,7 +108,6 @@ class Tally(Metrics):
     """Counts one run, event by event. A step without tokens was cancelled, and is no forward."""
 
     def add(self, event: Event) -> None:
-        """Count the next event of the run."""
         if isinstance(event, Prefill):
             self.prefill_seconds = event.seconds
             self.plain_prefill_seconds = event.plain_seconds
@@ -120,7 +118,6 @@ class Tally(Metrics):
             self.clock(event)
 
     def resume(self, prefill: Prefill) -> None:
-        """Count the reading that was needed to continue the run."""
         self.resumed_seconds += prefill.seconds
 
     def count(self, step: Step) -> None:
@@ -161,7 +158,6 @@ class Tally(Metrics):
 
 
 def summarise(run: Run) -> Metrics:
-    """The figures of one run."""
     return tallied(run).metrics()
 
 

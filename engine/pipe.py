@@ -46,6 +46,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -58,23 +59,14 @@ from engine.process import LARGE, death, give_back_freed
 from engine.streams import Stream
 
 Kind = Literal[
-    "call",
-    "stream",
-    "stop",
-    "close",
-    "quit",
-    "result",
-    "error",
-    "items",
-    "end",
-    "state",
+    "call", "stream", "stop", "close", "quit", "result", "error", "items", "end", "state"
 ]
 """The kinds of messages; the table above explains them."""
 Failure = tuple[str, str, bytes]
 """An exception in transit: its text, where it was raised, and itself. The last two may be empty."""
 Make = Callable[..., object]
 """Creates the object in the other process. The function is pickled by its name and called with the
-keyword `publish`, a function that sends a value to `Process.state`."""
+keyword `publish`, a function that sends a value to `on_state`."""
 
 PROTOCOL = 5
 CALLS = 16
@@ -99,15 +91,13 @@ class Process:
     def __init__(
         self,
         make: Make,
-        on_state: Callable[[Any], None] | None = None,
-        on_death: Callable[[str], None] | None = None,
+        on_state: Callable[[Any], None] = lambda value: None,
+        on_death: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.state: Any = None
-        """The last published value, by this process or the one before."""
         self._make, self._on_state, self._on_death = make, on_state, on_death
         self._closed = False
         self._starting, self._notifying = Lock(), Lock()
-        self._link = Link(make, self._on_value, self._on_end)
+        self._link = Link(make, on_state, self._on_end)
 
     @property
     def pid(self) -> int:
@@ -142,7 +132,7 @@ class Process:
             if self._closed:
                 raise EngineDied("The engine was closed.")
             self._link.leave("The engine was restarted. Please try again.")
-            self._link = Link(self._make, self._on_value, self._on_end)
+            self._link = Link(self._make, self._on_state, self._on_end)
 
     def kill(self, reason: str) -> None:
         """End a process that hangs. Pending calls and streams in it end with EngineDied(reason)."""
@@ -154,14 +144,9 @@ class Process:
             self._closed = True
             self._link.leave("The engine was closed.", GRACE)
 
-    def _on_value(self, value: Any) -> None:
-        self.state = value
-        if self._on_state is not None:
-            self._on_state(value)
-
     def _on_end(self, reason: str) -> None:
         with self._notifying:
-            if self._on_death is not None and not self._closed:
+            if not self._closed:
                 self._on_death(reason)
 
 
@@ -224,7 +209,6 @@ class Link:
             self.send("close", number)
 
     def kill(self, reason: str) -> None:
-        """End the process, if it still runs. Pending calls and streams get `reason`."""
         self._reason = self._reason or reason
         with CHILDREN:
             if not self._reaped:
@@ -341,17 +325,12 @@ class Incoming(Stream[Any]):
     """The app's end of a stream. The items of one message stay one batch."""
 
     def __init__(self, link: Link, number: int) -> None:
-        super().__init__(pace=0.0)
-        self._link, self._number = link, number
-
-    def stop(self) -> None:
-        if not self.stopped.is_set():
-            super().stop()
-            self._link.send("stop", self._number)
+        super().__init__(pace=0.0, on_stop=partial(link.send, "stop", number))
+        self._forget = partial(link.forget, number)
 
     def close(self) -> None:
         super().close()
-        self._link.forget(self._number)
+        self._forget()
 
 
 class Server:
@@ -371,7 +350,6 @@ class Server:
         self._pool = ThreadPoolExecutor(CALLS, "call")
 
     def run(self) -> None:
-        """Serve until the app is gone or sends quit; never returns."""
         reader = Thread(target=self._read, name="reader")
         reader.start()
         try:
@@ -508,7 +486,6 @@ def interrupts_held_back() -> Iterator[None]:
 
 
 def serve(pipe: Connection, make: Make) -> None:
-    """Set up the other process and serve until the app is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -541,18 +518,17 @@ def pack(kind: Kind, number: int = 0, value: object = None) -> bytes:
 def pack_error(error: BaseException) -> Failure:
     """An exception in transit. The text of our own errors is complete without a traceback."""
     if isinstance(error, StrataError):
-        words, trace = str(error), ""
+        text, trace = str(error), ""
     else:
-        words = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(error)).strip()
         trace = "".join(traceback.format_exception(error))
-    try:
+    data = b""
+    with suppress(Exception):
         data = pickle.dumps(error, PROTOCOL)
-    except Exception:
-        data = b""
-    return words, trace, data
+    return text, trace, data
 
 
-def unpack_error(words: str, trace: str, data: bytes) -> Exception:
+def unpack_error(text: str, trace: str, data: bytes) -> Exception:
     """The exception to raise here. One that would end this process, such as SystemExit, is
     replaced.
 
@@ -563,7 +539,7 @@ def unpack_error(words: str, trace: str, data: bytes) -> Exception:
         found = OwnUnpickler(io.BytesIO(data)).load()
     except Exception:
         found = None
-    error = found if isinstance(found, Exception) else StrataError(words)
+    error = found if isinstance(found, Exception) else StrataError(text)
     if trace:
         error.add_note(f"In the engine process:\n{trace}")
     return error

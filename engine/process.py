@@ -33,7 +33,6 @@ def environment() -> Mapping[str, str]:
 
 
 def run(module: str, *arguments: str, seconds: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a module to its end. Raises subprocess.TimeoutExpired."""
     return subprocess.run(
         command(module, *arguments),
         env=environment(),
@@ -70,6 +69,7 @@ MMAP_THRESHOLD = -3
 
 @cache
 def library() -> ctypes.CDLL | None:
+    """The C library, if it is GNU's."""
     found = ctypes.CDLL(None) if sys.platform == "linux" else None
     return found if hasattr(found, "malloc_trim") and hasattr(found, "mallopt") else None
 

@@ -1,19 +1,13 @@
 """Turns messages into a prompt whose beginning is already in the cache, and tokens into text.
 
-A prompt is the text of the chat template, tokenized. The tokens that a model emitted may differ
-from those that the tokenizer makes of the same text, and then the cache of the last turn would be
-useless. The tokens of the last turn are therefore reused if the new prompt begins with the same
-text (all of it, or up to an end token), and only the rest is tokenized. A second turn costs no more
-than its new words.
+The tokens that a model emitted may differ from those that the tokenizer makes of the same text, and
+then the cache of the last turn would be useless. The tokens of the last turn are therefore reused
+if the new prompt begins with the same text (all of it, or up to an end token), and only the rest is
+tokenized. The text of a prompt has LITERAL in the special tokens that messages spell
+(engine/backends/special_tokens.py), so a message cannot imitate a turn.
 
-The text of a prompt has LITERAL in the special tokens that messages spell
-(engine/backends/special_tokens.py), so a message cannot imitate a turn. The reused tokens must hold
-the same special tokens as the text.
-
-`TextStream` turns the tokens of the answer into text as they arrive. Incomplete UTF-8 sequences,
-and text that may become a stop string, are held back. Where thinking is told apart, stop strings
-count in the answer alone. The pieces returned so far, joined, are a
-prefix of the final text: nothing is ever taken back, so the interface only appends.
+`TextStream` turns the tokens of the answer into text as they arrive. The pieces returned so far,
+joined, are a prefix of the final text: nothing is ever taken back, so the interface only appends.
 """
 
 import re
@@ -25,6 +19,7 @@ from itertools import accumulate
 from engine.backends.base import Backend, BackendInfo
 from engine.backends.special_tokens import LITERAL
 from engine.errors import PromptError
+from engine.text import overlap
 from engine.thinking import Splitter, answer_of, opened
 from engine.types import Message, Tool
 
@@ -372,12 +367,6 @@ class TextStream:
         if not stopped:
             piece, self.held = piece + self.held, ""
         return piece
-
-
-def overlap(text: str, string: str) -> int:
-    """The length of the longest proper prefix of `string` that `text` ends with."""
-    longest = min(len(string) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
 
 
 def resumed(

@@ -62,7 +62,6 @@ def typed(text: str) -> list[Question]:
 
 
 def read(path: Path) -> list[Question]:
-    """The questions of a file. Raises PromptError."""
     try:
         if not path.is_file():
             raise PromptError(f"{str(path)!r} is no file. Give the path of a file of questions.")
@@ -83,7 +82,6 @@ def too_large(size: int) -> PromptError:
 
 
 def parsed(content: str | bytes) -> list[Question]:
-    """The questions of a file. Raises PromptError."""
     if len(content) > MOST_BYTES:
         raise too_large(len(content))
     try:

@@ -112,7 +112,6 @@ class RunQueue:
         self.thread.shutdown(wait=True)
 
     def leave(self, run: Run) -> bool:
-        """Take a run out of the queue; returns whether it was still in it."""
         with self.lock:
             if run not in self.waiting:
                 return False
@@ -128,7 +127,10 @@ class RunQueue:
             self.waiting.remove(run)
             self.running = run
             if not run.background:
-                self.note(run.owner)
+                self.served[run.owner] = next(self.numbers)
+                self.served.move_to_end(run.owner)
+                if len(self.served) > MOST_SERVED:
+                    self.served.popitem(last=False)
             self.notify()
         try:
             run.work()
@@ -141,16 +143,15 @@ class RunQueue:
         """The waiting runs in the order of their turns.
 
         Every owner's first run comes before anyone's second one, and owners whose last turn is
-        longest ago come first. Ties are broken by arrival. Patient runs are last.
+        longest ago come first. Ties are broken by arrival. Background runs are last.
         """
         before: Counter[str] = Counter()
-        ranks = []
-        for run in self.waiting:
-            rank = run.background - run.priority, before[run.owner], self.served.get(run.owner, 0)
-            ranks.append(rank)
+        ranked = []
+        for at, run in enumerate(self.waiting):
+            last = self.served.get(run.owner, 0)
+            ranked.append((run.background - run.priority, before[run.owner], last, at))
             before[run.owner] += not run.background
-        places = sorted(range(len(ranks)), key=lambda at: (ranks[at], at))
-        return [self.waiting[at] for at in places]
+        return [self.waiting[at] for *_, at in sorted(ranked)]
 
     def notify(self) -> None:
         under_way = self.running is not None and not self.running.background
@@ -159,12 +160,6 @@ class RunQueue:
             if ahead != run.ahead:
                 run.ahead = ahead
                 run.notify(ahead)
-
-    def note(self, owner: str) -> None:
-        self.served[owner] = next(self.numbers)
-        self.served.move_to_end(owner)
-        if len(self.served) > MOST_SERVED:
-            self.served.popitem(last=False)
 
 
 def before_it_began() -> Cancelled:

@@ -1,11 +1,9 @@
 """Records the draft tree of a step compactly, so that every guess and its outcome can be shown
 later.
 
-A node takes six bytes. Nodes are stored in the order of the tree's rows, without the root. The
-source is an index into `Step.proposed`. A tree that does not fit these limits is not recorded.
-Which nodes were accepted is not stored, because it follows from the emitted tokens. The place that
-a guess was copied from is not stored either; it is found later by searching the text
-(app/service/why.py). Recording takes some microseconds, which count as part of the step.
+Nodes are stored in the order of the tree's rows, without the root, in six bytes each. The source is
+an index into `Step.proposed`. Which nodes were accepted follows from the emitted tokens, and the
+place that a guess was copied from is found by searching the text (app/service/why.py).
 
 Invariant: nothing that is drafted, verified or learned depends on this record.
 """

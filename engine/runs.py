@@ -10,7 +10,7 @@ from math import log
 from statistics import median
 from typing import Any
 
-from engine.backends.base import Backend, BackendInfo, ServerInfo
+from engine.backends.base import Backend, BackendInfo
 from engine.compare import Speedup, reset_caches, speedup
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
@@ -27,23 +27,19 @@ class Collector:
     """Collects the events of a planned run, or of one that is continued."""
 
     def __init__(self, plan: Run) -> None:
-        self.plan = plan
-        self.prefill = plan.prefill
-        self.steps = list(plan.steps)
-        self.learned = plan.learned
+        self.plan, self.steps = plan, list(plan.steps)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Prefill):
-            self.prefill = event
+            self.plan = replace(self.plan, prefill=event)
         elif isinstance(event, Learned):
-            self.learned = event
+            self.plan = replace(self.plan, learned=event)
         else:
             self.steps.append(event)
 
     @property
     def run(self) -> Run:
-        steps = tuple(self.steps)
-        return replace(self.plan, prefill=self.prefill, steps=steps, learned=self.learned)
+        return replace(self.plan, steps=tuple(self.steps))
 
 
 def planned(info: BackendInfo, method: Method, generation: Generation, thinks: bool = False) -> Run:
@@ -53,10 +49,9 @@ def planned(info: BackendInfo, method: Method, generation: Generation, thinks: b
     settings: dict[str, Any] = {"generation": asdict(generation), "weights": info.weights}
     if info.server is not None:
         method = served(method, info.server)
-        settings["server"] = {
-            "host": info.server.host,
-            "sources": knows_sources(method, info.server),
-        }
+        # Whether the guessed tokens of the answer are known.
+        sources = info.server.sources or method == PLAIN
+        settings["server"] = {"host": info.server.host, "sources": sources}
     else:
         settings["drafting"] = asdict(method.drafting)
     if thinks:
@@ -67,16 +62,10 @@ def planned(info: BackendInfo, method: Method, generation: Generation, thinks: b
 
 
 def collected(plan: Run, events: Iterable[Event]) -> Run:
-    """A planned run with its events."""
     collector = Collector(plan)
     for event in events:
         collector.add(event)
     return collector.run
-
-
-def knows_sources(method: Method, server: ServerInfo) -> bool:
-    """Whether the guessed tokens of a server's answer are known."""
-    return server.sources or method == PLAIN
 
 
 def from_server(run: Run) -> Mapping[str, Any] | None:
@@ -181,7 +170,6 @@ def run(
 def warm_up(
     backend: Backend, prompt: Sequence[int], generation: Generation, steps: int = 4
 ) -> None:
-    """Run a few plain steps, uncounted, to warm up."""
     events = decode(backend, prompt, (), generation, PLAIN.drafting)
     for _, _ in zip(range(steps + 1), events, strict=False):
         pass
@@ -198,5 +186,5 @@ def plain_speed(backend: Backend, prompt: Sequence[int], steps: int = 24) -> flo
         seconds += [step.seconds for step in plain.steps if step.tokens]
         if len(seconds) >= steps:
             break
-    typical = median(seconds) if seconds else 0.0
+    typical = median(seconds or [0.0])
     return 1 / typical if typical else 0.0

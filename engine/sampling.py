@@ -62,7 +62,6 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]) 
 def draws_of(
     seed: int, position: int, tokens: NDArray[np.int64] | Sequence[int]
 ) -> NDArray[np.uint64]:
-    """Draws of 24 bits for some tokens at one position."""
     words = np.asarray(tokens, dtype=np.int64).astype(np.uint64)
     words *= np.uint64(GAMMA)
     words += np.uint64((noise_key(seed, position) + GAMMA) & WORD)
@@ -170,7 +169,6 @@ class Choice(NamedTuple):
     mass: float
 
     def probability(self, logit: float) -> float:
-        """The probability of a token from its logit: a share of the unwarped softmax."""
         return math.exp(logit - self.top) / self.mass
 
 
@@ -188,12 +186,10 @@ def select(logits: Floats, sampling: Sampling, position: int) -> Choice:
 
 
 def choose(logits: Floats, sampling: Sampling, position: int) -> int:
-    """The token for one absolute position. `logits` has shape (vocabulary,), float32."""
     return select(logits, sampling, position).token
 
 
 def compiled(sampling: Sampling) -> tuple[float, int, float, float]:
-    """The sampler's settings in the form of the compiled core."""
     cold = sampling.temperature < COLDEST
     least = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
     return 0.0 if cold else sampling.temperature, sampling.top_k, sampling.top_p, least
@@ -210,11 +206,7 @@ def reference(logits: Floats, sampling: Sampling, position: int) -> int:
 
 
 def strongest(
-    warped: Floats,
-    floor: Floor,
-    seed: int,
-    position: int,
-    tokens: NDArray[np.int64] | None = None,
+    warped: Floats, floor: Floor, seed: int, position: int, tokens: NDArray[np.int64] | None = None
 ) -> tuple[int, Floor]:
     """The index of the largest sum of warped logit and noise, and the sum.
 
@@ -265,7 +257,6 @@ class Part(NamedTuple):
         return (int(self.tokens[place]), score) if place >= 0 else None
 
     def reference(self, sampling: Sampling, position: int) -> tuple[int, float] | None:
-        """The same in Python."""
         temperature = np.float32(sampling.temperature)
         warped, rest = self.logits / temperature, np.float32(self.rest) / temperature
         counted = 0 < sampling.top_k < warped.size

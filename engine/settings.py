@@ -15,17 +15,10 @@ MOST_TOKENS = 32_768
 """The most tokens that an answer may be allowed to have."""
 
 
-def setting(
-    default: float | int,
-    low: float,
-    high: float,
-    step: float,
-    label: str,
-    help: str,
-) -> Any:
-    """A numeric dataclass field with its range, label and description."""
-    metadata = {"low": low, "high": high, "step": step, "label": label, "help": help}
-    return field(default=default, metadata=metadata)
+def setting(default: float, allowed: tuple[float, float, float], label: str, help: str) -> Any:
+    """A number; `allowed` are its least and largest value, and the step of its slider."""
+    names = ("low", "high", "step", "label", "help")
+    return field(default=default, metadata=dict(zip(names, (*allowed, label, help), strict=True)))
 
 
 def shortened(value: object) -> str:
@@ -35,7 +28,6 @@ def shortened(value: object) -> str:
 
 
 def check_range(owner: object, item: Field[Any]) -> None:
-    """Give the field's value its type; raise `SettingError` unless it is a number within range."""
     value, low, high = getattr(owner, item.name), item.metadata["low"], item.metadata["high"]
     wants = int if isinstance(item.default, int) else float
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
@@ -48,8 +40,17 @@ def check_range(owner: object, item: Field[Any]) -> None:
     object.__setattr__(owner, item.name, wants(value))
 
 
+def check_choice(owner: object, item: Field[Any]) -> None:
+    value, choices = getattr(owner, item.name), item.metadata["choices"]
+    if not isinstance(value, str):
+        raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
+    if choices and value not in choices:
+        raise SettingError(
+            f"{item.metadata['label']} cannot be {value!r}. Choose from: {', '.join(choices)}."
+        )
+
+
 def check_texts(owner: object, name: str) -> None:
-    """Make the field a tuple; raise `SettingError` unless it is a list or a tuple of texts."""
     values = getattr(owner, name)
     if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
         raise SettingError(
@@ -65,7 +66,9 @@ class Checked:
 
     def __post_init__(self) -> None:
         for item in fields(self):  # type: ignore[arg-type]
-            if item.metadata:
+            if "choices" in item.metadata:
+                check_choice(self, item)
+            elif item.metadata:
                 check_range(self, item)
 
     removed: ClassVar[tuple[str, ...]] = ()
@@ -93,31 +96,25 @@ class Sampling(Checked):
 
     temperature: float = setting(
         0.7,
-        0.0,
-        2.0,
-        0.05,
+        (0.0, 2.0, 0.05),
         "Temperature",
         "0 always takes the most likely token; higher values vary more.",
     )
-    top_k: int = setting(0, 0, 1000, 1, "Top-k", "Choose among the k most likely tokens; 0: all.")
+    top_k: int = setting(0, (0, 1000, 1), "Top-k", "Choose among the k most likely tokens; 0: all.")
     top_p: float = setting(
         1.0,
-        0.0,
-        1.0,
-        0.01,
+        (0.0, 1.0, 0.01),
         "Top-p",
         "Choose among the most likely tokens that together have this probability.",
     )
     min_p: float = setting(
         0.0,
-        0.0,
-        1.0,
-        0.01,
+        (0.0, 1.0, 0.01),
         "Min-p",
         "Leave out tokens that have less than this share of the top token's probability.",
     )
     seed: int = setting(
-        0, 0, 2**63 - 1, 1, "Seed", "The same seed and settings give the same text."
+        0, (0, 2**63 - 1, 1), "Seed", "The same seed and settings give the same text."
     )
 
 
@@ -170,7 +167,7 @@ class Generation(Checked):
 
     sampling: Sampling = Sampling()
     max_tokens: int = setting(
-        512, 1, MOST_TOKENS, 1, "Max tokens", "The answer has at most this many tokens."
+        512, (1, MOST_TOKENS, 1), "Max tokens", "The answer has at most this many tokens."
     )
     stop: tuple[str, ...] = ()
     thinking: bool | None = None
@@ -202,17 +199,13 @@ class Drafting(Checked):
     tiers: tuple[str, ...] = TIERS
     nodes: int = setting(
         64,
-        0,
-        128,
-        1,
+        (0, 128, 1),
         "Max drafted tokens",
         "The most tokens drafted in one step; 0 turns drafting off.",
     )
     threshold: float = setting(
         0.003,
-        0.0,
-        1.0,
-        0.001,
+        (0.0, 1.0, 0.001),
         "Minimum probability",
         "Tokens less likely than this are not drafted.",
     )
@@ -247,7 +240,6 @@ CACHE_TYPES = ("auto", "f32", "f16", "q8_0", "q4_0")
 
 
 def choice(label: str, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field that is "auto" or another text, one of `choices` if there are any."""
     return field(default="auto", metadata={"label": label, "help": help, "choices": choices})
 
 
@@ -262,18 +254,14 @@ class Runtime(Checked):
     removed = ("tensor_parallel",)
     context_length: int = setting(
         8192,
-        64,
-        1 << 20,
-        64,
+        (64, 1 << 20, 64),
         "Context length",
         "The most tokens that a conversation and its answer may have; the model's own limit also "
         "applies.",
     )
     threads: int = setting(
         0,
-        0,
-        512,
-        1,
+        (0, 512, 1),
         "Threads",
         "Processor threads; 0 uses one per physical core, and a page leaves one to its browser.",
     )
@@ -291,15 +279,13 @@ class Runtime(Checked):
         ("auto", "off", "8", "4"),
     )
     gpu_layers: int = setting(
-        -1, -1, 1000, 1, "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
+        -1, (-1, 1000, 1), "GPU layers", "How many layers run on the GPU, if there is one; -1: all."
     )
     batch_size: int = setting(
-        512, 32, 8192, 32, "Batch size", "How many tokens of a prompt are read at once."
+        512, (32, 8192, 32), "Batch size", "How many tokens of a prompt are read at once."
     )
     flash_attention: str = choice(
-        "Flash attention",
-        "Computes attention with less memory: auto, on or off.",
-        FLASH_ATTENTION,
+        "Flash attention", "Computes attention with less memory: auto, on or off.", FLASH_ATTENTION
     )
     cache_type: str = choice(
         "Cache type",
@@ -311,19 +297,6 @@ class Runtime(Checked):
         "The built-in head, which guesses ahead: auto finds it, off ignores it; or the path of "
         "its file or folder.",
     )
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            choices = item.metadata.get("choices")
-            if choices is None:
-                check_range(self, item)
-            elif not isinstance(value := getattr(self, item.name), str):
-                raise SettingError(f"{item.metadata['label']} cannot be {value!r}. Give a text.")
-            elif choices and value not in choices:
-                raise SettingError(
-                    f"{item.metadata['label']} cannot be {value!r}. Choose from: "
-                    f"{', '.join(choices)}."
-                )
 
 
 BUDGETS = ("adaptive", "fixed")

@@ -15,7 +15,7 @@ cleared, so that nobody can undo the stop of other work.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -41,9 +41,10 @@ class End:
 class Stream(Generic[T]):
     """Items of type T, in the order in which they were put, and then the end or an error."""
 
-    def __init__(self, pace: float = PACE) -> None:
+    def __init__(self, pace: float = PACE, on_stop: Callable[[], object] = lambda: None) -> None:
+        """`on_stop` is called once if the stream is stopped before the producer has ended."""
         self.stopped = Event()
-        self._pace = pace
+        self._pace, self._on_stop = pace, on_stop
         self._queue: SimpleQueue[Sequence[T] | End] = SimpleQueue()
         self._taken: deque[T] = deque()
         """Items that were taken out of the queue and not yet returned to the consumer."""
@@ -69,6 +70,8 @@ class Stream(Generic[T]):
         """End the stream. The consumer gets the items before this, and then raises `error`."""
         self._queue.put(End(error))
         self._ended.set()
+        # What it refers to may hold this stream, and would stay until the next garbage collection.
+        self._on_stop = lambda: None
 
     # called by the consumer
 
@@ -120,7 +123,9 @@ class Stream(Generic[T]):
 
     def stop(self) -> None:
         """Ask the producer to finish."""
-        self.stopped.set()
+        if not self.stopped.is_set():
+            self.stopped.set()
+            self._on_stop()
 
     def close(self) -> None:
         """Stop, drop the items in the queue, and end the consumer's iteration."""

@@ -5,6 +5,7 @@ encode it, and neither SQLite nor a tokenizer accepts it.
 """
 
 import json
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 from unicodedata import combining, normalize
@@ -34,6 +35,19 @@ def read_json(content: str | bytes, **options: Any) -> Any:
     return well_formed(found) if "\\ud" in content or "\\uD" in content else found
 
 
+def unsure(text: str, marks: Iterable[str]) -> int:
+    """How many characters at the end of a text may belong to a mark or to the white space before
+    it."""
+    begun = max((overlap(text, mark) for mark in marks), default=0)
+    return len(text) - len(text[: len(text) - begun].rstrip())
+
+
+def overlap(text: str, mark: str) -> int:
+    """The length of the longest beginning of `mark` that `text` ends with, short of all of it."""
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
+
+
 def folded(text: str) -> str:
     """A text as it is compared: without the difference between small and capital letters, between
     composed and decomposed characters, and between forms such as full-width letters."""
@@ -50,26 +64,25 @@ def apart(text: str) -> str:
     return normalize("NFKD", folded(text))
 
 
-def _is_mark(character: str) -> bool:
-    """Whether a character is a mark of the one before it, or folds to one, as half-width marks
-    do."""
-    return bool(combining(normalize("NFKD", character)[0]))
-
-
 def find_folded(words: str, text: str) -> tuple[int, int] | None:
     """Where a text first holds the words, compared as `folded`: the start and the end, so that no
     letter is parted from its marks."""
-    wanted = apart(words)
-    if (start := apart(text).find(wanted)) < 0:
+
+    def is_mark(character: str) -> bool:
+        # Half-width marks fold to marks.
+        return bool(combining(normalize("NFKD", character)[0]))
+
+    searched = apart(words)
+    if (start := apart(text).find(searched)) < 0:
         return None
-    end, at, begin = start + len(wanted), 0, 0
+    end, at, begin = start + len(searched), 0, 0
     for line in text.splitlines(keepends=True):
         if at + (length := len(apart(line))) > start:
             break
         at, begin = at + length, begin + len(line)
     first = begin
     while at < end and begin < len(text):
-        last = next(n for n in count(begin + 1) if n == len(text) or not _is_mark(text[n]))
+        last = next(n for n in count(begin + 1) if n == len(text) or not is_mark(text[n]))
         first = begin if at <= start else first
         at, begin = at + len(apart(text[begin:last])), last
     return first, begin

@@ -12,6 +12,8 @@ them. It also tells where the thinking is, in characters of the whole text.
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, NamedTuple
 
+from engine.text import unsure
+
 
 class Marks(NamedTuple):
     """What a family of models writes around its thinking.
@@ -102,7 +104,6 @@ class Splitter:
 
     @property
     def thinks(self) -> bool:
-        """Whether the next text belongs to the thinking."""
         return self.state == "thinks" or self.begun and self.state == "begins"
 
     def push(self, text: str) -> Parted:
@@ -116,7 +117,8 @@ class Splitter:
         if self.state == "thought":
             self.skip(len(self.held) - len(self.held.lstrip()))
             if self.held:
-                self.answers()
+                assert self.thought is not None
+                self.state, self.thought = "answers", self.thought._replace(answer=self.at)
         return Parted(reasoning, self.taken(len(self.held)) if self.state == "answers" else "")
 
     def end(self) -> Parted:
@@ -152,22 +154,9 @@ class Splitter:
             self.skip(len(mark))
             self.state = "thought"
         else:
-            thought = self.taken(len(self.held) - self.unsure())
+            thought = self.taken(len(self.held) - unsure(self.held, self.ends))
         self.empty = self.empty and self.at == begin
         return thought
-
-    def answers(self) -> None:
-        self.state = "answers"
-        assert self.thought is not None
-        self.thought = self.thought._replace(answer=self.at)
-
-    def unsure(self) -> int:
-        """How many characters at the end may belong to a mark or to the white space before it."""
-        text, ends = self.held, self.ends
-        longest = min(max(map(len, ends)), len(text))
-        begun = (n for n in range(longest, 0, -1) if any(end.startswith(text[-n:]) for end in ends))
-        certain = text[: len(text) - next(begun, 0)].rstrip()
-        return len(text) - len(certain)
 
     def taken(self, length: int) -> str:
         text = self.held[max(0, self.known - self.at) : length]

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.text import read_json
+from engine.text import read_json, unsure
 from engine.types import Tool, ToolCall
 
 Named = tuple[str, Any]
@@ -53,7 +53,6 @@ LLAMA = '"parameters": dictionary of argument name'
 
 
 def form_of(template: str) -> CallForm | None:
-    """The form that a chat template names, None if there is none."""
     if LLAMA in template:
         return FORMS[-1]
     return next((each for each in FORMS if each.begins[0] in template), None)
@@ -192,8 +191,10 @@ class CallSplitter:
             found = self.begin.search(self.held)
             before = len(self.held[: found.start()].rstrip()) if found else 0
             if found is None or self.form.opens and (before or self.said):
-                certain = len(self.held) - (0 if over else self.unsure())
-                shown += self.certain(certain)
+                never = over or self.form.opens and self.said
+                shown += self.certain(
+                    len(self.held) - (0 if never else unsure(self.held, self.form.begins))
+                )
                 break
             read, end = self.read(found.start(), over)
             if read:
@@ -228,7 +229,6 @@ class CallSplitter:
         return (self.calls(self.held[start:]) if over else []), end
 
     def calls(self, text: str) -> list[ToolCall]:
-        """The calls in a text, [] if one of them cannot be read."""
         try:
             found = list(READERS[self.form.name](text, self.tools))
             if not all(name in self.tools and isinstance(given, dict) for name, given in found):
@@ -237,13 +237,3 @@ class CallSplitter:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return []
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
-
-    def unsure(self) -> int:
-        """How many characters at the end may belong to a mark or to the white space before it."""
-        text, begins = self.held, self.form.begins
-        if self.form.opens and self.said:
-            return 0
-        longest = min(max(map(len, begins)), len(text))
-        begun = (n for n in range(longest, 0, -1) if any(b.startswith(text[-n:]) for b in begins))
-        certain = text[: len(text) - next(begun, 0)].rstrip()
-        return len(text) - len(certain)

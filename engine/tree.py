@@ -75,12 +75,15 @@ class Tree:
             row = self.parents[row]
         return tuple(reversed(path))
 
-    def attach(self, row: int, other: "Tree") -> None:
-        """Add another tree, whose root is the token of `row`, below that row."""
-        rows = [row]
+    def attach(self, row: int, other: "Tree", excluded: Container[int] = ()) -> None:
+        """Add the nodes of another tree below a row, without the excluded ones and all below
+        these."""
+        rows = {0: row}
         for at in range(1, len(other.tokens)):
-            parent, token = rows[other.parents[at]], other.tokens[at]
-            rows.append(self.add(parent, token, other.sources[at], other.match_lengths[at]))
+            parent, token = rows.get(other.parents[at]), other.tokens[at]
+            if parent is None or at in excluded:
+                continue
+            rows[at] = self.add(parent, token, other.sources[at], other.match_lengths[at])
             if at in other.distributions:
                 self.distributions[rows[at]] = other.distributions[at]
 
@@ -105,16 +108,8 @@ class Tree:
         return self.without(excluded)
 
     def without(self, excluded: Container[int]) -> "Tree":
-        """The tree without some rows and all that follow them."""
-        kept, rows = Tree(self.tokens[0]), {0: 0}
-        for row in range(1, len(self.tokens)):
-            parent = rows.get(self.parents[row])
-            if parent is None or row in excluded:
-                continue
-            source, length = self.sources[row], self.match_lengths[row]
-            rows[row] = kept.add(parent, self.tokens[row], source, length)
-            if row in self.distributions:
-                kept.distributions[rows[row]] = self.distributions[row]
+        kept = Tree(self.tokens[0])
+        kept.attach(0, self, excluded)
         return kept
 
     def walk(self, choose: Callable[[int], int], row: int = 0) -> tuple[list[int], list[int]]:

@@ -202,7 +202,6 @@ class Followers:
         self.order: list[tuple[int, float]] | None = None
 
     def ranked(self) -> list[tuple[int, float]]:
-        """The next tokens with their counts, most frequent first."""
         if self.order is None:
             self.order = sorted(self.counts.items(), key=lambda pair: -pair[1])
         return self.order
@@ -380,7 +379,6 @@ class Run:
 
     @property
     def finish(self) -> Finish | None:
-        """Why the run ended; None if it was interrupted."""
         return self.steps[-1].finish if self.steps else None
 
     @property

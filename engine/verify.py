@@ -76,7 +76,6 @@ class Rejection:
         return walk
 
     def distribution(self, scores: Scores, row: int) -> Floats:
-        """The distribution after `row` over the tokens that may be drawn."""
         distribution = scores.distribution(row)
         if distribution.size <= self.vocabulary:
             return distribution
@@ -100,7 +99,6 @@ class Rejection:
         return bool(self.random.random() * proposed < target)
 
     def draw(self, distribution: Floats) -> int:
-        """A token of that distribution, which need not add up to 1."""
         mass = np.cumsum(distribution, dtype=np.float64)
         at = int(np.searchsorted(mass, self.random.random() * mass[-1], side="right"))
         return min(at, int(np.flatnonzero(distribution)[-1]))

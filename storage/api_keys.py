@@ -77,14 +77,12 @@ class ApiKeys:
         return key, secret
 
     def list(self) -> list[ApiKey]:
-        """All keys, in the order in which they were made."""
         rows = self._db.execute_read(
             "SELECT id, name, created, used FROM api_keys ORDER BY created, rowid"
         )
         return [_key(*row) for row in rows]
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key with this secret; None if no key has it."""
         expected, found = digest(secret), None
         rows = self._db.execute_read("SELECT id, name, created, used, digest FROM api_keys")
         for *columns, stored in rows:
@@ -133,6 +131,5 @@ def digest(secret: str) -> bytes:
 
 
 def _key(key_id: Any, name: Any, created: Any, used: Any) -> ApiKey:
-    """A key from its row, whatever a damaged file says."""
     last = float(used) if isinstance(used, int | float) else None
     return ApiKey(str(key_id), str(name), as_seconds(created), last)

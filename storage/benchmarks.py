@@ -49,7 +49,6 @@ class Benchmark:
 
     @property
     def label(self) -> str:
-        """The name of the model, with the type of its weights if that is known."""
         weights = self.plan.get("weights")
         return f"{self.model} ({weights})" if isinstance(weights, str) and weights else self.model
 
@@ -146,7 +145,6 @@ class Benchmarks:
         return found
 
     def get(self, benchmark: str) -> Benchmark:
-        """One benchmark. Raises `StorageError` if this owner has no benchmark with that id."""
         rows = self._db.execute_read(
             f"SELECT {COLUMNS} WHERE benchmarks.id = ? AND owner = ?", [benchmark, self._owner]
         )

@@ -15,9 +15,10 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import sqlite_utils
+from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import StorageError
 from engine.text import find_folded, folded, well_formed
@@ -27,8 +28,8 @@ from storage.database import Database, as_seconds, as_text, from_json, to_json
 from storage.exported import MAX_TITLE, Export
 from storage.imports import MAX_FOLDER, ROLES
 
-PIECE_TYPES = tuple((str, str, int, int, int, number) for number in (float, int))
 LARGEST = 2**31
+Small = Annotated[int, Field(ge=0, le=LARGEST)]
 BRANCH = " (branch)"
 COLUMNS = "id, title, system_prompt, settings, created, updated, pinned, folder"
 MESSAGE = "id, conversation, position, role, content, run, created, pieces, parent, chosen"
@@ -45,15 +46,18 @@ class Piece(NamedTuple):
 
     text: str
     source: str
-    match_length: int
-    step: int
-    position: int
-    probability: float
+    match_length: Small
+    step: Small
+    position: Small
+    probability: Annotated[float, Field(ge=0, le=1)]
 
     @classmethod
     def of(cls, token: Token, step: int) -> Self:
         source, probability = token.source or TARGET, round(token.probability, 4)
         return cls(token.text, source, token.match_length, step, token.position, probability)
+
+
+PIECES = TypeAdapter(tuple[Piece, ...])
 
 
 class Hit(NamedTuple):
@@ -134,7 +138,6 @@ class Tree:
         return id in self.parents
 
     def path(self) -> list[str]:
-        """The path that is shown, from the first message to the last."""
         found: list[str] = []
         here: str | None = None
         while versions := self.below.get(here):
@@ -144,7 +147,6 @@ class Tree:
         return found
 
     def above(self, id: str) -> list[str]:
-        """The messages from the first one to this one, itself included."""
         found: list[str] = []
         here: str | None = id
         while here is not None:
@@ -153,7 +155,6 @@ class Tree:
         return found[::-1]
 
     def under(self, id: str) -> list[str]:
-        """A message and all messages below it, in all versions."""
         found, left = list[str](), [id]
         while left:
             here = left.pop()
@@ -162,7 +163,6 @@ class Tree:
         return found
 
     def versions(self, id: str) -> tuple[str, ...]:
-        """All versions of a message, in the order in which they were made."""
         return tuple(self.below[self.parents[id]])
 
 
@@ -177,8 +177,6 @@ class Conversations:
         self._owner = db.key("owners", owner)
 
     def create(self, title: str = "New conversation") -> Conversation:
-        """A new, empty conversation. Raises `StorageError` if the owner has the largest allowed
-        number."""
         if self.room() <= 0:
             raise StorageError(
                 f"You have {self.MOST:,} conversations, the most. Delete some first."
@@ -189,7 +187,6 @@ class Conversations:
             return self.get(id)
 
     def room(self) -> int:
-        """How many more conversations this owner may create."""
         return self.MOST - self.count()
 
     def count(self) -> int:
@@ -238,7 +235,6 @@ class Conversations:
             return [_conversation(row, self._hit(row[0], row[-1], words)) for row in rows]
 
     def _hit(self, id: str, position: int | None, words: str) -> Hit | None:
-        """The words in the message at a position, with the text around them."""
         rows = self._db.execute_read(
             "SELECT id, content FROM messages WHERE conversation = ? AND position = ?",
             [id, position],
@@ -254,7 +250,6 @@ class Conversations:
         return None
 
     def folders(self) -> Sequence[str]:
-        """The names of all folders, in alphabetical order."""
         query = "SELECT DISTINCT folder FROM conversations WHERE owner = ? AND folder != ''"
         rows = self._db.execute_read(query, [self._owner])
         return sorted((as_text(row[0]) for row in rows), key=folded)
@@ -280,11 +275,9 @@ class Conversations:
         self._update(id, "title", _title(title))
 
     def set_system_prompt(self, id: str, system_prompt: str) -> None:
-        """Give a conversation another system prompt; empty for none."""
         self._update(id, "system_prompt", well_formed(system_prompt))
 
     def set_settings(self, id: str, settings: Mapping[str, Any]) -> None:
-        """Replace a conversation's settings, a JSON value."""
         self._update(id, "settings", to_json(dict(settings)))
 
     def delete(self, id: str) -> str:
@@ -311,7 +304,6 @@ class Conversations:
         return id
 
     def revision(self, id: str) -> int:
-        """A number that grows with every change of a conversation."""
         return int(self._row("revision", id)[0])
 
     def mark_changed(self, id: str) -> None:
@@ -332,13 +324,11 @@ class Conversations:
             return self._read(tree, path, pieces)
 
     def last(self, id: str) -> str | None:
-        """The id of the last message on the shown path."""
         self.get(id)
         path = self._tree(id).path()
         return path[-1] if path else None
 
     def has(self, id: str, message_id: str) -> bool:
-        """Whether a message is in a conversation, shown or not."""
         query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
         self.get(id)
         return bool(self._db.execute_read(query, [message_id, id]))
@@ -405,21 +395,9 @@ class Conversations:
             if version_of is not None:
                 parent = tree.parents[version_of]
             message_id = secrets.token_urlsafe(12)
-            handle.execute(
-                INSERT_MESSAGE,
-                [
-                    message_id,
-                    id,
-                    revision,
-                    role,
-                    well_formed(content),
-                    run_id,
-                    time.time(),
-                    _pieces_json(pieces),
-                    parent,
-                    revision if shown else 0,
-                ],
-            )
+            row = [message_id, id, revision, role, well_formed(content), run_id, time.time()]
+            row += [_pieces_json(pieces), parent, revision if shown else 0]
+            handle.execute(INSERT_MESSAGE, row)
             return self._read(self._tree(id), [message_id], True)[0]
 
     def copy_as_version(self, id: str, message_id: str, version_of: str) -> None:
@@ -429,17 +407,12 @@ class Conversations:
             revision, tree = self._touch(handle, id), self._tree(id, message_id)
             if version_of not in tree:
                 raise _no_message(version_of)
+            row = [secrets.token_urlsafe(12), revision, tree.parents[version_of], revision]
             handle.execute(
                 f"INSERT INTO messages ({MESSAGE}) "
                 "SELECT ?, conversation, ?, role, content, run, created, pieces, ?, ? "
                 "FROM messages WHERE id = ?",
-                [
-                    secrets.token_urlsafe(12),
-                    revision,
-                    tree.parents[version_of],
-                    revision,
-                    message_id,
-                ],
+                [*row, message_id],
             )
 
     def extend(self, message_id: str, text: str) -> None:
@@ -554,7 +527,6 @@ class Conversations:
         return tree
 
     def _read(self, tree: Tree, ids: Sequence[str], pieces: bool) -> Sequence[StoredMessage]:
-        """These messages of a tree, in this order."""
         id_list = to_json(list(ids))
         rows = self._db.execute_read(
             "SELECT id, conversation, position, role, content, run, created, "
@@ -614,10 +586,10 @@ def _conversation(row: tuple[Any, ...], hit: Hit | None = None) -> Conversation:
         settings if usable else {},
         as_seconds(created),
         as_seconds(updated),
-        not usable,
-        pinned not in (0, None),
-        as_text(folder)[:MAX_FOLDER],
-        hit,
+        damaged=not usable,
+        pinned=pinned not in (0, None),
+        folder=as_text(folder)[:MAX_FOLDER],
+        hit=hit,
     )
 
 
@@ -644,20 +616,11 @@ def _beginning(text: str) -> str:
 def _message(
     row: tuple[Any, ...], emitted: Mapping[str, list[tuple[int, object]]], tree: Tree
 ) -> StoredMessage:
-    id, conversation, position, role, content, run_id, created, pieces = row
+    id, conversation, position, role, content, run_id, created, stored = row
     text = as_text(content)
-    return StoredMessage(
-        id,
-        conversation,
-        position,
-        role,
-        text,
-        run_id,
-        as_seconds(created),
-        _pieces(text, pieces, emitted.get(run_id)),
-        tree.parents[id],
-        tree.versions(id),
-    )
+    pieces = _pieces(text, stored, emitted.get(run_id))
+    own = id, conversation, position, role, text, run_id, as_seconds(created), pieces
+    return StoredMessage(*own, tree.parents[id], tree.versions(id))
 
 
 def _pieces(
@@ -665,7 +628,7 @@ def _pieces(
 ) -> tuple[Piece, ...] | None:
     """The pieces of a message: its own, then those of its run if together they make up its text. A
     message has its own pieces if it was imported, or if its text differs from that of its run."""
-    own = None if stored is None else _stored_pieces(stored)
+    own = None if stored is None else _checked_pieces(from_json(stored))
     tail = None if emitted is None else _emitted_pieces(emitted)
     if stored is None or own is None or tail is None:
         return tail if stored is None else own
@@ -679,28 +642,21 @@ def text_of(pieces: Iterable[Piece]) -> str:
 def _emitted_pieces(emitted: list[tuple[int, object]]) -> tuple[Piece, ...] | None:
     """The pieces of an answer from the tokens of its run's steps; None if they are damaged."""
     try:
-        found = [
-            Piece(text, source or TARGET, length, index, position, round(probability, 4))
+        rows = tuple(
+            (text, source or TARGET, length, index, position, round(probability, 4))
             for index, (_, position, source, length, text, probability) in steps.parsed(emitted)
-        ]
+        )
     except (OverflowError, TypeError, ValueError):
         return None
-    return tuple(found) if all(_is_piece([*piece]) for piece in found) else None
+    return _checked_pieces(rows)
 
 
-def _stored_pieces(text: object) -> tuple[Piece, ...] | None:
-    rows = None if text is None else from_json(text)
-    if not isinstance(rows, list) or not all(map(_is_piece, rows)):
+def _checked_pieces(rows: object) -> tuple[Piece, ...] | None:
+    """The pieces of these rows; None if one of them is damaged."""
+    try:
+        return PIECES.validate_python(tuple(rows) if isinstance(rows, list) else rows, strict=True)
+    except ValidationError:
         return None
-    return tuple(Piece(*row) for row in rows)
-
-
-def _is_piece(row: Any) -> bool:
-    if not isinstance(row, list) or tuple(map(type, row)) not in PIECE_TYPES:
-        return False
-    length, step, position, probability = row[2:]
-    whole = 0 <= length <= LARGEST and 0 <= step <= LARGEST and 0 <= position <= LARGEST
-    return bool(whole and 0 <= probability <= 1)
 
 
 def _missing(id: str) -> StorageError:

@@ -79,7 +79,6 @@ def path_bytes(path: str) -> bytes:
 
 
 def path_text(stored: bytes) -> str:
-    """The path that `path_bytes` stored."""
     return stored.decode("utf-8", "surrogateescape")
 
 
@@ -89,7 +88,6 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(blob: bytes) -> tuple[int, ...]:
-    """The token ids of a blob that `pack_tokens` made."""
     return struct.unpack(f"<{len(blob) // 4}I", blob)
 
 
@@ -97,7 +95,6 @@ def unpack_tokens(blob: bytes) -> tuple[int, ...]:
 
 
 def to_json(value: object) -> str:
-    """A value as JSON, with well-formed texts."""
     return str(well_formed(json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
 
 
@@ -313,12 +310,10 @@ class Database:
         return number
 
     def find(self, table: Literal["owners", "fingerprints"], name: str) -> int | None:
-        """The id of an owner or a fingerprint; None if it has none, and so no rows, yet."""
         found = self.execute_read(f"SELECT id FROM {table} WHERE name = ?", [name])
         return int(found[0][0]) if found else None
 
     def wipes(self, owner: str) -> int:
-        """How often the past answers of an owner were wiped."""
         found = self.execute_read("SELECT wipes FROM owners WHERE name = ?", [owner])
         return found[0][0] if found and isinstance(found[0][0], int) else 0
 
@@ -335,7 +330,6 @@ class Database:
                 self._turn.close()
 
     def _handle(self) -> sqlite_utils.Database:
-        """This thread's connection, opened at first use."""
         handle: sqlite_utils.Database | None = getattr(self._local, "handle", None)
         if handle is None or self._closed:
             handle = self._local.handle = self._connect()
@@ -420,8 +414,6 @@ class Database:
         return None if verdict == "ok" else verdict
 
     def _put_aside(self, path: Path, damage: str) -> None:
-        """Rename the file together with its log, which may hold its last commits; nothing is
-        deleted."""
         self._disconnect()
         aside = f"{path}.corrupt-{datetime.now():%Y%m%d-%H%M%S-%f}"
         try:
@@ -532,7 +524,6 @@ class Writes:
         return True
 
     def write_waiting(self) -> None:
-        """Store the waiting writes and tell their owners, until no write waits."""
         while True:
             for owner in self.store_waiting():
                 self.tell(owner, STORED)

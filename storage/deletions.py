@@ -105,7 +105,6 @@ def restore(db: Database, owner: int, token: str) -> str:
 
 
 def oldest(db: Database) -> float | None:
-    """The time of the oldest deletion that can be undone."""
     (found,) = db.execute_read("SELECT min(created) FROM deletions")[0]
     return None if found is None else float(found)
 

@@ -130,7 +130,6 @@ def documents(
 
 
 def batches(found: Iterable[Document], characters: int) -> Iterator[list[Document]]:
-    """Documents in groups of about so many characters."""
     batch, size = list[Document](), 0
     for each in found:
         batch.append(each)
@@ -177,7 +176,6 @@ def unpacked_zst(raw: IO[bytes]) -> Any:
 
 
 def in_archive(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[Document]:
-    """The documents of all files of an archive whose kind is known."""
     with zipfile.ZipFile(raw) as archive:
         known = [
             info
@@ -199,7 +197,6 @@ def in_archive(path: Path, raw: IO[bytes], reading: Reading) -> Iterator[Documen
 
 
 def in_stream(name: str, kind: str, opened: IO[bytes], reading: Reading) -> Iterator[Document]:
-    """The documents of a file of that kind; a file of an unknown kind is read as text."""
     limited = io.BufferedReader(Limited(opened, reading.most_bytes))
     lines = io.TextIOWrapper(limited, encoding="utf-8-sig", newline="" if kind in TABLES else None)
     readers = {".jsonl": json_lines, ".ndjson": json_lines, ".json": json_file}
@@ -283,7 +280,6 @@ def quoted(path: Path) -> str:
 
 
 def text(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """One document per file, or several if the file is long."""
     kept = ""
     while piece := lines.read(PIECE):
         kept += piece
@@ -328,7 +324,6 @@ def json_file(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Docume
 
 
 def table(name: str, lines: io.TextIOWrapper, field: str) -> Iterator[Document]:
-    """A document per row: its column of texts, or all of it."""
     csv.field_size_limit(LONGEST)
     names = [field.lower()] if field else FIELDS[1:]
     first = lines.readline(LONGEST)
@@ -408,7 +403,6 @@ def text_of(content: Any) -> str:
 
 
 def text_of_part(part: Any) -> str:
-    """The text of a part of a content; "" for a picture or a file."""
     if isinstance(part, str):
         return part
     text = part.get("text") if "type" in part else part["text"]

@@ -2,14 +2,13 @@
 in engine/drafting/databases.py.
 
 An error here never fails an answer: unreadable data counts as missing, a write that has to wait is
-done later (`Writes` in storage/database.py), and other errors go to `report(owner, notice)`. The
-service writes the same tables when the user wipes, imports or prunes them. Both check within their
-transactions: what was learned from an answer is not stored if its owner's past was wiped since it
-was read, and neither is the log of a conversation that was deleted in the meantime.
+done later (`Writes` in storage/database.py), and other errors go to `report(owner, notice)`. What
+was learned from an answer is not stored if its owner's past was wiped since it was read, and
+neither is the log of a conversation that was deleted in the meantime.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import isfinite
+from math import inf
 from typing import Any
 
 from engine.types import CalibrationRow, Costs, Past, Taught, holds
@@ -82,7 +81,6 @@ class ContextStore:
             )
 
     def size(self, conversation_id: str, fingerprint: str) -> int:
-        """The number of tokens `load` would give."""
         key = self._key(conversation_id, fingerprint)
         (first,) = self._db.execute_read(
             "SELECT coalesce(min(start), 0) FROM contexts WHERE conversation = ? "
@@ -92,17 +90,14 @@ class ContextStore:
         return min(self.CAP, self._end(key) - int(first))
 
     def clear(self, conversation_id: str) -> None:
-        """Forget the conversation's logs, of every tokenizer."""
         self._conversations.get(conversation_id)
         self._db.execute_write("DELETE FROM contexts WHERE conversation = ?", [conversation_id])
 
     def _key(self, conversation_id: str, fingerprint: str) -> tuple[str, int]:
-        """The log's key, after making sure that the conversation is this owner's."""
         self._conversations.get(conversation_id)
         return conversation_id, self._db.key("fingerprints", fingerprint)
 
     def _end(self, key: tuple[str, int]) -> int:
-        """The position of the next token: how many were ever appended."""
         rows = self._db.execute_read(
             "SELECT start + length(tokens) / 4 FROM contexts WHERE conversation = ? "
             "AND fingerprint = ? ORDER BY start DESC LIMIT 1",
@@ -177,7 +172,6 @@ class CalibrationStore:
         self._key = (db.key("owners", owner), db.key("fingerprints", fingerprint))
 
     def load(self) -> list[CalibrationRow]:
-        """All usable rows, in no useful order."""
         rows = self._db.execute_read(
             "SELECT tier, match_length, strength, reached, trusted FROM calibrations "
             "WHERE owner = ? AND fingerprint = ?",
@@ -186,7 +180,6 @@ class CalibrationStore:
         return [CalibrationRow(*row) for row in rows if _usable(*row)]
 
     def save(self, rows: Iterable[CalibrationRow]) -> None:
-        """Store these rows, replacing the previous ones, in one transaction."""
         with self._db.write() as handle:
             handle.execute(
                 "DELETE FROM calibrations WHERE owner = ? AND fingerprint = ?", self._key
@@ -199,13 +192,13 @@ class CalibrationStore:
             )
 
 
-def _usable(tier: Any, match_length: Any, strength: Any, reached: Any, trusted: Any) -> bool:
+def _usable(tier: Any, *numbers: Any) -> bool:
     """Whether the values are what `save` writes; SQLite itself takes any type in any column."""
-    if not isinstance(tier, str) or not all(isinstance(n, int) for n in (match_length, strength)):
-        return False
-    if not all(isinstance(n, int | float) and isfinite(n) for n in (reached, trusted)):
-        return False
-    return bool(min(match_length, strength, reached, trusted) >= 0)
+    kinds = [int, int, int | float, int | float]
+    return isinstance(tier, str) and all(
+        isinstance(number, kind) and 0 <= number < inf
+        for number, kind in zip(numbers, kinds, strict=True)
+    )
 
 
 class DraftingStore:
@@ -218,7 +211,6 @@ class DraftingStore:
 
     @property
     def locked(self) -> str:
-        """Why writes wait, "" if none does."""
         return self.writes.locked
 
     @property
@@ -226,8 +218,6 @@ class DraftingStore:
         return ContextStore.CAP
 
     def past(self, owner: str, fingerprint: str) -> Past:
-        """The past answers of a model to an owner, read as one snapshot."""
-
         def read() -> Past:
             with self.database.read():
                 wipes = self.database.wipes(owner)
@@ -244,12 +234,9 @@ class DraftingStore:
         return tried(owner, read) or Past((), None, UNREAD)
 
     def texts(self, owner: str, tokenizer: str) -> Iterable[tuple[str, Sequence[int]]]:
-        """The owner's texts, to copy from."""
         return self.writes.tried(owner, TextStore(self.database, owner, tokenizer).load) or ()
 
     def log(self, owner: str, conversation: str, tokenizer: str) -> Sequence[int]:
-        """The newest tokens of a conversation, oldest first."""
-
         def read() -> Sequence[int]:
             store = ContextStore(self.database, owner)
             return store.load(conversation, tokenizer) if store.has(conversation) else ()
@@ -257,23 +244,16 @@ class DraftingStore:
         return self.writes.tried(owner, read) or ()
 
     def costs(self, key: tuple[str, str, str, str, int]) -> Costs | None:
-        """The costs of a model's forwards on this machine; `key` is `BackendInfo.costs_key`."""
         return CostStore(self.database, *key).load()
 
     def learn(self, taught: Taught) -> bool:
         """Store what was learned from an answer, at once or later. Returns whether copies of the
         past are out of date, because it was wiped or pruned."""
-        outdated = False
-
-        def write() -> None:
-            nonlocal outdated
-            outdated = self.write(taught)
-
-        self.writes.do(taught.owner, write)
-        return outdated
+        outdated: list[bool] = []
+        self.writes.do(taught.owner, lambda: outdated.append(self.write(taught)))
+        return any(outdated)
 
     def write(self, taught: Taught) -> bool:
-        """Do the work of `learn` now, in one transaction. Raises StorageError."""
         owner, fingerprint = taught.owner, taught.fingerprint
         over = taught.size > MODEL_GRAMS * SLACK
         with self.database.write():

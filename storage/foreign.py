@@ -128,7 +128,6 @@ class Turn:
                 self.add_part(part)
 
     def add_text(self, text: str) -> None:
-        """A bare text continues the bare text before it."""
         if self.continues:
             self.texts[-1] += text
         elif text.strip():
@@ -159,7 +158,6 @@ class Turn:
             self.left[what] += len(value) if isinstance(value, list) else 1
 
     def finish(self) -> None:
-        """Remove the markup of other programs from an answer."""
         if self.role == "assistant":
             self.texts = [self.cleaned(text) for text in self.texts]
 
@@ -207,7 +205,6 @@ class Turn:
         return text if found == text else found.strip()
 
     def cited(self, mark: str) -> str:
-        """The replacement of a citation: its link, the name of what it describes, or nothing."""
         if (link := self.links.get(mark.strip())) is not None:
             return f"{mark[: len(mark) - len(mark.lstrip())]}{link}"
         kind, _, rest = mark.strip(" \ue200\ue201").partition("\ue202")
@@ -223,7 +220,6 @@ class Turn:
         return ""
 
     def block(self, text: str, opened: re.Match[str], ends: "Ends") -> tuple[int, str]:
-        """The end of a block of markup, and its replacement."""
         tag, begin = opened[0].strip(), opened.end()
         if tag == "<details":
             if (close := ends.find(">", begin)) < 0:
@@ -265,12 +261,10 @@ class Ends:
         return found
 
     def fence(self, fence: str, start: int) -> int:
-        """The end of a block of code, or of the text."""
         closed = re.compile(rf"(?m)^ {{0,3}}{fence}[`~]*[ \t]*$").search(self.text, start)
         return closed.end() if closed else len(self.text)
 
     def tick(self, ticks: str, start: int) -> int:
-        """The end of code within a line; that of the backticks if they open none."""
         line = self.text.find("\n", start)
         line = len(self.text) if line < 0 else line
         if (ticks, line) in self.missing:
@@ -321,7 +315,6 @@ def unquoted(block: str) -> str:
 
 
 def role_of(item: Mapping[str, Any], name: str) -> str:
-    """The role of a message, in any known spelling. Raises StorageError."""
     given = item.get("role", item.get("from"))
     role = given.lower() if isinstance(given, str) else ""
     if role not in ROLES and role not in TOOLS:
@@ -368,7 +361,6 @@ LISTS = ("messages", "conversations", "conversation", "items")
 
 
 def reader_of(entry: Mapping[str, Any]) -> Callable[[Any], Export] | None:
-    """The reader for a conversation of another program; None if its format is unknown."""
     if "mapping" in entry:
         return read_chatgpt
     if "conv" in entry:
@@ -379,7 +371,6 @@ def reader_of(entry: Mapping[str, Any]) -> Callable[[Any], Export] | None:
 
 
 def is_plain(data: object) -> bool:
-    """Whether the value is a list of messages, which is one conversation."""
     return isinstance(data, list) and any(
         bool(data) and inside(data[0], name) is not None for name in ("role", "from")
     )
@@ -408,7 +399,6 @@ def read_chatgpt(entry: dict[str, Any]) -> Export:
 
 
 def _chatgpt_turn(node: dict[str, Any]) -> Timed | None:
-    """A message; None for the root and for empty system messages."""
     message = node.get("message")
     if message is None:
         return None
@@ -510,7 +500,6 @@ def _complete(turn: Turn, written: Turn) -> None:
 
 
 def _attach(turn: Turn, file: object, text: object) -> None:
-    """Attach the text of a message's file, or count the file as left out."""
     kind, name = inside(file, "type"), inside(file, "name")
     if isinstance(text, str) and text.strip():
         turn.files.append(attached(name if isinstance(name, str) else "file", text))
@@ -533,19 +522,22 @@ def read_llama_cpp(entry: dict[str, Any]) -> Export:
     left = Counter({UNREADABLE: len(items) - len(nodes)})
     node = conv.get("currNode") or next(reversed(nodes), None)
     path = [nodes[id] for id in _branch(nodes, node, "parent", ())]
-    prompts = [item for item in path if item.get("role") == "system" and _own_text(item)]
+    own = [
+        (item, plain_turn({"content": "", **item}, "a message").own)
+        for item in path
+        if item.get("role") == "system"
+    ]
+    prompt, system = next(((item, text) for item, text in own if text), (None, ""))
 
     def read(item: dict[str, Any]) -> Timed | None:
-        return None if prompts and item is prompts[0] else _llama_cpp_turn(item)
+        return None if item is prompt else _llama_cpp_turn(item)
 
     found, more = _tree(nodes, node, "parent", read)
-    system = _own_text(prompts[0]) if prompts else ""
     when = _in_seconds(conv.get("lastModified"))
     return _foreign(conv.get("name"), when, found, left + more, system)
 
 
 def _llama_cpp_turn(item: dict[str, Any]) -> Timed | None:
-    """A message, with attached files; None for the root."""
     if item.get("role") == "system" and not item.get("content"):
         return None
     turn, extra = plain_turn(item, "a message"), item.get("extra")
@@ -554,10 +546,6 @@ def _llama_cpp_turn(item: dict[str, Any]) -> Timed | None:
     for part in _listed(extra):
         _attach(turn, part, inside(part, "content"))
     return turn, moment(_in_seconds(item.get("timestamp")), "the time of a message")
-
-
-def _own_text(item: dict[str, Any]) -> str:
-    return plain_turn({"content": "", **item}, "a message").own
 
 
 def _listed(value: object) -> list[Any]:
@@ -657,7 +645,6 @@ def _in_order(nodes: dict[str, Any], parent: str, known: Container[str]) -> Iter
 
 
 def _branch(nodes: dict[str, Any], node: object, parent: str, known: Container[str]) -> list[str]:
-    """The ids on the way to a node, from the root or from a known node on."""
     path: dict[str, None] = {}
     while isinstance(node, str | int):
         name = str(node)

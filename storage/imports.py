@@ -80,7 +80,6 @@ Time = Annotated[
 
 
 def _storable(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that can be stored, and read back at any depth of the call stack."""
     try:
         size, depth = len(json.dumps(settings, allow_nan=False)), _depth(settings)
     except (TypeError, ValueError, RecursionError) as error:
@@ -129,7 +128,6 @@ class OwnFile(Outside, Generic[M]):
 
 
 def read(data: object) -> Export:
-    """Check an exported conversation of any known shape."""
     found = _reader(data)(data)
     for name, size, limit in (
         ("messages", len(found.messages), MAX_MESSAGES),

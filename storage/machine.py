@@ -6,25 +6,28 @@ Rows are checked when they are read. A damaged row is ignored, and measured or c
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.errors import StorageError
 from engine.types import Costs
-from storage.database import Database, path_bytes, path_text
+from storage.database import Database, from_json, path_bytes, path_text
 
-END_OF_TIME = 2.0**33
-"""A measurement with a later time, in seconds since 1970, is ignored."""
+MOST_NODES = 128
+"""No larger tree is drafted."""
+Nodes = Annotated[int, Field(ge=0, le=MOST_NODES)]
+Forward = Annotated[float, Field(ge=1e-7, le=1e6)]
+Cost = Annotated[float, Field(ge=0, le=1e6)]
+Time = Annotated[float, Field(ge=0, lt=2**33)]
+BELIEVABLE = TypeAdapter(tuple[dict[Nodes, Forward], Cost, Cost, Time, Cost, Cost])
+"""Costs as they may be: other ones are measured again."""
 MOST_BYTES = 4 * 2**20
 """Longer JSON values are neither stored nor read."""
 
 
 class CostStore:
     """The cost curve of one model on one device, with one number format and number of threads."""
-
-    MOST_NODES = 128
-    SHORTEST, LONGEST = 1e-7, 1e6
-    """Bounds of plausible values: no larger tree is drafted, and no forward takes more or less
-    time."""
 
     def __init__(
         self, db: Database, fingerprint: str, kind: str, device: str, dtype: str, threads: int
@@ -33,7 +36,6 @@ class CostStore:
         self._key = (db.key("fingerprints", fingerprint), kind, device, dtype, threads)
 
     def load(self) -> Costs | None:
-        """The curve; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT points, node, other, measured, token, row FROM costs WHERE fingerprint = ? "
             "AND kind = ? AND device = ? AND dtype = ? AND threads = ?",
@@ -43,20 +45,9 @@ class CostStore:
             return None
         text, *numbers = rows[0]
         try:
-            points = {int(nodes): float(value) for nodes, value in json.loads(text).items()}
-            stored = Costs(points, *map(float, numbers))
-        except (ArithmeticError, AttributeError, RecursionError, TypeError, ValueError):
+            return Costs(*BELIEVABLE.validate_python((from_json(text), *numbers)))
+        except ValidationError:
             return None
-        believable = (
-            all(0 <= nodes <= self.MOST_NODES for nodes in points)
-            and all(self.SHORTEST <= value <= self.LONGEST for value in points.values())
-            and all(
-                0 <= value <= self.LONGEST
-                for value in (stored.node, stored.other, stored.token, stored.row)
-            )
-            and 0 <= stored.measured < END_OF_TIME
-        )
-        return stored if believable else None
 
     def save(self, costs: Costs) -> None:
         self._db.execute_write(
@@ -102,7 +93,6 @@ class ProfileStore:
         self._db = db
 
     def load(self, key: ProfileKey) -> dict[str, Any] | None:
-        """The profile's mapping; None if none is stored or it is damaged."""
         rows = self._db.execute_read(
             "SELECT CAST(profile AS BLOB) FROM profiles "
             "WHERE fingerprint = ? AND drafts = ? AND sampling = ? AND machine = ?",
@@ -130,7 +120,6 @@ class ProfileStore:
             )
 
     def chosen(self, target: str) -> Choice | None:
-        """The stack chosen for the target with this fingerprint; None if none is stored."""
         rows = self._db.execute_read(
             "SELECT CAST(sources AS BLOB), CAST(spec AS BLOB) FROM stacks WHERE fingerprint = ?",
             (self._db.key("fingerprints", target),),
@@ -159,7 +148,6 @@ class ProfileStore:
         self._db.execute_write("DELETE FROM stacks WHERE fingerprint = ?", (key,))
 
     def _values(self, key: ProfileKey) -> tuple[int, str, str, str]:
-        """The columns of a key; equal samplers have equal texts."""
         sampling = {name: float(value) for name, value in key.sampling.items()}
         return (
             self._db.key("fingerprints", key.target),

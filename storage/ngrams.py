@@ -70,7 +70,6 @@ class ModelNgrams:
         return _grams(self._db.execute_read(query, self._key))
 
     def top(self, limit: int) -> list[Gram]:
-        """The `limit` best n-grams: most answers first, then the most recent."""
         return _grams(
             self._db.execute_read(
                 "SELECT tokens, documents, seen FROM ngrams WHERE owner = ? AND fingerprint = ? "
@@ -110,7 +109,6 @@ class ModelNgrams:
         return len(blobs)
 
     def prune(self, limit: int) -> int:
-        """Keep the `limit` best n-grams, in the order of `top`. Returns the number deleted."""
         return self._db.execute_write(
             "DELETE FROM ngrams WHERE owner = :owner AND fingerprint = :fingerprint "
             "AND tokens IN (SELECT tokens FROM ngrams "
@@ -124,7 +122,6 @@ class ModelNgrams:
         return int(self._db.execute_read(query, self._parameters(pruning))[0][0]) if pruning else 0
 
     def drop(self, pruning: Pruning) -> int:
-        """Delete the n-grams that match. Returns their number."""
         if not pruning:
             return 0
         query = f"DELETE FROM ngrams WHERE {PRUNED}"
@@ -161,7 +158,6 @@ class ModelNgrams:
             )
 
     def after(self, key: Sequence[int]) -> list[Next]:
-        """The tokens that followed these tokens, the most frequent first."""
         blob = pack_tokens(key)
         rows = self._db.execute_read(
             "SELECT substr(tokens, -4) AS next, sum(documents) AS met FROM ngrams "
@@ -176,7 +172,6 @@ class ModelNgrams:
         return self._sizes()[0]
 
     def size_bytes(self) -> int:
-        """The approximate size of the n-grams on disk, in bytes."""
         rows, token_bytes = self._sizes()
         return token_bytes + rows * self.ROW_BYTES
 

@@ -42,7 +42,6 @@ class PresetStore:
         self._owner = db.key("owners", owner)
 
     def list(self) -> Sequence[StoredPreset]:
-        """All presets, the oldest first. Settings that cannot be read are empty."""
         rows = self._db.execute_read(
             "SELECT id, name, system_prompt, settings FROM presets WHERE owner = ? "
             "ORDER BY created, rowid",
@@ -68,17 +67,11 @@ class PresetStore:
         if len(self.list()) >= self.MOST:
             raise StorageError(f"You have {self.MOST} presets, the most. Delete some first.")
         made = self._checked(preset, preset.id or uuid.uuid4().hex)
+        row = made.id, self._owner, made.name, made.system_prompt, to_json(made.settings)
         self._db.execute_write(
             "INSERT INTO presets (id, owner, name, system_prompt, settings, created) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                made.id,
-                self._owner,
-                made.name,
-                made.system_prompt,
-                to_json(made.settings),
-                time.time(),
-            ),
+            (*row, time.time()),
         )
         return made
 
@@ -115,7 +108,6 @@ class PresetStore:
         return as_text(rows[0][0]) if rows else None
 
     def choose(self, source: str, id: str | None) -> None:
-        """Set the preset with which conversations with a model begin; None for no preset."""
         query = "DELETE FROM model_presets WHERE owner = ? AND source = ?"
         key = self._owner, path_bytes(source)
         if id is not None:

@@ -1,10 +1,9 @@
 """The statistics tier's file: which tokens followed a key of one to three tokens, and how often.
 
-One SQLite file per tokenizer, read-only while decoding. A key is packed into the integer primary
-key, the frequent next tokens into one blob, so a look-up is one descent of one B-tree. The file is
-made in one piece (storage/statistics_build.py) and never changed afterwards. The invariant: all
-suffixes of a stored key are stored, so a look-up with ever longer keys may stop at the first
-unknown one.
+One SQLite file per tokenizer, made in one piece (storage/statistics_build.py) and never changed
+afterwards. A key is packed into the integer primary key, the frequent next tokens into one blob, so
+a look-up is one descent of one B-tree. The invariant: all suffixes of a stored key are stored, so a
+look-up with ever longer keys may stop at the first unknown one.
 
 A file may come from anywhere. It is used only if it holds the two tables and nothing else, because
 a view, trigger or virtual table would run its author's code. An entry that no builder writes is
@@ -93,7 +92,6 @@ def key_bits(vocabulary: int) -> int:
 
 
 def entry_format(vocabulary: int) -> struct.Struct:
-    """The layout of an entry for a vocabulary of that many tokens."""
     return WIDE if vocabulary > 1 << 16 else NARROW
 
 
@@ -165,7 +163,6 @@ class StatisticsTable:
         self.closed = Event()
 
     def read_meta(self) -> dict[str, str]:
-        """The meta data. Raises ValueError unless it is in a plain table."""
         query = "SELECT type, name, sql FROM sqlite_master LIMIT ?"
         self.objects = set(self.connection.execute(query, (len(OBJECTS) + 1,)))
         kinds = sorted({str(kind) for kind, _, _ in self.objects} - {"table", "index"})
@@ -314,7 +311,6 @@ class StatisticsTable:
 
     @property
     def cached_bytes(self) -> int:
-        """The approximate bytes of the cached look-ups and of the copy in native memory."""
         copied = self.memory.bytes if self.memory is not None else 0
         return self.look_up_packed.cache_info().currsize * CACHED_BYTES + int(copied)
 

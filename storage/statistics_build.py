@@ -123,7 +123,6 @@ class Grams:
             self.starts.append(np.flatnonzero(changed))
 
     def level(self, size: int) -> Level:
-        """The n-grams of `size` tokens and one more."""
         starts = self.starts[size]
         last = self.columns[size][starts]
         real = last != self.pad
@@ -158,7 +157,6 @@ class Keys:
     entries: NDArray[np.void]
 
     def blobs(self, chosen: Ints) -> Iterator[tuple[int, bytes]]:
-        """(packed key, blob) of the chosen keys."""
         heads, entries, width = self.heads.tobytes(), self.entries.tobytes(), self.entries.itemsize
         first = self.first * width
         columns = (self.packed[chosen], first[chosen], first[chosen + 1], chosen * HEAD)
@@ -174,7 +172,6 @@ class Keys:
 
 
 def chances_of_tokens(level: Level, total: int, fewest: int) -> Chances:
-    """The share of each frequent token among `total` tokens: the prediction without a key."""
     often = level.counts >= fewest
     return Chances(level.tokens[often].astype(np.int64), level.counts[often] / total)
 
@@ -225,7 +222,6 @@ def keys_of(
 
 
 def ranks(owners: Ints) -> Ints:
-    """For sorted owners, the place of each row among its owner's."""
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
     return np.arange(len(owners)) - np.repeat(starts, np.diff(np.append(starts, len(owners))))
 
@@ -298,7 +294,6 @@ class Best:
         self.numbers = np.empty(0, dtype=np.int64)
 
     def offer(self, worth: Floats, sizes: Ints, start: int) -> None:
-        """Offer keys with the numbers from `start` on."""
         numbers = np.arange(start, start + len(worth))
         # Those that were kept come first, in order of worth; a stable sort keeps their order.
         worth, sizes = np.append(self.worth, worth), np.append(self.sizes, sizes)
@@ -386,7 +381,6 @@ def save(
 
 
 def check(documents: Sequence[NDArray[np.uint32]], vocabulary: int) -> None:
-    """Raise StorageError unless there is something to count, all of it in the vocabulary."""
     if vocabulary > LARGEST_VOCABULARY or not any(len(document) > 1 for document in documents):
         raise StorageError(
             f"There is nothing to count in {len(documents)} documents for a vocabulary of "

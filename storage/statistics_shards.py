@@ -1,13 +1,10 @@
 """Makes the same statistics file from more text than memory holds.
 
 Documents are counted shard by shard: the sorted n-grams of each length are written to Parquet
-files. DuckDB adds them up, one range of keys after the other, so that all followers of a key meet
-in memory. They are then ranked and selected by the code of the builder in memory
-(storage/statistics_build.py), on the same numbers in the same order, so the resulting file is the
-same, byte for byte.
-
-One process reads a volume of the texts, and passes its shards to other processes, which tokenize
-and count them. Several hosts that share the work folder can each count a part of the volumes.
+files. DuckDB adds them up, one range of keys after the other. They are then ranked and selected by
+the code of the builder in memory (storage/statistics_build.py), on the same numbers in the same
+order, so the resulting file is the same, byte for byte. Several hosts that share the work folder
+can each count a part of the volumes.
 
 Every file is written under a temporary name and renamed when it is complete, and a file that exists
 is not made again. An interrupted command can therefore be run again, and continues. The invariant:
@@ -146,7 +143,6 @@ def counting(folder: Path, memory: int = 0, threads: int = 0) -> Iterator[Any]:
 
 
 def shard_file(folder: Path, name: str) -> Path:
-    """The file that records that a shard is counted, and what it contained."""
     return folder / f"shard-{name}.json"
 
 
@@ -188,7 +184,6 @@ def count_shard(
 
 
 def shard_size(memory: int, processes: int) -> int:
-    """The number of tokens that each process may count at a time."""
     return min(LARGEST_SHARD, int(memory * SHARE) // processes // WINDOW_BYTES)
 
 
@@ -221,7 +216,6 @@ class Job:
     most: int
 
     def count_shard(self, name: str, shard: Any) -> None:
-        """Tokenize and count a shard. Raises StrataError."""
         count_shard(self.folder, name, self.texts.tokenized(shard), self.vocabulary, self.most)
 
     def count_volume(
@@ -259,7 +253,6 @@ class Job:
         return (self.folder / COUNTED).exists()
 
     def finish(self) -> None:
-        """Record that all volumes are counted. Raises StorageError."""
         found = sorted(self.folder.glob("volume-*.json"))
         assert len(found) == self.texts.volumes
         total = sum(json.loads(path.read_text("utf-8"))["shards"] for path in found)
@@ -315,7 +308,6 @@ class Reduction:
         return [0, *np.unique(sketch[places]).astype(int).tolist()]
 
     def level(self, duck: Any, size: int, part: int) -> Level:
-        """The n-grams of a range, added up."""
         start, *end = self.cuts[size][part : part + 2]
         until = f"AND keys < {end[0]}" if end else ""
         found = duck.execute(
@@ -334,7 +326,6 @@ class Reduction:
                 yield Keys(*(found[name] for name in KEYS))
 
     def whole(self, size: int, name: str) -> NDArray[Any]:
-        """One column of all ranges of a level, memory-mapped from a file."""
         path = self.folder / f"whole-{size}-{name}.npy"
         if not path.exists():
             pieces = []
@@ -379,7 +370,6 @@ class Reduction:
             chances = self.rank(size, chances)
 
     def rows(self, budget: int) -> Iterator[tuple[int, bytes]]:
-        """The rows of the file: see storage/statistics_build.py."""
         packed = {size: self.whole(size, "packed") for size in range(1, LEVELS)}
         worth = {
             size: np.lib.format.open_memmap(

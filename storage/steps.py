@@ -1,9 +1,6 @@
 """The steps of runs, one row each, and sums over them. Rows are appended and never changed, except
-for the last step of an answer that is continued.
-
- Steps are the only place where an
-answer's tokens are stored, with the text that each completes and its source: charts and the token
-view read the same rows. The values read back equal those that were stored, timings included.
+for the last step of an answer that is continued. Steps are the only place where an answer's tokens
+are stored, with the text that each completes and its source.
 """
 
 import json
@@ -37,7 +34,6 @@ def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) ->
 
 
 def reopen(handle: sqlite_utils.Database, run_id: str, last: Step) -> None:
-    """Make this step the last of a run, so that others can be appended."""
     query = "DELETE FROM steps WHERE run = ? AND position >= ?"
     handle.execute(query, [run_id, last.index])
     insert(handle, run_id, [last])
@@ -54,7 +50,6 @@ def read(db: Database, run_id: str, start: int = 0, limit: int = -1) -> tuple[St
 
 
 def run_tokens(db: Database, run_id: str) -> list[RunToken]:
-    """The tokens of a run, in order. Damaged rows raise the exceptions of their conversion."""
     query = "SELECT position, tokens FROM steps WHERE run = ? ORDER BY position"
     found = parsed(db.execute_read(query, [run_id]))
     return [RunToken(step, int(id), str(text)) for step, (id, _, _, _, text, _) in found]
@@ -89,25 +84,13 @@ def parsed(stored: Sequence[tuple[int, object]]) -> Iterator[tuple[int, list[Any
 
 def _row(step: Step) -> tuple[Any, ...]:
     tokens = [
-        [token.id, token.position, token.source, token.match_length, token.text, token.probability]
-        for token in step.tokens
+        [t.id, t.position, t.source, t.match_length, t.text, t.probability] for t in step.tokens
     ]
-    return (
-        step.index,
-        json.dumps(tokens),
-        json.dumps(dict(step.proposed)),
-        json.dumps(dict(step.accepted)),
-        json.dumps(step.by_depth),
-        step.draft_seconds,
-        step.verify_seconds,
-        step.sample_seconds,
-        step.other_seconds,
-        step.plain_seconds,
-        json.dumps(dict(step.look_ups)),
-        json.dumps(dict(step.levels)),
-        step.finish,
-        step.tree,
-    )
+    counts = tokens, dict(step.proposed), dict(step.accepted), step.by_depth
+    seconds = step.draft_seconds, step.verify_seconds, step.sample_seconds, step.other_seconds
+    texts = [json.dumps(each) for each in (*counts, dict(step.look_ups), dict(step.levels))]
+    times = *seconds, step.plain_seconds
+    return (step.index, *texts[:4], *times, *texts[4:], step.finish, step.tree)
 
 
 def _step(row: tuple[Any, ...]) -> Step:
@@ -116,7 +99,10 @@ def _step(row: tuple[Any, ...]) -> Step:
     draft, verify, sample, other = map(float, seconds)
     return Step(
         index=int(index),
-        tokens=tuple(_token(*values) for values in json.loads(tokens)),
+        tokens=tuple(
+            Token(int(id), int(position), str(source), int(length), str(text), float(probability))
+            for id, position, source, length, text, probability in json.loads(tokens)
+        ),
         proposed=_counts(proposed),
         accepted=_counts(accepted),
         by_depth=tuple((int(depth[0]), int(depth[1])) for depth in json.loads(by_depth)),
@@ -129,20 +115,6 @@ def _step(row: tuple[Any, ...]) -> Step:
         finish=cast(Finish | None, finish),
         plain_seconds=None if plain is None else float(plain),
         tree=tree if isinstance(tree, bytes) else None,
-    )
-
-
-def _token(
-    id: int, position: int, source: str, match_length: int, text: str, probability: float
-) -> Token:
-    """A token from its stored values, whose order does not depend on the fields of `Token`."""
-    return Token(
-        id=int(id),
-        position=int(position),
-        source=str(source),
-        match_length=int(match_length),
-        text=str(text),
-        probability=float(probability),
     )
 
 
@@ -239,12 +211,8 @@ def _line(steps: Sequence[Step]) -> Iterator[Point]:
         shared.setdefault(point, []).append(step)
     seconds, tokens = 0.0, 0
     for group in shared.values():
-        times = [
-            sum(step.draft_seconds for step in group),
-            sum(step.verify_seconds for step in group),
-            sum(step.sample_seconds for step in group),
-            sum(step.other_seconds for step in group),
-        ]
+        parts = ("draft_seconds", "verify_seconds", "sample_seconds", "other_seconds")
+        times = [sum(getattr(step, part) for step in group) for part in parts]
         sources = [token.source for step in group for token in step.tokens]
         seconds, tokens = seconds + sum(times), tokens + len(sources)
         drafted = Counter(source for source in sources if source != TARGET)

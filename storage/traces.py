@@ -53,6 +53,8 @@ label FROM placed GROUP BY label, plain, place * min(count, points) / count ORDE
 RUN_COLUMNS = """method, model, fingerprints.name, settings, prompt_tokens, reused_tokens,
     prefill_seconds, plain_prefill_seconds, learning_seconds
     FROM runs JOIN fingerprints ON fingerprints.id = fingerprint"""
+SUMS = ("emitted_tokens", "accepted_tokens", "plain_seconds", "decode_seconds", "forwards")
+"""The sums over its steps that a run begins with."""
 PARTS = """SELECT position, method, model, fingerprints.name, settings, prompt_tokens,
     reused_tokens, prefill_seconds, plain_prefill_seconds
     FROM parts JOIN fingerprints ON fingerprints.id = fingerprint WHERE run = ? ORDER BY position"""
@@ -181,11 +183,7 @@ class Traces:
                     "conversation": conversation_id,
                     "kind": kind,
                     **self._origin(run, run.prefill or Prefill(0, 0)),
-                    "emitted_tokens": 0,
-                    "accepted_tokens": 0,
-                    "plain_seconds": 0.0,
-                    "decode_seconds": 0.0,
-                    "forwards": 0,
+                    **dict.fromkeys(SUMS, 0),
                 }
             )
             self.extend(run_id, run.steps, run.learned)
@@ -254,7 +252,6 @@ class Traces:
         self._update(run_id, "speedup = ?, decode_speedup = ?", speedup, decode_speedup)
 
     def store_counts(self, run_id: str, counted: Mapping[str, int | None]) -> None:
-        """Store the counters of the server that made a run."""
         counts = (
             "CASE WHEN json_valid(settings) THEN json_set(settings, '$.server.counted', json(?))"
         )
@@ -303,7 +300,6 @@ class Traces:
                 return step_rows.run_tokens(self._db, run_id)
 
     def get(self, run_id: str) -> Trace:
-        """A run's line of the history; raises `StorageError` if this owner has no such run."""
         return _trace(self._row(TRACE_COLUMNS, run_id))
 
     def load(self, run_id: str, steps: bool = True) -> Run:
@@ -325,7 +321,6 @@ class Traces:
                 )
 
     def history(self, limit: int = 100) -> list[Trace]:
-        """The newest `limit` runs, newest first."""
         return self.page(limit=max(0, limit))
 
     def page(self, chosen: Filter = ALL, start: int = 0, limit: int = -1) -> list[Trace]:
@@ -394,7 +389,6 @@ class Traces:
         return step_rows.digest(self.load(run_id))
 
     def steps(self, run_id: str, start: int = 0, limit: int = -1) -> tuple[Step, ...]:
-        """The steps of a run from number `start` on."""
         with self._db.read():
             self.get(run_id)
             with _checked(run_id):
@@ -425,7 +419,6 @@ class Traces:
         )
 
     def _origin(self, run: Run | Part, prefill: Prefill) -> dict[str, Any]:
-        """The columns for the model, method, settings and prompt of a run or of a part of one."""
         return {
             "model": run.model,
             "fingerprint": self._db.key("fingerprints", run.fingerprint),

@@ -647,7 +647,7 @@ def talk(
     if choice.kind == "required":
         form = enforced(info, tools, choice)
         basic = replace(basic, generation=replace(basic.generation, format=form))
-    return replace(basic, messages=messages, begun=begun, tools=tuple(tools))
+    return replace(basic, messages=messages, prefix=begun, tools=tuple(tools))
 
 
 def enforced(info: BackendInfo, tools: Sequence[Tool], choice: Choice) -> AnswerFormat:

@@ -202,7 +202,7 @@ class ResponsesReply(Blocks):
         alone = first.content.removeprefix(self.body.instructions).removeprefix("\n\n")
         first = replace(first, content=alone) if first.role == "system" else first
         grown = self.grown
-        last = Message("assistant", request.begun + grown.text, tuple(grown.calls))
+        last = Message("assistant", request.prefix + grown.text, tuple(grown.calls))
         return self.id, (first, *rest, last)
 
     @property

@@ -132,7 +132,7 @@ class Choice:
         """The waiting tokens of the first `length` characters of the answer, and where they begin
         in it. Those of the thinking are dropped, and others wait until their text is sent."""
         thought = self.splitter.thought if self.splitter else None
-        given = len(self.request.begun)
+        given = len(self.request.prefix)
         first = given if thought is None else thought.answer
         if first is None or not length:
             return (), ()
@@ -205,9 +205,9 @@ class Service:
                             form, single = event.info.calls, completion.wanted.single
                             choice.calls = CallSplitter(form, request.tools, single)
                         if completion.wanted.parted:
-                            known = len(request.begun)
+                            known = len(request.prefix)
                             choice.splitter = Splitter(event.info.marks, event.thinks, known)
-                            choice.splitter.push(request.begun)
+                            choice.splitter.push(request.prefix)
                         yield AnswerStart(number, event.info, len(event.prompt))
                     elif isinstance(event, Prefill | Step | Learned):
                         choice.tally.add(event)

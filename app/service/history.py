@@ -207,4 +207,4 @@ def continuing(request: Request, found: StartedAnswer, info: BackendInfo) -> Req
     if found.tokens and found.model_fingerprint == info.fingerprint and info.server is None:
         request = replace(request, answered=found.tokens, model_fingerprint=found.model_fingerprint)
         return replace(request, messages=(), prompt=found.prompt) if found.prompt else request
-    return replace(request, begun=found.message.content)
+    return replace(request, prefix=found.message.content)

@@ -380,7 +380,7 @@ class Models:
         try:
             for item in stream:
                 if isinstance(item, Share):
-                    job.report(Progress(item.share, item.words))
+                    job.report(Progress(item.share, item.activity))
                 elif isinstance(item, Notice):
                     self.notices.append(item.text)
                 elif isinstance(item, CostsMeasured):

@@ -45,7 +45,7 @@ def text_of(request: Request) -> str:
     """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
         turns = (*map(str, request.tools), *map(said, request.messages))
-        return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
+        return "".join(turns) + (turn("assistant", request.prefix) if request.prefix else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
 
 
@@ -246,7 +246,7 @@ class Programs:
                     self.core.take_aside(owner, event)
             if reply:
                 answer = "".join(reply)
-                begins = request.messages and not request.begun
+                begins = request.messages and not request.prefix
                 self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
 
 

@@ -11,16 +11,8 @@ from engine.tree import Tree
 from engine.types import Followers, Work
 
 
-class Drafter(Protocol):
-    """Grows draft trees. It sees decided tokens only and can cost speed, never correctness."""
-
-    name: str
-
-    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Add drafts of the tokens after `tokens` to the tree, within the budget.
-
-        Returns the work of each of its sources.
-        """
+class Learns(Protocol):
+    """Learns from answers; nothing unless it overrides these methods."""
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         """Learn that the last `new` of `tokens` were decided: first the prompt, then the tokens of
@@ -32,9 +24,20 @@ class Drafter(Protocol):
         return
 
 
-class Tier(Protocol):
-    """A database of n-grams: one level of temporal locality. It learns nothing unless it overrides
-    `observe` or `finish`.
+class Drafter(Learns, Protocol):
+    """Grows draft trees. It sees decided tokens only and can cost speed, never correctness."""
+
+    name: str
+
+    def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
+        """Add drafts of the tokens after `tokens` to the tree, within the budget.
+
+        Returns the work of each of its sources.
+        """
+
+
+class Tier(Learns, Protocol):
+    """A database of n-grams: one level of temporal locality.
 
     `name` identifies its evidence in the calibration; `source` is the source of its tokens.
     """
@@ -47,14 +50,6 @@ class Tier(Protocol):
 
     def unigrams(self) -> Followers | None:
         """The tokens that are frequent in any context; None while there are none."""
-
-    def observe(self, tokens: Sequence[int], new: int) -> None:
-        """As for a drafter."""
-        return
-
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """As for a drafter."""
-        return
 
 
 class NgramTable(Protocol):

@@ -10,9 +10,7 @@ this implementation: shared prefixes are verified once, and there is no padding.
 `LookupDrafter` is the counterpart of the library's `prompt_lookup_num_tokens` (transformers, class
 PromptLookupCandidateGenerator): it takes the longest n-gram of three, two or one tokens that occurs
 earlier in the text, and copies up to ten tokens after its first occurrence, never past the end of
-the text. The library scans the text at every step. Here an index of first occurrences is kept, so a
-step costs three look-ups however long the text is. The library also cuts a draft before an end
-token; the decode loop ends at that token anyway, after the same number of forwards.
+the text. The library scans the text at every step; here an index of first occurrences is kept.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,11 +44,9 @@ class Flat(Drafter):
         return 0
 
     def drafts(self, tokens: Sequence[int]) -> Iterable[Draft]:
-        """Drafts of what follows."""
         raise NotImplementedError
 
     def grow(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Add the drafts, whatever their probability."""
         clock = perf_counter()
         taken: set[tuple[int, ...]] = set()
         for draft, length in self.drafts(tokens):
@@ -121,7 +117,6 @@ class PublishedModel(KeyedByToken):
         return twin
 
     def rank(self) -> None:
-        """Rebuild the look-up table from the most frequent n-grams."""
         self.table = {}
         for gram, _ in sorted(self.grams.items(), key=lambda pair: -pair[1])[:MODEL_GRAMS]:
             line = self.table.setdefault(gram[0], [])
@@ -129,7 +124,6 @@ class PublishedModel(KeyedByToken):
                 line.append(gram[1:])
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Count the distinct 5-grams of the answer once."""
         if not self.learns:
             return
         start = max(0, len(tokens) - new - 1)

@@ -71,7 +71,6 @@ class Budget:
         return probability > self.expected * self.costs.slopes[size]
 
     def added(self, size: int, probability: float) -> None:
-        """Record that the tree has `size` nodes, the last one with this path probability."""
         self.expected += probability
         if self.costs is None:
             self.best = size

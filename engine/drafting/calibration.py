@@ -5,11 +5,9 @@ longest match comes first and takes a share of the probability: its *evidence we
 takes its share of the remainder, and so on. There is a weight per tier, match length and strength.
 Strength summarises how often a key was seen and how far its next tokens agreed.
 
-Weights are learned online. After every emitted token each piece of evidence gets its share of the
-credit for it: weight = tokens credited to it / tokens for which it was reached.
-
-The learned values are stored in arrays, which the compiled core (engine/drafting/compiled.py)
-updates in place.
+After every emitted token each piece of evidence gets its share of the credit for it: weight =
+tokens credited to it / tokens for which it was reached. The learned values are stored in arrays,
+which the compiled core (engine/drafting/compiled.py) updates in place.
 
 Nodes are drafted because their estimates are high, so the estimates of drafted nodes are too high
 on average. A second table corrects that. It counts drafted nodes whose parent was visited, per
@@ -98,7 +96,6 @@ def least_length(match_length: int) -> int:
 
 
 def prior_pair(counted: Sequence[tuple[float, float]], length: int) -> tuple[float, float]:
-    """The pair of a match length, where `counted` are those of the lengths that are counted."""
     if length <= len(counted):
         return counted[length - 1]
     return COPIED[max(0, length - LONGEST)]
@@ -116,7 +113,6 @@ def priors_of(a: float, b: float) -> list[float]:
 
 
 def head_priors() -> list[float]:
-    """The initial weights of all classes of a head's evidence."""
     return [chance * DEEPER**depth for depth in range(HEAD_DEPTHS) for chance in HEAD_PRIORS]
 
 
@@ -135,7 +131,6 @@ class Rate:
         return self.figures[2]
 
     def learn(self, expected: float, accepted: float) -> None:
-        """Count nodes whose parent was visited."""
         expected += self.figures[0]
         accepted += self.figures[1]
         if expected > MEMORY:
@@ -267,8 +262,6 @@ class Calibration:
         return self.headed
 
     def learn(self, chain: Sequence[Evidence], token: int) -> None:
-        """Learn that the target chose `token` where `chain` was the evidence, the longest match
-        first."""
         left, total, shares = 1.0, 0.0, []
         for weights, followers in chain:
             weight = weights.values[followers.strength]

@@ -94,7 +94,6 @@ def expensive(backend: Backend, head: Head, curve: CostCurve) -> str:
 
 
 def timed(backend: Backend, head: Head, rounds: int) -> HeadTimes | None:
-    """The times of a head; None if it makes no guess."""
     vocabulary = backend.info.vocabulary_size
     tokens = [(7 + 13 * at) % vocabulary for at in range(TOKENS)]
     starts, extends, steps = [], [], []

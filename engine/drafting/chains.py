@@ -31,7 +31,6 @@ class StepCost:
     drafted: float = 0.0
 
     def of(self, rows: int, drafted: int) -> float:
-        """The relative time of a step over `rows` rows, of which `drafted` are drafts."""
         return 1.0 + rows / self.rows + (self.drafted if drafted else 0.0)
 
 
@@ -45,7 +44,6 @@ class Room:
     floor: float
 
     def budget(self) -> Budget:
-        """The budget of a tree in which the best of these chains is searched."""
         nodes = self.length + WIDER if self.length else 0
         drafting = Drafting(nodes=nodes, threshold=self.floor, budget="fixed")
         return Budget(drafting, self.length, self.vocabulary)
@@ -85,9 +83,8 @@ def grow_chains(
     chains = []
     for number, (_, tree, *_) in enumerate(drafts):
         rows = path_to(tree, ends.get(number, 0))
-        chains.append(
-            Chain([tree.tokens[row] for row in rows], [tree.sources[row] for row in rows])
-        )
+        tokens, sources = [tree.tokens[row] for row in rows], [tree.sources[row] for row in rows]
+        chains.append(Chain(tokens, sources))
     return chains
 
 

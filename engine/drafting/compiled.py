@@ -12,16 +12,10 @@ from engine import native
 from engine.drafting import noise
 from engine.drafting.base import Frozen, Tier
 from engine.drafting.budget import Budget
-from engine.drafting.calibration import (
-    CLASSES,
-    MEMORY,
-    PRIOR_OBSERVATIONS,
-    UNSEEN,
-    Calibration,
-)
-from engine.drafting.copies import CompiledCopies, Copies
-from engine.drafting.hierarchy import LUCKIEST, NEGLIGIBLE, SLIGHT, Hierarchy
-from engine.drafting.ngrams import CompiledCounts, Counts
+from engine.drafting.calibration import CLASSES, MEMORY, PRIOR_OBSERVATIONS, UNSEEN, Calibration
+from engine.drafting.copies import CompiledCopies
+from engine.drafting.hierarchy import FAVOURED, NEGLIGIBLE, SLIGHT, Hierarchy
+from engine.drafting.ngrams import CompiledCounts
 from engine.drafting.tiers import (
     REMEMBERED,
     STATISTICS_KEY,
@@ -75,7 +69,7 @@ class CompiledHierarchy(Hierarchy):
             compiled_calibration(calibration),
             negligible=NEGLIGIBLE,
             slight=SLIGHT,
-            luckiest=LUCKIEST,
+            luckiest=FAVOURED,
             temperature=self.sampling.temperature if self.sampling else 0.0,
             seed=self.sampling.seed if self.sampling else 0,
             work=Work,
@@ -83,12 +77,10 @@ class CompiledHierarchy(Hierarchy):
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
         self.tree, self.grown = tree, None if budget.near else len(tokens)
-        work: Mapping[str, Work] = self.compiled.grow(tree, tokens, budget)
-        return work
+        return cast("Mapping[str, Work]", self.compiled.grow(tree, tokens, budget))
 
     def chances(self) -> list[float]:
-        chances: list[float] = self.compiled.chances()
-        return chances
+        return cast("list[float]", self.compiled.chances())
 
     def observe(self, tokens: Sequence[int], new: int) -> None:
         if self.grown == len(tokens) - new:
@@ -103,7 +95,6 @@ class CompiledHierarchy(Hierarchy):
 
 
 def compiled_calibration(calibration: Calibration) -> Any:
-    """The compiled core's view of what is learned, made once."""
     if calibration.compiled is None:
         lengths = range(CLASSES + 1)
         calibration.compiled = native.core.Calibration(
@@ -127,29 +118,21 @@ def source_of(tier: Tier) -> Any:
     if isinstance(tier, Frozen) and kind in (Frozen, LimitedView):
         return source_of(tier.tier)
     if isinstance(tier, StatisticsTier) and kind is StatisticsTier:
-        in_memory = getattr(tier.table, "in_memory", lambda: None)
-        table = tier.table
-        return core.Statistics(
-            table.look_up, table.unigrams, in_memory(), STATISTICS_KEY, REMEMBERED
-        )
+        table, copy = tier.table, getattr(tier.table, "in_memory", lambda: None)()
+        return core.Statistics(table.look_up, table.unigrams, copy, STATISTICS_KEY, REMEMBERED)
     if (
         isinstance(tier, ContextTier | ModelTier)
         and kind in (ContextTier, PredictionTier, ModelTier, WithoutAnswer)
         and isinstance(tier.counts, CompiledCounts)
     ):
-        return core.Copied(counts_of(tier), compiled(tier.copies), tier.hidden)
+        assert isinstance(tier.copies, CompiledCopies)
+        return core.Copied(counts_of(tier), tier.copies.compiled, tier.hidden)
     return core.Asked(tier.matches, tier.unigrams)
 
 
 def counts_of(tier: ContextTier | ModelTier) -> Any:
-    """The compiled counts of a tier."""
-    own = compiled(tier.counts)
-    if isinstance(tier, WithoutAnswer):
-        known = counts_of(tier.tier)
-        return native.core.Less(known, own) if tier.size else known
-    return own
-
-
-def compiled(part: Counts | Copies | CompiledCopies) -> Any:
-    assert isinstance(part, CompiledCounts | CompiledCopies)
-    return part.compiled
+    assert isinstance(tier.counts, CompiledCounts)
+    if not isinstance(tier, WithoutAnswer):
+        return tier.counts.compiled
+    known = counts_of(tier.tier)
+    return native.core.Less(known, tier.counts.compiled) if tier.size else known

@@ -160,7 +160,6 @@ class DraftController:
     # learning
 
     def learns(self, budget: Budget) -> bool:
-        """Whether pending tokens are learned now: before drafting, and while not paused."""
         return budget.nodes > 0 or not self.was_paused
 
     def learnable(self, new: int) -> int:
@@ -195,7 +194,6 @@ class DraftController:
             gate.learn_seconds = updated(gate.learn_seconds, seconds[DATABASES], tokens)
 
     def charge(self, seconds: Mapping[str, float]) -> None:
-        """Charge the time of learning a whole text, which later savings have to pay first."""
         if self.costs is not None:
             for name, spent in seconds.items():
                 self.gains[name].debt += spent / self.costs.seconds(0)
@@ -289,12 +287,7 @@ class DraftController:
         return self.costs.undoing + self.costs.returning
 
     def weigh(
-        self,
-        winner: str,
-        saved: float,
-        databases: float,
-        guessed: float | None,
-        later: float,
+        self, winner: str, saved: float, databases: float, guessed: float | None, later: float
     ) -> None:
         """Add what a step saved, in plain steps, to the balances of the ways that drafted.
 
@@ -334,12 +327,10 @@ def guessed(step: Step, source: str, rows: float) -> float:
 
 
 def way(drafter: Drafter) -> str:
-    """The way to draft to which a drafter belongs."""
     return drafter.name if drafter.name in WAYS else DATABASES
 
 
 def updated(known: float, seconds: float, tokens: int) -> float:
-    """The mean time to learn a token, updated by a measurement."""
     return known + tokens / (tokens + PRIOR_TOKENS) * (seconds / tokens - known)
 
 
@@ -400,13 +391,7 @@ class PlainTime:
         self.rest: float | None = None
 
     def seconds(
-        self,
-        nodes: int,
-        since: int,
-        emitted: int,
-        verify: float,
-        sample: float,
-        other: float,
+        self, nodes: int, since: int, emitted: int, verify: float, sample: float, other: float
     ) -> float | None:
         """The seconds of plain decoding for the tokens of a step with these times, which follows
         `since` plain steps."""
@@ -446,5 +431,4 @@ class PlainTime:
 
 
 def moving_mean(known: float | None, seen: float) -> float:
-    """A moving mean, updated by one value, with outliers cut."""
     return seen if known is None else known + PLAIN_GAIN * (min(seen, HICCUP * known) - known)

@@ -48,7 +48,6 @@ class Copies:
         return 240 * len(self.tokens)
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
         for token in tokens:
             self.tokens.append(token)
             self.chain(len(self.tokens) - 1)
@@ -63,7 +62,6 @@ class Copies:
         self.unbroken += 1
 
     def end(self) -> None:
-        """Close a text, so that no match goes on into the next one."""
         self.read((END,))
 
     def remove(self, start: int, end: int) -> None:
@@ -75,7 +73,6 @@ class Copies:
             self.chain(place)
 
     def part(self, start: int, end: int) -> list[int]:
-        """The tokens from place `start` on and before `end`."""
         return self.tokens[start:end]
 
     def longest(
@@ -152,7 +149,6 @@ class Texts:
         """The conversation that was read last."""
 
     def read(self, conversation: str, tokens: Sequence[int]) -> None:
-        """Append tokens to what is known of a conversation."""
         start, parts = len(self.copies), self.parts[conversation]
         if conversation == self.last and parts:
             start = parts.pop()[0]
@@ -166,7 +162,6 @@ class Texts:
             self.trim()
 
     def trim(self) -> None:
-        """Forget the oldest texts."""
         oldest = len(self.copies) - self.most
         found = sorted((part, name) for name, parts in self.parts.items() for part in parts)
         kept = [
@@ -181,7 +176,6 @@ class Texts:
             self.read(name, tokens)
 
     def holding(self, tokens: Sequence[int]) -> list[str]:
-        """The conversations that have these tokens one after the other."""
         wanted = array("I", tokens).tobytes()
         return [
             name
@@ -196,5 +190,4 @@ class Texts:
 
     @property
     def bytes(self) -> int:
-        """The approximate size in memory."""
         return self.copies.bytes

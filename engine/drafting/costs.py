@@ -153,7 +153,6 @@ class HeadPace:
         return False
 
     def took(self, level: int, seconds: float) -> None:
-        """Record the time of the call for a level, or of all calls of a step."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.seen[at] += 1
         known = self.seconds[at]
@@ -163,7 +162,6 @@ class HeadPace:
         self.seconds[at] = known + gain * (cut - known)
 
     def gained(self, level: int, missing: float, added: float) -> None:
-        """Record that a call added `added` tokens at a level where the tree left `missing` open."""
         at = level if level == WHOLE else min(level, HEAD_LEVELS - 1)
         self.added[at] += added
         self.missing[at] += missing
@@ -237,7 +235,6 @@ class Growth:
         """The variances of the two numbers, and their covariance."""
 
     def seconds(self, tokens: int, nodes: int) -> float:
-        """The time that so many tokens add to a forward over `nodes` nodes."""
         return tokens * (self.token + self.row * nodes)
 
     def scale(self, factor: float) -> None:
@@ -295,14 +292,26 @@ class StepTimes:
         return StepTimes(later.tolist(), slopes, self.gate)
 
 
+def cost_at(sizes: Sequence[int], values: Sequence[float], nodes: int) -> float:
+    """The cost of so many nodes, by the costs of measured sizes in ascending order.
+
+    A size between two of them counts as the larger one, because kernels work in blocks of rows, and
+    odd numbers of rows can cost more than the next round number. Beyond the last one, the curve
+    continues with its last slope.
+    """
+    at = bisect_left(sizes, nodes)
+    if at < len(sizes):
+        return values[at]
+    rise = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else 0.0
+    return values[-1] + max(0.0, rise) * (nodes - sizes[-1])
+
+
 class CostCurve(StepTimes):
     """The current estimates of the seconds per forward and per drafted node.
 
     `points` maps numbers of nodes to seconds of a forward after CACHED tokens; `token` and `row`
     are the cost of further tokens (see Growth). Times refer to the text length that was last given
-    to `reach`. A size between two points counts as the larger one, because kernels work in blocks
-    of rows, and odd numbers of rows can cost more than the next round number. Beyond the last
-    point, the curve continues with its last slope.
+    to `reach`.
 
     Some caches cannot be cut back to exactly the accepted tokens; the next forward then reads
     `unread` tokens again (Backend.unread). `undoing` is the mean time that a step with drafts takes
@@ -359,7 +368,6 @@ class CostCurve(StepTimes):
         return self.short(nodes) + self.growth.seconds(self.beyond, nodes)
 
     def rereading(self, unread: int) -> float:
-        """The seconds that unread tokens add to a plain forward."""
         return self.seconds(unread) - self.seconds(0)
 
     def undone(self, seconds: float) -> None:
@@ -376,12 +384,7 @@ class CostCurve(StepTimes):
         self.returning += UNDOING_GAIN * (max(longer, 0.0) - self.returning)
 
     def short(self, nodes: int) -> float:
-        """The seconds of such a forward after CACHED tokens."""
-        at = bisect_left(self.sizes, nodes)
-        if at < len(self.sizes):
-            return self.values[at]
-        rise = (self.values[-1] - self.values[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return self.values[-1] + max(0.0, rise) * (nodes - self.sizes[-1])
+        return cost_at(self.sizes, self.values, nodes)
 
     def refresh(self) -> None:
         """Tabulate the step times, and the best-case cost of growing a tree further.
@@ -436,7 +439,6 @@ class CostCurve(StepTimes):
         self.growth.scale(float(factors[0]))
 
     def surprise(self, nodes: int, verify: float) -> float:
-        """The ratio of a forward's time to the expectation, with outliers cut."""
         return min(max(verify / self.seconds(nodes), 1 / SURPRISE), SURPRISE)
 
     def fresh(self) -> "CostCurve":
@@ -444,7 +446,6 @@ class CostCurve(StepTimes):
         return CostCurve(self.points, token=self.growth.token, row=self.growth.row)
 
     def copy(self) -> "CostCurve":
-        """An independent copy: what it learns does not change the original."""
         return deepcopy(self)
 
 
@@ -473,11 +474,9 @@ class GrowingText:
         return self.tokens[: self.length]
 
     def room(self, forwards: int, nodes: int) -> bool:
-        """Whether so many forwards over at most `nodes` nodes fit before it begins again."""
         return self.length + forwards + nodes <= len(self.tokens)
 
     def seconds(self, nodes: int) -> float:
-        """The seconds of the next forward, over `nodes` nodes."""
         if not self.room(1, nodes):
             self.length = self.begin
         spent = forward_seconds(self.backend, self.prompt, nodes)
@@ -592,7 +591,6 @@ def timed_far(
 
 
 def forward_seconds(backend: Backend, prompt: Sequence[int], nodes: int) -> float:
-    """The seconds of one forward over `nodes` nodes after the prompt."""
     backend.prefill(prompt, lambda: False)
     branching = backend.info.leaves != 1
     tree = comb(prompt[-1], nodes, backend.info.vocabulary_size, branching)

@@ -1,14 +1,10 @@
 """The databases of hierarchy drafting: those of one conversation, and all that are kept in memory.
 
-`Databases` holds what belongs together: the context of one conversation, a model's past answers to
-one owner, the statistics of one tokenizer, and the calibration that was learned on them.
-
-`DraftingMemory` holds the open conversations, and the model's past answers to each owner. They are
-copies of what a `Store` holds; what the current answer has taught is stored when that answer ends.
-The least recently used entries can therefore be dropped whenever all of them together exceed one
-limit. This happens only on the model's thread, before and after an answer, so nothing that a run
-uses is dropped. Other threads can only mark entries to be forgotten; these are dropped before
-anything is drafted from them again.
+`DraftingMemory` holds copies of what a `Store` holds; what the current answer has taught is stored
+when that answer ends. The least recently used entries can therefore be dropped whenever all of them
+together exceed one limit. This happens only on the model's thread, before and after an answer, so
+nothing that a run uses is dropped. Other threads can only mark entries to be forgotten; these are
+dropped before anything is drafted from them again.
 """
 
 from collections import OrderedDict, deque
@@ -35,9 +31,7 @@ from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Costs, Past, Taught
 
 LIMIT = 512 << 20
 """Bytes for open conversations, past answers and remembered look-ups in the statistics together.
-The answer in progress keeps what it uses, even if that alone is more: a log at its cap takes up to
-140 MB. Two caches that all owners share have limits of their own: 32 MB for noise
-(engine/sampling.py) and 32 MB for followers of keys seen once (engine/types.py)."""
+The answer in progress keeps what it uses, even if that alone is more."""
 READING = 2.0
 """The most seconds that loading a model waits until its statistics are in memory."""
 MOST_OPEN = 16
@@ -124,7 +118,6 @@ class Databases:
         return hierarchy(tiers, Calibration(self.calibration.rows()), sampling)
 
     def learner(self) -> Drafter:
-        """A drafter that drafts nothing and lets the tiers learn the answer."""
         return Learner(self.tiers(TIERS))
 
     def next_conversation(self) -> "Databases":
@@ -217,7 +210,6 @@ class PastAnswers:
 
     @property
     def bytes(self) -> int:
-        """Its approximate size in memory, in bytes."""
         return self.tier.bytes + SIZE
 
 
@@ -258,7 +250,6 @@ class DraftingMemory:
         past answers are included."""
 
     def answers_of(self, owner: str, recall: Callable[[], PastAnswers]) -> PastAnswers:
-        """The owner's past answers; `recall` builds them from the store."""
         if owner not in self.past_answers:
             self.past_answers[owner] = recall()
         self.past_answers[owner].used = next(USES)
@@ -267,7 +258,6 @@ class DraftingMemory:
     def conversation(
         self, owner: str, conversation: str, recall: Callable[[], OpenConversation]
     ) -> OpenConversation:
-        """The open conversation; `recall` builds it from the store."""
         key = owner, conversation
         if key not in self.conversations:
             self.conversations[key] = recall()
@@ -278,13 +268,11 @@ class DraftingMemory:
         return self.conversations[key]
 
     def close(self, owner: str, conversation: str | None = None) -> None:
-        """Forget one conversation, or all of an owner's."""
         for key in list(self.conversations):
             if key[0] == owner and conversation in (None, key[1]):
                 del self.conversations[key]
 
     def forget(self, owner: str) -> None:
-        """Forget the past answers to an owner, and the conversations that draft from them."""
         self.close(owner)
         self.past_answers.pop(owner, None)
 
@@ -301,7 +289,6 @@ class DraftingMemory:
 
     @property
     def bytes(self) -> int:
-        """The approximate number of bytes in use."""
         conversations = sum(entry.bytes for entry in self.conversations.values())
         answers = sum(past.bytes for past in self.past_answers.values())
         return conversations + answers + int(getattr(self.statistics, "cached_bytes", 0))

@@ -1,16 +1,14 @@
 """Drafting with a head: its guesses become evidence in the tree of the databases.
 
 A guess is the head's distribution of the token after one node. For the hierarchy this is the
-evidence of one more tier (`HeadTier`). It ranks among the matches of the databases, with a weight
-that is learned per depth and probability class (engine/drafting/calibration.py), and is combined
-with the noise like all other evidence (engine/drafting/noise.py). Candidates of databases and head
-are therefore on one scale, in one tree, under one budget.
+evidence of one more tier (`HeadTier`), with a weight that is learned per depth and probability
+class (engine/drafting/calibration.py). Candidates of databases and head are therefore on one scale,
+in one tree, under one budget.
 
 A guess costs a call, so the head is called level by level (`HeadDrafter`). First the tree is grown
 from the evidence at hand. A guess can gain at most the probability that the answer leaves this tree
 at the next level. If that is worth less than the time of a call, judged by earlier calls, the head
-is not called, or not for deeper levels. If the databases hold a chain of high trust, that
-probability is almost zero, and the time of the head is saved.
+is not called, or not for deeper levels.
 
 Invariant: guesses decide nothing. A head that is wrong, or fails, costs only time.
 """
@@ -68,7 +66,6 @@ class HeadTier(Tier):
         self.known: dict[Suffix, Sequence[Followers]] = {}
 
     def add(self, suffix: Suffix, guess: Guess, depth: int, position: int) -> None:
-        """Add a guess of what follows a suffix at a position, `depth` levels below the root."""
         self.guesses.setdefault(suffix, (guess, depth, position))
         self.known.pop(suffix, None)
 
@@ -114,8 +111,8 @@ class HeadTier(Tier):
 @dataclass(frozen=True, slots=True)
 class Look:
     """A tree grown from the present evidence: the path probability of each row, the root first, the
-    number of tokens that the tree is `expected` to emit, and the seconds of its step without those
-    of the head."""
+    number of tokens that the tree is `expected` to emit, and the seconds of its step without the
+    head."""
 
     tree: Tree
     chances: Sequence[float]
@@ -129,14 +126,9 @@ class Look:
         return sum(chances[row] - sum(chances[n] for n in children[row].values()) for row in rows)
 
     def kept(self, emitted: Sequence[int]) -> int:
-        """How many of the emitted tokens are in the tree."""
-        row, count = 0, 0
-        for token in emitted:
-            child = self.tree.children[row].get(token)
-            if child is None:
-                break
-            row, count = child, count + 1
-        return count
+        following = iter(emitted)
+        rows, _ = self.tree.walk(lambda row: next(following, -1))
+        return len(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +186,6 @@ class HeadStep:
         """The seconds of look-ups in each database, which growing the tree does not make again."""
 
     def run(self, head: Head, tier: HeadTier, cancelled: Callable[[], bool]) -> None:
-        """Call the head level by level while that pays, and add its guesses to the tier."""
         look = self.look()
         missing = look.missing([0])
         if self.budget.due != HEAD and not self.pays(0, missing, look):
@@ -239,7 +230,6 @@ class HeadStep:
         return after
 
     def look(self) -> Look:
-        """The tree as grown from the present evidence."""
         tree, costs = Tree(self.tokens[-1]), self.budget.costs
         if self.budget.leaves == 1:
             chances, expected, work = self.hierarchy.grow_path(tree, self.tokens, self.budget)
@@ -331,7 +321,6 @@ class HeadDrafter(Drafter):
         }
 
     def clear(self) -> None:
-        """Drop the guesses of the head."""
         self.tier.clear()
         for hierarchy in (self.alone, self.merged):
             if hierarchy is not None:
@@ -377,18 +366,3 @@ class FixedHead(Drafter):
         finally:
             self.head.forget()
         return {HEAD: Work(perf_counter() - clock, calls)}
-
-
-def head_drafters(
-    head: Head,
-    alone: Callable[[HeadTier], Hierarchy],
-    merged: Callable[[HeadTier], Hierarchy] | None,
-    sampling: Sampling,
-    noisy: bool,
-    cancelled: Callable[[], bool],
-) -> list[Drafter]:
-    """The drafters for a head and, if they draft, the databases: both use one tier."""
-    tier = HeadTier(sampling, noisy)
-    both = merged(tier) if merged is not None else None
-    first = HeadDrafter(head, tier, alone(tier), both, cancelled)
-    return [first] if both is None else [first, both]

@@ -2,17 +2,14 @@
 
 To expand a node, every tier is queried for what followed the last tokens on the path to it. The
 results are interpolated, the longest match first and, among equal lengths, the tier of the highest
-locality (engine/drafting/calibration.py). This puts the candidates of all tiers on one scale, and
-the likeliest node of the whole tree is always added next.
+locality (engine/drafting/calibration.py). This puts the candidates of all tiers on one scale.
 
 If the noise of the run is known, each estimate is the probability that the token will be chosen
-with this noise (engine/drafting/noise.py). Rare tokens are then candidates as well if their noise
-is large: each tier names those of its frequent tokens that the noise favours most, in any context.
+with this noise (engine/drafting/noise.py). Rare tokens are then candidates as well if the noise
+favours them.
 
-For a target that verifies only chains, the tree is grown in the same way, so that the probability
-of every path in it is known, and one of its paths is verified: the one with the most expected
-tokens per time. It need not begin with the likeliest token, because a copy that continues for long
-may be worth more than a likelier single token.
+For a target that verifies only chains, one path of the tree is verified: the one with the most
+expected tokens per time, which need not begin with the likeliest token.
 
 This is the reference. engine/drafting/compiled.py does the same at native speed where possible.
 """
@@ -46,7 +43,7 @@ NEGLIGIBLE = 0.02
 """If less probability than this is left, shorter matches are ignored."""
 SLIGHT = 0.3
 """Contributions below this part of the smallest useful probability are ignored."""
-LUCKIEST = 2
+FAVOURED = 2
 """How many of a tier's frequent tokens become candidates because of their noise."""
 UNMATCHED = (HEAD, SCHEMA)
 """Sources whose match length is only a rank among matches, so it is not reported."""
@@ -94,7 +91,7 @@ class Hierarchy(Drafter):
         self.chains: dict[tuple[int, tuple[int, ...]], list[Evidence]] = {}
         """The look-ups of this step: drafting makes them, and learning needs them again."""
         self.options: dict[tuple[int, tuple[int, ...], int], Options | None] = {}
-        self.lucky: dict[tuple[int, int], list[Evidence]] = {}
+        self.favoured: dict[tuple[int, int], list[Evidence]] = {}
         """Cached candidates: at a position, and those named for their noise."""
         self.near = tiers[:-1] or tiers
         """All tiers but the last, whose look-ups take the longest."""
@@ -115,7 +112,6 @@ class Hierarchy(Drafter):
         return work
 
     def grow_tree(self, tree: Tree, tokens: Sequence[int], budget: Budget) -> Mapping[str, Work]:
-        """Grow the tree best first."""
         self.spent = dict.fromkeys(self.sources.values(), 0.0)
         suffix = tuple(tokens[-WINDOW:])
         before = len(tree)
@@ -242,9 +238,9 @@ class Hierarchy(Drafter):
         chain = self.chain(tiers, suffix)
         found, origin, left = self.interpolated(chain, 0.0)
         named = len(found)
-        # Without any evidence, other drafters are better than luck.
-        lucky = self.luckiest(tiers, position) if found and left >= NEGLIGIBLE else ()
-        for weights, followers in lucky:
+        # Without any evidence, other drafters are better than the noise alone.
+        favoured = self.noise_favoured(tiers, position) if found and left >= NEGLIGIBLE else ()
+        for weights, followers in favoured:
             mass = left * weights.values[followers.strength]
             scale = mass / followers.total
             for token, count in followers.counts.items():
@@ -263,24 +259,19 @@ class Hierarchy(Drafter):
         self.options[key] = options
         return options
 
-    def luckiest(self, tiers: Sequence[Tier], position: int) -> list[Evidence]:
-        """The frequent tokens of each tier that the noise of a position favours most.
-
-        Ties are broken by the token id, the smaller first.
-        """
+    def noise_favoured(self, tiers: Sequence[Tier], position: int) -> list[Evidence]:
+        """The frequent tokens of each tier that the noise of a position favours most."""
         key = id(tiers), position
-        if key in self.lucky:
-            return self.lucky[key]
-        assert self.sampling is not None
-        found = self.lucky[key] = []
-        for weights, often in self.unigrams(tiers):
-            lucky = luckiest(often.counts, self.sampling.seed, position)
-            counts = {token: often.counts[token] for token in lucky}
-            found.append((weights, Followers(often.total, often.distinct, counts)))
-        return found
+        if key not in self.favoured:
+            assert self.sampling is not None
+            found = self.favoured[key] = []
+            for weights, often in self.unigrams(tiers):
+                tokens = noise_favoured(often.counts, self.sampling.seed, position)
+                counts = {token: often.counts[token] for token in tokens}
+                found.append((weights, Followers(often.total, often.distinct, counts)))
+        return self.favoured[key]
 
     def unigrams(self, tiers: Sequence[Tier]) -> list[Evidence]:
-        """The frequent tokens of each tier, in any context."""
         return [
             (self.calibration.unigrams[tier.name], often)
             for tier in tiers
@@ -288,7 +279,6 @@ class Hierarchy(Drafter):
         ]
 
     def chain(self, tiers: Sequence[Tier], suffix: tuple[int, ...]) -> list[Evidence]:
-        """All evidence on what follows `suffix`, in the order of interpolation."""
         known = self.chains.get((id(tiers), suffix))
         if known is not None:
             return known
@@ -333,11 +323,10 @@ class Hierarchy(Drafter):
     def forget(self) -> None:
         """Drop the cached look-ups, because the tiers may answer differently now."""
         self.options.clear()
-        self.lucky.clear()
+        self.favoured.clear()
         self.chains.clear()
 
     def learn(self, suffix: tuple[int, ...], position: int, token: int) -> None:
-        """Update the weights of the evidence and of the noise: the target chose `token`."""
         chain = self.chain(self.tiers, suffix)
         if self.sampling is not None:
             options = self.options_at(self.tiers, suffix, position)
@@ -355,18 +344,16 @@ class Hierarchy(Drafter):
         for token in emitted:
             if row is None:
                 return
-            children = self.tree.children[row]
-            for drafted, child in children.items():
+            for drafted, child in self.tree.children[row].items():
                 at = child - self.first
-                if 0 <= at < len(self.candidates):
-                    _, candidate, share, weights, rate = self.candidates[at]
-                    # A later drafter may have replaced this draft by its own.
-                    if (
-                        candidate == drafted
-                        and self.tree.sources[child] == self.sources[weights.tier]
-                    ):
-                        rate.learn(share, float(drafted == token))
-            row = children.get(token)
+                if not 0 <= at < len(self.candidates):
+                    continue
+                _, candidate, share, weights, rate = self.candidates[at]
+                # A later drafter may have replaced this draft by its own.
+                own = self.tree.sources[child] == self.sources[weights.tier]
+                if own and candidate == drafted:
+                    rate.learn(share, float(drafted == token))
+            row = self.tree.children[row].get(token)
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         for tier in self.tiers:
@@ -388,7 +375,6 @@ def best_row(tree: Tree, chances: Sequence[float], budget: Budget) -> tuple[int,
 
 
 def path_to(tree: Tree, row: int) -> list[int]:
-    """The rows of the path to a row, without the root."""
     rows: list[int] = []
     while row:
         rows.append(row)
@@ -396,16 +382,16 @@ def path_to(tree: Tree, row: int) -> list[int]:
     return rows[::-1]
 
 
-def luckiest(counts: Mapping[int, float], seed: int, position: int) -> list[int]:
+def noise_favoured(counts: Mapping[int, float], seed: int, position: int) -> list[int]:
     """The tokens with the largest log count + noise, best first; ties go to the smaller id."""
     tokens = np.fromiter(counts, np.int64, len(counts))
     noise = gumbel(seed, position, tokens)
     rough = np.log(np.fromiter(counts.values(), np.float64, len(counts))) + noise
     # Logarithms of other libraries round differently, so the best few are compared by one.
-    few = min(2 * LUCKIEST, len(rough))
+    few = min(2 * FAVOURED, len(rough))
     best = np.argpartition(rough, -few)[-few:]
     pairs = zip(tokens[best].tolist(), noise[best].tolist(), strict=True)
-    return [token for _, token in nsmallest(LUCKIEST, ((-log(counts[t]) - g, t) for t, g in pairs))]
+    return [token for _, token in nsmallest(FAVOURED, ((-log(counts[t]) - g, t) for t, g in pairs))]
 
 
 def ranked(

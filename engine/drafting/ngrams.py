@@ -47,7 +47,6 @@ class NgramCounts:
 
     @property
     def bytes(self) -> int:
-        """The approximate size in memory."""
         return len(self.table) * ENTRY + self.leaves * LEAF + self.owned * FOLLOWERS
 
     def add(self, key: Key, token: int, count: int = 1) -> bool:
@@ -82,7 +81,6 @@ class NgramCounts:
         return fresh
 
     def read(self, tokens: Sequence[int], first: int) -> None:
-        """Count each of the tokens from `first` on after the keys that end before it."""
         for at in range(first, len(tokens)):
             self.add(tuple(tokens[max(0, at - self.longest) : at]), tokens[at])
 

@@ -57,7 +57,6 @@ class ErrorModel:
         ]
 
     def load(self, which: int, precision: float, value: float) -> None:
-        """Load a learned value; impossible ones are ignored."""
         if 0 <= which < len(RANGES) and precision > 0:
             low, high = RANGES[which]
             self.precisions[which] = min(PRIOR + precision, MEMORY)
@@ -69,14 +68,14 @@ class ErrorModel:
         """The probability of each candidate with estimates `shares` and noise `noise` to be chosen,
         and of all other tokens together. Candidates from `named` on were named for their noise
         alone."""
-        trust, sharpness, unnamed, lucky = self.values
+        trust, sharpness, unnamed, favoured = self.values
         slope = trust * temperature
         power = sharpness * sqrt(1.0 + slope * slope)
         total = others = exp(power * log(unnamed_mass(shares)) + unnamed)
         weights = []
-        for number, (share, luck) in enumerate(zip(shares, noise, strict=True)):
-            score = power * log(share) + slope * luck
-            weight = exp(score if number < named else score + lucky)
+        for number, (share, own) in enumerate(zip(shares, noise, strict=True)):
+            score = power * log(share) + slope * own
+            weight = exp(score if number < named else score + favoured)
             weights.append(weight)
             total += weight
         return [weight / total for weight in weights], others / total
@@ -103,10 +102,10 @@ class ErrorModel:
         came = trusted, sharpened
         means = [others * trusted, others * sharpened]
         squares = [others * trusted * trusted, others * sharpened * sharpened]
-        lucky = 0.0
-        for number, (share, luck, chance) in enumerate(zip(shares, noise, chances, strict=True)):
+        favoured = 0.0
+        for number, (share, own, chance) in enumerate(zip(shares, noise, chances, strict=True)):
             mass = log(share)
-            trusted, sharpened = temperature * luck + bend * mass, width * mass
+            trusted, sharpened = temperature * own + bend * mass, width * mass
             if number == chosen:
                 came = trusted, sharpened
             means[0] += chance * trusted
@@ -114,14 +113,14 @@ class ErrorModel:
             squares[0] += chance * trusted * trusted
             squares[1] += chance * sharpened * sharpened
             if number >= named:
-                lucky += chance
+                favoured += chance
         self.move(0, came[0] - means[0], squares[0] - means[0] * means[0])
         self.move(1, came[1] - means[1], squares[1] - means[1] * means[1])
         self.move(2, float(chosen is None) - others, others - others * others)
-        self.move(3, float(chosen is not None and chosen >= named) - lucky, lucky - lucky * lucky)
+        came_favoured = float(chosen is not None and chosen >= named)
+        self.move(3, came_favoured - favoured, favoured - favoured * favoured)
 
     def move(self, which: int, gradient: float, curvature: float) -> None:
-        """One step of one value."""
         low, high = RANGES[which]
         precision = min(self.precisions[which] + max(curvature, 0.0), MEMORY)
         self.precisions[which] = precision

@@ -54,7 +54,6 @@ class ContextTier(Tier):
         self.start(log)
 
     def start(self, tokens: Sequence[int]) -> None:
-        """Start from the newest tokens of a stored log."""
         self.log: list[int] = []
         self.counts.clear()
         self.copies.clear()
@@ -63,11 +62,9 @@ class ContextTier(Tier):
 
     @property
     def bytes(self) -> int:
-        """The approximate size in memory."""
         return self.counts.bytes + self.copies.bytes + len(self.log) * LOGGED
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the log and count each after the keys that end before it."""
         before = self.log[-CONTEXT_KEY:]
         self.counts.read([*before, *tokens], len(before))
         self.copies.read(tokens)
@@ -162,7 +159,6 @@ class ModelTier(Tier):
 
     @property
     def bytes(self) -> int:
-        """The approximate size in memory."""
         numbers = self.size * GRAM if isinstance(self.counts, NgramCounts) else 0
         return self.counts.bytes + self.texts.bytes + numbers
 
@@ -171,12 +167,10 @@ class ModelTier(Tier):
         return self.texts.copies
 
     def add(self, gram: tuple[int, ...], documents: int = 1) -> None:
-        """Count an n-gram that `documents` answers contained."""
         if len(gram) >= 2:
             self.size += self.counts.add(gram[:-1], gram[-1], documents)
 
     def grams(self) -> Iterator[tuple[tuple[int, ...], float]]:
-        """The full n-grams that are known, with the number of answers that contained each."""
         for key, followers in self.counts.items():
             if len(key) == MODEL_KEY:
                 for token, documents in followers.counts.items():
@@ -197,14 +191,12 @@ class ModelTier(Tier):
         return with_copies(self.counted(suffix), self.copies.longest(suffix, self.hidden))
 
     def counted(self, suffix: tuple[int, ...]) -> Sequence[Followers]:
-        """What counts alone tell."""
         return self.counts.matches(suffix)
 
     def unigrams(self) -> Followers | None:
         return self.counts.unigrams
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Count every distinct n-gram of the answer once."""
         grams = grams_of(tokens, new)
         for gram in grams:
             self.add(gram)
@@ -278,7 +270,6 @@ class StatisticsTier(Tier):
         return self.table.unigrams()
 
     def look_up(self, key: tuple[int, ...]) -> Sequence[Followers]:
-        """The followers of the last 1, 2, ... tokens of `key`."""
         found = []
         for size in range(1, len(key) + 1):
             followers = self.table.look_up(key[-size:])

@@ -100,12 +100,13 @@ class LevelDrafter:
             self.below.observe(text, len(walk.tokens))
         self.rounds.append(len(walk.tokens))
         ended = self.link(chain, context, tree, walk)
-        add(work, below)
         seconds = perf_counter() - clock - sum(done.seconds for done in below.values())
-        add(work, {self.source: Work(seconds, 1, len(drafts), len(walk.rows))})
+        own = {self.source: Work(seconds, 1, len(drafts), len(walk.rows))}
+        for source, done in (own | below).items():
+            work[source] = work.get(source, Work(0.0)).plus(done)
         return ended
 
-    def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, Mapping[str, Work]]:
+    def drafted(self, context: Sequence[int], room: int) -> tuple[Tree, dict[str, Work]]:
         """The proposal of the drafter below, and the work of the models below.
 
         The time of databases counts as that of this level, because only the databases of the target
@@ -119,7 +120,6 @@ class LevelDrafter:
         return drafts, {source: done for source, done in work.items() if source.startswith(DRAFT)}
 
     def link(self, chain: Tree, context: list[int], tree: Tree, walk: Walk) -> bool:
-        """Append the tokens of a walk to chain and context; returns whether nothing can follow."""
         row = len(chain)
         for i, token in enumerate(walk.tokens):
             if token >= self.vocabulary:
@@ -152,7 +152,6 @@ class LevelDrafter:
         return tree, len(tree)
 
     def read(self, tokens: Sequence[int]) -> bool:
-        """Fill the cache with all of `tokens` but the last; returns whether this was completed."""
         self.valid = self.backend.prefill(tokens, self.cancelled).complete
         if self.valid:
             self.cached = list(tokens[:-1])
@@ -174,11 +173,6 @@ class LevelDrafter:
 
     def finish(self, tokens: Sequence[int], new: int) -> None:
         """Keep nothing of an answer except the cache."""
-
-
-def add(work: dict[str, Work], more: Mapping[str, Work]) -> None:
-    for source, done in more.items():
-        work[source] = work.get(source, Work(0.0)).plus(done)
 
 
 TRIES = 4
@@ -264,7 +258,6 @@ class Plans(Generic[Model]):
         self.plans: dict[tuple[str, Rule], Plan] = {}
 
     def profiled(self) -> Profile:
-        """The profile. Raises SettingError if there is none."""
         if self.profile is None:
             names = ", ".join(self.drafts) or "none"
             raise SettingError(
@@ -285,10 +278,8 @@ class Plans(Generic[Model]):
         text."""
         profile, key = self.profiled(), (spec, rule)
         if key not in self.plans:
-            if spec:
-                self.plans[key] = resolve(profile, spec, rule)
-            else:
-                self.plans[key] = best(profile, rule, self.allowed)
+            found = resolve(profile, spec, rule) if spec else best(profile, rule, self.allowed)
+            self.plans[key] = found
         return self.plans[key]
 
     def check(self, plan: Plan) -> None:
@@ -306,10 +297,7 @@ class Family(Plans[Backend]):
     cannot draft for the target."""
 
     def __init__(
-        self,
-        target: Backend,
-        drafts: Mapping[str, Backend],
-        profile: Profile | None = None,
+        self, target: Backend, drafts: Mapping[str, Backend], profile: Profile | None = None
     ) -> None:
         if target.info.name in drafts:
             raise ModelError(

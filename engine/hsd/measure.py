@@ -130,14 +130,13 @@ def judge(
 ) -> None:
     equal, kept = [], []
     for low, high, token in zip(lower, upper, text, strict=True):
-        size = min(low.distribution.size, high.distribution.size)
-        overlap = float(
-            np.minimum(low.distribution[:size], high.distribution[:size]).sum(dtype=np.float64)
-        )
+        drafts, targets = low.distribution, high.distribution
+        size = min(drafts.size, targets.size)
+        overlap = float(np.minimum(drafts[:size], targets[:size]).sum(dtype=np.float64))
         judged.distances.append(max(0.0, 1.0 - overlap))
         equal.append(float(low.choice == token))
-        drafted = float(low.distribution[token]) if token < low.distribution.size else 0.0
-        target = float(high.distribution[token]) if token < high.distribution.size else 0.0
+        drafted = float(drafts[token]) if token < drafts.size else 0.0
+        target = float(targets[token]) if token < targets.size else 0.0
         kept.append(min(1.0, drafted / target) if target else 0.0)
     judged.equal.append(equal)
     judged.kept.append(kept)
@@ -173,7 +172,7 @@ Way = tuple[str, Source]
 """A way to draft: a model and the source that drafts for it, "" for none."""
 
 
-class Turns:
+class Turns(Drafter):
     """A drafter that lets draft models draft in turn, each alone for TURN steps. In turns of ""
     none drafts.
 
@@ -206,12 +205,8 @@ class Turns:
         for level in self.levels.values():
             level.observe(tokens, new)
 
-    def finish(self, tokens: Sequence[int], new: int) -> None:
-        """Keep nothing."""
-
 
 def in_turn(names: Sequence[str], random: Random) -> Iterator[str]:
-    """The names in rounds, each round in a new random order."""
     while True:
         yield from random.sample(names, len(names))
 
@@ -261,7 +256,6 @@ class Profiler:
         self.profile: Profile | None = None
 
     def run(self) -> Iterator[float]:
-        """Measure everything. Raises Cancelled when `cancelled()` turns true."""
         parts, done = len(self.names) + len(self.prompts) * 2, 0
         for name, backend in self.models.items():
             self.check()
@@ -286,10 +280,6 @@ class Profiler:
 
     def check(self) -> None:
         if self.cancelled():
-            raise Cancelled(STOPPED)
-
-    def read(self, backend: Backend, context: Sequence[int]) -> None:
-        if not backend.prefill(context, self.cancelled).complete:
             raise Cancelled(STOPPED)
 
     def answer(self, prompt: Sequence[int], sampling: Sampling) -> list[int]:
@@ -320,18 +310,8 @@ class Profiler:
         self.emitted[name, source] += level.rounds
 
     def level(self, name: str, sampling: Sampling, below: Drafter | None = None) -> LevelDrafter:
-        model, vocabulary = self.models[name], self.vocabulary
-        return LevelDrafter(
-            name,
-            model,
-            BRANCH,
-            sampling,
-            Match(),
-            vocabulary,
-            below,
-            self.curves[name],
-            cancelled=self.cancelled,
-        )
+        how = sampling, Match(), self.vocabulary, below, self.curves[name], self.cancelled
+        return LevelDrafter(name, self.models[name], BRANCH, *how)
 
     def time(self, step: Step, name: str = "") -> tuple[float, int]:
         """Record the time of a target step without that of its drafts. Returns the seconds and
@@ -413,9 +393,9 @@ class Profiler:
     def scores(
         self, name: str, context: Sequence[int], text: Sequence[int], sampling: Sampling
     ) -> list[Scored]:
-        """The choices and distributions of a model along a text, from one forward."""
         backend = self.models[name]
-        self.read(backend, context)
+        if not backend.prefill(context, self.cancelled).complete:
+            raise Cancelled(STOPPED)
         tree, row = Tree(context[-1]), 0
         for token in text[:-1]:
             row = tree.add(row, token, "")
@@ -443,7 +423,6 @@ class Profiler:
         return Profile(models, pairs, sampling, positions, time(), length)
 
     def model(self, name: str) -> ModelProfile:
-        """A model's costs, and its rounds with each drafter of `lowest`."""
         info = self.models[name].info
         lowest: dict[Source, Rounds | None] = {
             source: rounds_of(

@@ -1,6 +1,5 @@
 """Plans which draft models to stack, and how many tokens each proposes, for the lowest latency.
 
-In a stack only the smallest model decodes by itself, or with the token databases drafting for it.
 Every model collects a minimum batch of tokens and passes it up. The next model verifies the tokens
 that it receives, until it has a batch of its own; the target verifies and emits (hierarchical
 speculative decoding, arXiv 2510.19705). The cost of a plan per token is computed from a measured
@@ -96,13 +95,11 @@ class Plan:
 
     @property
     def stack(self) -> str:
-        return "/".join([*([self.source] if self.source else []), *(x.model for x in self.levels)])
+        return "/".join(filter(None, [self.source, *(level.model for level in self.levels)]))
 
     def __str__(self) -> str:
-        parts = [self.source] if self.source else []
-        return (
-            "/".join([*parts, *(f"{level.model}@{level.batch}" for level in self.levels)]) or PLAIN
-        )
+        levels = [f"{level.model}@{level.batch}" for level in self.levels]
+        return "/".join(filter(None, [self.source, *levels])) or PLAIN
 
 
 def stack_of(plan: Plan, rule: Rule) -> str:
@@ -125,7 +122,6 @@ class Edge:
     cost: float
 
     def seconds(self, below: float = 0.0) -> float:
-        """Seconds per token of `above`, given those of `below`."""
         return self.multiplier * below + self.cost
 
 
@@ -248,7 +244,6 @@ def gathered_in_order(order: Sequence[int], batch: int) -> tuple[Distribution, f
 
 
 def latency(profile: Profile, plan: Plan, rule: Rule) -> float:
-    """Seconds per token of a plan, in the exact form."""
     return Recursion(profile, rule).latency(plan)
 
 
@@ -297,12 +292,13 @@ class Graph:
             for below, above in combinations(self.used, 2)
         }
 
-    def start(self, above: int) -> Path:
-        return min(self.started(above, edge) for edge in self.sources[above])
-
-    def started(self, above: int, edge: Edge) -> Path:
-        assert not isinstance(edge.below, int)
-        return Path(edge.seconds(), Plan((), *SOURCES[edge.below]))
+    def starts(self, above: int) -> list[Path]:
+        """The paths without a draft model."""
+        return [
+            Path(edge.seconds(), Plan((), *SOURCES[edge.below]))
+            for edge in self.sources[above]
+            if not isinstance(edge.below, int)
+        ]
 
     def least(self, below: int, above: int, seconds: float) -> Edge:
         return min(self.batches[below, above], key=lambda edge: edge.seconds(seconds))
@@ -321,7 +317,7 @@ class Graph:
         found: dict[int, Path] = {}
         for above in self.used:
             ways = [self.extended(path, below, above) for below, path in found.items()]
-            found[above] = min([self.start(above), *ways])
+            found[above] = min([*self.starts(above), *ways])
         return found
 
     def stacks(self) -> list[Path]:
@@ -330,8 +326,7 @@ class Graph:
         for size in range(len(drafts) + 1):
             for levels in combinations(drafts, size):
                 chain = [*levels, self.target]
-                for edge in self.sources[chain[0]]:
-                    path = self.started(chain[0], edge)
+                for path in self.starts(chain[0]):
                     for below, above in pairwise(chain):
                         path = self.extended(path, below, above)
                     found.append(path)
@@ -439,7 +434,6 @@ def outcome_of(profile: Profile, plan: Plan, rule: Rule, steps: Iterable[Step]) 
 
 
 def memory(profile: Profile, plan: Plan) -> int:
-    """The bytes of the models of a plan, including the target."""
     names = {profile.target.name, *(level.model for level in plan.levels)}
     return sum(model.memory_bytes for model in profile.models if model.name in names)
 

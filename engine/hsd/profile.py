@@ -7,15 +7,14 @@ drafted tokens are all accepted, per verification rule. Survival is measured sep
 contexts differ, so that the mean acceptance predicts sequences of tokens poorly.
 """
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from math import isfinite
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
+from engine.drafting.costs import cost_at
 from engine.types import RULES, Rule
 
 LATEST = 12
@@ -24,6 +23,9 @@ ENOUGH = 128
 """The fewest observed tokens that correct a prediction."""
 OFF = 1.1
 """The factor between planned and observed time beyond which a stack is planned again."""
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1 + 1e-9)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Rounds:
     a round resembles the round before.
     """
 
-    law: tuple[float, ...]
-    seconds: float
+    law: tuple[Share, ...]
+    seconds: Seconds
     order: tuple[int, ...] = ()
 
 
@@ -55,8 +57,8 @@ class ModelProfile:
     fingerprint: str
     parameters: int
     memory_bytes: int
-    costs: Mapping[int, float]
-    choice: float = 0.0
+    costs: Mapping[int, Seconds]
+    choice: Amount = 0.0
     databases: Rounds | None = None
     head: Rounds | None = None
     merged: Rounds | None = None
@@ -67,28 +69,17 @@ class ModelProfile:
         return self.head if head else None
 
     def seconds(self, drafted: int) -> float:
-        """c(n): the seconds of a round over `drafted` tokens, before further choices.
-
-        A size between two measured ones counts as the larger one; beyond the last, the curve
-        continues with its last slope.
-        """
+        """c(n): the seconds of a round over `drafted` tokens, before further choices."""
         sizes = sorted(self.costs)
-        at = bisect_left(sizes, drafted)
-        if at < len(sizes):
-            return self.costs[sizes[at]]
-        if len(sizes) == 1:
-            return self.costs[sizes[0]]
-        last, before = sizes[-1], sizes[-2]
-        rise = max(0.0, (self.costs[last] - self.costs[before]) / (last - before))
-        return self.costs[last] + rise * (drafted - last)
+        return cost_at(sizes, [self.costs[size] for size in sizes], drafted)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """How well one model drafts for another."""
 
-    acceptance: float
-    survival: Mapping[Rule, tuple[float, ...]]
+    acceptance: Share
+    survival: Mapping[Rule, tuple[Share, ...]]
 
     def survives(self, rule: Rule, depth: int) -> float:
         """The probability that the first `depth` drafted tokens are accepted.
@@ -112,10 +103,10 @@ class Outcome:
     """The observed time of the tokens of an answer. `expected` are the seconds by the profile, and
     `plain_seconds` those of plain decoding, both at the load of that moment."""
 
-    tokens: int
-    seconds: float
-    expected: float
-    plain_seconds: float
+    tokens: Annotated[int, Field(ge=1)]
+    seconds: Seconds
+    expected: Seconds
+    plain_seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +124,7 @@ class Profile:
     sampling: Mapping[str, float]
     positions: int = 0
     measured: float = 0.0
-    length: float = 0.0
+    length: Amount = 0.0
     outcomes: Mapping[str, tuple[Outcome, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -145,17 +136,12 @@ class Profile:
             check_costs(model)
         for pair in self.pairs.values():
             check_pair(pair)
-        if not (isfinite(self.length) and self.length >= 0):
-            raise ValueError(f"answers cannot have {self.length} tokens")
-        for outcomes in self.outcomes.values():
-            check_outcomes(outcomes)
 
     @property
     def target(self) -> ModelProfile:
         return self.models[-1]
 
     def index(self, name: str) -> int:
-        """The index of the model of that name. Raises KeyError for an unknown model."""
         for index, model in enumerate(self.models):
             if model.name == name:
                 return index
@@ -169,7 +155,6 @@ class Profile:
         return sum(o.seconds for o in found) / sum(o.expected for o in found)
 
     def learned(self, stack: str, outcome: Outcome) -> Self:
-        """A profile with one more outcome of a stack."""
         latest = (*self.outcomes.get(stack, ()), outcome)[-LATEST:]
         others = {name: found for name, found in self.outcomes.items() if name != stack}
         return replace(self, outcomes=others | {stack: latest})
@@ -180,21 +165,8 @@ class Profile:
         return any(not 1 / OFF <= change <= OFF for change in changes)
 
     def mapping(self) -> dict[str, Any]:
-        return {
-            "models": [asdict(model) for model in self.models],
-            "pairs": [
-                {"below": i, "above": j, "acceptance": p.acceptance, "survival": dict(p.survival)}
-                for (i, j), p in self.pairs.items()
-            ],
-            "sampling": dict(self.sampling),
-            "positions": self.positions,
-            "measured": self.measured,
-            "length": self.length,
-            "outcomes": {
-                stack: [asdict(outcome) for outcome in found]
-                for stack, found in self.outcomes.items()
-            },
-        }
+        pairs = [{"below": i, "above": j, **asdict(pair)} for (i, j), pair in self.pairs.items()]
+        return asdict(self) | {"pairs": pairs}
 
     @staticmethod
     def from_mapping(values: Any) -> "Profile":
@@ -211,34 +183,20 @@ STORED = TypeAdapter(Profile)
 
 
 def check_costs(model: ModelProfile) -> None:
-    """Raise ValueError unless times are positive and finite, and distributions sum to 1."""
-    times: list[float] = [*model.costs.values()]
+    """Raise ValueError unless costs begin at 0 tokens and distributions sum to 1."""
     for rounds in (model.databases, model.head, model.merged):
         if rounds is not None:
-            times.append(rounds.seconds)
-            if not rounds.law or min(rounds.law) < 0 or not abs(sum(rounds.law) - 1) < 1e-6:
+            if not rounds.law or not abs(sum(rounds.law) - 1) < 1e-6:
                 raise ValueError(f"not a distribution of the tokens per round: {rounds.law}")
             if not all(1 <= tokens <= len(rounds.law) for tokens in rounds.order):
                 raise ValueError(f"not the tokens of rounds: {rounds.order}")
     if 0 not in model.costs or min(model.costs) < 0:
         raise ValueError(f"the costs of {model.name!r} do not begin at 0 drafted tokens")
-    if not (isfinite(model.choice) and model.choice >= 0):
-        raise ValueError(f"the time of a choice of {model.name!r} is not one: {model.choice}")
-    if not all(isfinite(seconds) and seconds > 0 for seconds in times):
-        raise ValueError(f"a time of {model.name!r} is not positive: {times}")
 
 
 def check_pair(pair: Pair) -> None:
-    if set(pair.survival) != set(RULES) or not 0 <= pair.acceptance <= 1 + 1e-9:
+    if set(pair.survival) != set(RULES):
         raise ValueError(f"not an acceptance: {pair}")
     for survival in pair.survival.values():
-        falls = all(left >= right - 1e-9 for left, right in pairwise((1.0, *survival)))
-        if not falls or not all(0 <= share <= 1 + 1e-9 for share in survival):
+        if not all(left >= right - 1e-9 for left, right in pairwise((1.0, *survival))):
             raise ValueError(f"not a survival: {survival}")
-
-
-def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    for found in outcomes:
-        times = found.seconds, found.expected, found.plain_seconds
-        if found.tokens < 1 or not all(isfinite(spent) and spent > 0 for spent in times):
-            raise ValueError(f"not an outcome: {found}")

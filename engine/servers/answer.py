@@ -95,8 +95,8 @@ def body_of(
         body["chat_template_kwargs"] = {"enable_thinking": generation.thinking}
     if generation.format is not None:
         body |= demanded(generation.format, maker)
-    if request.begun:
-        messages.append({"role": "assistant", "content": request.begun})
+    if request.prefix:
+        messages.append({"role": "assistant", "content": request.prefix})
         if maker == VLLM:
             body |= {"continue_final_message": True, "add_generation_prompt": False}
     if maker == VLLM:
@@ -537,7 +537,7 @@ def answer(
     """Let a server answer a request. Raises ServerError for what it cannot do."""
     if not request.messages:
         model.refuse()
-    if request.begun and not model.server.continues:
+    if request.prefix and not model.server.continues:
         raise ServerError(
             f"{model.address.host} cannot continue an answer that has begun. Answer the message "
             "again instead."

@@ -38,8 +38,9 @@ class Kept(Process):
     """A Process that remembers what it was told, and that does not outlive its test."""
 
     def __init__(self, make: Make = Worker) -> None:
+        self.states: list[Any] = []
         self.deaths: list[str] = []
-        super().__init__(make, on_death=self.deaths.append)
+        super().__init__(make, self.states.append, self.deaths.append)
 
 
 @pytest.fixture(scope="module")
@@ -126,15 +127,6 @@ def test_an_object_that_cannot_be_made_says_so_in_every_call() -> None:
         list(kept.stream("numbers", 3))
     kept.close()
     assert kept.deaths == []
-
-
-def test_calls_beyond_the_pool_wait_and_are_answered(worker: Kept) -> None:
-    slow = [beside(lambda: worker.call("block")) for _ in range(pipe.CALLS - 1)]
-    worker.call("await_blocked", pipe.CALLS - 1)
-    more = [beside(partial(worker.call, "echo", number)) for number in range(50)]
-    assert [call.result(LONG) for call in more] == list(range(50))
-    worker.call("release")
-    assert [call.result(LONG) for call in slow] == ["released"] * (pipe.CALLS - 1)
 
 
 def test_the_process_imports_no_library_by_itself(worker: Kept) -> None:
@@ -317,7 +309,7 @@ def test_a_method_that_returns_no_stream_says_so(worker: Kept) -> None:
 def test_a_state_arrives_before_the_items_that_were_put_after_it(worker: Kept) -> None:
     for number, item in enumerate(worker.stream("states", 2_000)):
         assert item == number
-        assert worker.state >= item
+        assert worker.states[-1] >= item
 
 
 def test_a_callback_that_fails_ends_the_process_and_leaves_nobody_waiting(
@@ -519,7 +511,7 @@ def test_close_lets_the_object_close(tmp_path: Path) -> None:
 def test_close_does_not_wait_for_ever(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe, "GRACE", 0.1)
     kept = Kept({"stubborn": Stubborn, "stopped": Worker, "making": Slow}[how])
-    assert eventually(lambda: kept.state is not None)
+    assert eventually(lambda: bool(kept.states))
     if how == "stopped":
         freeze(kept.pid)
     beside(kept.close).result(LONG)
@@ -631,8 +623,9 @@ def test_a_process_that_the_app_starts_runs_little_of_its_entry() -> None:
 def test_an_app_that_is_killed_leaves_no_process(tmp_path: Path, made: str) -> None:
     """Whatever that one does: a call, a stream, or still making the object."""
     body = f"""
-one = Process({made})
-while one.state is None:
+states = []
+one = Process({made}, states.append)
+while not states:
     time.sleep(0.01)
 stream = one.stream("endless")
 print(one.pid, flush=True)

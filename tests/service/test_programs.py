@@ -101,11 +101,11 @@ def test_two_conversations_at_a_time_stay_in_the_cache(session: Session) -> None
 
 def test_an_answer_that_continues_reads_nothing_again(session: Session) -> None:
     whole = text_of(ask(session, asking("hello there", seed=7, tokens=40)))
-    begun = replace(asking("hello there", seed=7, tokens=20), begun=whole[:20])
+    begun = replace(asking("hello there", seed=7, tokens=20), prefix=whole[:20])
     events = ask(session, begun)
     tokens, known = reused(events)
     assert text_of(events) == whole[20:] and known == tokens - 1
-    further = replace(begun, begun=whole)
+    further = replace(begun, prefix=whole)
     assert reused(ask(session, further))[1] >= tokens
 
 

@@ -163,8 +163,8 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/queue.py",
-        "before[run.owner], self.served.get(run.owner, 0)\n",
-        "before[run.owner], 0\n",
+        "before[run.owner], last, at",
+        "before[run.owner], 0, at",
         "unit/queue",
     ),
     Mutation(

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from app.api.messages import Messages
-from app.api.requests import (
-    NEUTRAL,
-    Body,
-    Chat,
-    Completion,
-    Continuation,
-    completion,
-    parsed,
-)
+from app.api.requests import NEUTRAL, Body, Chat, Completion, Continuation, completion, parsed
 from app.api.responses import Responses
 from app.http.problems import ApiError
 from engine.backends.toy import ToyBackend

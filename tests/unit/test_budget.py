@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.drafting.budget import Budget
-from engine.drafting.ceiling import ceiling
 from engine.drafting.costs import LARGEST, CostCurve
 from engine.settings import Drafting
 from engine.types import DATABASES, STACK
@@ -49,34 +48,6 @@ def adaptive(
     costs: CostCurve, threshold: float = 0.0, nodes: int = LARGEST, due: str = ""
 ) -> Budget:
     return Budget(Drafting(nodes=nodes, threshold=threshold), 99, 100, costs, due)
-
-
-MEASURED = {
-    "Q4_K_M": {0: 11.5, 1: 23.7, 3: 41.9, 7: 75.8, 15: 93.8, 31: 175.1},
-    "Q4_0": {0: 12.7, 1: 25.4, 3: 25.4, 7: 46.8, 15: 70.9, 31: 138.7},
-    "bfloat16": {0: 73.5, 1: 70.2, 3: 71.3, 7: 86.8, 15: 102.1, 31: 144.4},
-}
-"""Forwards of one model by the type of its weights: docs/benchmarks.md."""
-
-
-@pytest.mark.parametrize(
-    ("weights", "acceptance", "nodes"),
-    [
-        ("Q4_K_M", 0.6, 0),
-        ("Q4_K_M", 0.8, 0),
-        ("Q4_0", 0.5, 0),
-        ("Q4_0", 0.8, 3),
-        ("bfloat16", 0.6, 3),
-        ("bfloat16", 0.8, 7),
-    ],
-)
-def test_a_type_of_weights_that_verifies_slowly_gets_few_drafts(
-    weights: str, acceptance: float, nodes: int
-) -> None:
-    """The measured curve says it, and drafts a chain as long as the ceiling of that curve."""
-    budget = adaptive(CostCurve(MEASURED[weights]))
-    grown(budget, [acceptance**depth for depth in range(1, 33)])
-    assert budget.best == nodes == ceiling(MEASURED[weights], acceptance).nodes
 
 
 @settings(deadline=None, derandomize=True, max_examples=400)

@@ -21,17 +21,12 @@ FREE = {0: 1.0, 1: 1.0, 3: 1.0, 7: 1.0}
 LINEAR = {0: 1.0, 1: 2.0, 3: 4.0, 7: 8.0}
 
 
-def test_free_nodes_allow_all_that_is_accepted() -> None:
+def test_the_best_size_lies_where_the_ratio_is_largest() -> None:
+    """All of free nodes, none of those that cost a forward each."""
     assert largest(FREE, 0.5) == Ceiling(emitted(0.5, 7), 7)
     assert largest(FREE, 1.0) == Ceiling(8.0, 7)
-
-
-def test_nodes_that_cost_a_forward_each_allow_nothing() -> None:
     for acceptance in (0.0, 0.6, 0.99, 1.0):
         assert largest(LINEAR, acceptance) == Ceiling(1.0, 0)
-
-
-def test_the_best_size_lies_where_the_ratio_is_largest() -> None:
     curve = {0: 10.0, 1: 15.0, 3: 20.0, 7: 60.0}
     found = largest(curve, 0.8)
     assert found.nodes == 3 and found.speedup == pytest.approx((1 + 0.8 + 0.64 + 0.512) / 2)
@@ -47,17 +42,6 @@ def toy() -> ToyBackend:
 
 
 FLAT = CostCurve({0: 1.0, 8: 1.0})
-STEEP = CostCurve({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0, 8: 9.0})
-
-
-def test_the_most_that_a_head_can_bring_is_what_its_guesses_save() -> None:
-    free, dear = HeadTimes(0.0, 0.0, 0.0), HeadTimes(1.0, 0.5, 0.25)
-    assert free.best(FLAT, 1) == pytest.approx(1.8)
-    assert free.best(FLAT, 2) == pytest.approx(1.8 + 0.64)
-    assert free.best(STEEP, 8) == pytest.approx(0.9), "one guess costs what it saves"
-    assert dear.best(FLAT, 1) == pytest.approx(1.8 / 2.25)
-    assert dear.best(FLAT, 2) == pytest.approx(2.44 / 2.75)
-    assert HeadTimes(1.0, 0.1, 0.25).best(FLAT, 8) > 1, "many guesses pay for the first"
 
 
 @pytest.mark.parametrize(("start", "left"), [(0.0, False), (2.0, True)])

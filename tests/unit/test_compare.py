@@ -87,10 +87,13 @@ def test_no_run_is_faster_for_drafts_that_it_did_not_accept() -> None:
     assert speedup([(plain, run(1.0, 4.0, 0.0))], accepted=0) == UNKNOWN
 
 
-def test_nothing_is_made_of_runs_without_tokens() -> None:
+def test_nothing_is_made_of_runs_without_tokens_or_time() -> None:
     empty = summed(None, [])
     assert speedup([]) == speedup([(empty, run(1.0, 1.0, 1.0))]) == UNKNOWN
     assert overall([], []) == overall([empty], [empty]) == UNKNOWN
+    assert reruns([(empty, empty)], run(0.0, 8.0, 0.0)).speedup == UNKNOWN
+    steps = [Step(at, (Token(1, at, "target"),), plain_seconds=0.0) for at in range(20)]
+    assert live(summed(None, steps)) == Speedup(plain_steps=20)
 
 
 def paced(
@@ -139,11 +142,6 @@ def again(*ratios: float, kept: int = 5) -> list[tuple[Metrics, Metrics]]:
     return [(run(50.0, 8.0 * r, 0.0), run(50.0, 7.5, 0.5, kept=kept)) for r in ratios]
 
 
-def test_nothing_is_divided_by_steps_that_took_no_time() -> None:
-    steps = [Step(at, (Token(1, at, "target"),), plain_seconds=0.0) for at in range(20)]
-    assert live(summed(None, steps)) == Speedup(plain_steps=20)
-
-
 @pytest.mark.parametrize(
     ("count", "left_out"), [(1, 0), (3, 0), (7, 0), (8, 1), (10, 1), (15, 3), (25, 7), (31, 10)]
 )
@@ -161,11 +159,6 @@ def test_the_speedup_of_reruns_is_of_the_answer_as_it_was_shown() -> None:
     whole, decoding = 17.0 / 9.0, 16.0 / 7.5
     assert found.speedup == Speedup(whole, decoding, None, 16.2 / 9.0, 73.0 / 9.0)
     assert reruns(again(2.0), shown).speedup == Speedup(whole, decoding, None, whole, whole)
-
-
-def test_reruns_without_a_token_say_nothing() -> None:
-    empty = summed(None, [])
-    assert reruns([(empty, empty)], run(0.0, 8.0, 0.0)).speedup == UNKNOWN
 
 
 def test_reruns_that_cannot_tell_a_difference_show_none() -> None:

@@ -14,21 +14,11 @@ import pytest
 
 from engine.drafting.base import Drafter, Learner
 from engine.drafting.budget import Budget
-from engine.drafting.controller import (
-    DRAFTED,
-    FIRST,
-    LONGEST,
-    PLAIN,
-    PROBE_SHARE,
-    SHORTEST,
-    TRIAL,
-    DraftController,
-)
-from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain, Gate
+from engine.drafting.controller import DRAFTED, PLAIN, DraftController
+from engine.drafting.costs import CostCurve, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, HEAD, STACK, Step, Token
 
-START = Gain().balance
 WAYS = [DATABASES, STACK]
 
 
@@ -58,10 +48,6 @@ NINE = Drafting(nodes=9)
 
 def controller(costs: CostCurve | None, *ways: str, drafting: Drafting = NINE) -> DraftController:
     return DraftController([named(name) for name in ways or (DATABASES,)], drafting, 100, costs)
-
-
-def gain(costs: CostCurve, name: str = DATABASES) -> Gain:
-    return costs.gate.gains[name]
 
 
 def step(nodes: int, emitted: int = 1, draft: float = 0.0, **look_ups: float) -> Step:
@@ -104,41 +90,6 @@ def lost(balance: float, loss: float) -> int:
     return int(balance // loss) + 1
 
 
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize(
-    ("emitted", "draft", "loss"), [(1, 0.125, 0.125), (2, 1.5, 0.5), (4, 3.5, 0.5), (1, 99.0, 1.0)]
-)
-def test_a_way_that_takes_longer_than_it_saves_backs_off_longer_and_longer(
-    name: str, emitted: int, draft: float, loss: float
-) -> None:
-    """And its probes take two hundredths of the time at most: the more they lose, the fewer."""
-    costs, spent, lengths = flat(), 0.0, []
-    at_work = controller(costs, name)
-    for _ in range(4000):
-        resting = at_work.backing_off(name)
-        used = bool(asked(at_work.plan(20)))
-        spent += loss if used and resting and at_work.steps > FIRST + 1 else 0.0
-        at_work.observe(drafts(name, emitted, draft) if used else step(0))
-        if not resting and at_work.backing_off(name):
-            lengths.append(gain(costs, name).backoff)
-            assert gain(costs, name).balance == TRIAL
-    assert lengths == [SHORTEST << at for at in range(5)] + [LONGEST] * (len(lengths) - 5)
-    assert len(lengths) > 8 and spent <= PROBE_SHARE * 4000 + 2 * loss * len(lengths)
-    first = tried(name, flat(), emitted, draft, lost(START, loss) + SHORTEST)
-    assert first[: lost(START, loss)] == [True] * lost(START, loss)
-    assert not any(first[lost(START, loss) + FIRST :])
-
-
-def test_a_long_pause_is_not_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs, seen = flat(), list[tuple[float, ...]]()
-    monkeypatch.setattr(costs, "observe", lambda *of: seen.append(of))
-    at_work = controller(costs, DATABASES)
-    for _ in range(STEADY + COUNTED + 10):
-        at_work.plan(0)
-        at_work.observe(step(0))
-    assert len(seen) == COUNTED
-
-
 def guessed(right: float, seconds: float) -> float:
     """The share of 4,000 steps in which a head drafts three guesses, each right so often, for so
     many plain steps."""
@@ -163,25 +114,6 @@ def test_a_head_whose_gains_come_in_bursts_goes_on_and_one_that_is_wrong_does_no
 # learning is charged
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_a_whole_text_is_paid_by_what_is_saved_before_that_counts(name: str) -> None:
-    """The prompt that databases learn and draft models read, and the answer that is kept."""
-    costs = Still({0: 2.0, 9: 2.0})
-    at_work = controller(costs, name)
-    at_work.read({name: 3.0}, 30)
-    assert gain(costs, name).debt == 1.5
-    for debt, balance in ((0.5, START), (0.0, START + 0.5), (0.0, START + 1.5)):
-        at_work.observe(drafts(name, 2, 0.0))
-        assert (gain(costs, name).debt, gain(costs, name).balance) == (debt, balance)
-    at_work.charge({name: 9.0})
-    at_work.observe(drafts(name, 1, 1.0))
-    assert gain(costs, name).debt == 4.5
-    assert gain(costs, name).balance == START + 1.0, "a loss is one at once"
-    while not gain(costs, name).backoff:
-        at_work.observe(drafts(name, 1, 1.0))
-    assert gain(costs, name).debt == 0.0, "what a back-off ends is not carried on"
-
-
 # what is known from answer to answer, and what is not weighed
 
 
@@ -201,10 +133,7 @@ def test_what_is_known_is_plain_data_and_a_copy_of_it_is_apart() -> None:
 
 @pytest.mark.parametrize(
     ("drafting", "costs"),
-    [
-        (Drafting(nodes=9), None),
-        (Drafting(nodes=9, budget="fixed"), Still({0: 1.0, 9: 99.0})),
-    ],
+    [(Drafting(nodes=9), None), (Drafting(nodes=9, budget="fixed"), Still({0: 1.0, 9: 99.0}))],
 )
 def test_without_costs_or_with_a_fixed_budget_all_draft_and_learn_always(
     drafting: Drafting, costs: CostCurve | None

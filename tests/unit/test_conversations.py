@@ -287,23 +287,6 @@ def test_search_reads_titles_and_messages_and_takes_wildcards_literally(ada: Con
     assert found("%" * 100_000) == []
 
 
-def test_an_export_can_be_imported_by_another(ada: Conversations, bob: Conversations) -> None:
-    id = ada.create("A talk").id
-    ada.set_system_prompt(id, "Be brief.")
-    ada.set_settings(id, {"seed": 3})
-    ada.append(id, "user", "Hi")
-    ada.append(id, "assistant", "Hello", None, PIECES)
-    ada.pin(id, True)
-    ada.file(id, "Work")
-    data = json.loads(json.dumps(ada.export(id)))
-    copy = imported(bob, data)
-    assert copy.id != id and copy.pinned and copy.folder == "Work"
-    assert bob.export(copy.id) == data
-    assert bob.messages(copy.id)[1].pieces == tuple(PIECES)
-    assert [item.id for item in bob.list()] == [copy.id]
-    assert ada.export(id) == data
-
-
 def deep(levels: int) -> Any:
     value: Any = 1
     for _ in range(levels):

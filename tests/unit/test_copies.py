@@ -92,16 +92,6 @@ def test_what_was_removed_or_is_hidden_is_not_found(make: type[Some]) -> None:
     assert len(copies) == 0 and copies.longest(second[:40]) == (0, None)
 
 
-def test_no_match_goes_on_into_another_text() -> None:
-    for make in (Copies, CompiledCopies):
-        copies = make()
-        copies.read(range(20))
-        copies.end()
-        copies.read(range(20, 40))
-        assert copies.longest(range(12, 20)) == (0, None)
-        assert copies.longest(range(10, 26))[0] == 0, "six tokens of the second text are too few"
-
-
 def test_longer_matches_are_further_classes() -> None:
     once, often = Followers(1, 1, {5: 1}), Followers(9, 2, {5: 8, 6: 1})
     counted = [often] * LONGEST

@@ -68,6 +68,9 @@ def test_what_was_measured_is_what_a_forward_costs(points: dict[int, float]) -> 
 def test_points_that_are_no_curve_are_refused(points: Mapping[int, float]) -> None:
     with pytest.raises(ValueError, match="positive times for 0 and more nodes"):
         CostCurve(points)
+    for numbers in ((-1e-9, 0.0), (0.0, -1e-9), (nan, 0.0), (0.0, inf)):
+        with pytest.raises(ValueError, match="cached tokens cannot take"):
+            CostCurve(TRUTH, 0.0, 0.0, *numbers)
 
 
 def observed(
@@ -176,12 +179,6 @@ def test_an_old_curve_learns_what_cached_tokens_cost(lengths: tuple[int, ...], l
         curve.reach(length)
         for nodes in (0, 3, 7, 15):
             assert curve.seconds(nodes) == pytest.approx(load * behind(nodes, length), rel=0.1)
-
-
-@pytest.mark.parametrize("numbers", [(-1e-9, 0.0), (0.0, -1e-9), (nan, 0.0), (0.0, inf)])
-def test_cached_tokens_that_cost_no_time_that_is_are_refused(numbers: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="cached tokens cannot take"):
-        CostCurve(TRUTH, 0.0, 0.0, *numbers)
 
 
 # measuring

@@ -88,19 +88,6 @@ def test_a_plain_run_is_one_token_per_step(toy: ToyBackend) -> None:
     assert all(step.seconds > 0 for step in steps)
 
 
-def test_positions_are_absolute_and_without_gaps() -> None:
-    for drafters in ([], [oracle(3)]):
-        _, steps = run(*drafters)
-        positions = [token.position for step in steps for token in step.tokens]
-        assert positions == list(range(len(PROMPT), len(PROMPT) + len(positions)))
-
-
-def test_the_cache_holds_all_but_the_last_token(toy: ToyBackend) -> None:
-    _, steps = run(oracle(4), backend=toy)
-    tokens = [token.id for step in steps for token in step.tokens]
-    assert toy.cache == [*PROMPT, *tokens][:-1]
-
-
 def test_a_drafter_that_knows_the_answer_is_always_right() -> None:
     drafter = oracle(5)
     _, steps = run(drafter)
@@ -108,6 +95,8 @@ def test_a_drafter_that_knows_the_answer_is_always_right() -> None:
     assert [len(step.tokens) for step in steps[:-1]] == [6] * (len(steps) - 1)
     tokens = [token for step in steps for token in step.tokens]
     assert [token.id for token in tokens] == answer_of()
+    positions = [token.position for token in tokens]
+    assert positions == list(range(len(PROMPT), len(PROMPT) + len(positions)))
     for step in steps[:-1]:
         assert [token.source for token in step.tokens] == ["context"] * 5 + ["target"]
         assert [token.match_length for token in step.tokens] == [3] * 5 + [0]
@@ -159,14 +148,6 @@ def test_the_rule_of_the_drafting_is_the_one_that_verifies() -> None:
     assert texts["match", LONG] == texts["rejection", LONG] == [answer_of()] * 3
 
 
-def test_a_drafter_is_not_asked_when_the_tree_is_full() -> None:
-    high, low = oracle(9), Scripted(lambda tokens: [(7,)], "model")
-    _, steps = run(high, low, drafting=Drafting(nodes=4))
-    assert all(sum(step.proposed.values()) <= 4 for step in steps)
-    assert all(list(step.look_ups) == ["context"] for step in steps[:-2])
-    assert len(low.asked) <= 2, "only where the answer ends before the tree is full"
-
-
 def test_each_drafter_is_asked_with_what_there_is_and_the_same_budget() -> None:
     high, low = Scripted(lambda tokens: [(7, 8)]), Scripted(lambda tokens: [], "model")
     run(high, low, drafting=Drafting(nodes=6))
@@ -183,28 +164,6 @@ def test_the_tree_never_exceeds_its_nodes(nodes: int) -> None:
     assert {sum(step.proposed.values()) for step in steps[:-1]} == {nodes}
 
 
-def test_costs_are_told_the_nodes_and_the_time_of_every_step() -> None:
-    told: list[tuple[int, float, float, float]] = []
-
-    class Noting(CostCurve):
-        def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
-            told.append((nodes, verify, draft, other))
-
-        def undone(self, seconds: float) -> None:
-            undone.append(seconds)
-
-    undone: list[float] = []
-    costs = Noting({0: 1.0, 9: 2.0})
-    costs.gate.plain_after = 1000
-    _, steps = run(oracle(3), costs=costs)
-    settling = iter(undone)
-    assert [nodes for nodes, *_ in told] == [sum(step.proposed.values()) for step in steps]
-    for step, (_, verify, draft, other) in zip(steps, told, strict=True):
-        assert verify == step.verify_seconds and min(draft, other) > 0
-        accepting = next(settling) if step.proposed else 0.0
-        assert draft + other + accepting == pytest.approx(step.seconds - verify)
-
-
 def test_costs_are_told_how_long_the_text_is_before_every_step() -> None:
     told: list[int] = []
 
@@ -219,22 +178,14 @@ def test_costs_are_told_how_long_the_text_is_before_every_step() -> None:
     assert told == [len(PROMPT), *lengths], "first where the prompt is read"
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 7, 23])
-def test_max_tokens_is_kept_to_the_token(limit: int) -> None:
-    generation = Generation(LONG.sampling, max_tokens=limit)
-    for drafters in ([], [oracle(12)]):
-        _, steps = run(*drafters, generation=generation)
-        assert sum(len(step.tokens) for step in steps) == limit
-        assert steps[-1].finish == "length"
-
-
-@pytest.mark.parametrize("room", [1, 2, 5, 11])
-def test_the_context_is_filled_to_the_last_token(room: int) -> None:
-    context = len(PROMPT) + room
+@pytest.mark.parametrize("limit", [1, 2, 5, 11, 23])
+def test_max_tokens_and_the_context_are_kept_to_the_token(limit: int) -> None:
+    short, narrow = Generation(LONG.sampling, max_tokens=limit), ToyBackend(len(PROMPT) + limit)
     for drafters in ([], [oracle(20)]):
-        _, steps = run(*drafters, backend=ToyBackend(context))
-        assert sum(len(step.tokens) for step in steps) == room
-        assert steps[-1].finish == "context"
+        for wanted, backend, finish in ((short, None, "length"), (LONG, narrow, "context")):
+            _, steps = run(*drafters, generation=wanted, backend=backend)
+            assert sum(len(step.tokens) for step in steps) == limit
+            assert steps[-1].finish == finish
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -400,9 +351,7 @@ def test_the_time_of_the_consumer_is_not_counted(monkeypatch: pytest.MonkeyPatch
         assert event.seconds == 0.0
 
 
-def test_learning_the_answer_is_timed_behind_the_last_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_learning_the_answer_is_timed_behind_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("engine.decode.perf_counter", lambda: now[0])
 

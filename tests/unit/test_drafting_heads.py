@@ -14,7 +14,7 @@ from engine.drafting.calibration import WITH_HEAD, Calibration
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.drafting.head import PLACE, HeadTier
-from engine.drafting.hierarchy import Hierarchy, best_row, path_to
+from engine.drafting.hierarchy import Hierarchy
 from engine.errors import SettingError
 from engine.heads.base import LogitGuess
 from engine.methods import METHODS, method_named
@@ -210,25 +210,6 @@ def test_the_budget_holds_for_both_together(nodes: int, leaves: int | None) -> N
     steps = events_of(toy, PROMPT, wanted, drafters, method.drafting)
     assert 0 < max(sum(step.proposed.values()) for step in steps) <= nodes
     assert_lossless(plain_toy(wanted), steps)
-
-
-def test_a_chain_is_the_path_that_is_worth_most_and_not_the_likeliest_word() -> None:
-    merged, known = tree_with({(): {50: 0.5, 7: 0.4}, (50,): {51: 0.02}}, 0.0)
-    budget = Budget(Drafting(nodes=8, threshold=0.001), 6, 100, leaves=1)
-    grown, chances = weighed(merged, known)
-    likeliest = max(grown.children[0].values(), key=lambda row: chances[row])
-    tree = Tree(known[-1])
-    merged.grow(tree, known, budget)
-    path = tree.path(len(tree))
-    if grown.tokens[likeliest] == 50:
-        assert path[:2] == (7, 8), "the copy goes on for longer"
-    row, expected = best_row(grown, chances, budget)
-    assert grown.path(row) == path and budget.expected == expected
-    worth = {
-        grown.path(end): sum(chances[at] for at in path_to(grown, end))
-        for end in range(1, len(grown.tokens))
-    }
-    assert path == max(worth, key=lambda each: worth[each])
 
 
 # when it is asked

@@ -71,6 +71,11 @@ def left(text: str, **more: Any) -> tuple[str, dict[str, int]]:
         ("A <code_interpreter> is a tag.", None, {}),
         ('```\nunclosed <details type="x">y</details>', None, {}),
         ("a ` b <code_interpreter lang='x'>c</code_interpreter>d", "a ` b d", {"tool calls": 1}),
+        # Thinking that a template opened is thinking.
+        ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes.", {}),
+        ("<think>\nHm.\n</think>\n\nYes.", None, {}),
+        ("It ends so:\n```\n</think>\n```\nYes.", None, {}),
+        ("Between `<think>` and\n</think>\nit thinks.", None, {}),
     ],
 )
 def test_markup_of_another_program_is_no_answer(
@@ -108,19 +113,6 @@ def test_thinking_goes_to_the_answers_after_it() -> None:
     assert [m.content for m in export.messages] == ["Why?", f"{mark}First", f"{mark}Second", "And?"]
     assert [m.parent for m in export.messages] == [None, 0, 0, 2]
     assert export.left_out == {"tool calls": 1, "pieces of thinking": 1}
-
-
-@pytest.mark.parametrize(
-    ("answer", "imported"),
-    [
-        ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."),
-        ("<think>\nHm.\n</think>\n\nYes.", None),
-        ("It ends so:\n```\n</think>\n```\nYes.", None),
-        ("Between `<think>` and\n</think>\nit thinks.", None),
-    ],
-)
-def test_thinking_that_a_template_opened_is_thinking(answer: str, imported: str | None) -> None:
-    assert left(answer) == (imported or answer, {})
 
 
 def test_markup_is_found_in_linear_time() -> None:

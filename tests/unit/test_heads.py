@@ -94,21 +94,14 @@ def test_the_toy_head_guesses_behind_what_is_decided() -> None:
     assert rows == [1, 2] and tokens[:2] == [guessed, after]
 
 
-def test_another_sequence_has_a_head_of_its_own() -> None:
+def test_another_sequence_has_a_head_of_its_own_whose_start_can_be_cancelled() -> None:
     toy = ToyBackend(guesses=deviating(1.0))
     other = toy.open()
     assert other.head is not None and other.head is not toy.head
     other.head.listen(True)
     other.prefill([1, 2, 3], never)
+    assert other.head.start([1, 2, 3], GREEDY, lambda: True) is None
     assert other.head.start([1, 2, 3], GREEDY, never) is not None
-
-
-def test_a_cancelled_start_guesses_nothing() -> None:
-    toy = ToyBackend(guesses=toy_logits)
-    assert toy.head is not None
-    toy.head.listen(True)
-    toy.prefill([1, 2, 3], never)
-    assert toy.head.start([1, 2, 3], GREEDY, lambda: True) is None
 
 
 def test_a_shuffled_head_is_as_sure_and_wrong() -> None:

@@ -11,7 +11,7 @@ from engine.drafting.base import Tier
 from engine.drafting.budget import Budget
 from engine.drafting.calibration import PRIORS, Calibration
 from engine.drafting.costs import CostCurve
-from engine.drafting.hierarchy import LUCKIEST, Hierarchy
+from engine.drafting.hierarchy import FAVOURED, Hierarchy
 from engine.drafting.ngrams import NgramCounts
 from engine.drafting.tiers import STATISTICS_KEY, ContextTier, ModelTier, StatisticsTier
 from engine.sampling import gumbel
@@ -218,7 +218,7 @@ def test_tokens_with_large_noise_are_named_though_nothing_leads_to_them() -> Non
     tiers = [Said(STATISTICS, Followers(9, 2, {7: 3}), often=often), Said(CONTEXT)]
     lucky = sorted(often.counts, key=lambda token: -gumbel(4, 1, [token])[0])
     tree, _ = grow(Hierarchy(tiers, Calibration(), DRAWN), [1], depth=1, threshold=0.0)
-    assert set(tree.tokens[1:]) == {7, *lucky[:LUCKIEST]}
+    assert set(tree.tokens[1:]) == {7, *lucky[:FAVOURED]}
     at = tree.tokens.index(lucky[0])
     assert (tree.sources[at], tree.match_lengths[at]) == (STATISTICS, 0)
     blind, _ = grow(Hierarchy(tiers, Calibration()), [1], depth=1, threshold=0.0)

@@ -107,6 +107,11 @@ def test_the_time_of_a_chat_is_kept_where_it_is_one() -> None:
         ({"mapping": {}}, "no messages with text"),
         ([], "The file is empty"),
         (7, "of type int"),
+        ({"conv": 5, "messages": []}, "cannot be imported"),
+        ({"conv": {}, "messages": 5}, "cannot be imported"),
+        ({"conv": {}, "messages": [5]}, "cannot be imported"),
+        ({"conv": {}, "messages": [{"role": "user", "content": 5}]}, "cannot be imported"),
+        ({"conv": {"currNode": []}, "messages": [{"content": "  "}]}, "cannot be imported"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(value: object, expected: str) -> None:
@@ -257,25 +262,6 @@ def test_a_chat_without_a_title_is_named_after_what_its_user_said() -> None:
     )
     file = "Attached file: a.txt\n```\n" + "x\n" * 11_000 + "```\n\nSum it up."
     assert read([{"role": "user", "content": file}]).conversations[0].title == "Sum it up"
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"conv": 5, "messages": []},
-        {"conv": {}, "messages": 5},
-        {"conv": {}, "messages": [5]},
-        {"conv": {"currNode": "u"}, "messages": [llama("u", "u", "user", 5)]},
-        {"conv": {"currNode": []}, "messages": [llama("u", None, "user", "  ")]},
-        {
-            "conv": {"currNode": "a"},
-            "messages": [llama("u", "r", "user", "Hi"), llama("a", "u", "assistant", 5)],
-        },
-    ],
-)
-def test_a_bad_chat_of_llama_cpps_page_is_refused(value: object) -> None:
-    with pytest.raises(StorageError, match="cannot be imported"):
-        read(value)
 
 
 @pytest.mark.parametrize("time", ["x", -1, float("inf"), 10**400, True, None, [], float("nan")])

@@ -14,6 +14,7 @@ from engine.hsd.profile import RULES, ModelProfile, Pair, Profile
 from engine.types import Costs
 from storage.database import Database
 from storage.machine import (
+    MOST_NODES,
     Choice,
     CostStore,
     KnownModel,
@@ -89,7 +90,7 @@ def test_every_way_of_running_a_model_has_a_curve_of_its_own(db: Database) -> No
 
 
 def test_no_point_lies_beyond_what_the_engine_tabulates() -> None:
-    assert CostStore.MOST_NODES == LARGEST
+    assert MOST_NODES == LARGEST
 
 
 # profiles and chosen stacks
@@ -126,16 +127,6 @@ def test_the_oldest_profiles_of_a_target_are_pruned(db: Database) -> None:
     lost = [key for key in keys if store.load(key) is None]
     assert lost == keys[1:3]
     assert store.load(other) == PROFILE
-
-
-def test_text_that_is_none_counts_as_none(db: Database) -> None:
-    store = ProfileStore(db)
-    store.save(KEY, PROFILE)
-    store.choose("f-target", *CHOICE)
-    with db.write() as handle:
-        handle.execute("UPDATE profiles SET profile = CAST(x'7bff' AS TEXT)")
-        handle.execute("UPDATE stacks SET spec = CAST(x'22ff22' AS TEXT)")
-    assert store.load(KEY) is None and store.chosen("f-target") is None
 
 
 def test_what_is_too_large_is_refused_and_changes_nothing(db: Database) -> None:

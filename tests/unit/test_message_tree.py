@@ -316,11 +316,16 @@ def test_a_long_conversation_is_deep(db: Database, ada: Conversations) -> None:
 
 def test_an_export_carries_all_branches(ada: Conversations, db: Database, id: str) -> None:
     ada.show(id, named(ada, id)["b"])
+    ada.pin(id, True)
+    ada.file(id, "Work")
+    ada.set_settings(id, {"seed": 3})
     data = json.loads(json.dumps(ada.export(id)))
     assert data["version"] == 2 and len(data["messages"]) == 7
     bob = Conversations(db, "bob")
     (copy,) = bob.import_([imports.read(data)])
-    assert bob.export(copy) == data and shown(bob, copy) == "abcd"
+    assert bob.export(copy) == data == ada.export(id) and shown(bob, copy) == "abcd"
+    assert bob.get(copy).pinned and bob.get(copy).folder == "Work"
+    assert copy != id and [each.id for each in bob.list()] == [copy]
     for text, path in (("C", "aBC"), ("A", "A"), ("a", "aBC"), ("b", "abcd")):
         bob.show(copy, named(bob, copy)[text])
         assert shown(bob, copy) == path

@@ -138,9 +138,7 @@ def path_form(profile: Profile, plan: Plan) -> float:
 # The search
 
 
-def test_the_shortest_path_is_that_of_an_exhaustive_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_shortest_path_is_that_of_an_exhaustive_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "LONGEST", 5)
     rng, kinds = random.Random(1), set()
     for _ in range(240):

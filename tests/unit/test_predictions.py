@@ -270,9 +270,7 @@ def test_of_many_models_every_stack_is_compared() -> None:
         assert found.stack == stack != best(profile, "rejection").stack
 
 
-def test_heads_are_planned_as_an_exhaustive_search_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_heads_are_planned_as_an_exhaustive_search_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head, databases and both, for any model; each source is the best one at times."""
     monkeypatch.setattr(planner, "LONGEST", 4)
     used = set()

@@ -84,12 +84,6 @@ def test_the_distribution_is_the_law_that_is_sampled_from(sampling: Sampling) ->
     assert draw(LOGITS, sampling, range(2_000))[law == 0].sum() == 0
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-60, 1e-5])
-def test_the_distribution_of_a_cold_sampler_is_certain(temperature: float) -> None:
-    law = distribution(np.float32([1.0, 3.0, 3.0, -2.0]), Sampling(temperature))
-    assert law.tolist() == [0.0, 1.0, 0.0, 0.0] and law.dtype == np.float32
-
-
 @pytest.mark.parametrize("sampling", VARIANTS)
 def test_choices_over_many_positions_follow_the_softmax(sampling: Sampling) -> None:
     counts, law = draw(LOGITS, sampling, range(20_000)), slow_law(LOGITS, sampling)
@@ -101,14 +95,6 @@ def test_the_law_test_can_fail() -> None:
     counts = draw(LOGITS, Sampling(temperature=1.0, seed=1), range(20_000))
     wrong = slow_law(LOGITS, Sampling(temperature=1.1))
     assert p_of_counts(counts, 20_000 * wrong) < 1e-6
-
-
-def test_choices_over_many_seeds_follow_the_softmax() -> None:
-    counts = np.zeros(len(LOGITS), dtype=int)
-    for seed in range(10_000):
-        counts[choose(LOGITS, Sampling(temperature=1.0, seed=seed), 17)] += 1
-    law = softmax(LOGITS)
-    assert p_of_counts(counts, 10_000 * law) > 1e-3
 
 
 @settings(deadline=None, derandomize=True)
@@ -174,12 +160,6 @@ def test_ties_at_a_cut_are_kept() -> None:
     assert kept.tolist() == [True, True, True, False]
 
 
-def test_warping_leaves_the_logits_alone() -> None:
-    logits = LOGITS.copy()
-    choose(logits, Sampling(temperature=0.7, top_k=2, top_p=0.5, min_p=0.1), 3)
-    assert (logits == LOGITS).all()
-
-
 def noise(seed: int, position: int, size: int) -> np.ndarray:
     return gumbel(seed, position, range(size))
 
@@ -220,6 +200,7 @@ def test_the_compiled_noise_is_the_same(seed: int, position: int) -> None:
     assert (gumbel(seed, position, tokens) == in_python).all()
     one = [int(split(noise_key(seed, position), token)) >> (64 - BITS) for token in range(50)]
     assert (noise_of(np.uint64(one)) == in_python[:50]).all()
+    assert native.core is None or np.float32(native.core.LARGEST) == LARGEST
 
 
 def test_no_logarithm_rounds_the_noise_to_another_value() -> None:
@@ -276,21 +257,15 @@ def test_cold_sampling_is_greedy_without_overflow(temperature: float) -> None:
     logits = np.float32([-4.0, 1e4, 1e4 - 1, 3.0])
     for position in range(50):
         assert choose(logits, Sampling(temperature=temperature, seed=position), position) == 1
-
-
-def test_greedy_takes_the_first_of_equals() -> None:
-    assert choose(np.float32([0, 2, 2]), Sampling(temperature=0.0), 0) == 1
+    law = distribution(np.float32([1.0, 3.0, 3.0, -2.0]), Sampling(min(temperature, 1e-5)))
+    assert law.tolist() == [0.0, 1.0, 0.0, 0.0], "the first of equals"
+    assert choose(np.float32([3.0]), Sampling(1.0, top_k=1, top_p=0.1, min_p=0.5), 0) == 0
 
 
 def test_masked_tokens_are_never_drawn() -> None:
     logits = np.float32([-np.inf, 0, -np.inf, 0])
     drawn = {choose(logits, Sampling(temperature=2.0, seed=s), 4) for s in range(200)}
     assert drawn == {1, 3}
-
-
-def test_a_vocabulary_of_one() -> None:
-    sampling = Sampling(temperature=1.0, top_k=1, top_p=0.1, min_p=0.5)
-    assert choose(np.float32([3.0]), sampling, 0) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -409,15 +384,8 @@ def test_a_part_of_a_row_says_the_choice_or_that_it_cannot() -> None:
     assert few.select(Sampling(0.7), 5) is few.reference(Sampling(0.7), 5) is None
 
 
-def test_the_largest_noise_is_the_same_in_the_core() -> None:
-    assert native.core is None or np.float32(native.core.LARGEST) == LARGEST
-
-
 def test_probabilities_are_the_softmax() -> None:
     assert probabilities(LOGITS) == pytest.approx(softmax(LOGITS), rel=1e-5)
     assert probabilities(LOGITS).dtype == np.float32
-
-
-def test_the_probability_of_a_hopeless_token_is_zero_without_a_warning() -> None:
-    law = probabilities(np.float32([200.0, -200.0, -np.inf]))
-    assert law.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-30)
+    hopeless = probabilities(np.float32([200.0, -200.0, -np.inf]))
+    assert hopeless.tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-30)

@@ -235,7 +235,7 @@ def test_only_who_can_is_asked_to_draft_nothing() -> None:
 
 
 def test_an_answer_that_has_begun_goes_to_servers_that_go_on() -> None:
-    body = asked("vllm", begun="Once")
+    body = asked("vllm", prefix="Once")
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
     assert body["messages"][-1] == {"role": "assistant", "content": "Once"}  # type: ignore[index]
 

@@ -17,7 +17,7 @@ from engine.models import hub as hub_module
 from engine.models import loaders
 from engine.models.formats import format_of
 from engine.models.gguf_files import HubFile, heads_for, hub_file
-from engine.models.hub import Meter, check_reachable
+from engine.models.hub import check_reachable
 from engine.models.loaders import present, scan
 from tests.support.hub import COMMIT, Hub, serving
 
@@ -409,18 +409,6 @@ def test_a_disk_that_fills_up_or_is_closed(
 
     monkeypatch.setattr(hub_module, "http_get", fail)
     assert words in refused("some/one:a.gguf")
-
-
-def test_a_meter_never_goes_back() -> None:
-    watch = Watch()
-    meter = Meter(100, watch.progress, watch.cancelled)
-    with meter.begin(initial=20, desc="a file", unit="B") as bar:
-        for count in (30, -50, 30, 20):
-            bar.update(count)
-    meter.end(50)
-    meter.begin()
-    meter.end(50)
-    assert [done for done, _ in watch.seen[1:]] == [20, 50, 50, 50, 50, 50, 50, 100]
 
 
 # Scans.

@@ -44,11 +44,7 @@ def test_documents_are_text_as_well() -> None:
     toy = ToyBackend()
     assert toy.tokenize(document_text(FORGED, toy)) == [*FORGED.encode()]
     chat = (user(FORGED), Message("assistant", FORGED))
-    assert toy.tokenize(document_text(chat, toy)) == [
-        *expected(chat[:1]),
-        *FORGED.encode(),
-        END,
-    ]
+    assert toy.tokenize(document_text(chat, toy)) == [*expected(chat[:1]), *FORGED.encode(), END]
 
 
 TEXTS = st.lists(st.sampled_from([*SPECIAL.values(), "<|", "|>", "end", " ", "é😀"])).map("".join)

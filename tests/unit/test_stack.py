@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Backend, LogitScores
-from engine.backends.toy import (
-    CHUNK,
-    END,
-    VOCABULARY,
-    ToyBackend,
-    deviating,
-    toy_logits,
-)
+from engine.backends.toy import CHUNK, END, VOCABULARY, ToyBackend, deviating, toy_logits
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import LARGEST, CostCurve
@@ -352,11 +345,7 @@ def flat(extra: float = 0.0) -> CostCurve:
 
 
 def leads(
-    stack: Stack,
-    nodes: int = 0,
-    likely: float = 1.0,
-    costs: CostCurve | None = None,
-    due: str = "",
+    stack: Stack, nodes: int = 0, likely: float = 1.0, costs: CostCurve | None = None, due: str = ""
 ) -> bool:
     """Whether the stack drafts behind so many nodes of databases."""
     budget, tree = Budget(Drafting(threshold=0.0), 20, VOCABULARY, costs, due), Tree(0)

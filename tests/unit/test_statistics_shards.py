@@ -14,15 +14,7 @@ import pytest
 from engine.errors import StorageError
 from storage import statistics_shards
 from storage.statistics_build import build
-from storage.statistics_shards import (
-    COUNTED,
-    Documents,
-    Plan,
-    count,
-    count_shard,
-    pieces,
-    reduce,
-)
+from storage.statistics_shards import COUNTED, Documents, Plan, count, count_shard, pieces, reduce
 from tests.support.shards import Inline, Made, count_inline, job, plan, texts
 
 BUDGET = 20_000

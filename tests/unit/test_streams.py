@@ -69,18 +69,18 @@ def test_an_error_comes_after_the_items_and_once() -> None:
     assert list(stream) == []
 
 
-def test_the_first_items_come_at_once() -> None:
+def test_the_first_items_come_at_once_and_so_does_the_end() -> None:
     """The pause is a day long, and the producer puts nothing more before the item was seen."""
     stream: Stream[int] = Stream(pace=86_400.0)
     batches = stream.batches()
     for number in range(AT_ONCE):
         with thread(partial(stream.put, number)):
             assert next(batches) == [number]
+    with thread(lambda: stream.end()):
+        assert list(batches) == []
 
 
-def test_between_batches_is_a_pause_and_all_that_came_meanwhile_is_one(
-    slept: list[float],
-) -> None:
+def test_between_batches_is_a_pause_and_all_that_came_meanwhile_is_one(slept: list[float]) -> None:
     stream: Stream[int] = Stream()
     batches = stream.batches()
     for number in range(AT_ONCE):
@@ -90,17 +90,6 @@ def test_between_batches_is_a_pause_and_all_that_came_meanwhile_is_one(
         stream.put(number)
     assert next(batches) == [7, 8, 9]
     assert len(slept) == 1 and 0 <= slept[0] <= PACE
-
-
-def test_an_end_does_not_wait_for_the_pause() -> None:
-    """Which is a day long."""
-    stream: Stream[int] = Stream(pace=86_400.0)
-    batches = stream.batches()
-    for number in range(AT_ONCE):
-        stream.put(number)
-        assert next(batches) == [number]
-    with thread(lambda: stream.end()):
-        assert list(batches) == []
 
 
 def test_items_that_were_put_together_arrive_together() -> None:

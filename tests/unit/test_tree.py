@@ -109,14 +109,6 @@ def test_the_walk_is_the_longest_agreeing_path() -> None:
         assert [tree.parents[row] for row in rows] == [0, *rows][: len(rows)]
 
 
-@pytest.mark.parametrize("row", [0, 2, 4])
-def test_the_walk_may_begin_at_any_row(row: int) -> None:
-    tree = tree_of((1,), (2,), (1, 3), (2, 3), (2, 3, 5))
-    truth = {0: 1, 1: 3, 2: 3, 3: 4, 4: 5, 5: 6}
-    rows, emitted = {0: ([1, 3], [1, 3, 4]), 2: ([4, 5], [3, 5, 6]), 4: ([5], [5, 6])}[row]
-    assert tree.walk(truth.__getitem__, row) == (rows, emitted)
-
-
 @settings(deadline=None, derandomize=True)
 @given(PATHS, PATHS, st.data())
 def test_attaching_a_tree_adds_its_paths_below_a_row(
@@ -216,17 +208,6 @@ def test_within_its_leaves_a_tree_keeps_what_came_first(paths: list[Path], most:
 
 def rows_of(tree: Tree) -> dict[Path, int]:
     return {path: row for row, path in enumerate(paths_of(tree))}
-
-
-@settings(deadline=None, derandomize=True)
-@given(PATHS, st.integers(0, 20))
-def test_a_tree_that_fits_is_itself(paths: list[Path], more: int) -> None:
-    tree = tree_of(*paths)
-    assert tree.within(None) is tree and tree.within(leaves_of(tree) + more) is tree
-    most = max(1, leaves_of(tree) - 1 - more)
-    kept = tree.within(most)
-    assert (kept is tree) == (leaves_of(tree) <= most)
-    assert kept.within(most) is kept
 
 
 @settings(deadline=None, derandomize=True)
