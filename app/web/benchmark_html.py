@@ -47,7 +47,6 @@ def status(progress: BenchmarkStatus | None, problem: str = "") -> str:
 
 
 def remaining(seconds: float) -> str:
-    """The remaining time, rounded to how precisely it is known."""
     if seconds < 90:
         return f"about {max(5, 5 * round(seconds / 5))} s"
     minutes = round(seconds / 60)
@@ -55,7 +54,6 @@ def remaining(seconds: float) -> str:
 
 
 def heading(report: Report) -> str:
-    """What was measured, on which machine, and when."""
     stored, plan = report.benchmark, report.plan
     drawn = plan.generation.sampling
     facts = (
@@ -74,22 +72,21 @@ def heading(report: Report) -> str:
 
 
 def coverage(report: Report) -> str:
-    """How many questions the figures cover."""
     stored, whole = report.benchmark, len(report.plan.questions)
     if not report.complete:
         return (
             f"{stored.done:,} of {stored.runs:,} runs are done. Figures appear once every method "
             "has answered the same question."
         )
-    text = f"Figures cover {report.complete:,} of {whole:,} questions"
+    covered = f"{report.complete:,} of {whole:,} questions"
     if report.complete == whole:
-        text = f"Figures cover all {whole:,} question{'s' * (whole > 1)}"
-    return f"{text}; {stored.done:,} of {stored.runs:,} runs are done."
+        covered = f"all {whole:,} question{'s' * (whole > 1)}"
+    return f"Figures cover {covered}; {stored.done:,} of {stored.runs:,} runs are done."
 
 
 def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
     """Changes since the last run, and reasons to doubt the figures."""
-    found = [dropped(drop, before) for drop in drops if before is not None]
+    found = [dropped(drop, before) for drop in drops] if before is not None else []
     if before is not None and not drops and report.complete:
         text = (
             f"No method lost more than {percent(DROP)} since {when(before.benchmark.created)} "
@@ -112,9 +109,7 @@ def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
     return "".join(found)
 
 
-def dropped(drop: Drop, before: Report | None) -> str:
-    """One drop, and how much slower plain decoding became."""
-    assert before is not None
+def dropped(drop: Drop, before: Report) -> str:
     change = f"{drop.now:,.1f} tokens/s, down from {drop.before:,.1f}"
     if drop.what == "speedup":
         change = f"speedup {times(drop.now)}, down from {times(drop.before)}"
@@ -123,20 +118,16 @@ def dropped(drop: Drop, before: Report | None) -> str:
         f"(version {before.benchmark.version})."
     )
     if drop.what == "speed" and drop.plain is not None and drop.method != PLAIN.name:
-        if drop.plain > DROP:
-            text += f" Plain decoding lost {percent(drop.plain)} too: the machine was slower."
-        else:
-            text += " Plain decoding was as fast as before."
+        slower = f"lost {percent(drop.plain)} too: the machine was slower"
+        text += f" Plain decoding {slower if drop.plain > DROP else 'was as fast as before'}."
     title = f"{percent(drop.share)} {'less speedup' if drop.what == 'speedup' else 'slower'}"
     return finding("differs", title, text)
 
 
 def tables(report: Report) -> str:
-    if not report.metrics:
-        return ""
-    return table(
-        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.metrics)
-    )
+    titles = ("Method", "Tokens/s", *EXPLAINED)
+    rows = [method_cells(each) for each in report.metrics]
+    return table("All questions", titles, rows) if rows else ""
 
 
 def method_cells(each: MethodMetrics) -> list[str]:
@@ -199,14 +190,11 @@ def comparison(one: Report, other: Report) -> str:
     apart, text = differences(one.benchmark, other.benchmark), ""
     left, right = ({each.method: each for each in report.metrics} for report in (one, other))
     if apart:
-        listed = ", ".join(apart)
-        text = finding(
-            "", "Not the same", f"The two differ in: {listed}. That may explain a change."
-        )
+        text = f"The two differ in: {', '.join(apart)}. That may explain a change."
+        text = finding("", "Not the same", text)
     if "questions" not in apart:
-        own, others = shared(one, other)
         left, right = (
-            {method.name: each for method, each in side.items()} for side in (own, others)
+            {method.name: each for method, each in side.items()} for side in shared(one, other)
         )
     then = f"on {when(other.benchmark.created)}"
     titles = ("Method", "Tokens/s", then, "Change", "Speedup", then, "Change")
@@ -218,7 +206,7 @@ def comparison(one: Report, other: Report) -> str:
         gains = [each and each.speedup.whole for each in sides]
         for (now, past), show in ((speeds, "{:,.1f}".format), (gains, times)):
             cells += [show(value) if value else DASH for value in (now, past)]
-            cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
+            cells.append(percent(now / past - 1, "+") if now and past else DASH)
         rows.append(cells)
     return f"{text}{table(f'Compared with {title(other.benchmark)}', titles, rows)}"
 

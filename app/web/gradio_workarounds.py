@@ -32,7 +32,7 @@ If a version of Gradio does not have such a part, nothing is replaced.
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,26 +114,19 @@ class EventQueue(queueing.Queue):
         return self.cached_event_analytics_summary
 
 
-Edits = list[list[Any]]
+def keep_keys() -> None:
+    """Make Gradio send an update whole that would lose a key."""
+    diff: Any = utils.diff
+    if hasattr(diff, "__wrapped__"):
+        return
 
-
-def keeping_keys(diff: Callable[[Any, Any], Edits]) -> Callable[[Any, Any], Edits]:
-    """A version of `diff` without deletions. A value that would lose a key is sent whole."""
-
-    def differences(old: Any, new: Any) -> Edits:
+    @wraps(diff)
+    def differences(old: Any, new: Any) -> list[list[Any]]:
         edits = diff(old, new)
         lost = any(action == "delete" for action, *_ in edits)
         return [["replace", [], new]] if lost else edits
 
-    return differences
-
-
-def keep_keys() -> None:
-    """Make Gradio send updates that would lose a key whole."""
-    if not hasattr(utils.diff, "__wrapped__"):
-        kept = keeping_keys(utils.diff)
-        kept.__wrapped__ = utils.diff  # type: ignore[attr-defined]
-        utils.diff = kept
+    utils.diff = differences
 
 
 class Replaced:
@@ -166,7 +159,6 @@ async def converted(work: Callable[..., Any], *values: Any, **options: Any) -> A
 
 
 def convert_at_once() -> None:
-    """Make Gradio convert most values of an event in place."""
     thread = Replaced(anyio.to_thread, run_sync=converted)
     setattr(blocks, "anyio", Replaced(anyio, to_thread=thread))  # noqa: B010
 

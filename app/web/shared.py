@@ -68,7 +68,6 @@ class SharedConnection:
         self.tasks = set[asyncio.Task[None]]()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of all streams as they come, until the connection is closed."""
         while not self.over:
             await self.changed.wait()
             self.changed.clear()
@@ -80,7 +79,6 @@ class SharedConnection:
                 sent(taken)
 
     async def send(self, number: int, *values: int | str | None) -> None:
-        """Send events of a stream. Returns once they were sent."""
         if self.over:
             return
         done = asyncio.get_running_loop().create_future()
@@ -89,14 +87,12 @@ class SharedConnection:
         await done
 
     def open(self, number: int, app: ASGIApp, scope: Scope) -> None:
-        """Add a stream: the app's response to a request."""
         self.streams[number] = asyncio.Event()
         task = asyncio.create_task(self.carry(number, app, scope))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def carry(self, number: int, app: ASGIApp, scope: Scope) -> None:
-        """Send the app's response, until either side ends it."""
         closed, decoder = self.streams[number], codecs.getincrementaldecoder("utf-8")("replace")
         requested = False
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 
 from app.service.draft_models import Candidate, Family, Stacks, amount, sampler_label, sampler_of
-from app.web.markup import facts, finding, fine_print, millions, times
+from app.web.markup import DASH, facts, finding, fine_print, millions, times
 from engine.hsd.planner import (
     DATABASES,
     HEAD,
@@ -35,22 +35,20 @@ DRAFTING = {
 
 
 def per_token(seconds: float | None) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds is not None else "–"
+    return DASH if seconds is None else f"{1e3 * seconds:.3g} ms"
 
 
 # models
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    need = candidate.need
-    if need is None:
-        return f"{candidate.name} · cannot be used", candidate.source
-    text = f"{candidate.name} · {millions(need.parameters)} · {amount(need.total)}"
-    return text, candidate.source
+    need, text = candidate.need, "cannot be used"
+    if need is not None:
+        text = f"{millions(need.parameters)} · {amount(need.total)}"
+    return f"{candidate.name} · {text}", candidate.source
 
 
 def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
-    """The loaded models, the memory that the ticked ones need, and the free memory."""
     info = stacks.state.info
     if info.server is not None:
         return fine_print(
@@ -144,10 +142,8 @@ def remark(profile: Profile | None, rule: Rule) -> str:
         return ""
     found, name = profile.outcomes[own[-1]], own[-1].removeprefix(f"{rule} ")
     plain, tokens = sum(o.plain_seconds for o in found), sum(o.tokens for o in found)
-    predicted, measured = (
-        plain / sum(o.expected for o in found),
-        plain / sum(o.seconds for o in found),
-    )
+    predicted = plain / sum(o.expected for o in found)
+    measured = plain / sum(o.seconds for o in found)
     again = "; planned again" if not 1 / OFF <= profile.factor(own[-1]) <= OFF else ""
     return (
         f"{name}: predicted {times(predicted)}, measured {times(measured)} over the last "
@@ -180,19 +176,20 @@ def planned(
 
 
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
-    """Problems of the plan, of draft models in general, and of the measurements."""
     if family is None or family.profile is None or plan is None:
         return ""
     profile, recursion = family.profile, Recursion(family.profile, rule)
     lines = [finding("differs", "Different text", text) for text in drifts(trials)]
     if not plan.levels:
-        return "".join([*lines, *without_stack(family, rule, plan, trials)])
-    if text := slower(recursion, plan, rule, trials):
+        lines += without_stack(family, rule, plan, trials)
+    elif text := slower(recursion, plan, rule, trials):
         better = best_plan(family, rule, plan, recursion)
-        return "".join([*lines, finding("differs", "Slower than plain", text + better)])
-    gain = profile.target.seconds(0) / recursion.latency(plan)
-    text = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
-    return "".join([*lines, finding("same", "Draft models are worth it", text)])
+        lines.append(finding("differs", "Slower than plain", text + better))
+    else:
+        gain = profile.target.seconds(0) / recursion.latency(plan)
+        text = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
+        lines.append(finding("same", "Draft models are worth it", text))
+    return "".join(lines)
 
 
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
@@ -209,13 +206,11 @@ def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial
         if text := slower(recursion, single, rule, trials):
             yield finding("", "Slower than plain", text)
         elif plan.source:
-            yield finding(
-                "", f"Predicted slower than the {plan.source}", f"{single}, {seconds} per token."
-            )
+            title = f"Predicted slower than the {plan.source}"
+            yield finding("", title, f"{single}, {seconds} per token.")
 
 
 def best_plan(family: Family, rule: Rule, plan: Plan, recursion: Recursion) -> str:
-    """The plan that is predicted to be the fastest, if it is not this one."""
     best = family.plan("", rule)
     if best == plan:
         return ""

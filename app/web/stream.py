@@ -49,8 +49,6 @@ KEEP_ALIVE = b":\n\n"
 
 
 class StreamEvent(NamedTuple):
-    """One event. `tokens` is the number of tokens sent so far, including this event."""
-
     kind: str
     data: object
     tokens: int
@@ -89,7 +87,6 @@ class AnswerEvents:
         return [*found, StreamEvent("end", self.sent, self.sent)] if over else found
 
     def tokens(self, update: Update) -> list[StreamEvent]:
-        """The new tokens. New sources are announced before them."""
         found: list[StreamEvent] = []
         while fresh := update.since(self.sent, MOST):
             known = len(self.sources)
@@ -102,7 +99,6 @@ class AnswerEvents:
         return found
 
     def figures(self, update: Update) -> render.Data:
-        """The values of the panel, with the new steps."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps, self.tokens_in_figures = update.forwards, update.tokens
         served = server_sentence(update.recorder.collector.plan, update.counted)
@@ -154,7 +150,6 @@ def encoded(pending: list[StreamEvent]) -> bytes:
 
 
 def compact(data: object) -> str:
-    """JSON without spaces."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 

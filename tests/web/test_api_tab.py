@@ -45,7 +45,6 @@ class Tab:
         self.handlers = {fn.fn.__name__: fn.fn for fn in blocks.fns.values() if fn.fn}
 
     def call(self, name: str, *given: Any) -> dict[str, Any]:
-        """What a handler changes, by the name of the part."""
         changed = self.handlers[name](REQUEST, self.guard, *given)
         names = {id(getattr(self.tab, each)): each for each in PARTS}
         return {names[id(part)]: value for part, value in changed.items() if id(part) in names}
@@ -100,8 +99,6 @@ def test_names_are_inert_and_examples_run(session: Session, toy: ToyBackend) -> 
 
 
 class Slow(ToyBackend):
-    """Takes its time over each forward."""
-
     def score(self, *arguments: Any) -> Any:
         time.sleep(0.002)
         return super().score(*arguments)
@@ -109,7 +106,6 @@ class Slow(ToyBackend):
 
 @pytest.fixture
 def beside(db: Database) -> Iterator[tuple[str, Session]]:
-    """A page with the API, on a toy."""
     session = Session(Local(backend=Slow()), db)
     api = api_of(session, parse(["--no-browser", "--api"]))
     routes = [*stream.routes(session.generations), *api.routes]

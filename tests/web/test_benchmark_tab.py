@@ -18,7 +18,7 @@ from app.service.session import Session
 from app.web import benchmark_html, charts, kit
 from app.web.colors import INKS
 from app.web.kit import Updates
-from app.web.tabs import benchmark, settings
+from app.web.tabs import benchmark
 from engine.errors import PromptError, SettingError
 from engine.methods import METHODS, PLAIN
 from engine.settings import Drafting, Generation, Sampling
@@ -32,13 +32,10 @@ HD = METHODS["hd"]
 
 @pytest.fixture
 def on(session: Session) -> benchmark.BenchmarkTab:
-    found = tab_of(benchmark.BenchmarkTab, session)
-    found.controls = tab_of(lambda *given: settings.Settings(*given[:2]), session)
-    return found
+    return tab_of(benchmark.BenchmarkTab, session)
 
 
 def values(on: benchmark.BenchmarkTab, **chosen: object) -> list[object]:
-    """What the page sends for a small benchmark."""
     given: dict[str, object] = {
         "source": benchmark.OWN,
         "path": None,

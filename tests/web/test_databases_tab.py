@@ -22,10 +22,9 @@ from storage.drafting import DraftingStore
 from storage.statistics import SUFFIX, open_table
 from storage.steps import Contributions
 from tests.service.test_session import ask
-from tests.support.blocks import EVIL, tab_of
+from tests.support.blocks import EVIL, after, tab_of
 from tests.support.hostile import MARKUP
 from tests.support.inside import OWNER, swap
-from tests.web.test_gguf_section import after
 
 Shown = dict[Any, Any]
 

@@ -65,6 +65,9 @@ def on(session: Session, ids: list[str]) -> Diagnostics:
     return tab_of(Diagnostics, session)
 
 
+NOT_STORED = "The prompt of this run is not stored"
+
+
 def test_what_was_open_and_chosen_stays_and_what_is_gone_does_not(
     on: Diagnostics, ids: list[str]
 ) -> None:
@@ -114,10 +117,13 @@ def test_a_step_tells_what_came_of_it(on: Diagnostics, ids: list[str]) -> None:
 def test_the_prompt_is_shown_as_far_as_it_is_stored(on: Diagnostics, ids: list[str]) -> None:
     shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[-1:])  # type: ignore[arg-type]
     assert shown[on.read_prompt].count("&lt;img src=x") == 3, "title, system prompt, message"
-    assert run_html.NOT_KEPT in shown[on.read_prompt] and "<details" not in shown[on.read_prompt]
+    assert (
+        "The exact prompt is kept" in shown[on.read_prompt]
+        and "<details" not in shown[on.read_prompt]
+    )
     assert len(shown[on.answer]["turns"][0]["groups"]) == 80
     shown = on.choose(OWNER, SimpleNamespace(index=[0, 0]), ids[:1])  # type: ignore[arg-type]
-    assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT
+    assert NOT_STORED in shown[on.read_prompt]
     long = run_html.prompt(StoredPrompt("t", "", [("user", "a" * 30_000), ("user", "b" * 15_000)]))
     assert long.count("a") < 6_000 and "b" * 15_000 in long and "Only the last 20,000" in long
 
@@ -133,13 +139,13 @@ def test_the_exact_prompt_is_shown_while_its_model_is_loaded(
     )
     text = on.opened(store, known)[on.read_prompt]
     assert "&lt;|user|&gt;&lt;img src=x" in text and "<img" not in text and "<details" in text
-    assert on.opened(store, other)[on.read_prompt] == run_html.UNKNOWN_PROMPT
+    assert on.opened(store, other)[on.read_prompt] == run_html.prompt(None)
     gone_on = store.continue_run(
         known, step(0), Part(1, "hd", "toy", "toy", {}, Prefill(9, 4)), prompt
     )
     shown = on.opened(store, gone_on)
     assert "It was continued once." in shown[on.title]
-    assert shown[on.read_prompt] == run_html.UNKNOWN_PROMPT, "it is not known from its beginning"
+    assert NOT_STORED in shown[on.read_prompt], "it is not known from its beginning"
     assert "The last 20,000 of 20,001" in run_html.prompt(None, "a" * 20_001)
 
 

@@ -6,7 +6,6 @@ A key is shown once, right after it was made. No later update contains it.
 import json
 import shlex
 from datetime import datetime
-from html import escape
 
 import gradio as gr
 from gradio.blocks import Block
@@ -34,19 +33,7 @@ def address_of(request: gr.Request) -> str:
     return f"{origin}/v1"
 
 
-def state_line(session: Session, address: str) -> str:
-    if not session.programs.on:
-        return "<p>The API is off: programs get an error that says so.</p>"
-    always = " It was switched on with --api." if session.programs.always else ""
-    return (
-        f"<p>The API is on.{always} Its address is <code>{escape(address)}</code></p><p "
-        "class='fine'>Programs on this machine need no key, unless Strata asks for a password. "
-        "All other programs do.</p>"
-    )
-
-
 def moment(seconds: float) -> str:
-    """A readable time in the machine's time zone."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
 
 
@@ -150,7 +137,9 @@ class Programs(Tab):
         }
 
     def switched(self, address: str) -> Updates:
-        return {self.switch_box: self.programs.on, self.state: state_line(self.session, address)}
+        on, always = self.programs.on, self.programs.always
+        state = template("api_state.html", on=on, always=always, address=address)
+        return {self.switch_box: on, self.state: state}
 
     def refresh(self, request: gr.Request) -> Updates:
         return self.shown(address_of(request))
