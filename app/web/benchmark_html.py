@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from html import escape
 
 from app.service.benchmark import BenchmarkStatus
 from app.service.benchmark_report import DROP, Drop, MethodMetrics, Report, differences, shared
 from app.web.charts import ALL, category_name
-from app.web.markup import DASH, finding, fine_print, milliseconds, progress_bar, template, times
+from app.web.markup import DASH, finding, milliseconds, progress_bar, template, times
 from app.web.run_html import title_of
 from engine.methods import PLAIN
 from engine.settings import shortened
@@ -53,75 +52,21 @@ def remaining(seconds: float) -> str:
     return f"about {minutes} min" if minutes < 90 else f"about {round(minutes / 60)} h"
 
 
-def heading(report: Report) -> str:
-    stored, plan = report.benchmark, report.plan
-    drawn = plan.generation.sampling
-    facts = (
-        when(stored.created),
-        f"Strata {stored.version}",
-        stored.machine,
-        f"temperature {drawn.temperature:g}, seed {drawn.seed}",
-        f"up to {plan.generation.max_tokens:,} tokens",
-        f"{plan.repeats} repeat{'s' * (plan.repeats > 1)}",
-        "with past answers" if plan.known else "without past answers",
+def summary(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
+    """What was measured and where, changes since the run `before`, and reasons to doubt the
+    figures."""
+    return template(
+        "benchmark.html",
+        report=report,
+        before=before,
+        drops=drops,
+        most_lost=DROP,
+        named=MOST_NAMED,
+        percent=percent,
+        shortened=shortened,
+        title_of=title_of,
+        when=when,
     )
-    return (
-        f"<h3>{escape(stored.label)} · {escape(stored.title)}</h3>{fine_print(' · '.join(facts))}"
-        f"{fine_print(coverage(report))}"
-    )
-
-
-def coverage(report: Report) -> str:
-    stored, whole = report.benchmark, len(report.plan.questions)
-    if not report.complete:
-        return (
-            f"{stored.done:,} of {stored.runs:,} runs are done. Figures appear once every method "
-            "has answered the same question."
-        )
-    covered = f"{report.complete:,} of {whole:,} questions"
-    if report.complete == whole:
-        covered = f"all {whole:,} question{'s' * (whole > 1)}"
-    return f"Figures cover {covered}; {stored.done:,} of {stored.runs:,} runs are done."
-
-
-def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
-    """Changes since the last run, and reasons to doubt the figures."""
-    found = [dropped(drop, before) for drop in drops] if before is not None else []
-    if before is not None and not drops and report.complete:
-        text = (
-            f"No method lost more than {percent(DROP)} since {when(before.benchmark.created)} "
-            f"(version {before.benchmark.version})."
-        )
-        found.append(finding("", "Compared with the last run", text))
-    if report.disturbed:
-        text = (
-            f"{report.disturbed:,} runs overlapped with other use of Strata, even when repeated "
-            "twice. Their times may be too long."
-        )
-        found.append(finding("", "Disturbed", text))
-    if report.unsteady:
-        text = f"{report.unsteady:,} answers differed between their repeats."
-        found.append(finding("differs", "Unsteady", text))
-    if report.failed:
-        names = ", ".join(shortened(name) for name, _ in report.failed[:MOST_NAMED])
-        text = f"{len(report.failed):,} questions ({names}). {report.failed[0][1]}"
-        found.append(finding("", "Not answered", text))
-    return "".join(found)
-
-
-def dropped(drop: Drop, before: Report) -> str:
-    change = f"{drop.now:,.1f} tokens/s, down from {drop.before:,.1f}"
-    if drop.what == "speedup":
-        change = f"speedup {times(drop.now)}, down from {times(drop.before)}"
-    text = (
-        f"{title_of(drop.method)}: {change}, in the run of {when(before.benchmark.created)} "
-        f"(version {before.benchmark.version})."
-    )
-    if drop.what == "speed" and drop.plain is not None and drop.method != PLAIN.name:
-        slower = f"lost {percent(drop.plain)} too: the machine was slower"
-        text += f" Plain decoding {slower if drop.plain > DROP else 'was as fast as before'}."
-    title = f"{percent(drop.share)} {'less speedup' if drop.what == 'speedup' else 'slower'}"
-    return finding("differs", title, text)
 
 
 def tables(report: Report) -> str:

@@ -77,6 +77,7 @@ def template_source(name: str) -> str:
 
 
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
+TEMPLATES.filters["number"] = "{:,}".format
 TEMPLATES.globals |= {
     "fact_list": lambda items: Markup(facts(items)),
     "fine_print": lambda text: Markup(fine_print(text)),
@@ -86,6 +87,7 @@ TEMPLATES.globals |= {
     "stages": STAGES,
     "css_class": css_class,
     "milliseconds": milliseconds,
+    "times": times,
 }
 
 

@@ -175,11 +175,10 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
         replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.metrics
     ]
     texts = [
-        benchmark_html.heading(found),
         benchmark_html.tables(replace(found, metrics=tuple(parts))),
         benchmark_html.categories(found),
         benchmark_html.comparison(found, other),
-        benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),
+        benchmark_html.summary(replace(found, failed=((EVIL, EVIL),)), None, ()),
         benchmark_html.status(BenchmarkStatus("id", 1, 2, 0, EVIL)),
         benchmark_html.status(None, EVIL),
         benchmark.counted(found.plan.questions),
@@ -192,7 +191,7 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
 def test_a_drop_says_whether_the_machine_was_slower() -> None:
     found = of(evil())
     texts = {
-        lost: benchmark_html.notes(found, found, [Drop("hd", "speed", 40.0, 30.0, lost)])
+        lost: benchmark_html.summary(found, found, [Drop("hd", "speed", 40.0, 30.0, lost)])
         for lost in (0.24, 0.02, None)
     }
     assert all(
@@ -201,10 +200,10 @@ def test_a_drop_says_whether_the_machine_was_slower() -> None:
     )
     assert "Plain decoding lost 24 % too: the machine was slower." in texts[0.24]
     assert "as fast as before" in texts[0.02] and "Plain" not in texts[None]
-    gain = benchmark_html.notes(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
+    gain = benchmark_html.summary(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
     assert "25 % less speedup" in gain and "1.50×, down from 2.00×" in gain
-    assert "No method lost more than 10 %" in benchmark_html.notes(found, found, [])
-    assert benchmark_html.notes(found, None, []) == ""
+    assert "No method lost more than 10 %" in benchmark_html.summary(found, found, [])
+    assert "verdict" not in benchmark_html.summary(found, None, [])
 
 
 def test_what_two_benchmarks_do_not_share_is_named() -> None:

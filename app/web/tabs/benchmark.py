@@ -340,8 +340,7 @@ class BenchmarkTab(Tab):
                 return {self.result: NOTHING, self.detail: "", self.chart: hide()}
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
-            text = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
-            text += benchmark_html.tables(report)
+            text = benchmark_html.summary(report, before, drops) + benchmark_html.tables(report)
             if other and other != chosen:
                 text += benchmark_html.comparison(report, self.runs.report(owner, other))
             drawn, visible = charts.by_category(report), bool(report.metrics)
