@@ -15,6 +15,7 @@ from app.web.colors import INKS, css_class, ink, others
 from app.web.markup import times
 from engine.errors import StorageError
 from engine.thinking import Thought, answer_of, named, thought_in
+from engine.types import Step
 from storage.conversations import Piece, StoredMessage
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -158,8 +159,10 @@ def legend(sources: Iterable[str]) -> Data:
     return {"sources": [*sources], "names": drafts(sources)}
 
 
-def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:
+def side_by_side(name: str, steps: Iterable[Step], most: int | None = None) -> Data:
+    """A run for a token view of its own, with `most` tokens if that is given."""
     sources: dict[str, int] = {}
+    pieces = [Piece.of(token, step.index) for step in steps for token in step.tokens][:most]
     turns = [{"key": name, "role": "assistant", "groups": groups(pieces, sources)}]
     return {"kept": 0, "after": "", "turns": turns, **legend(sources)}
 

@@ -1,11 +1,8 @@
 """Streams a growing answer to the page as server-sent events. Nothing is sent twice.
 
-`GET /stream/<token>?from=N` continues after the first N tokens. After a lost connection the browser
-sends `Last-Event-ID` instead: each event's `id` is the number of tokens sent so far. So a lost
-connection, a reload or a second page costs only the tokens that the page has not seen. A waiting
-connection holds no thread.
-
-The events carry JSON:
+`GET /stream/<token>?from=N` continues after the first N tokens, or after `Last-Event-ID`: each
+event's `id` is the number of tokens sent so far. A waiting connection holds no thread. The events
+carry JSON:
 
 - `sources` gives the meaning of the sources' numbers. It is the first event, and shows the page
   that it is connected.

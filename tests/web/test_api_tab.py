@@ -10,7 +10,6 @@ from typing import Any
 
 import gradio as gr
 import httpx
-import openai
 import pytest
 
 from app.api.routes import api_of
@@ -112,25 +111,6 @@ def beside(db: Database) -> Iterator[tuple[str, Session]]:
     with serving("--api", routes=routes) as page:
         yield page.address, session
     session.engine.close()
-
-
-def test_page_and_programs_share_a_server_and_a_queue(beside: tuple[str, Session]) -> None:
-    address, session = beside
-    assert "inside" in httpx.get(address, timeout=60).text
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
-        hello: Any = [{"role": "user", "content": "hello there"}]
-        requested: Any = {"model": "toy", "messages": hello, "seed": 7, "max_tokens": 30}
-        found = client.chat.completions.create(**requested)
-        chunks = client.chat.completions.create(**requested, stream=True)
-        text = "".join(c.choices[0].delta.content or "" for c in chunks)
-        assert text == found.choices[0].message.content
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(**(requested | {"model": "other"}))
-    own = {"origin": address, "sec-fetch-site": "same-origin", "sec-fetch-dest": "empty"}
-    assert httpx.get(f"{address}/v1/models", headers=own, timeout=60).status_code == 200
-    foreign = {"origin": "http://evil.example"}
-    refused = httpx.get(f"{address}/v1/models", headers=foreign, timeout=60)
-    assert refused.status_code == 403 and "error" in refused.json()
 
 
 @pytest.mark.parametrize("streamed", [True, False])

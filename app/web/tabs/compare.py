@@ -43,7 +43,6 @@ from engine.runs import Verdict
 from engine.servers.client import GUARANTEE
 from engine.settings import BUDGETS
 from engine.types import NO_RUN, TIERS, Run
-from storage.conversations import Piece
 from storage.steps import digest
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
@@ -159,24 +158,7 @@ def model_label(session: Session, source: str) -> str:
 
 
 def idle(session: Session) -> str:
-    info = session.current.info
-    server = info.server
-    if server is not None and server.switches:
-        text = f"The left side asks the server to draft nothing. {GUARANTEE}"
-    elif server is not None:
-        text = (
-            f"{server.host} cannot be asked to answer without drafts. Start it without drafting at "
-            "a second address, load that once, and choose it as the model of the left side. "
-            f"{GUARANTEE}"
-        )
-    elif not info.can_tree:
-        text = f"{info.note} Both runs will be plain."
-    else:
-        text = (
-            "Both runs start fresh, and neither learns from the other. Their order is swapped from "
-            "repeat to repeat."
-        )
-    return verdict(escape(text))
+    return template("compare_idle.html", info=session.current.info, guarantee=GUARANTEE)
 
 
 def head(title: str, run: Run | None) -> str:
@@ -308,16 +290,10 @@ def drawn(progress: Progress | None) -> list[go.Figure]:
     backwards = is_plain(progress, RIGHT) and not is_plain(progress, LEFT)
     fast, other = (left, right) if backwards else (right, left)
     drawn = charts.of_run(digest(fast), digest(other))
-    names = dict(
-        zip(("with drafts", "plain"), NAMES[::1] if backwards else NAMES[::-1], strict=True)
-    )
+    drafting, plain = NAMES if backwards else NAMES[::-1]
+    names = {"with drafts": drafting, "plain": plain}
     drawn[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
     return [first, *drawn]
-
-
-def side(name: str, run: Run) -> render.Data:
-    pieces = [Piece.of(token, step.index) for step in run.steps for token in step.tokens]
-    return render.side_by_side(name, pieces)
 
 
 class Compare(Tab):
@@ -372,9 +348,9 @@ class Compare(Tab):
         shown: Updates = {self.verdict: banner(self.session, progress, repeats)}
         running = progress.running
         if running is not None:
-            at = progress.side
+            at, name = progress.side, f"{progress.side}-{running.method}-{progress.repeat}"
             shown[self.heads[at]] = head(heading(progress, running, models[at]), running)
-            shown[self.views[at]] = side(f"{at}-{running.method}-{progress.repeat}", running)
+            shown[self.views[at]] = render.side_by_side(name, running.steps)
         elif progress.pairs:
             shown |= dict(zip(self.plots, drawn(progress), strict=True))
             shown[self.charts] = gr.update(visible=True)

@@ -38,7 +38,6 @@ from app.web.run_html import title_of
 from app.web.token_view import token_view
 from assets import read
 from engine.errors import StorageError, StrataError
-from storage.conversations import Piece
 from storage.steps import NOTHING, Digest
 from storage.traces import Filter, Kind, Mark, Trace, Traces
 
@@ -96,15 +95,6 @@ def open_run(shown: str | None) -> str:
     if shown is None:
         raise StorageError("No run is open. Click one in the list first.")
     return shown
-
-
-def run_tokens(store: Traces, run_id: str) -> render.Data:
-    pieces = list[Piece]()
-    for step in store.steps(run_id, 0, MOST_TOKENS):
-        pieces += [Piece.of(token, step.index) for token in step.tokens]
-        if len(pieces) >= MOST_TOKENS:
-            break
-    return render.side_by_side(run_id, pieces[:MOST_TOKENS])
 
 
 class Diagnostics(Tab):
@@ -265,12 +255,12 @@ class Diagnostics(Tab):
         if run_id is None:
             return {self.shown: None, self.title: run_html.NO_RUN_YET}
         trace, run, sums = store.get(run_id), store.load(run_id, steps=False), store.digest(run_id)
-        exact = self.exact(store, trace)
+        exact, steps = self.exact(store, trace), store.steps(run_id, 0, MOST_TOKENS)
         return {
             self.shown: run_id,
             self.title: run_html.heading(trace, run),
             self.read_prompt: run_html.prompt(store.stored_prompt(run_id), exact),
-            self.answer: run_tokens(store, run_id),
+            self.answer: render.side_by_side(run_id, steps, MOST_TOKENS),
             **dict(zip(self.plots, figures_of(self.session, sums), strict=True)),
             **self.at_step(store, run_id, 1),
         }
