@@ -4,8 +4,8 @@ answers, and shows long work with its progress.
 No event waits for another in Gradio's queue. Requests for the model wait in a queue of Strata's own
 (app/service/jobs.py), which shows each request's place and can be left. No event is an API endpoint
 for other programs. Long work is a job (app/service/jobs.py), and a page that opens while it runs
-follows it too. A file that a page saves travels as text, so the server keeps no file that another
-user could request.
+follows it too. A file that a page saves is fetched once, under a token that nobody can guess
+(app/web/routes.py).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial, update_wrapper
+from functools import cached_property, partial, update_wrapper, wraps
 from html import escape
 from inspect import Parameter, Signature, isasyncgenfunction, isgeneratorfunction, signature
 from itertools import count
@@ -27,6 +27,7 @@ from gradio.blocks import Block
 from gradio.events import Dependency
 
 from app.service.jobs import LOOK_SECONDS, Job, Progress
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import markup
 from app.web.markup import fine_print
@@ -388,10 +389,19 @@ class Tab:
         self.on(question.no.click, hide, (), question.shown)
         return self.on(question.yes.click, act, inputs, question.shown, refused=hide())
 
-    def on_save(self, trigger: Trigger, handler: Callable[..., str], inputs: Blocks = ()) -> None:
-        """Have the page save the file that a handler makes with `saved`."""
-        made = self.on(trigger, handler, inputs, self.outgoing, refused="")
-        made.then(None, self.outgoing, None, js=SAVE_FILE, **AFTER)
+    def on_save(
+        self, trigger: Trigger, handler: Callable[..., Download], inputs: Blocks = ()
+    ) -> None:
+        """Have the page save the file that a handler makes."""
+
+        @wraps(handler)
+        def offer(*values: Any) -> str:
+            file = handler(*values)
+            token = self.session.downloads.offer(file)
+            return json.dumps({"token": token, "name": file.name})
+
+        offered = self.on(trigger, offer, inputs, self.outgoing, refused="")
+        offered.then(None, self.outgoing, self.outgoing, js=SAVE_FILE, **AFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,12 +480,12 @@ def gradio_handler(
 
 
 SAVE_FILE = read("save.js")
-"""The script with which the page saves a file that `saved` describes."""
+"""The script with which the page saves a file that it was offered."""
 
 
-def saved(name: str, kind: str, text: str) -> str:
-    """A file called `name` for the page to save, as JSON. `kind` is its media type."""
-    return json.dumps({"name": name, "type": kind, "text": text})
+def text_file(name: str, kind: str, text: str) -> Download:
+    """A file of text. `kind` is its media type."""
+    return Download(name, kind, lambda: iter([text.encode("utf-8", "replace")]))
 
 
 def grid(figures: Sequence[go.Figure]) -> list[gr.Plot]:

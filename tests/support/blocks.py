@@ -10,6 +10,7 @@ import gradio as gr
 from starlette.routing import BaseRoute
 
 from app.arguments import parse
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import server
 from app.web.gradio_workarounds import without_apps
@@ -50,6 +51,11 @@ def last(updates: Iterator[Any]) -> Any:
     """The last of a handler's updates."""
     *_, found = updates
     return found
+
+
+def content(file: Download) -> str:
+    """The text of a file that a page saves."""
+    return b"".join(file.parts()).decode()
 
 
 def after(updates: Iterator[Any]) -> dict[Any, Any]:

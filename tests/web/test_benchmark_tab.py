@@ -24,7 +24,7 @@ from engine.methods import METHODS, PLAIN
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
-from tests.support.blocks import EVIL, tab_of
+from tests.support.blocks import EVIL, content, tab_of
 from tests.support.inside import OWNER, Held
 
 HD = METHODS["hd"]
@@ -135,9 +135,9 @@ def test_a_benchmark_from_the_page_and_compared_with_itself(
     event: Any = SimpleNamespace(index=[1, 0])
     assert on.pick(OWNER, event, [newest, oldest])[on.shown] == oldest
     for kind, read in (("csv", on.as_csv), ("json", on.as_json)):
-        file = json.loads(read(OWNER, newest))
-        assert file["name"] == f"benchmark.{kind}" and "who is it" not in file["text"]
-        assert "context" in file["text"]
+        file = read(OWNER, newest)
+        assert file.name == f"benchmark.{kind}" and "who is it" not in content(file)
+        assert "context" in content(file)
 
 
 def test_a_page_that_opens_meanwhile_follows(

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from app.service.answering import Answer
-from app.service.pages import THE_LIST
+from app.service.pages import THE_LIST, Download
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.kit import Visit
@@ -278,12 +278,11 @@ def test_a_search_leads_to_the_version_that_holds_the_words(on: ConversationList
     assert [turn["text"] for turn in shown(on, updates)] == ["Of whales, please"]
 
 
-def fetched(on: ConversationList, offer: str) -> tuple[str, bytes]:
-    file = json.loads(offer)
-    download = on.session.downloads.take(file["token"])
-    assert download is not None and download.name == file["name"]
-    assert on.session.downloads.take(file["token"]) is None, "once"
-    return download.name, b"".join(download.parts())
+def fetched(on: ConversationList, file: Download) -> tuple[str, bytes]:
+    token = on.session.downloads.offer(file)
+    assert on.session.downloads.take(token) is file
+    assert on.session.downloads.take(token) is None, "once"
+    return file.name, b"".join(file.parts())
 
 
 def test_one_conversation_is_exported_in_every_format(on: ConversationList) -> None:
@@ -305,14 +304,14 @@ def test_all_conversations_are_exported_and_come_back(
     for title in ("same", "same", "other"):
         store.append(store.create(title).id, "user", f"Hi {title}")
     for kind, suffix in (("markdown", "md"), ("page", "html")):
-        name, content = fetched(on, on.export_all(kind, OWNER)[0])
+        name, content = fetched(on, on.export_all(kind, OWNER))
         assert name == f"strata-conversations-{suffix}.zip"
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             assert archive.testzip() is None
             assert archive.namelist() == [
                 f"{n:04} {title}.{suffix}" for n, title in enumerate(("other", "same", "same"), 1)
             ]
-    name, content = fetched(on, on.export_all("json", OWNER)[0])
+    name, content = fetched(on, on.export_all("json", OWNER))
     file = tmp_path / name
     file.write_bytes(content)
     on.import_(VISIT, str(file))

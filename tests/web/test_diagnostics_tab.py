@@ -16,7 +16,7 @@ from engine.types import Part, Prefill, Run, Step, Token
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.traces import StoredPrompt, Traces
-from tests.support.blocks import tab_of
+from tests.support.blocks import content, tab_of
 from tests.support.hostile import MARKUP
 from tests.support.inside import OWNER
 
@@ -186,4 +186,4 @@ def test_nobody_sees_runs_of_others(on: Diagnostics, ids: list[str], warned: lis
     for act in acts:
         with pytest.raises(StorageError, match="There is no run"):
             act()
-    assert on.save_runs(guest, *ALL).count("\\n") == 1
+    assert content(on.save_runs(guest, *ALL)).count("\n") == 1

@@ -18,6 +18,7 @@ from gradio.blocks import Block
 
 from app.service.benchmark import MOST_REPEATS, Measuring, bundled
 from app.service.benchmark_report import Plan, Report, as_csv, as_json
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import benchmark_html, charts
 from app.web.kit import (
@@ -29,9 +30,9 @@ from app.web.kit import (
     html,
     newest,
     notify_errors,
-    saved,
     show_notices,
     small_button,
+    text_file,
     text_table,
     upload_button,
     uploaded,
@@ -411,12 +412,12 @@ class BenchmarkTab(Tab):
     def compare_with(self, owner: str, chosen: str | None, other: str | None) -> Updates:
         return self.screen(owner, chosen, other or "")
 
-    def as_csv(self, owner: str, chosen: str | None) -> str:
-        return saved("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))
+    def as_csv(self, owner: str, chosen: str | None) -> Download:
+        return text_file("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))
 
-    def as_json(self, owner: str, chosen: str | None) -> str:
+    def as_json(self, owner: str, chosen: str | None) -> Download:
         text = json.dumps(as_json(*self.results(owner, chosen)), indent=1)
-        return saved("benchmark.json", "application/json", text)
+        return text_file("benchmark.json", "application/json", text)
 
     def results(self, owner: str, chosen: str | None) -> tuple[Report, Sequence[Result]]:
         report = self.runs.report(owner, chosen or "")

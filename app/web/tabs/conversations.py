@@ -28,7 +28,6 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import page_export
 from app.web.kit import (
-    AFTER,
     REFRESH,
     Event,
     Payload,
@@ -67,7 +66,6 @@ FORMATS = {
     ),
 }
 ALL = (("JSON", "json"), ("Markdown", "markdown"), ("Pages", "page"))
-SAVE_FILE = read("download.js")
 
 
 class ConversationList(Tab):
@@ -110,7 +108,7 @@ class ConversationList(Tab):
     def wire(self, chat: Chat, controls: Settings) -> Event:
         """Connect the list. Returns the event that opens the conversation that was open before."""
         self.chat, self.controls = chat, controls
-        list_value, outgoing = self.listed, self.outgoing
+        list_value = self.listed
         showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.inputs]
         # The conversation that was chosen last opens, even if answers for others arrive later.
         chosen, here = newest(showing), [self.current, self.search]
@@ -129,13 +127,11 @@ class ConversationList(Tab):
         ):
             self.then(self.on(trigger, handler, mode="multiple"), refresh)
         self.then(self.on(list_value.remove, self.remove, self.current, showing), refresh)
-        requested = [self.on(list_value.export, self.export, (), outgoing)]
+        self.on_save(list_value.export, self.export)
         self.on(self.export_button.click, show, (), self.formats)
         for kind, button in self.every.items():
-            export, made = partial(self.export_all, kind), [outgoing, self.formats]
-            requested.append(self.on(button.click, export, (), made, refused=("", hide())))
-        for exported in requested:
-            exported.then(None, outgoing, outgoing, js=SAVE_FILE, **AFTER)
+            self.on_save(button.click, partial(self.export_all, kind))
+            self.on(button.click, hide, (), self.formats)
         imported = self.on(self.import_button.upload, self.import_, self.import_button, showing)
         self.then(imported, refresh)
         return self.event(self.show, self.current, showing, guard=REFRESH)
@@ -242,18 +238,13 @@ class ConversationList(Tab):
         tokens = updates[self.chat.tokens]
         return {**updates, self.chat.tokens: {**tokens, **offer}}  # type: ignore[dict-item]
 
-    def export(self, owner: str, data: gr.EventData) -> str:
+    def export(self, owner: str, data: gr.EventData) -> Download:
         sent, store = Payload(data), self.session.chat.conversations(owner)
         format = FORMATS.get(sent.text("kind"), exports.JSON)
-        return self.offer(exports.one(store, sent.text("id"), format))
+        return exports.one(store, sent.text("id"), format)
 
-    def export_all(self, kind: str, owner: str) -> tuple[str, object]:
-        store = self.session.chat.conversations(owner)
-        return self.offer(exports.every(store, FORMATS[kind])), hide()
-
-    def offer(self, download: Download) -> str:
-        token = self.session.downloads.offer(download)
-        return json.dumps({"token": token, "name": download.name})
+    def export_all(self, kind: str, owner: str) -> Download:
+        return exports.every(self.session.chat.conversations(owner), FORMATS[kind])
 
     def import_(self, visit: Visit, file: str | None) -> Updates:
         made = None

@@ -12,6 +12,7 @@ import gradio as gr
 from app.service.databases import Hit
 from app.service.draft_models import amount
 from app.service.jobs import Job, Progress
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import charts
 from app.web.colors import INKS, ink, others
@@ -28,8 +29,8 @@ from app.web.kit import (
     grid,
     hide,
     html,
-    saved,
     small_button,
+    text_file,
     text_table,
     upload_button,
     upload_content,
@@ -266,9 +267,9 @@ class Databases(Tab):
     def find(self, owner: str, words: str, conversation: str | None) -> object:
         return found_html(self.session.entries.find(owner, conversation, words))
 
-    def save(self, owner: str) -> str:
+    def save(self, owner: str) -> Download:
         text = self.session.past_answers.saved(owner, self.info)
-        return saved("past-answers.json", "application/json", text)
+        return text_file("past-answers.json", "application/json", text)
 
     def import_file(self, owner: str, sent: str | None) -> None:
         content = upload_content(sent, MOST_BYTES)

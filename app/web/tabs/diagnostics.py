@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 from gradio.blocks import Block
 
 from app.service import exports
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import charts, render, run_html
 from app.web.kit import (
@@ -30,8 +31,8 @@ from app.web.kit import (
     html,
     newest,
     notify_errors,
-    saved,
     small_button,
+    text_file,
     text_table,
 )
 from app.web.run_html import title_of
@@ -346,18 +347,18 @@ class Diagnostics(Tab):
         start = (int(number or 1) - 1) // ROWS * ROWS
         return self.at_step(self.store(owner), shown, start + clicked_row(data) + 1)
 
-    def save_runs(self, owner: str, *chosen: str) -> str:
+    def save_runs(self, owner: str, *chosen: str) -> Download:
         runs = self.store(owner).page(filter_of(*chosen))
-        return saved("runs.csv", "text/csv", exports.runs_csv(runs))
+        return text_file("runs.csv", "text/csv", exports.runs_csv(runs))
 
-    def save_steps(self, owner: str, shown: str | None) -> str:
+    def save_steps(self, owner: str, shown: str | None) -> Download:
         steps = self.store(owner).steps(open_run(shown))
-        return saved("steps.csv", "text/csv", exports.steps_csv(steps))
+        return text_file("steps.csv", "text/csv", exports.steps_csv(steps))
 
-    def save_run(self, owner: str, shown: str | None) -> str:
+    def save_run(self, owner: str, shown: str | None) -> Download:
         store, run_id = self.store(owner), open_run(shown)
         text = exports.run_json(store.get(run_id), store.load(run_id))
-        return saved("run.json", "application/json", text)
+        return text_file("run.json", "application/json", text)
 
     def again(self) -> Iterator[str]:
         yield measured(self.session, busy=True)

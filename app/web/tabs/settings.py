@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 
+from app.service.pages import Download
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
@@ -26,8 +27,8 @@ from app.web.kit import (
     Tab,
     Updates,
     html,
-    saved,
     small_button,
+    text_file,
     upload_button,
     upload_content,
     warn,
@@ -600,9 +601,9 @@ class Presets(Tab):
         self.presets.choose(owner, models.source if models.is_loaded else "", id or None)
         return {self.first: self.opening_text(owner)}
 
-    def export(self, owner: str) -> str:
+    def export(self, owner: str) -> Download:
         mine = self.presets.export(owner)
-        return saved("presets.json", "application/json", json.dumps(mine, indent=1))
+        return text_file("presets.json", "application/json", json.dumps(mine, indent=1))
 
     def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
         made = self.presets.import_(owner, upload_content(file))
