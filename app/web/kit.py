@@ -112,6 +112,16 @@ def clicked_row(event: gr.SelectData) -> int:
     return int(at[0] if isinstance(at, list | tuple) else at)
 
 
+def channel(name: str) -> gr.HTML:
+    """A hidden component whose new values become events of the document, "strata:`name`"."""
+    return html(
+        visible="hidden",
+        html_template="",
+        js_on_load=f'watch("value", () => document.dispatchEvent('
+        f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
+    )
+
+
 NUMBERS = count(1)
 
 
@@ -381,13 +391,24 @@ class Tab:
         return self.on(before.then, handler, inputs, outputs, mode="multiple", guard=guard)
 
     def confirm(
-        self, question: "Confirmation", act: Callable[..., Any], inputs: Blocks = ()
+        self,
+        question: "Confirmation",
+        act: Callable[..., Any],
+        inputs: Blocks = (),
+        outputs: Sequence[Block] = (),
+        *,
+        ask: Callable[..., Updates] | None = None,
+        guard: Guard | None = None,
     ) -> Dependency:
-        """Ask for confirmation before the handler `act` runs. It must return `hide()`, which closes
-        the question."""
-        self.on(question.button.click, show, (), question.shown)
-        self.on(question.no.click, hide, (), question.shown)
-        return self.on(question.yes.click, act, inputs, question.shown, refused=hide())
+        """Ask for confirmation before the handler `act` runs, which hides the question again. `ask`
+        shows the question, if that is not always the same. It has the same inputs and outputs."""
+        shown = question.shown
+        always, asking = (lambda *_: {shown: show()}), newest([shown])
+        filled, closed = [*dict.fromkeys([shown, *outputs])], {shown: hide()}
+        click = question.button.click
+        self.on(click, ask or always, inputs, filled, guard=asking, refused=closed)
+        self.on(question.no.click, hide, (), shown)
+        return self.on(question.yes.click, act, inputs, filled, guard=guard, refused=closed)
 
     def on_save(
         self, trigger: Trigger, handler: Callable[..., Download], inputs: Blocks = ()

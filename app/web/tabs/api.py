@@ -17,7 +17,6 @@ from app.web.kit import (
     Confirmation,
     Tab,
     Updates,
-    hide,
     html,
     notify_errors,
     small_button,
@@ -112,15 +111,8 @@ class Programs(Tab):
         self.on(turn, self.switch, self.switch_box, turned, mode="always_last", guard=ACT)
         making = [self.make_button.click, self.name.submit]
         self.on(making, self.make, self.name, outputs, guard=ACT)
-        self.on(
-            self.confirmation.button.click,
-            lambda which: gr.update(visible=bool(which)),
-            self.which,
-            self.confirmation.shown,
-            guard=ACT,
-        )
-        self.on(self.confirmation.no.click, hide, (), self.confirmation.shown)
-        self.on(self.confirmation.yes.click, self.revoke, self.which, outputs, guard=ACT)
+        which = self.which
+        self.confirm(self.confirmation, self.revoke, which, outputs, ask=self.ask, guard=ACT)
 
     def shown(self, address: str, secret: str = "") -> Updates:
         """Everything that the tab shows. `secret` is the key that was just made."""
@@ -151,6 +143,9 @@ class Programs(Tab):
     def make(self, request: gr.Request, name: str) -> Updates:
         _, secret = self.programs.keys.make(name)
         return {**self.shown(address_of(request), secret), self.name: ""}
+
+    def ask(self, which: str | None) -> Updates:
+        return {self.confirmation.shown: gr.update(visible=bool(which))}
 
     def revoke(self, request: gr.Request, which: str | None) -> Updates:
         with notify_errors():

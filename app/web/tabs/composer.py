@@ -17,7 +17,7 @@ from gradio.utils import get_upload_folder
 from app.service import attachments
 from app.service.attachments import Attachment
 from app.service.session import Session
-from app.web.kit import Payload, Tab, explained, html, notify_errors, upload_content
+from app.web.kit import Payload, Tab, channel, explained, html, notify_errors, upload_content
 from app.web.markup import template
 from app.web.render import Data, remarks, spoken
 from assets import read
@@ -39,15 +39,6 @@ TEMPLATE = template("composer.html")
 
 def invitation(name: str) -> str:
     return f"Message {name}"
-
-
-def channel(name: str) -> gr.HTML:
-    return html(
-        visible="hidden",
-        html_template="",
-        js_on_load=f'watch("value", () => document.dispatchEvent('
-        f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
-    )
 
 
 class ComposerRequest(Payload):

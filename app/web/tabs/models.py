@@ -228,13 +228,9 @@ class ModelsTab(Tab):
         added = self.on(adding, self.add, self.box, [self.box, *shown], guard=ACT)
         self.then(added, header)
         self.on(self.reset_button.click, self.reset, self.choice, shown, guard=ACT)
-        question = [removing.shown, self.question]
-        closed = {removing.shown: hide()}
-        self.on(removing.button.click, self.ask_removal, self.choice, question, refused=closed)
-        self.on(removing.no.click, hide, (), removing.shown)
-        left = [*shown, self.place.status]
-        removed = self.on(
-            removing.yes.click, self.remove, self.choice, left, guard=ACT, refused=closed
+        left = [*shown, self.place.status, self.question]
+        removed = self.confirm(
+            removing, self.remove, self.choice, left, ask=self.ask_removal, guard=ACT
         )
         self.then(removed, header)
         self.wire_loads(follow, header, inputs, shown)

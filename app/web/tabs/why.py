@@ -15,16 +15,11 @@ import gradio as gr
 from app.service.session import Session
 from app.service.why import PAGE, Data
 from app.web import render
-from app.web.kit import Payload, Tab, Trigger, html, numbered
+from app.web.kit import Payload, Tab, Trigger, channel, html, numbered
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
 from engine.errors import StorageError, StrataError
-
-FORWARD_ANSWER = """watch("value", () => {
-  const why = props.value;
-  if (why && why.run) document.dispatchEvent(new CustomEvent("strata:why", { detail: why }));
-});"""
 
 
 class Why(Tab):
@@ -32,15 +27,7 @@ class Why(Tab):
 
     def __init__(self, session: Session, memory: gr.BrowserState, trigger: Trigger) -> None:
         super().__init__(session, memory)
-        self.answer = gr.HTML(
-            value={},
-            html_template="",
-            js_on_load=FORWARD_ANSWER,
-            elem_id="why",
-            visible="hidden",
-            padding=False,
-        )
-        self.on(trigger, self.explain, (), self.answer, mode="multiple")
+        self.on(trigger, self.explain, (), channel("why"), mode="multiple")
 
     def explain(self, owner: str, data: gr.EventData) -> Data:
         """Why a token was fast. A deleted run gives no reason and no notice."""
