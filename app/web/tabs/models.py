@@ -98,11 +98,7 @@ def controls(
                 for name in names[start : start + 2]:
                     value = getattr(runtime, name)
                     offered = choices(name, value)
-                    made[name] = (
-                        typed(name, offered)
-                        if name in TYPED
-                        else control(Runtime, name, value, offered)
-                    )
+                    made[name] = control(Runtime, name, value, offered, typed=name in TYPED)
 
     with gr.Column() as groups[HERE]:
         pairs(OF_ALL)
@@ -116,13 +112,6 @@ def controls(
 
 
 META = {item.name: item.metadata for item in fields(Runtime)}
-
-
-def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
-    meta = META[name]
-    return gr.Dropdown(
-        list(offered), value=AUTO, label=meta["label"], info=meta["help"], allow_custom_value=True
-    )
 
 
 def choices(name: str, value: object, usable: Sequence[str] | None = None) -> list[str]:

@@ -101,11 +101,13 @@ def control(
     choices: Sequence[str] = (),
     elem_id: str | None = None,
     explained: bool = True,
+    typed: bool = False,
 ) -> gr.components.Component:
     """A component for a setting, made from its declaration: a slider, a box for a wide range, or a
     choice.
 
-    `choices` are for a text whose declaration leaves them open. `explained` adds the help text.
+    `choices` are for a text whose declaration leaves them open; with `typed`, another text can be
+    typed as well. `explained` adds the help text.
     """
     item = next(f for f in fields(owner) if f.name == name)
     meta = item.metadata
@@ -114,7 +116,9 @@ def control(
     if explained:
         options["info"] = meta["help"]
     if "choices" in meta:
-        return gr.Radio(list(meta["choices"] or choices), **options)
+        offered = list(meta["choices"] or choices)
+        kind = partial(gr.Dropdown, allow_custom_value=True) if typed else gr.Radio
+        return kind(offered, **options)
     if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
         # Without a minimum, because Gradio would reject a number that is only half typed.
         return gr.Number(**options, precision=0)
