@@ -402,11 +402,13 @@ class Tab:
     ) -> Dependency:
         """Ask for confirmation before the handler `act` runs, which hides the question again. `ask`
         shows the question, if that is not always the same. It has the same inputs and outputs."""
-        shown = question.shown
-        always, asking = (lambda *_: {shown: show()}), newest([shown])
+        shown, click = question.shown, question.button.click
         filled, closed = [*dict.fromkeys([shown, *outputs])], {shown: hide()}
-        click = question.button.click
-        self.on(click, ask or always, inputs, filled, guard=asking, refused=closed)
+
+        def always(*_: object) -> Updates:
+            return {shown: show()}
+
+        self.on(click, ask or always, inputs, filled, guard=newest([shown]), refused=closed)
         self.on(question.no.click, hide, (), shown)
         return self.on(question.yes.click, act, inputs, filled, guard=guard, refused=closed)
 
