@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from html import escape
 
 from app.service.benchmark import BenchmarkStatus
 from app.service.benchmark_report import DROP, Drop, MethodMetrics, Report, differences, shared
 from app.web.charts import ALL, category_name
-from app.web.markup import DASH, finding, fine_print, milliseconds, progress_bar, template, times
+from app.web.markup import DASH, finding, milliseconds, progress_bar, template, times
 from app.web.run_html import title_of
 from engine.methods import PLAIN
 from engine.settings import shortened
@@ -47,96 +46,33 @@ def status(progress: BenchmarkStatus | None, problem: str = "") -> str:
 
 
 def remaining(seconds: float) -> str:
-    """The remaining time, rounded to how precisely it is known."""
     if seconds < 90:
         return f"about {max(5, 5 * round(seconds / 5))} s"
     minutes = round(seconds / 60)
     return f"about {minutes} min" if minutes < 90 else f"about {round(minutes / 60)} h"
 
 
-def heading(report: Report) -> str:
-    """What was measured, on which machine, and when."""
-    stored, plan = report.benchmark, report.plan
-    drawn = plan.generation.sampling
-    facts = (
-        when(stored.created),
-        f"Strata {stored.version}",
-        stored.machine,
-        f"temperature {drawn.temperature:g}, seed {drawn.seed}",
-        f"up to {plan.generation.max_tokens:,} tokens",
-        f"{plan.repeats} repeat{'s' * (plan.repeats > 1)}",
-        "with past answers" if plan.known else "without past answers",
+def summary(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
+    """What was measured and where, changes since the run `before`, and reasons to doubt the
+    figures."""
+    return template(
+        "benchmark.html",
+        report=report,
+        before=before,
+        drops=drops,
+        most_lost=DROP,
+        named=MOST_NAMED,
+        percent=percent,
+        shortened=shortened,
+        title_of=title_of,
+        when=when,
     )
-    return (
-        f"<h3>{escape(stored.label)} · {escape(stored.title)}</h3>{fine_print(' · '.join(facts))}"
-        f"{fine_print(coverage(report))}"
-    )
-
-
-def coverage(report: Report) -> str:
-    """How many questions the figures cover."""
-    stored, whole = report.benchmark, len(report.plan.questions)
-    if not report.complete:
-        return (
-            f"{stored.done:,} of {stored.runs:,} runs are done. Figures appear once every method "
-            "has answered the same question."
-        )
-    text = f"Figures cover {report.complete:,} of {whole:,} questions"
-    if report.complete == whole:
-        text = f"Figures cover all {whole:,} question{'s' * (whole > 1)}"
-    return f"{text}; {stored.done:,} of {stored.runs:,} runs are done."
-
-
-def notes(report: Report, before: Report | None, drops: Sequence[Drop]) -> str:
-    """Changes since the last run, and reasons to doubt the figures."""
-    found = [dropped(drop, before) for drop in drops if before is not None]
-    if before is not None and not drops and report.complete:
-        text = (
-            f"No method lost more than {percent(DROP)} since {when(before.benchmark.created)} "
-            f"(version {before.benchmark.version})."
-        )
-        found.append(finding("", "Compared with the last run", text))
-    if report.disturbed:
-        text = (
-            f"{report.disturbed:,} runs overlapped with other use of Strata, even when repeated "
-            "twice. Their times may be too long."
-        )
-        found.append(finding("", "Disturbed", text))
-    if report.unsteady:
-        text = f"{report.unsteady:,} answers differed between their repeats."
-        found.append(finding("differs", "Unsteady", text))
-    if report.failed:
-        names = ", ".join(shortened(name) for name, _ in report.failed[:MOST_NAMED])
-        text = f"{len(report.failed):,} questions ({names}). {report.failed[0][1]}"
-        found.append(finding("", "Not answered", text))
-    return "".join(found)
-
-
-def dropped(drop: Drop, before: Report | None) -> str:
-    """One drop, and how much slower plain decoding became."""
-    assert before is not None
-    change = f"{drop.now:,.1f} tokens/s, down from {drop.before:,.1f}"
-    if drop.what == "speedup":
-        change = f"speedup {times(drop.now)}, down from {times(drop.before)}"
-    text = (
-        f"{title_of(drop.method)}: {change}, in the run of {when(before.benchmark.created)} "
-        f"(version {before.benchmark.version})."
-    )
-    if drop.what == "speed" and drop.plain is not None and drop.method != PLAIN.name:
-        if drop.plain > DROP:
-            text += f" Plain decoding lost {percent(drop.plain)} too: the machine was slower."
-        else:
-            text += " Plain decoding was as fast as before."
-    title = f"{percent(drop.share)} {'less speedup' if drop.what == 'speedup' else 'slower'}"
-    return finding("differs", title, text)
 
 
 def tables(report: Report) -> str:
-    if not report.metrics:
-        return ""
-    return table(
-        "All questions", ("Method", "Tokens/s", *EXPLAINED), map(method_cells, report.metrics)
-    )
+    titles = ("Method", "Tokens/s", *EXPLAINED)
+    rows = [method_cells(each) for each in report.metrics]
+    return table("All questions", titles, rows) if rows else ""
 
 
 def method_cells(each: MethodMetrics) -> list[str]:
@@ -199,14 +135,11 @@ def comparison(one: Report, other: Report) -> str:
     apart, text = differences(one.benchmark, other.benchmark), ""
     left, right = ({each.method: each for each in report.metrics} for report in (one, other))
     if apart:
-        listed = ", ".join(apart)
-        text = finding(
-            "", "Not the same", f"The two differ in: {listed}. That may explain a change."
-        )
+        text = f"The two differ in: {', '.join(apart)}. That may explain a change."
+        text = finding("", "Not the same", text)
     if "questions" not in apart:
-        own, others = shared(one, other)
         left, right = (
-            {method.name: each for method, each in side.items()} for side in (own, others)
+            {method.name: each for method, each in side.items()} for side in shared(one, other)
         )
     then = f"on {when(other.benchmark.created)}"
     titles = ("Method", "Tokens/s", then, "Change", "Speedup", then, "Change")
@@ -218,7 +151,7 @@ def comparison(one: Report, other: Report) -> str:
         gains = [each and each.speedup.whole for each in sides]
         for (now, past), show in ((speeds, "{:,.1f}".format), (gains, times)):
             cells += [show(value) if value else DASH for value in (now, past)]
-            cells.append(f"{percent(now / past - 1, '+')}" if now and past else DASH)
+            cells.append(percent(now / past - 1, "+") if now and past else DASH)
         rows.append(cells)
     return f"{text}{table(f'Compared with {title(other.benchmark)}', titles, rows)}"
 

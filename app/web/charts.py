@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from operator import mul
 from statistics import median
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -19,8 +20,8 @@ from app.web.run_html import title_of
 from engine import methods
 from engine.drafting.calibration import Calibration
 from engine.drafting.costs import CostCurve
-from engine.types import HEAD, NO_RUN, TARGET, TIERS, UNKNOWN, Run
-from storage.steps import NOTHING, Digest, digest
+from engine.types import HEAD, TARGET, TIERS, UNKNOWN
+from storage.steps import NOTHING, Digest
 from storage.traces import Mark
 
 HEIGHT = 290
@@ -35,6 +36,10 @@ SPEEDS, SPEEDUPS = "Median speed by model (hollow: plain)", "Median speedup by m
 TEXT_COLOUR = "#7c8aa5"
 """The colour of Plotly's own text, readable in light and dark mode."""
 
+LABELLED = {"textposition": "outside", "cliponaxis": False}
+"""Bars with their values at their ends, in the `texttemplate`."""
+NEUTRAL = {"color": PLAIN, "dash": "dot", "width": 1.5}
+"""The line of plain decoding."""
 AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
 
 
@@ -74,22 +79,18 @@ def framed(title: str, x: str, y: str, legend: bool = False) -> go.Figure:
     )
 
 
+def inert(name: str, longest: int | None = None) -> str:
+    """A name, shortened, and escaped because the charting library reads it as markup."""
+    short = name if longest is None or len(name) <= longest else name[: longest - 1] + "…"
+    return escape(short, quote=False)
+
+
 def name_of(source: str) -> str:
-    """The title of a source, escaped because the charting library reads it as markup."""
-    return escape(ink(source).title, quote=False)
+    return inert(ink(source).title)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: "1 step", "2 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def of_run(accelerated: Run, plain: Run = NO_RUN) -> list[go.Figure]:
+def of_run(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
     """The five charts of a run, compared with the plain run if it is known."""
-    return of_digest(digest(accelerated), digest(plain))
-
-
-def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
     return [
         tokens_over_time(run, plain),
         accepted_lengths(run),
@@ -102,8 +103,10 @@ def of_digest(run: Digest, plain: Digest = NOTHING) -> list[go.Figure]:
 def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
     """Emitted tokens over decoding time. Each step with drafts has the colour of its main
     source."""
-    seconds = f" in {run.line[-1].seconds:.2f} s" if run.line else ""
-    title = counted(run.tokens, "token") + seconds if run.line else "Tokens over time"
+    title = "Tokens over time"
+    if run.line:
+        tokens = f"{run.tokens:,} token{'s' * (run.tokens != 1)}"
+        title = f"{tokens} in {run.line[-1].seconds:.2f} s"
     figure = framed(title, "seconds of decoding", "tokens", True)
     for name, each in (("plain", plain), ("with drafts", run)):
         if not each.line:
@@ -123,18 +126,16 @@ def tokens_over_time(run: Digest, plain: Digest = NOTHING) -> go.Figure:
 
 
 def accepted_lengths(run: Digest) -> go.Figure:
-    """How many steps gave how many tokens."""
     title = f"{run.tokens / run.steps:.2f} tokens per step" if run.steps else "Tokens per step"
     figure = framed(title, "tokens from one step", "steps")
     lengths = dict(run.lengths)
     if lengths:
         longest = max(lengths)
         x = list(range(1, longest + 1))
-        colours = [PLAIN if n == 1 else INK for n in x]
         figure.add_bar(
             x=x,
             y=[lengths.get(n, 0) for n in x],
-            marker={"color": colours},
+            marker={"color": [PLAIN if n == 1 else INK for n in x]},
             hovertemplate="%{y} steps gave %{x}<extra></extra>",
         )
         figure.update_xaxes(dtick=1 if longest <= 16 else None)
@@ -142,7 +143,6 @@ def accepted_lengths(run: Digest) -> go.Figure:
 
 
 def share_by_tier(run: Digest) -> go.Figure:
-    """The share of the output that came from each source."""
     share = {source: count / run.tokens for source, count in run.share}
     guessed = 1 - share.get(TARGET, 0.0)
     title = f"{100 * guessed:.0f} % of the tokens were guessed"
@@ -154,15 +154,13 @@ def share_by_tier(run: Digest) -> go.Figure:
         y=[round(100 * share.get(source, 0.0), 2) for source in sources],
         marker={"color": [ink(source).colour for source in sources]},
         texttemplate="%{y:.0f} %",
-        textposition="outside",
-        cliponaxis=False,
+        **LABELLED,
         hovertemplate="%{x}: %{y} %<extra></extra>",
     )
     return figure
 
 
 def rate_by_depth(run: Digest) -> go.Figure:
-    """The share of drafted tokens that were accepted, by depth in the tree."""
     rows = [(depth, *pair) for depth, pair in enumerate(run.by_depth, start=1) if pair[0]]
     first = f"{100 * rows[0][2] / rows[0][1]:.0f} % of the first guesses were right" if rows else ""
     title = first if rows and rows[0][0] == 1 else "Accepted drafts by position"
@@ -200,7 +198,6 @@ def tier_rates(run: Digest) -> go.Figure:
 
 
 def step_times(run: Digest) -> go.Figure:
-    """The time of each step of a run, split into its stages."""
     totals = {name: sum(getattr(point, name) for point in run.line) for name in STAGES}
     whole = sum(totals.values())
     verify = totals["verify"]  # 0 for a server, whose stages are not known.
@@ -224,13 +221,13 @@ def step_times(run: Digest) -> go.Figure:
 
 
 def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
-    """The decoding speed of past runs by model, oldest first. A click on a point opens its run."""
     models = by_model(marks)
+    alone = len(models) == 1
     fast = [mark.speed for mark in marks if not mark.plain]
     title = "Speed of past runs"
     if fast:
         middle = f"{median(fast):,.0f} tokens/s (median)"
-        title = f"With drafts: {middle}" if len(models) == 1 else SPEEDS
+        title = f"With drafts: {middle}" if alone else SPEEDS
     figure = framed(title, "run", "tokens per second", True)
     if not marks:
         return without_axes(figure, "No run yet. Ask something in the Chat tab.")
@@ -241,23 +238,20 @@ def speed_of_runs(marks: Sequence[Mark]) -> go.Figure:
                 continue
             speed = f"{median(mark.speed for mark in points):,.0f} tokens/s"
             kind = "plain" if plain else "with drafts"
-            figure.add_scatter(
-                x=[mark.number + 1 for mark in points],
-                y=[round(mark.speed, 3) for mark in points],
-                name=kind if len(models) == 1 else f"{escaped(label)}: {speed}",
-                showlegend=len(models) == 1 or not plain or all(mark.plain for mark in own),
-                mode="markers",
-                marker=look_of_runs(number, plain, len(models) == 1),
-                customdata=[["run", mark.id, mean_of(mark)] for mark in points],
-                hovertemplate="%{y:.0f} tokens/s%{customdata[2]}"
-                f"<extra>{'' if len(models) == 1 else escaped(label)}</extra>",
+            add_runs(
+                figure,
+                points,
+                [round(mark.speed, 3) for mark in points],
+                "%{y:.0f} tokens/s",
+                "" if alone else label,
+                name=kind if alone else f"{inert(label)}: {speed}",
+                showlegend=alone or not plain or all(mark.plain for mark in own),
+                marker=look_of_runs(number, plain, alone),
             )
-    figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
-    return with_room(figure, len(models))
+    return with_room(figure, marks, len(models))
 
 
 def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
-    """The measured speedup of past runs, by model. A click on a point opens its run."""
     known = [mark for mark in marks if mark.speedup is not None]
     models = by_model(known)
     title = "No speedup is known yet"
@@ -269,19 +263,37 @@ def speedup_of_runs(marks: Sequence[Mark]) -> go.Figure:
         return without_axes(figure, "Press Prove it below an answer, or Compare.")
     for number, (label, own) in enumerate(models.items()):
         middle = f"{median(mark.speedup or 0.0 for mark in own):.2f}×"
-        figure.add_scatter(
-            x=[mark.number + 1 for mark in own],
-            y=[round(mark.speedup or 0.0, 3) for mark in own],
-            name=f"{escaped(label)}: {middle}",
-            mode="markers",
+        add_runs(
+            figure,
+            own,
+            [round(mark.speedup or 0.0, 3) for mark in own],
+            "%{y:.2f}×",
+            "" if len(models) == 1 else label,
+            name=f"{inert(label)}: {middle}",
             marker=look_of_runs(number, plain=False, alone=len(models) == 1),
-            customdata=[["run", mark.id, mean_of(mark)] for mark in own],
-            hovertemplate="%{y:.2f}×%{customdata[2]}"
-            f"<extra>{'' if len(models) == 1 else escaped(label)}</extra>",
         )
-    figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
-    figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
-    return with_room(figure, len(models))
+    figure.add_hline(y=1.0, line=NEUTRAL)
+    return with_room(figure, marks, len(models))
+
+
+def add_runs(
+    figure: go.Figure,
+    runs: Sequence[Mark],
+    values: Sequence[float],
+    value: str,
+    model: str,
+    **look: Any,
+) -> None:
+    """Add a point for each run, which a click opens. `value` is Plotly's template of a value."""
+    means = (f" (mean of {mark.runs:,} runs)" if mark.runs > 1 else "" for mark in runs)
+    figure.add_scatter(
+        x=[mark.number + 1 for mark in runs],
+        y=values,
+        mode="markers",
+        customdata=[["run", mark.id, mean] for mark, mean in zip(runs, means, strict=True)],
+        hovertemplate=f"{value}%{{customdata[2]}}<extra>{inert(model)}</extra>",
+        **look,
+    )
 
 
 def by_model(marks: Sequence[Mark]) -> dict[str, list[Mark]]:
@@ -294,11 +306,6 @@ def by_model(marks: Sequence[Mark]) -> dict[str, list[Mark]]:
     return found
 
 
-def escaped(label: str) -> str:
-    """A label, escaped because the charting library reads it as markup."""
-    return escape(label, quote=False)
-
-
 def look_of_runs(number: int, plain: bool, alone: bool) -> dict[str, str | int]:
     """The marker of a model's runs. If there are several models, plain runs are hollow."""
     if alone:
@@ -308,7 +315,9 @@ def look_of_runs(number: int, plain: bool, alone: bool) -> dict[str, str | int]:
     return {"color": SERIES[number], "size": 8, "symbol": symbol}
 
 
-def with_room(figure: go.Figure, models: int) -> go.Figure:
+def with_room(figure: go.Figure, marks: Sequence[Mark], models: int) -> go.Figure:
+    """The chart of past runs with a legend of one line per model, and few marks on its axis."""
+    figure.update_xaxes(dtick=1 if marks[-1].number < 16 else None)
     if models > 1:
         lines = models * LEGEND_LINE
         figure.update_layout(
@@ -323,10 +332,6 @@ def without_axes(figure: go.Figure, text: str) -> go.Figure:
     return figure
 
 
-def mean_of(mark: Mark) -> str:
-    return f" (mean of {mark.runs:,} runs)" if mark.runs > 1 else ""
-
-
 def speedups(values: Sequence[float | None], whole: float | None = None) -> go.Figure:
     """The speedup of each repeat (None if it is not known), with a line at `whole`, the speedup of
     all repeats. Plain decoding is 1."""
@@ -338,14 +343,13 @@ def speedups(values: Sequence[float | None], whole: float | None = None) -> go.F
             y=[round(value, 4) for value in known.values()],
             marker={"color": INK},
             texttemplate="%{y:.2f}×",
-            textposition="outside",
-            cliponaxis=False,
+            **LABELLED,
             name="repeat",
         )
         figure.update_xaxes(type="category")
     if whole is not None:
         figure.add_hline(y=whole, line={"color": INK, "width": 1.5})
-    figure.add_hline(y=1.0, line={"color": PLAIN, "dash": "dot", "width": 1.5})
+    figure.add_hline(y=1.0, line=NEUTRAL)
     return figure
 
 
@@ -409,14 +413,11 @@ def worth_of_evidence(calibration: Calibration) -> go.Figure:
         lengths = [max(pair, key=lambda t: sum(t.reached)) for pair in pairs]
         met = {length: sum(t.reached) for length, t in enumerate(lengths, start=1)}
         shown = [length for length in met if met[length] >= 1]
+        trusted = {n: sum(map(mul, t.reached, t.values)) for n, t in enumerate(lengths, start=1)}
         look = ink(tier)
         figure.add_scatter(
             x=shown,
-            y=[
-                round(100 * sum(map(mul, t.reached, t.values)) / met[length], 2)
-                for length in shown
-                for t in (lengths[length - 1],)
-            ],
+            y=[round(100 * trusted[length] / met[length], 2) for length in shown],
             name=look.title,
             mode="lines+markers",
             line={"color": look.colour, "width": 2},
@@ -451,7 +452,6 @@ CATEGORIES = {
 
 
 def category_name(category: str) -> str:
-    """The readable name of a category of questions; its own name if there is none."""
     return CATEGORIES.get(category, category)
 
 
@@ -470,6 +470,8 @@ def by_category(report: Report | None) -> go.Figure:
         return figure
     groups = {ALL: report.metrics, **report.categories}
     for number, method in enumerate(report.plan.methods):
+        if plain and method == methods.PLAIN:
+            continue
         own = {
             name: next(one for one in metrics if one.method == method.name)
             for name, metrics in groups.items()
@@ -479,18 +481,14 @@ def by_category(report: Report | None) -> go.Figure:
             for name, metrics in own.items()
         }
         known = {name: value for name, value in values.items() if value is not None}
-        if plain and method == methods.PLAIN:
-            continue
         figure.add_bar(
-            x=[escape(category_name(name)[:LONGEST_NAME], quote=False) for name in known],
+            x=[inert(category_name(name)[:LONGEST_NAME]) for name in known],
             y=[round(value, 4) for value in known.values()],
-            name=escape(title_of(method.name), quote=False),
+            name=inert(title_of(method.name)),
             marker={"color": COLOURS.get(method.name) or DRAFT_SHADES[number % len(DRAFT_SHADES)]},
             customdata=[own[name].questions for name in known],
-            hovertemplate="%{y:.2f}"
-            + ("×" if plain else " tokens/s")
-            + ", %{customdata} questions",
+            hovertemplate=f"%{{y:.2f}}{'×' if plain else ' tokens/s'}, %{{customdata}} questions",
         )
     if plain:
-        figure.add_hline(y=1, line={"color": PLAIN, "width": 1.5, "dash": "dot"})
+        figure.add_hline(y=1, line=NEUTRAL)
     return figure

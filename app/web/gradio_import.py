@@ -26,11 +26,22 @@ import httpx
 MODULE, WRITER = "gradio.component_meta", "create_or_modify_pyi"
 
 
-class Quiet(Loader):
-    """Loads a module with its own loader, then replaces the function by one that does nothing."""
+class WithoutStubs(MetaPathFinder, Loader):
+    """An import hook that finds the one module, once. It loads it with its own loader, then
+    replaces the function by one that does nothing."""
 
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    loader: Loader
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        found = find_spec(name)
+        if found is not None and found.loader is not None:
+            self.loader, found.loader = found.loader, self
+        return found
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -39,22 +50,6 @@ class Quiet(Loader):
         self.loader.exec_module(module)
         if hasattr(module, WRITER):
             setattr(module, WRITER, lambda *_: None)
-
-
-class Finder(MetaPathFinder):
-    """An import hook that finds the one module, once."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Where the module is; None for any other."""
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        found = find_spec(name)
-        if found is not None and found.loader is not None:
-            found.loader = Quiet(found.loader)
-        return found
 
 
 def import_gradio() -> None:
@@ -67,7 +62,7 @@ def import_gradio() -> None:
 def skip_stubs() -> None:
     """Prevent Gradio from writing stub files. Call this before Gradio is imported."""
     if MODULE not in sys.modules:
-        sys.meta_path.insert(0, Finder())
+        sys.meta_path.insert(0, WithoutStubs())
 
 
 @contextmanager

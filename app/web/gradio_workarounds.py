@@ -1,28 +1,22 @@
 """Replaces or disables parts of Gradio that cost time or lose updates.
 
-- Blocks make one app when they begin and another when they are complete, each with eighty routes
-  and a description of every component. Strata serves a third one (app/web/server.py), so the first
-  two are not made. They took a tenth of the start.
-- Gradio's queue polls for work a thousand times a second, which takes 1 to 5 % of a core.
-  `EventQueue` is woken by new events instead, so that events also begin at once.
-- After the first update of a handler, Gradio sends edits. The page applies them in place to the
-  previous update, which it may not have shown yet. If an edit deletes `visible`, the previous
-  update loses it as well; on a busy machine, a Stop button never appeared. Updates that would lose
-  a key are therefore sent whole.
-- For each component, the page records the status of its last event, never forgets one, and looks
-  all of them up at each change: ten million function calls for one answer. These records serve
-  progress indicators, which no event of Strata shows (app/web/kit.py), so none is kept.
-- For each input of an event, and for each component that it updates, the page walks through all
-  components to find the one. A click on Send waited 20 ms for that before it sent its request, and
-  repeated it for the reply. `FIND_COMPONENTS` looks them up instead.
-- Each value of an event is converted by its component on another thread, one after the other. A
-  click on Send has thirty of them, and waited 12 ms for these hand-overs before its handler began.
-  `convert_at_once` converts in place what takes microseconds, which is all but CONVERTED_LATER.
-- Gradio times each wait with a clock that requests a new frame in every frame. If a component is
-  removed while it waits, its clock never stops. Every page has one such clock: 60 frames a second,
-  2 to 5 % of a core. `STOP_CLOCKS` counts the requested frames, and how many of them belong to
-  clocks (a clock reads the time in each frame). If all do, it cancels them; otherwise, something on
-  the page is moving, and it tries again later.
+- Blocks make one app when they begin and another when they are complete. Strata serves a third one
+  (app/web/server.py), so the first two, a tenth of the start, are not made.
+- Gradio's queue polls for work a thousand times a second, 1 to 5 % of a core. `EventQueue` is woken
+  by new events instead, so that events also begin at once.
+- After the first update of a handler, Gradio sends edits, and the page applies them in place to the
+  previous update, which it may not have shown yet. An edit that deletes `visible` made a Stop
+  button never appear. Updates that would lose a key are therefore sent whole.
+- The page records the status of each component's last event for its progress indicators, which no
+  event of Strata shows (app/web/kit.py): ten million function calls for one answer.
+- For each component of an event, the page walks through all components to find it: 20 ms before a
+  click on Send is sent, and again for the reply. `FIND_COMPONENTS` looks them up instead.
+- Each value of an event is converted on another thread, one after the other: 12 ms for a click on
+  Send. `convert_at_once` converts in place what takes microseconds, all but CONVERTED_LATER.
+- If a component is removed while it waits, the clock of its waiting time requests 60 frames a
+  second for ever, 2 to 5 % of a core. `STOP_CLOCKS` counts the requested frames, and how many of
+  them belong to clocks (a clock reads the time in each frame). If all do, it cancels them;
+  otherwise something on the page is moving, and it tries again later.
 - When it starts, Gradio asks its own address whether it answers, through a proxy of the environment
   if there is one. `ask_directly` lets it ask without.
 
@@ -32,7 +26,7 @@ If a version of Gradio does not have such a part, nothing is replaced.
 import asyncio
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,26 +108,19 @@ class EventQueue(queueing.Queue):
         return self.cached_event_analytics_summary
 
 
-Edits = list[list[Any]]
+def keep_keys() -> None:
+    """Make Gradio send an update whole that would lose a key."""
+    diff: Any = utils.diff
+    if hasattr(diff, "__wrapped__"):
+        return
 
-
-def keeping_keys(diff: Callable[[Any, Any], Edits]) -> Callable[[Any, Any], Edits]:
-    """A version of `diff` without deletions. A value that would lose a key is sent whole."""
-
-    def differences(old: Any, new: Any) -> Edits:
+    @wraps(diff)
+    def differences(old: Any, new: Any) -> list[list[Any]]:
         edits = diff(old, new)
         lost = any(action == "delete" for action, *_ in edits)
         return [["replace", [], new]] if lost else edits
 
-    return differences
-
-
-def keep_keys() -> None:
-    """Make Gradio send updates that would lose a key whole."""
-    if not hasattr(utils.diff, "__wrapped__"):
-        kept = keeping_keys(utils.diff)
-        kept.__wrapped__ = utils.diff  # type: ignore[attr-defined]
-        utils.diff = kept
+    utils.diff = differences
 
 
 class Replaced:
@@ -166,7 +153,6 @@ async def converted(work: Callable[..., Any], *values: Any, **options: Any) -> A
 
 
 def convert_at_once() -> None:
-    """Make Gradio convert most values of an event in place."""
     thread = Replaced(anyio.to_thread, run_sync=converted)
     setattr(blocks, "anyio", Replaced(anyio, to_thread=thread))  # noqa: B010
 

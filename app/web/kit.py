@@ -4,8 +4,8 @@ answers, and shows long work with its progress.
 No event waits for another in Gradio's queue. Requests for the model wait in a queue of Strata's own
 (app/service/jobs.py), which shows each request's place and can be left. No event is an API endpoint
 for other programs. Long work is a job (app/service/jobs.py), and a page that opens while it runs
-follows it too. A file that a page saves travels as text, so the server keeps no file that another
-user could request.
+follows it too. A file that a page saves is fetched once, under a token that nobody can guess
+(app/web/routes.py).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, update_wrapper, wraps
 from html import escape
 from inspect import Parameter, Signature, isasyncgenfunction, isgeneratorfunction, signature
 from itertools import count
@@ -27,6 +27,7 @@ from gradio.blocks import Block
 from gradio.events import Dependency
 
 from app.service.jobs import LOOK_SECONDS, Job, Progress
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import markup
 from app.web.markup import fine_print
@@ -44,6 +45,9 @@ Trigger = Callable[..., Any]
 Mode = Literal["once", "multiple", "always_last"]
 """What happens when an event is triggered again while its handler runs: the new trigger is ignored
 ("once"), both run at the same time ("multiple"), or the last one runs next ("always_last")."""
+
+P = TypeVar("P")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 AT_ONCE: dict[str, Any] = {
@@ -70,8 +74,6 @@ text_table = partial(gr.Dataframe, datatype="str", interactive=False)
 
 
 class Event(NamedTuple):
-    """A function for Gradio with its inputs and outputs, which several triggers can share."""
-
     handler: Callable[..., Any]
     inputs: Blocks | None
     outputs: Blocks | None
@@ -82,15 +84,42 @@ def owner_of(session: Session, memory: Memory, request: gr.Request) -> str:
     return session.owner(request.username, (memory or {}).get("browser"))
 
 
-def payload(data: gr.EventData) -> dict[str, Any]:
-    """What a page sent with an event, its texts made well-formed. It can be anything, so the caller
-    must check each part."""
-    return well_formed(data._data) if isinstance(data._data, dict) else {}
+class Payload:
+    """What a page sent with an event, its texts made well-formed. It can be anything: a value of
+    another type than expected counts as missing."""
+
+    def __init__(self, data: gr.EventData) -> None:
+        self.values: dict[str, Any] = (
+            well_formed(data._data) if isinstance(data._data, dict) else {}
+        )
+
+    def text(self, name: str) -> str:
+        found = self.values.get(name)
+        return found if isinstance(found, str) else ""
+
+    def integer(self, name: str, missing: int = -1) -> int:
+        found = self.values.get(name)
+        return found if isinstance(found, int) else missing
+
+    def all_of(self, name: str, kind: type[P]) -> list[P]:
+        """The items of a list that have this type."""
+        found = self.values.get(name)
+        return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []
 
 
 def clicked_row(event: gr.SelectData) -> int:
     at = event.index
     return int(at[0] if isinstance(at, list | tuple) else at)
+
+
+def channel(name: str) -> gr.HTML:
+    """A hidden component whose new values become events of the document, "strata:`name`"."""
+    return html(
+        visible="hidden",
+        html_template="",
+        js_on_load=f'watch("value", () => document.dispatchEvent('
+        f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
+    )
 
 
 NUMBERS = count(1)
@@ -150,7 +179,6 @@ def notify_errors() -> Iterator[None]:
 
 
 def show_notices(session: Session, owner: str) -> None:
-    """Show the pending notices of an owner."""
     for notice in session.notices.take(owner):
         warn(notice)
 
@@ -234,8 +262,6 @@ class RefreshGuard:
 
 
 class UpdateRequest:
-    """A request to update components, and whether it is over."""
-
     over = False
 
 
@@ -252,7 +278,16 @@ def newest(parts: Sequence[Block], of: Sequence[Block] = ()) -> Guard:
     return lambda guard: guard.newest(parts, of)
 
 
-PROVIDED = ("owner", "page", "memory", "request", "data")
+class Visit(NamedTuple):
+    """Who triggered an event: the owner, the id of the open page, and what its browser
+    remembers."""
+
+    owner: str
+    page: str
+    memory: Memory
+
+
+PROVIDED = ("visit", "owner", "request", "data")
 """The names of the arguments that the kit itself provides to a handler."""
 
 
@@ -260,10 +295,10 @@ class Tab:
     """A tab. Its attributes are components, and its methods are the handlers of their events.
 
     `on` connects the two. A handler may be a function, a generator or an async generator. Its first
-    arguments may be, in any order: `owner`, who triggered the event; `page`, the id of the open
-    page; `memory`, what the browser remembers; `request`; and `data`, what the page sent with the
-    event. The values of the inputs follow. If the handler returns {}, the outputs stay as they are.
-    So they do if it raises an error, which is shown as a notice.
+    arguments may be, in any order: `visit` or only its `owner`, who triggered the event; `request`;
+    and `data`, what the page sent with the event. The values of the inputs follow. If the handler
+    returns {}, the outputs stay as they are. So they do if it raises an error, which is shown as a
+    notice.
     """
 
     def __init__(self, session: Session, memory: gr.BrowserState) -> None:
@@ -273,6 +308,11 @@ class Tab:
     def guard(self) -> gr.State:
         """The state that holds each page's RefreshGuard."""
         return gr.State(RefreshGuard())
+
+    @cached_property
+    def outgoing(self) -> gr.Textbox:
+        """The hidden component that brings files to the page."""
+        return gr.Textbox(visible="hidden")
 
     def event(
         self,
@@ -289,7 +329,7 @@ class Tab:
         )
         provided = provided_arguments(handler)
         first: list[Block] = [self.guard] if guard is not None else []
-        first += [self.memory] if {"owner", "memory"} & provided.keys() else []
+        first += [self.memory] if {"visit", "owner"} & provided.keys() else []
         no_change = {output_list[0]: gr.skip()} if output_list else None
 
         @contextmanager
@@ -299,17 +339,20 @@ class Tab:
             state: Any = rest.pop(0) if guard is not None else None
             memory: Memory = rest.pop(0) if self.memory in first else None
             context = nullcontext(unchanged) if guard is None else guard(state)
-            known: dict[str, Any] = {"request": request, "data": data, "memory": memory}
-            known["page"] = request.session_hash or ""
-            if "owner" in provided:
-                known["owner"] = owner_of(self.session, memory, request)
+            known: dict[str, Any] = {"request": request, "data": data}
+            if self.memory in first:
+                owner = owner_of(self.session, memory, request)
+                visit = Visit(owner, request.session_hash or "", memory)
+                known |= {"owner": owner, "visit": visit}
             with context as keep, notify_errors():
                 yield (
                     [*(known[name] for name in provided), *rest],
                     lambda updates: no_change if updates == {} else keep(updates),
                 )
 
-        types = {"request": gr.Request, **{n: kind for n, kind in provided.items() if n == "data"}}
+        types = {"request": gr.Request}
+        if "data" in provided:
+            types["data"] = provided["data"]
         return Event(
             gradio_handler(handler, call, types, no_change if refused is None else refused),
             [*first, *input_list],
@@ -328,14 +371,11 @@ class Tab:
         refused: object = None,
         concurrency_limit: int | None = None,
     ) -> Dependency:
-        event = (
-            handler
-            if isinstance(handler, Event)
-            else self.event(handler, inputs, outputs, guard, refused)
-        )
+        if not isinstance(handler, Event):
+            handler = self.event(handler, inputs, outputs, guard, refused)
         options = {**AT_ONCE, "trigger_mode": mode, "concurrency_limit": concurrency_limit}
         connect = partial(gr.on, triggers) if isinstance(triggers, Sequence) else triggers
-        done: Dependency = connect(*event, **options)
+        done: Dependency = connect(*handler, **options)
         return done
 
     def then(
@@ -351,22 +391,40 @@ class Tab:
         return self.on(before.then, handler, inputs, outputs, mode="multiple", guard=guard)
 
     def confirm(
-        self, question: "Confirmation", act: Callable[..., Any], inputs: Blocks = ()
+        self,
+        question: "Confirmation",
+        act: Callable[..., Any],
+        inputs: Blocks = (),
+        outputs: Sequence[Block] = (),
+        *,
+        ask: Callable[..., Updates] | None = None,
+        guard: Guard | None = None,
     ) -> Dependency:
-        """Ask for confirmation before the handler `act` runs. It must return `hide()`, which closes
-        the question."""
-        self.on(question.button.click, show, (), question.shown)
-        self.on(question.no.click, hide, (), question.shown)
-        return self.on(question.yes.click, act, inputs, question.shown, refused=hide())
+        """Ask for confirmation before the handler `act` runs, which hides the question again. `ask`
+        shows the question, if that is not always the same. It has the same inputs and outputs."""
+        shown, click = question.shown, question.button.click
+        filled, closed = [*dict.fromkeys([shown, *outputs])], {shown: hide()}
+
+        def always(*_: object) -> Updates:
+            return {shown: show()}
+
+        self.on(click, ask or always, inputs, filled, guard=newest([shown]), refused=closed)
+        self.on(question.no.click, hide, (), shown)
+        return self.on(question.yes.click, act, inputs, filled, guard=guard, refused=closed)
 
     def on_save(
-        self, trigger: Trigger, handler: Callable[..., str], inputs: Blocks, outgoing: gr.Textbox
+        self, trigger: Trigger, handler: Callable[..., Download], inputs: Blocks = ()
     ) -> None:
-        """Have the page save the file that a handler makes with `saved`. `outgoing` is a hidden
-        component that brings the file to the page."""
-        self.on(trigger, handler, inputs, outgoing, refused="").then(
-            None, outgoing, None, js=SAVE_FILE, **AFTER
-        )
+        """Have the page save the file that a handler makes."""
+
+        @wraps(handler)
+        def offer(*values: Any) -> str:
+            file = handler(*values)
+            token = self.session.downloads.offer(file)
+            return json.dumps({"token": token, "name": file.name})
+
+        offered = self.on(trigger, offer, inputs, self.outgoing, refused="")
+        offered.then(None, self.outgoing, self.outgoing, js=SAVE_FILE, **AFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,21 +498,17 @@ def gradio_handler(
     typed = [
         Parameter(name, Parameter.POSITIONAL_ONLY, annotation=kind) for name, kind in types.items()
     ]
-    values = Parameter("values", Parameter.VAR_POSITIONAL)
-    made.__signature__ = Signature([*typed, values])
-    for name in ("__name__", "__qualname__"):
-        setattr(made, name, getattr(handler, name, getattr(made, name)))
-    found: Callable[..., Any] = made
-    return found
+    made.__signature__ = Signature([*typed, Parameter("values", Parameter.VAR_POSITIONAL)])
+    return update_wrapper(made, handler, ("__name__", "__qualname__"), ())
 
 
 SAVE_FILE = read("save.js")
-"""The script with which the page saves a file that `saved` describes."""
+"""The script with which the page saves a file that it was offered."""
 
 
-def saved(name: str, kind: str, text: str) -> str:
-    """A file called `name` for the page to save, as JSON. `kind` is its media type."""
-    return json.dumps({"name": name, "type": kind, "text": text})
+def text_file(name: str, kind: str, text: str) -> Download:
+    """A file of text. `kind` is its media type."""
+    return Download(name, kind, lambda: iter([text.encode("utf-8", "replace")]))
 
 
 def grid(figures: Sequence[go.Figure]) -> list[gr.Plot]:
@@ -467,10 +521,6 @@ def grid(figures: Sequence[go.Figure]) -> list[gr.Plot]:
                 for figure in figures[start : start + 2]
             ]
     return plots
-
-
-P = TypeVar("P")
-R = TypeVar("R")
 
 
 @dataclass(slots=True)

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from html import escape
 
 from jinja2 import Environment, FunctionLoader
+from markupsafe import Markup
 
 from app.service.jobs import Progress
-from app.web.colors import INKS, css_class, ink
+from app.web.colors import INKS, STAGES, css_class, ink
 from assets import read
 
 Facts = Iterable[tuple[str, str]]
@@ -23,22 +24,28 @@ def fine_print(*sentences: str) -> str:
     return f'<p class="fine">{escape(text)}</p>' if text else ""
 
 
+def verdict(content: str, kind: str = "") -> str:
+    """A framed paragraph. `content` is markup already, `kind` a class of the style sheet."""
+    return f'<div class="{f"verdict {kind}".rstrip()}">{content}</div>'
+
+
 def finding(kind: str, title: str, text: str) -> str:
-    """A finding with a title. `kind` is a class of the style sheet."""
-    return f'<div class="verdict {kind}"><b>{escape(title)}</b>: {escape(text)}</div>'
+    return verdict(f"<b>{escape(title)}</b>: {escape(text)}", kind)
+
+
+def billions(parameters: int) -> str:
+    large = parameters >= 1e9
+    return f"{parameters / 1e9:,.1f} B" if large else f"{parameters / 1e6:,.1f} M"
 
 
 def millions(parameters: int) -> str:
-    if parameters >= 1e9:
-        return f"{parameters / 1e9:,.1f} B parameters"
-    return f"{parameters / 1e6:,.1f} M parameters"
+    return f"{billions(parameters)} parameters"
 
 
 DASH = "–"
 
 
 def times(ratio: float | None) -> str:
-    """A speedup."""
     return DASH if ratio is None else f"{ratio:.2f}×"
 
 
@@ -70,11 +77,17 @@ def template_source(name: str) -> str:
 
 
 TEMPLATES = Environment(loader=FunctionLoader(template_source), autoescape=True)
+TEMPLATES.filters["number"] = "{:,}".format
 TEMPLATES.globals |= {
+    "fact_list": lambda items: Markup(facts(items)),
+    "fine_print": lambda text: Markup(fine_print(text)),
+    "finding": lambda *texts: Markup(finding(*texts)),
     "ink": ink,
     "inks": INKS,
+    "stages": STAGES,
     "css_class": css_class,
     "milliseconds": milliseconds,
+    "times": times,
 }
 
 

@@ -65,7 +65,7 @@ def panel(**more: Any) -> gr.HTML:
 
 
 def template() -> str:
-    return markup.template("panel.html", stages=STAGES, explained=EXPLAINED)
+    return markup.template("panel.html", explained=EXPLAINED)
 
 
 def panel_values(
@@ -125,7 +125,6 @@ def pace(plain: PlainSpeed | None) -> str:
 
 
 def with_pace(values: render.Data, plain: PlainSpeed | None) -> render.Data:
-    """The panel's values, with the speed of plain decoding for the header if it is known."""
     return {**values, "p": pace(plain)} if pace(plain) else values
 
 

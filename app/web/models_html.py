@@ -8,13 +8,13 @@ from app.service.catalogue import TABLE_CONTEXT, Entry, Head, Model
 from app.service.current import NO_HEAD, drafters
 from app.service.draft_models import amount
 from app.service.models import Candidate, is_padded
-from app.web.markup import Facts, facts, finding, fine_print, millions, template
+from app.web.markup import Facts, billions, facts, finding, fine_print, millions, template
 from assets import ASSETS
 from engine.backends.base import BackendInfo
 from engine.drafting.ceiling import LIKELY, ceiling
 from engine.models.formats import format_of
 from engine.models.gguf_files import ENDING
-from engine.models.memory import DraftingForecast, Need
+from engine.models.memory import Need
 from engine.native import multiplies_few_bits, verifies_cheaply
 from engine.servers.client import is_address
 
@@ -25,24 +25,11 @@ DRAFT_SIZES = 3, 7, 15
 QUANTIZED, CHEAP = ("Q", "IQ"), ("Q4_0", "IQ4_NL")
 """The prefixes of quantized types, and the types that verify fast on processors, as measured in
 docs/benchmarks.md."""
-PADDED = (
-    "This is no real model. It is the demonstration model, padded to the cost of 0.5\u00a0B "
-    "parameters: it says nearly the same, at the pace of a real model. All parameters but 10 M are "
-    "padding."
-)
-IMITABLE = (
-    "Its chat template separates turns with ordinary text, so a message or a file that you paste "
-    "can imitate a turn of the conversation."
-)
-LLAMA_CPP = (
-    "In llama.cpp verifying a draft takes long on a processor. If this is a Llama, Mistral, Qwen 2 "
-    "or Qwen 3 model, load it with 8 Bits: Strata then computes it itself, with the 4 or 8 bits of "
-    "the file where it has these, and drafts gain more."
-)
 ROUNDABLE, LARGE = (FLOAT32, *HALVES), 100_000_000
 """The types of weights that *Bits* can round, and the parameters from which on it is suggested."""
 LITTLE = 1.5
 """Below this speedup, the page suggests files that verify faster."""
+LATER = "to be downloaded"
 THINNEST = 0.6
 """The smallest visible part of a bar, in per cent."""
 
@@ -59,45 +46,31 @@ def loaded(
 ) -> str:
     """The facts of the loaded model. `source` is "" if none is loaded. `drafts` names its draft
     models, `costs` says how long verifying takes, and `plain` gives its speed of plain decoding."""
-    if not source:
-        return "<h3>Loaded</h3>" + fine_print("No model. Choose one and press Load.")
-    if info.server is not None:
-        return served(info, source)
-    threads = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
-    listed = [
-        ("model", info.name),
-        ("run by", runner(info, source)),
-        ("parameters", billions(info.parameters)),
-        ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
-        ("context", f"{info.context_length:,} tokens"),
-        ("device", f"{info.device}{threads}"),
-        ("from", where(source)),
-    ]
-    if plain:
-        listed.append(("speed", plain))
-    padded = PADDED if is_padded(source) else ""
-    turns = IMITABLE if info.imitable else ""
-    reduced = precision(info), fewer_bits(info)
-    return loaded_card(info, listed, drafts, padded, info.note, turns, costs, *reduced)
-
-
-def runner(info: BackendInfo, source: str) -> str:
-    """What computes a model."""
-    in_core = info.kind != GGUF and source.endswith(ENDING)
-    return "the compiled core" if in_core else info.kind
-
-
-def served(info: BackendInfo, source: str) -> str:
     length = f"{info.context_length:,} tokens" if info.context_length else "not reported"
     listed = [("model", info.name), ("context", length), ("from", source)]
-    return loaded_card(info, listed, (), info.note)
-
-
-def loaded_card(info: BackendInfo, listed: Facts, drafts: Sequence[str], *notes: str) -> str:
-    """The card of a loaded model: its facts, what drafts for it, and notes."""
-    drafting = facts((each.name, each.text) for each in drafters(info, drafts))
-    text = "".join(map(fine_print, notes))
-    return f"<h3>Loaded</h3>{facts(listed)}<h4>What drafts for it</h4>{drafting}{text}"
+    if info.server is None:
+        core = info.kind != GGUF and source.endswith(ENDING)
+        count = f", {info.threads} thread{'s' if info.threads > 1 else ''}" if info.threads else ""
+        listed = [
+            ("model", info.name),
+            ("run by", "the compiled core" if core else info.kind),
+            ("parameters", billions(info.parameters)),
+            ("weights", f"{info.dtype}, {amount(info.memory_bytes)}"),
+            ("context", length),
+            ("device", f"{info.device}{count}"),
+            ("from", where(source)),
+            *([("speed", plain)] if plain else []),
+        ]
+    return template(
+        "loaded.html",
+        info=info,
+        listed=listed if source else [],
+        drafting=[(each.name, each.text) for each in drafters(info, drafts)],
+        costs=costs,
+        padded=is_padded(source),
+        halved=halved(info),
+        few_bits=fewer_bits(info),
+    )
 
 
 def still_loaded(info: BackendInfo, source: str) -> str:
@@ -117,10 +90,8 @@ def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool 
         return ""
     # A forward over fewer rows cannot take longer; a busy machine may have measured it so.
     found[0] = min(found.values())
-    nodes, times = (
-        listing(f"{each:{form}}" for each in values)
-        for values, form in ((sizes, "d"), ([found[n] / found[0] for n in sizes], ".1f"))
-    )
+    nodes = listing(str(n) for n in sizes)
+    times = listing(f"{found[n] / found[0]:.1f}" for n in sizes)
     best = ceiling(found, LIKELY)
     gain = f"at most {best.speedup:.1f} times as fast" if best.nodes else "no faster"
     text = (
@@ -137,45 +108,32 @@ def verifying(info: BackendInfo, points: Mapping[int, float], other_files: bool 
 
 
 def listing(items: Iterable[str]) -> str:
-    """A list in words, such as "1, 2 or 3"."""
     *first, last = items
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def precision(info: BackendInfo) -> str:
-    """The effect of reduced precision, for a model that could also compute in float32."""
-    if info.kind != "transformers" or info.dtype not in HALVES:
-        return ""
-    return (
-        f"It computes in {info.dtype}, which takes half the memory of float32. Where two tokens "
-        "are almost equally likely, this rounding may decide between them, so a text may differ "
-        "from plain decoding. In float32 the two are the same."
-    )
+def halved(info: BackendInfo) -> bool:
+    """Whether a model computes in reduced precision that could also compute in float32."""
+    return info.kind == "transformers" and info.dtype in HALVES
 
 
 def fewer_bits(info: BackendInfo) -> str:
-    """What weights of few bits in the compiled core would bring, for a model that computes
-    otherwise on a processor."""
+    """The kind of a model that computes on a processor and would gain by weights of few bits in the
+    compiled core; "" for any other."""
     if info.device != "cpu" or not multiplies_few_bits() or info.parameters < LARGE:
         return ""
-    if info.kind == GGUF:
-        return LLAMA_CPP if verifies_cheaply() else ""
-    if info.kind != "transformers" or info.dtype not in ROUNDABLE:
-        return ""
-    return (
-        "In each step the processor reads all weights. If you load the model with 8 or 4 Bits, "
-        "there is half or a quarter as much to read as in bfloat16, so it answers sooner. Rounded "
-        "weights make it a slightly different model."
-    )
+    gains = info.kind == GGUF and verifies_cheaply()
+    gains = gains or info.kind == "transformers" and info.dtype in ROUNDABLE
+    return info.kind if gains else ""
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    """The label and value of a candidate."""
-    size = amount(candidate.bytes) if candidate.bytes else "to be downloaded"
-    if candidate.download and not candidate.bytes:
-        size = f"{amount(candidate.download)} to download"
     if is_address(candidate.source):
         size = where(candidate.source)
+    elif candidate.bytes:
+        size = amount(candidate.bytes)
+    else:
+        size = f"{amount(candidate.download)} to download" if candidate.download else LATER
     kind = "GGUF" if candidate.kind == GGUF else candidate.kind
     parts = [candidate.name, kind, size, *(["loaded"] if candidate.loaded else [])]
     return " · ".join(parts), candidate.source
@@ -191,7 +149,6 @@ def where(source: str) -> str:
 
 
 def need(source: str, found: Need, free: int, device: str) -> str:
-    """The memory that a model needs, compared with the free memory."""
     listed = [
         ("model", where(source)),
         ("parameters", billions(found.parameters)),
@@ -199,14 +156,18 @@ def need(source: str, found: Need, free: int, device: str) -> str:
         ("cache", amount(found.cache)),
         ("total", f"{amount(found.total)} of {amount(free)} free on {device}"),
     ]
-    markup = facts(listed) + bar((found.weights, found.cache), free) + forecast(found.forecast)
-    markup += fine_print(PADDED if is_padded(source) else "")
-    if found.total > free:
-        missing = amount(found.total - free)
-        text = f"{missing} are missing. Choose a shorter context or a smaller model."
-        return markup + finding("differs", "It does not fit", text)
-    return markup + fine_print(
-        "Memory of the loaded models counts as free: they are unloaded if needed."
+    drafting: Facts = ()
+    predicted = found.forecast
+    if predicted is not None:
+        head = predicted.head or predicted.problem or NO_HEAD
+        drafting = ("databases", guesses_per_token(predicted.chains)), ("built-in head", head)
+    return template(
+        "need.html",
+        listed=listed,
+        bar=bar((found.weights, found.cache), free),
+        drafting=drafting,
+        padded=is_padded(source),
+        missing=amount(found.total - free) if found.total > free else "",
     )
 
 
@@ -214,39 +175,21 @@ def guesses_per_token(chains: bool) -> str:
     return "one guess per token" if chains else "several guesses per token"
 
 
-def forecast(found: DraftingForecast | None) -> str:
-    """What will draft for a model that is not loaded, judging by its files; nothing if they do not
-    show it."""
-    if found is None:
-        return ""
-    drafting = [
-        ("databases", guesses_per_token(found.chains)),
-        ("built-in head", found.head or found.problem or NO_HEAD),
-    ]
-    return f"<h4>What will draft for it, judging by its files</h4>{facts(drafting)}"
-
-
 def bar(parts: Sequence[float], free: float) -> str:
-    """The parts of a need as shares of the free memory. If they exceed it, the bar is red and a
-    mark shows where the free memory ends."""
+    """The parts of a need as shares of the free memory."""
     whole = max(1.0, sum(parts), free)
     widths = [max(THINNEST, 100 * part / whole) for part in parts if part]
-    filled = "".join(f'<i style="width:{width:.2f}%"></i>' for width in widths)
-    kind, mark = "need", ""
-    if sum(parts) > free:
-        kind, mark = "need over", f'<b style="left:{100 * free / whole:.2f}%"></b>'
-    return f'<div class="{kind}"><div class="bar empty">{filled}</div>{mark}</div>'
-
-
-def unknown(source: str, problem: str) -> str:
-    """Why the memory that a model needs cannot be determined."""
-    return facts([("model", where(source))]) + finding(
-        "differs", "It cannot be loaded like this", problem
+    return template(
+        "memory_bar.html", widths=widths, over=sum(parts) > free, end=100 * free / whole
     )
 
 
+def unknown(source: str, problem: str) -> str:
+    model = facts([("model", where(source))])
+    return model + finding("differs", "It cannot be loaded like this", problem)
+
+
 def elsewhere(source: str) -> str:
-    """The card of a model that a server runs."""
     text = (
         "Loading it asks the server which model it runs and how it drafts. It needs no memory "
         "here. What you write is sent to that server."
@@ -255,9 +198,9 @@ def elsewhere(source: str) -> str:
 
 
 def absent(source: str) -> str:
-    """The card of a model that is not on this machine."""
-    text = "It is downloaded first. The memory it needs is known after that."
-    return facts([("model", where(source))]) + fine_print(text)
+    return facts([("model", where(source))]) + fine_print(
+        "It is downloaded first. The memory it needs is known after that."
+    )
 
 
 # the catalogue
@@ -270,7 +213,6 @@ CATALOGUE = (
 
 
 def broken(problem: str) -> str:
-    """Why a part of the catalogue cannot be shown."""
     return finding("differs", "Unknown", problem)
 
 
@@ -297,7 +239,6 @@ def weights_of(model: Model) -> str:
 
 
 def head_of(head: Head | None) -> str:
-    """The built-in head of a target, and which file holds it."""
     if head is None:
         return "none"
     about = "about " if head.estimated else ""
@@ -324,10 +265,6 @@ def size(model: Model, here: Collection[str], otherwise: str = "") -> str:
     follows if they are not."""
     text = f"{'about ' if model.estimated else ''}{amount(model.bytes)}"
     return f"{text}, on this machine" if model.source in here else text + otherwise
-
-
-def billions(parameters: int) -> str:
-    return millions(parameters).removesuffix(" parameters")
 
 
 def family_needs(entry: Entry, length: int, device: str, free: int, half: bool = False) -> Facts:

@@ -15,6 +15,7 @@ from app.web.colors import INKS, css_class, ink, others
 from app.web.markup import times
 from engine.errors import StorageError
 from engine.thinking import Thought, answer_of, named, thought_in
+from engine.types import Step
 from storage.conversations import Piece, StoredMessage
 from storage.database import Database
 from storage.traces import Traces, Worth
@@ -91,7 +92,6 @@ def thought_data(text: str, thought: Thought | None) -> Data:
 
 
 def spoken(answer: StoredMessage, notes: Remarks) -> str:
-    """The text of an answer without its thinking."""
     note: dict[str, Any] = notes.get(answer.run_id or "", {})
     return answer_of(answer.content, named(note.get("marks", ())), bool(note.get("thinks"))).strip()
 
@@ -159,41 +159,39 @@ def legend(sources: Iterable[str]) -> Data:
     return {"sources": [*sources], "names": drafts(sources)}
 
 
-def side_by_side(name: str, pieces: Sequence[Piece]) -> Data:
-    """One run of a comparison for the token view."""
+def side_by_side(name: str, steps: Iterable[Step], most: int | None = None) -> Data:
+    """A run for a token view of its own, with `most` tokens if that is given."""
     sources: dict[str, int] = {}
+    pieces = [Piece.of(token, step.index) for step in steps for token in step.tokens][:most]
     turns = [{"key": name, "role": "assistant", "groups": groups(pieces, sources)}]
     return {"kept": 0, "after": "", "turns": turns, **legend(sources)}
 
 
+def look(source: str) -> dict[str, str]:
+    """The title and meaning of a source, and the CSS class with its underline."""
+    title, meaning = ink(source).title, ink(source).meaning
+    return {"title": title, "meaning": meaning, "kind": css_class(source)}
+
+
 def names() -> dict[str, dict[str, str]]:
-    """The title and meaning of each source of the palette, and the CSS class with its colour."""
-    return {
-        source: {"title": look.title, "meaning": look.meaning, "kind": css_class(source)}
-        for source, look in ((name, ink(name)) for name in INKS)
-    }
+    """The looks of the palette, whose classes have their colours."""
+    return {source: look(source) for source in INKS}
 
 
 def drafts(sources: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The same for the sources outside the palette, each with its own colour."""
-    return {
-        source: {
-            "title": look.title,
-            "meaning": look.meaning,
-            "kind": css_class(source),
-            "colour": look.colour,
-        }
-        for source in others(sources)
-        for look in (ink(source),)
-    }
+    """The looks of the sources outside the palette, each with its own colour."""
+    return {source: {**look(source), "colour": ink(source).colour} for source in others(sources)}
 
 
+PROVED = (
+    "Decoded again in the background, plainly and with drafts, each from scratch. Plain decoding "
+    "gives this text, token for token."
+)
 LONGEST_TOKEN = 40
 """The most characters of a token's text in the tooltip of a badge."""
 
 
 def remarks(database: Database, owner: str, conversation: str | None) -> Remarks:
-    """Remarks on the answers of a conversation, by run id."""
     if not conversation:
         return {}
     try:
@@ -212,26 +210,18 @@ def remark(worth: Worth) -> dict[str, object]:
 def badge(proof: Mapping[str, Any]) -> dict[str, str]:
     """The badge of a proof that was made in the background; {} if there is none. The stored proof
     may come from a damaged file, so its values can have any type."""
-    kind = proof.get("kind")
+    kind, speed = proof.get("kind"), proof.get("speedup")
     if kind == "same":
-        speed = proof.get("speedup")
         known = isinstance(speed, int | float) and not isinstance(speed, bool)
         gain = f", {times(float(speed))}" if known else ""  # type: ignore[arg-type]
-        return {
-            "text": f"proved: same text{gain}",
-            "kind": "good",
-            "title": "Decoded again in the background, plainly and with drafts, each from "
-            "scratch. Plain decoding gives this text, token for token.",
-        }
-    if kind == "differs":
-        return {
-            "text": f"differs at token {proof.get('at')}",
-            "kind": "bad",
-            "title": difference_title(proof),
-        }
-    if kind == "skipped":
-        return {"text": "not proved", "kind": "", "title": str(proof.get("why", ""))}
-    return {}
+        found = f"proved: same text{gain}", "good", PROVED
+    elif kind == "differs":
+        found = f"differs at token {proof.get('at')}", "bad", difference_title(proof)
+    elif kind == "skipped":
+        found = "not proved", "", str(proof.get("why", ""))
+    else:
+        return {}
+    return dict(zip(("text", "kind", "title"), found, strict=True))
 
 
 def difference_title(proof: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from app.service.comparison import Progress, Proof
 from app.service.why import server_sentence
 from app.web.colors import INKS, STAGES, ink, others
-from app.web.markup import fine_print, milliseconds, template, times
+from app.web.markup import DASH, fine_print, milliseconds, template, times, verdict
 from app.web.metrics_panel import NO_DIFFERENCE, NO_GAIN, range_of
 from engine.compare import Speedup
 from engine.errors import SettingError
@@ -52,33 +52,28 @@ def gained(speedup: Speedup, of: str = "speedup") -> str:
 def difference(found: Verdict, place: str = "", sides: Sides = PLAIN_AND_DRAFTS) -> str:
     """Where two runs differ first, and the token of each there. `sides` name them, in markup."""
     first, second = sides
-    if found.ended_early:
-        return (
-            f'<div class="verdict differs"><b>Ended early</b>{place}: {second.answer} ended '
-            f"at token {found.position:,}. {first.continuation} "
-            f"<code>{escape(repr(found.plain))}</code>.</div>"
-        )
-    return (
-        f'<div class="verdict differs"><b>First difference</b>{place} at token '
-        f"{found.position:,}: {first.name} <code>{escape(repr(found.plain))}</code>, {second.name} "
-        f"<code>{escape(repr(found.accelerated))}</code>. {apart(found.gap)}In reduced precision, "
-        "rounding can decide between two tokens that are almost equally likely.</div>"
+    plain, other = (
+        f"<code>{escape(repr(text))}</code>" for text in (found.plain, found.accelerated)
     )
-
-
-def apart(gap: float | None) -> str:
-    if gap is None:
-        return ""
-    return f"Their scores are {gap:.2g} apart (logit gap). "
+    if found.ended_early:
+        text = f"{second.answer} ended at token {found.position:,}. {first.continuation} {plain}."
+        return verdict(f"<b>Ended early</b>{place}: {text}", "differs")
+    gap = "" if found.gap is None else f"Their scores are {found.gap:.2g} apart (logit gap). "
+    return verdict(
+        f"<b>First difference</b>{place} at token {found.position:,}: {first.name} {plain}, "
+        f"{second.name} {other}. {gap}In reduced precision, rounding can decide between two "
+        "tokens that are almost equally likely.",
+        "differs",
+    )
 
 
 def another_text(found: Verdict, speed: str) -> str:
     """The verdict on two texts drawn from the same distribution, whose difference proves nothing.
     `speed` is markup."""
-    return (
-        f'<div class="verdict"><b>Different text</b> from token {found.position:,} on. This is '
-        f"expected, as Same distribution does not keep the text of a seed ({speed}, by time per "
-        "token). To compare texts, choose Same text in Settings, under Advanced.</div>"
+    return verdict(
+        f"<b>Different text</b> from token {found.position:,} on. This is expected, as Same "
+        f"distribution does not keep the text of a seed ({speed}, by time per token). To compare "
+        "texts, choose Same text in Settings, under Advanced."
     )
 
 
@@ -86,14 +81,13 @@ def on_server(progress: Progress, other: Verdict | None, speed: str) -> str:
     """The verdict on pairs of runs of a server. `other` is the verdict on a pair that differs, if
     one does. `speed` is markup."""
     count = len(progress.pairs)
-    kind, text = "verdict same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
+    kind, text = "same", f"<b>The same text</b> in {count} repeat{'s' * (count > 1)}"
     if other is not None:
-        kind, text = "verdict", f"<b>Different text</b> from token {other.position:,} on"
-    return f'<div class="{kind}">{text} ({speed}). {GUARANTEE}</div>'
+        kind, text = "", f"<b>Different text</b> from token {other.position:,} on"
+    return verdict(f"{text} ({speed}). {GUARANTEE}", kind)
 
 
 def two_servers(progress: Progress) -> bool:
-    """Whether both sides are the same model on servers."""
     left, right = progress.pairs[-1]
     return left.model == right.model and None not in (from_server(left), from_server(right))
 
@@ -101,12 +95,11 @@ def two_servers(progress: Progress) -> bool:
 def same_texts(progress: Progress) -> str:
     """Whether two servers gave the same text. Texts are compared, as servers need not send
     tokens."""
-    same = all(text_of(left) == text_of(right) for left, right in progress.pairs)
+    texts = [
+        ["".join(token.text for token in run.tokens) for run in pair] for pair in progress.pairs
+    ]
+    same = all(left == right for left, right in texts)
     return "Two servers, the same text" if same else "Two servers, different texts"
-
-
-def text_of(run: Run) -> str:
-    return "".join(token.text for token in run.tokens)
 
 
 def title_of(name: str) -> str:
@@ -119,10 +112,9 @@ def title_of(name: str) -> str:
 
 def waiting_line(waiting: Waiting) -> str:
     """Why an answer has not begun: other requests come first, or the model is still loading."""
-    if waiting.loading:
-        return '<div class="verdict running">Waiting for the model to load …</div>'
     others = "1 request comes" if waiting.ahead == 1 else f"{waiting.ahead} requests come"
-    return f'<div class="verdict running">Waiting for the model: {others} first …</div>'
+    reason = " to load" if waiting.loading else f": {others} first"
+    return verdict(f"Waiting for the model{reason} …", "running")
 
 
 EXACT = " The logits of this model have the same bits with and without drafts."
@@ -134,39 +126,28 @@ def proof_line(proof: Proof, exact: bool = False) -> str:
     found, reruns = proof.verdict, proof.reruns
     if found is None or reruns is None:
         how = "plainly" if proof.running == PLAIN.name else "with drafts"
-        return (
-            f'<div class="verdict running">Decoding {how}, pair {proof.pair} … '
-            f"{proof.tokens:,} tokens</div>"
-        )
+        text = f"Decoding {how}, pair {proof.pair} … {proof.tokens:,} tokens"
+        return verdict(text, "running")
+    speed = gained(proof.speedup, "speedup of the whole answer")
     if not found.identical:
-        if proof.same_text:
-            return difference(found)
-        return another_text(found, gained(proof.speedup, "speedup of the whole answer"))
+        return difference(found) if proof.same_text else another_text(found, speed)
     assert proof.shown is not None
     whole = f"all {found.tokens:,} tokens"
     if proof.shown.broken_off:
         whole += " up to where it was stopped"
     often = f"{reruns.pairs} times each way, in turn" if reruns.pairs > 1 else "each way"
-    return (
-        f'<div class="verdict same"><b>Identical</b>: {whole}. Decoded again {often}: '
-        f"plain {milliseconds(reruns.plain_seconds)}, with drafts {milliseconds(reruns.seconds)}; "
-        f"{gained(proof.speedup, 'speedup of the whole answer')}.{EXACT if exact else ''}</div>"
+    return verdict(
+        f"<b>Identical</b>: {whole}. Decoded again {often}: plain "
+        f"{milliseconds(reruns.plain_seconds)}, with drafts {milliseconds(reruns.seconds)}; "
+        f"{speed}.{EXACT if exact else ''}",
+        "same",
     )
 
 
 MOST_CHARS = 20_000
 """Only this many characters at the end of a prompt are shown, so that a long one stays off the
 page."""
-NO_RUN_YET = '<div class="verdict">No run yet. Ask something in the Chat tab.</div>'
-UNKNOWN_PROMPT = (
-    '<p class="fine">The prompt of this run is not stored: it was part of a comparison, or its '
-    "message was deleted.</p>"
-)
-NOT_KEPT = (
-    " The exact prompt is kept for your 200 newest answers, and shown while their model is "
-    "loaded. For this answer it is not known what the chat template added, and what did not fit "
-    "the context."
-)
+NO_RUN_YET = verdict("No run yet. Ask something in the Chat tab.")
 KINDS = {"chat": "Chat", "compare": "Compare"}
 
 
@@ -179,7 +160,7 @@ def run_row(run: Trace) -> list[str]:
         run.label,
         f"{run.emitted_tokens:,}",
         f"{speed:,.0f}",
-        f"{run.emitted_tokens / run.forwards:.2f}" if run.forwards else "–",
+        f"{run.emitted_tokens / run.forwards:.2f}" if run.forwards else DASH,
         times(run.speedup),
     ]
 
@@ -187,69 +168,40 @@ def run_row(run: Trace) -> list[str]:
 def heading(trace: Trace, run: Run) -> str:
     prompt = run.prefill or Prefill(0, 0)
     when = f"{datetime.fromtimestamp(trace.created):%d %b %H:%M:%S}"
-    return (
-        f'<div class="verdict"><b>{escape(title_of(trace.method))}</b> on {escape(trace.label)}, '
+    text = (
         f"{when}: {trace.emitted_tokens:,} tokens in {trace.forwards:,} steps. The prompt had "
-        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache.{continued(run)}"
-        f"{served(run)}</div>"
+        f"{prompt.tokens:,} tokens, {prompt.reused:,} of them from the cache."
     )
-
-
-def served(run: Run) -> str:
-    """The server that a run came from; nothing for a run on this machine."""
-    server, text = from_server(run), server_sentence(run)
-    if server is None:
-        return ""
-    return escape(
-        f" It came from the server {server.get('host', '')}; its times are measured as the tokens "
-        f"arrive. {text or ''}"
-    )
-
-
-def continued(run: Run) -> str:
-    count = len(run.parts)
-    return f" It was continued {'once' if count == 1 else f'{count} times'}." if count else ""
+    if count := len(run.parts):
+        text += f" It was continued {'once' if count == 1 else f'{count} times'}."
+    if (server := from_server(run)) is not None:
+        text += (
+            f" It came from the server {server.get('host', '')}; its times are measured as the "
+            f"tokens arrive. {server_sentence(run) or ''}"
+        )
+    method = f"<b>{escape(title_of(trace.method))}</b>"
+    return verdict(f"{method} on {escape(trace.label)}, {escape(text)}")
 
 
 def prompt(stored: StoredPrompt | None, exact: str | None = None) -> str:
     """The prompt of a run as far as it is stored, and which part of it is not known. `exact` is the
     text of the prompt's tokens, None if these are not kept or belong to another model."""
-    if stored is None and exact is None:
-        return UNKNOWN_PROMPT
-    parts = []
-    if stored is not None:
-        system = [("system", stored.system_prompt)] if stored.system_prompt.strip() else []
-        parts = [*system, *stored.messages]
+    parts = [("system", stored.system_prompt), *stored.messages] if stored is not None else []
     room, shown = MOST_CHARS, list[tuple[str, str]]()
     for role, text in reversed(parts):
-        if room <= 0:
-            break
-        shown.insert(0, (role, text[-room:]))
-        room -= len(text)
+        if room > 0 and (role != "system" or text.strip()):
+            shown.insert(0, (role, text[-room:]))
+            room -= len(text)
     return template(
-        "prompt.html",
-        stored=stored,
-        messages=shown,
-        cut=room < 0,
-        most=MOST_CHARS,
-        not_kept=NOT_KEPT,
-        exact=exact,
+        "prompt.html", stored=stored, messages=shown, cut=room < 0, most=MOST_CHARS, exact=exact
     )
 
 
 def step_card(step: Step, count: int) -> str:
-    """One step of a run that has `count` steps."""
     found = {**step.proposed, **step.accepted, **step.look_ups}
     names = [name for name in INKS if name in found and name != TARGET] + others(found)
-    return template(
-        "step.html",
-        step=step,
-        count=count,
-        names=names,
-        times={name: getattr(step, f"{name}_seconds") for name in STAGES},
-        stages=STAGES,
-        head=HEAD,
-    )
+    times = {name: getattr(step, f"{name}_seconds") for name in STAGES}
+    return template("step.html", step=step, count=count, names=names, times=times, head=HEAD)
 
 
 def step_row(step: Step) -> list[str]:
@@ -259,8 +211,8 @@ def step_row(step: Step) -> list[str]:
         f"{step.index + 1:,}",
         repr("".join(token.text for token in step.tokens))[1:-1],
         ", ".join(given),
-        f"{kept:,} of {drafted:,}" if drafted else "–",
-        str(len(step.by_depth)) if step.by_depth else "–",
+        f"{kept:,} of {drafted:,}" if drafted else DASH,
+        str(len(step.by_depth)) if step.by_depth else DASH,
         milliseconds(step.seconds),
     ]
 

@@ -38,6 +38,7 @@ THREADS = MOST_WAITING + 40
 else."""
 EVENTS_AT_ONCE = 4
 """How often an event without a limit of its own may run at the same time."""
+LENGTH = b"content-length"
 PAGE_LEVEL = 4
 """The compression level of the page. It shrinks to a ninth in 4 ms; twice the time saves another
 7 %."""
@@ -65,32 +66,19 @@ def with_early_scripts(app: ASGIApp) -> ASGIApp:
     script = head + f'<script src="{shared.address()}"></script>{FIND_COMPONENTS}'.encode()
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        start: Message = {}
-
         async def extended(message: Message) -> None:
             if message["type"] == "http.response.start":
-                start.update(message)
-                return
-            body = message.get("body", b"")
-            longer = body.replace(head, script, 1)
-            if start:
-                more = len(longer) - len(body)
-                await send({**start, "headers": lengthened(start["headers"], more)})
-                start.clear()
-            await send({**message, "body": longer})
+                # The body becomes longer than it says.
+                kept = [pair for pair in message["headers"] if pair[0].lower() != LENGTH]
+                await send({**message, "headers": kept})
+            else:
+                body = message.get("body", b"")
+                await send({**message, "body": body.replace(head, script, 1)})
 
         page = scope["type"] == "http" and scope["path"] == "/"
         await app(scope, receive, extended if page else send)
 
     return serve
-
-
-def lengthened(headers: Sequence[tuple[bytes, bytes]], more: int) -> list[tuple[bytes, bytes]]:
-    """The headers of a body that has `more` additional bytes."""
-    return [
-        (name, str(int(value) + more).encode() if name.lower() == b"content-length" else value)
-        for name, value in headers
-    ]
 
 
 def with_small_page(app: ASGIApp) -> ASGIApp:

@@ -1,14 +1,11 @@
-"""One connection that carries the streams of all tabs of a browser.
+"""One connection that carries the streams of all tabs of a browser, which opens at most six to a
+server (assets/shared.js; docs/how-it-works.md says more).
 
-A browser opens at most six connections to a server, and each tab needs two that stay open: Gradio's
-heartbeat, and one for the running answer or event. Without sharing, the sixth tab never loaded and
-the others froze. So all tabs of a browser share one connection (assets/shared.js):
-
-- `GET /shared` opens the connection. Its first event is its name, which cannot be guessed.
+- `GET /shared` opens the connection. Its first event is its name, which cannot be guessed. Each
+  further event is a pair: the number of a stream, and its status, a part of its text, or null for
+  its end.
 - `POST /shared/<name>` with a `number` and a `path` opens a stream on the connection; without a
   path it closes that stream. Only the paths in STREAMS can be opened.
-- Each event of the connection is a pair: the number of a stream, and its status, a part of its
-  text, or null for its end.
 
 Each stream is a separate request to the app, with the headers of the POST. So it passes the same
 checks as a direct request, and Gradio's handlers notice a closed tab as usual.
@@ -68,7 +65,6 @@ class SharedConnection:
         self.tasks = set[asyncio.Task[None]]()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The events of all streams as they come, until the connection is closed."""
         while not self.over:
             await self.changed.wait()
             self.changed.clear()
@@ -80,7 +76,6 @@ class SharedConnection:
                 sent(taken)
 
     async def send(self, number: int, *values: int | str | None) -> None:
-        """Send events of a stream. Returns once they were sent."""
         if self.over:
             return
         done = asyncio.get_running_loop().create_future()
@@ -89,14 +84,12 @@ class SharedConnection:
         await done
 
     def open(self, number: int, app: ASGIApp, scope: Scope) -> None:
-        """Add a stream: the app's response to a request."""
         self.streams[number] = asyncio.Event()
         task = asyncio.create_task(self.carry(number, app, scope))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def carry(self, number: int, app: ASGIApp, scope: Scope) -> None:
-        """Send the app's response, until either side ends it."""
         closed, decoder = self.streams[number], codecs.getincrementaldecoder("utf-8")("replace")
         requested = False
 

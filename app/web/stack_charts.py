@@ -7,15 +7,14 @@ escaped, because the charting library reads names as markup.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 import plotly.graph_objects as go
 
-from app.web.charts import FONT, framed
+from app.web.charts import FONT, LABELLED, NEUTRAL, framed, inert
 from app.web.colors import DRAFT_SHADES, INK, PLAIN, ink
 from engine.hsd.planner import SOURCES, Edge, Graph, Plan, batches, edges, emitted, sources
-from engine.hsd.profile import Profile
+from engine.hsd.profile import Pair, Profile
 from engine.types import DRAFT, Rule
 
 PALE, DARK = "#f8e4ed", "#2a1220"
@@ -37,13 +36,8 @@ class Bar:
     measured: float | None
 
 
-def plain_text(name: str) -> str:
-    short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-    return escape(short, quote=False)
-
-
 def names(profile: Profile) -> list[str]:
-    return [plain_text(model.name) for model in profile.models]
+    return [inert(model.name, LONGEST_NAME) for model in profile.models]
 
 
 def colours(profile: Profile) -> list[str]:
@@ -56,17 +50,10 @@ def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
     if profile is None:
         return figure
     labels = names(profile)
-    shares = [
-        [
-            round(100 * profile.pairs[i, j].acceptance, 1) if i < j else None
-            for j in range(1, len(labels))
-        ]
-        for i in range(len(labels) - 1)
-    ]
-    details = [
-        [pair_details(profile, i, j, rule) if i < j else "" for j in range(1, len(labels))]
-        for i in range(len(labels) - 1)
-    ]
+    below, above = range(len(labels) - 1), range(1, len(labels))
+    pairs = [[profile.pairs[i, j] if i < j else None for j in above] for i in below]
+    shares = [[pair and round(100 * pair.acceptance, 1) for pair in row] for row in pairs]
+    details = [[pair_details(pair, rule) if pair else "" for pair in row] for row in pairs]
     figure.add_heatmap(
         x=labels[1:],
         y=labels[:-1],
@@ -89,8 +76,7 @@ def acceptance(profile: Profile | None, rule: Rule) -> go.Figure:
     return figure
 
 
-def pair_details(profile: Profile, below: int, above: int, rule: Rule) -> str:
-    pair = profile.pairs[below, above]
+def pair_details(pair: Pair, rule: Rule) -> str:
     return (
         f"same distribution {100 * pair.acceptance:.1f} %; "
         f"same text {100 * pair.survives('match', 1):.1f} %; "
@@ -129,13 +115,11 @@ def hierarchy(profile: Profile | None, rule: Rule, plan: Plan | None) -> go.Figu
     paths = {at: path.seconds for at, path in Graph(profile, rule).shortest().items()}
     chosen = steps_of(profile, rule, plan)
     for edge in edges(profile, rule):
-        if edge.below == "" or (edge.below, edge.above) in chosen:
-            continue
-        start = edge.below if isinstance(edge.below, int) else -1
-        seconds = edge.seconds(paths[edge.below] if isinstance(edge.below, int) else 0.0)
-        draw_edge(figure, start, edge, seconds, False)
-    for (below, _), (edge, seconds) in chosen.items():
-        draw_edge(figure, below if isinstance(below, int) else -1, edge, seconds, True)
+        if edge.below != "" and (edge.below, edge.above) not in chosen:
+            seconds = edge.seconds(paths[edge.below] if isinstance(edge.below, int) else 0.0)
+            draw_edge(figure, edge, seconds, False)
+    for edge, seconds in chosen.values():
+        draw_edge(figure, edge, seconds, True)
     draw_vertices(figure, profile, paths, plan)
     first = -1 if sources_of(profile) else 0
     figure.update_xaxes(range=[first - 0.6, len(profile.models) - 0.4])
@@ -155,7 +139,6 @@ Steps = Mapping[tuple[int | str, int], tuple[Edge, float]]
 
 
 def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
-    """The edges of a plan, each with the seconds per token up to its end, along the path."""
     if plan is None:
         return {}
     last = len(profile.models) - 1
@@ -172,9 +155,10 @@ def steps_of(profile: Profile, rule: Rule, plan: Plan | None) -> Steps:
     return found
 
 
-def draw_edge(figure: go.Figure, start: int, edge: Edge, seconds: float, chosen: bool) -> None:
+def draw_edge(figure: go.Figure, edge: Edge, seconds: float, chosen: bool) -> None:
     """Draw an arc with its batch at the top. It is higher the more vertices it passes."""
-    end, distance = edge.above, edge.above - start
+    start, end = edge.below if isinstance(edge.below, int) else -1, edge.above
+    distance = end - start
     height = 0.1 if distance == 1 else 0.26 * distance
     shares = [at / CURVE for at in range(CURVE + 1)]
     figure.add_scatter(
@@ -245,9 +229,8 @@ def draw_vertices(
 
 
 def plans(bars: Sequence[Bar]) -> go.Figure:
-    """Milliseconds per token of every plan, as predicted from the profile and as measured."""
     figure = framed("Predicted and measured time", "ms per token", "", True)
-    titles = [plain_text(bar.title) for bar in bars]
+    titles = [inert(bar.title, LONGEST_NAME) for bar in bars]
     for name in ("measured", "predicted"):
         values = [bar.measured if name == "measured" else bar.predicted for bar in bars]
         if not any(values):
@@ -263,13 +246,11 @@ def plans(bars: Sequence[Bar]) -> go.Figure:
                 "pattern": {"shape": "" if name == "measured" else "/", "size": 5},
             },
             texttemplate="%{x:.3g}",
-            textposition="outside",
-            cliponaxis=False,
+            **LABELLED,
             hovertemplate="%{y}, " + name + ": %{x:.3g} ms per token<extra></extra>",
         )
     if bars and (plain := bars[0].measured or bars[0].predicted):
-        line = {"color": PLAIN, "dash": "dot", "width": 1.5}
-        figure.add_vline(x=1e3 * plain, line=line)
+        figure.add_vline(x=1e3 * plain, line=NEUTRAL)
     figure.update_layout(
         barmode="group",
         height=max(TALL, 110 + 36 * len(bars)),

@@ -9,7 +9,7 @@ from datetime import datetime
 from html import escape
 
 from app.service.draft_models import Candidate, Family, Stacks, amount, sampler_label, sampler_of
-from app.web.markup import facts, finding, fine_print, millions, times
+from app.web.markup import DASH, facts, finding, fine_print, millions, template, times
 from engine.hsd.planner import (
     DATABASES,
     HEAD,
@@ -25,7 +25,7 @@ from engine.hsd.trials import Trial, reasons
 from engine.settings import Sampling
 from engine.types import Rule
 
-PROFILE, PLAN = "<h3>Profile</h3>", "<h3>Plan</h3>"
+PLAN = "<h3>Plan</h3>"
 DRAFTING = {
     "": "",
     DATABASES: "The databases draft",
@@ -35,22 +35,20 @@ DRAFTING = {
 
 
 def per_token(seconds: float | None) -> str:
-    return f"{1e3 * seconds:.3g} ms" if seconds is not None else "–"
+    return DASH if seconds is None else f"{1e3 * seconds:.3g} ms"
 
 
 # models
 
 
 def choice(candidate: Candidate) -> tuple[str, str]:
-    need = candidate.need
-    if need is None:
-        return f"{candidate.name} · cannot be used", candidate.source
-    text = f"{candidate.name} · {millions(need.parameters)} · {amount(need.total)}"
-    return text, candidate.source
+    need, text = candidate.need, "cannot be used"
+    if need is not None:
+        text = f"{millions(need.parameters)} · {amount(need.total)}"
+    return f"{candidate.name} · {text}", candidate.source
 
 
 def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) -> str:
-    """The loaded models, the memory that the ticked ones need, and the free memory."""
     info = stacks.state.info
     if info.server is not None:
         return fine_print(
@@ -86,33 +84,18 @@ def models(stacks: Stacks, offered: Sequence[Candidate], ticked: Sequence[str]) 
 
 def profiled(stacks: Stacks, sampling: Sampling) -> str:
     """The sampling with which the profile in use was measured, and whether it fits the settings."""
-    family, used = stacks.family_for(sampling), sampler_label(sampler_of(sampling))
-    if family is None:
-        return PROFILE + fine_print(
-            "Load draft models first. A profile then measures how often each model accepts the "
-            "drafts of smaller ones, and how long its steps take here."
-        )
-    profile = family.profile
-    if profile is None:
-        return PROFILE + fine_print(
-            f"{', '.join(family.drafts)} and {stacks.state.info.name} have no profile yet. Press "
-            "Profile: it takes as long as a few answers, and uses the sampling of the Settings "
-            f"tab ({used})."
-        )
-    markup = facts(
-        [
-            ("measured", f"{datetime.fromtimestamp(profile.measured):%d %b %Y %H:%M}"),
-            ("sampling", sampler_label(profile.sampling)),
-            ("measured on", f"{profile.positions:,} tokens"),
-            ("models", ", ".join(model.name for model in profile.models)),
-        ]
+    family = stacks.family_for(sampling)
+    profile = family.profile if family is not None else None
+    return template(
+        "stack_profile.html",
+        drafts=list(family.drafts) if family is not None else [],
+        model=stacks.state.info.name,
+        profile=profile,
+        measured=f"{datetime.fromtimestamp(profile.measured):%d %b %Y %H:%M}" if profile else "",
+        sampling=sampler_label(profile.sampling) if profile else "",
+        used=sampler_label(sampler_of(sampling)),
+        fits=profile is not None and dict(profile.sampling) == sampler_of(sampling),
     )
-    if dict(profile.sampling) != sampler_of(sampling):
-        markup += fine_print(
-            f"The settings use {used}. This is the nearest profile; press Profile to measure "
-            "one for them."
-        )
-    return PROFILE + markup
 
 
 # plans
@@ -144,10 +127,8 @@ def remark(profile: Profile | None, rule: Rule) -> str:
         return ""
     found, name = profile.outcomes[own[-1]], own[-1].removeprefix(f"{rule} ")
     plain, tokens = sum(o.plain_seconds for o in found), sum(o.tokens for o in found)
-    predicted, measured = (
-        plain / sum(o.expected for o in found),
-        plain / sum(o.seconds for o in found),
-    )
+    predicted = plain / sum(o.expected for o in found)
+    measured = plain / sum(o.seconds for o in found)
     again = "; planned again" if not 1 / OFF <= profile.factor(own[-1]) <= OFF else ""
     return (
         f"{name}: predicted {times(predicted)}, measured {times(measured)} over the last "
@@ -180,19 +161,20 @@ def planned(
 
 
 def findings(family: Family | None, rule: Rule, plan: Plan | None, trials: Sequence[Trial]) -> str:
-    """Problems of the plan, of draft models in general, and of the measurements."""
     if family is None or family.profile is None or plan is None:
         return ""
     profile, recursion = family.profile, Recursion(family.profile, rule)
     lines = [finding("differs", "Different text", text) for text in drifts(trials)]
     if not plan.levels:
-        return "".join([*lines, *without_stack(family, rule, plan, trials)])
-    if text := slower(recursion, plan, rule, trials):
+        lines += without_stack(family, rule, plan, trials)
+    elif text := slower(recursion, plan, rule, trials):
         better = best_plan(family, rule, plan, recursion)
-        return "".join([*lines, finding("differs", "Slower than plain", text + better)])
-    gain = profile.target.seconds(0) / recursion.latency(plan)
-    text = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
-    return "".join([*lines, finding("same", "Draft models are worth it", text)])
+        lines.append(finding("differs", "Slower than plain", text + better))
+    else:
+        gain = profile.target.seconds(0) / recursion.latency(plan)
+        text = f"{plan} is predicted to decode {times(gain)} as fast as plain decoding."
+        lines.append(finding("same", "Draft models are worth it", text))
+    return "".join(lines)
 
 
 def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial]) -> Iterator[str]:
@@ -209,13 +191,11 @@ def without_stack(family: Family, rule: Rule, plan: Plan, trials: Sequence[Trial
         if text := slower(recursion, single, rule, trials):
             yield finding("", "Slower than plain", text)
         elif plan.source:
-            yield finding(
-                "", f"Predicted slower than the {plan.source}", f"{single}, {seconds} per token."
-            )
+            title = f"Predicted slower than the {plan.source}"
+            yield finding("", title, f"{single}, {seconds} per token.")
 
 
 def best_plan(family: Family, rule: Rule, plan: Plan, recursion: Recursion) -> str:
-    """The plan that is predicted to be the fastest, if it is not this one."""
     best = family.plan("", rule)
     if best == plan:
         return ""
@@ -262,26 +242,12 @@ def drifts(trials: Sequence[Trial]) -> list[str]:
 
 
 def outcome(trials: Sequence[Trial]) -> str:
-    if not trials:
-        return fine_print(
-            "Measure answers the same prompts with plain decoding, each draft model and the best "
-            "plans. The chart then shows these times next to the predicted ones."
-        )
-    fastest = max(trials, key=lambda trial: trial.speedup.whole or 0.0)
     checked = [trial for trial in trials[1:] if trial.same_text]
-    same = sum(trial.verdict.identical for trial in checked)
-    text = (
-        f"Fastest: {fastest.title}, whole answers {times(fastest.speedup.whole)} as fast as plain "
-        f"decoding; decoding alone {times(fastest.speedup.decoding)}, "
-        f"{per_token(fastest.seconds)} per token."
+    return template(
+        "stack_outcome.html",
+        trials=trials,
+        fastest=max(trials, key=lambda trial: trial.speedup.whole or 0.0, default=None),
+        checked=checked,
+        same=sum(trial.verdict.identical for trial in checked),
+        per_token=per_token,
     )
-    if fastest is trials[0]:
-        text = f"Plain decoding was the fastest, {per_token(fastest.seconds)} per token."
-    if checked:
-        text += f" {same} of {len(checked)} gave the text of plain decoding, token by token."
-    if len(checked) < len(trials) - 1:
-        text += (
-            " Different texts are expected here, as the setting Same distribution does not keep "
-            "the text of a seed."
-        )
-    return fine_print(text)

@@ -1,11 +1,8 @@
 """Streams a growing answer to the page as server-sent events. Nothing is sent twice.
 
-`GET /stream/<token>?from=N` continues after the first N tokens. After a lost connection the browser
-sends `Last-Event-ID` instead: each event's `id` is the number of tokens sent so far. So a lost
-connection, a reload or a second page costs only the tokens that the page has not seen. A waiting
-connection holds no thread.
-
-The events carry JSON:
+`GET /stream/<token>?from=N` continues after the first N tokens, or after `Last-Event-ID`: each
+event's `id` is the number of tokens sent so far. A waiting connection holds no thread. The events
+carry JSON:
 
 - `sources` gives the meaning of the sources' numbers. It is the first event, and shows the page
   that it is connected.
@@ -49,8 +46,6 @@ KEEP_ALIVE = b":\n\n"
 
 
 class StreamEvent(NamedTuple):
-    """One event. `tokens` is the number of tokens sent so far, including this event."""
-
     kind: str
     data: object
     tokens: int
@@ -89,7 +84,6 @@ class AnswerEvents:
         return [*found, StreamEvent("end", self.sent, self.sent)] if over else found
 
     def tokens(self, update: Update) -> list[StreamEvent]:
-        """The new tokens. New sources are announced before them."""
         found: list[StreamEvent] = []
         while fresh := update.since(self.sent, MOST):
             known = len(self.sources)
@@ -102,7 +96,6 @@ class AnswerEvents:
         return found
 
     def figures(self, update: Update) -> render.Data:
-        """The values of the panel, with the new steps."""
         fresh = update.recorder.steps[self.steps : update.forwards]
         self.steps, self.tokens_in_figures = update.forwards, update.tokens
         served = server_sentence(update.recorder.collector.plan, update.counted)
@@ -154,7 +147,6 @@ def encoded(pending: list[StreamEvent]) -> bytes:
 
 
 def compact(data: object) -> str:
-    """JSON without spaces."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -29,7 +29,7 @@ function explain(run, step, token) {
 }
 
 document.addEventListener("strata:why", ({ detail }) => {
-  const request = whys.get(JSON.stringify([detail.run, detail.step, detail.token]));
+  const request = detail && whys.get(JSON.stringify([detail.run, detail.step, detail.token]));
   if (!request) return;
   request.known = true;
   request.resolve(detail);

@@ -37,7 +37,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def address(data: Path) -> Iterator[str]:
-    """The running program. Modules that need another one override this."""
     from tests.support.pages import running
 
     with running(data) as url:
@@ -54,13 +53,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def owner() -> str:
-    """Whose data the pages of a test show."""
     return f"test-{uuid4().hex}"
 
 
 @pytest.fixture
 def another(browser: Browser, address: str, owner: str) -> Iterator[Callable[..., BrowserContext]]:
-    """Opens another browser of the same owner."""
     from tests.support.pages import guarded
 
     with ExitStack() as stack:
@@ -73,13 +70,11 @@ def another(browser: Browser, address: str, owner: str) -> Iterator[Callable[...
 
 @pytest.fixture
 def context(another: Callable[..., BrowserContext]) -> BrowserContext:
-    """A browser. `another` opens further ones."""
     return another()
 
 
 @pytest.fixture
 def page(context: BrowserContext, address: str) -> Page:
-    """A page of it that shows the program."""
     from tests.support.pages import visit
 
     opened = context.new_page()

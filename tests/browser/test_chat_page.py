@@ -52,7 +52,6 @@ def titles(page: Page) -> list[str]:
 
 
 def guessed(page: Page) -> str:
-    """What is said below the last answer of its guesses."""
     return (page.locator("#tokens .message:not(.mine) .note").last.text_content() or "").strip()
 
 

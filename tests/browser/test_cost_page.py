@@ -23,7 +23,6 @@ COUNT_FRAMES = """() => {
 
 
 def frames(page: Page, seconds: float = 2) -> int:
-    """How many frames a page asks for in that time."""
     page.evaluate("() => { window.frames_asked = 0 }")
     page.wait_for_timeout(1000 * seconds)
     return int(page.evaluate("() => window.frames_asked"))

@@ -26,8 +26,6 @@ NAMES = ("x.localhost", "localhost.", *FOREIGN, "0.0.0.0")
 
 
 class Place(NamedTuple):
-    """The running program."""
-
     port: int
     data: Path
 
@@ -50,7 +48,6 @@ def place(address: str, data: Path) -> Place:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[int]:
-    """The port of another web server on this machine."""
     with server("<!doctype html><body>another page") as (port, _):
         yield port
 

@@ -47,7 +47,6 @@ class Machine:
         (folder / "pip.py").write_text(PIP.format(folder=str(folder), **names))
 
     def go(self, *numbers: int) -> None:
-        """Let it be done with these files."""
         for number in numbers:
             (self.folder / f"go-{number}").touch()
 
@@ -61,7 +60,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def address(machine: Machine, tmp_path: Path) -> Iterator[str]:
-    """The program on such a machine."""
     with running(tmp_path / "data") as url:
         yield url
 

@@ -61,7 +61,6 @@ ATTEMPTS = """() => {
 
 @pytest.fixture(scope="module")
 def view(browser: Browser) -> Iterator[Page]:
-    """The view of messages alone."""
     with message_view(browser) as opened:
         yield opened
 
@@ -78,7 +77,6 @@ def canary() -> Iterator[str]:
 
 
 def split(text: str) -> list[Piece]:
-    """A text as the tokens of an answer, cut within its tags."""
     parts = [text[at : at + 3] for at in range(0, len(text), 3)]
     return [Piece(part, TARGET, 0, at, at, 0.5) for at, part in enumerate(parts)]
 
@@ -171,7 +169,6 @@ def test_a_conversation_of_heavy_messages_can_be_opened_again(
 
 
 def drawn(view: Page, text: str) -> None:
-    """Show a message alone, and see it drawn."""
     view.evaluate(EMPTY)
     view.evaluate(SHOW, text)
     view.evaluate(DRAWN)

@@ -33,7 +33,6 @@ def runs(page: Page, address: str, data: Path, owner: str) -> None:
 
 
 def row(page: Page, at: int) -> Locator:
-    """A run in the list."""
     return page.locator("#runs .virtual-row").nth(at).get_by_test_id(f"cell-{at}-0")
 
 
@@ -43,7 +42,6 @@ def choose_method(page: Page, name: str) -> None:
 
 
 def open_runs(page: Page) -> tuple[Locator, Locator, Locator]:
-    """How many runs are listed, what the open one was asked, and its open step."""
     open_tab(page, "Diagnostics")
     listed, asked = page.locator("#range"), page.locator("#run-prompt")
     expect(listed).to_contain_text("1 to 3 of 3 runs")

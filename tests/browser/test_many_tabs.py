@@ -82,7 +82,6 @@ def opened(context: BrowserContext, address: str) -> Page:
 
 
 def tokens(page: Page) -> int:
-    """How many spans of the last answer the page shows."""
     return page.locator("#tokens .turn.answered").last.locator(".tok").count()
 
 

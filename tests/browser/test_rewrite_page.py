@@ -15,12 +15,10 @@ EVIL = "<img src=x onerror=fired()>"
 
 
 def attached(page: Page) -> Locator:
-    """The files of the message that is being written."""
     return page.locator("#writer .file")
 
 
 def instruct(page: Page, text: str) -> Locator:
-    """Send an instruction with the attached text; what its answer changed."""
     page.fill("#box textarea", text)
     page.click("#send")
     expect(page.locator("#tokens .turn.said").last).to_contain_text(text)

@@ -15,14 +15,12 @@ KEY = "a-key-of-the-server"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Stub]:
-    """A server with our drafter, in the place of vLLM."""
     with stub(strata=True, words=60, pace=0.02, key=KEY) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def address(server: Stub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The running program, with the server's model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STRATA_SERVER_KEY", KEY)
         with running(tmp_path_factory.mktemp("data"), "--model", server.base) as url:

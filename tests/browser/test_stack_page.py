@@ -34,7 +34,6 @@ def type_plan(page: Page, spec: str) -> None:
 
 
 def load_and_profile(page: Page, folder: Path) -> None:
-    """Add a model, load it with the one that comes along, stop a profile, make one."""
     open_tab(page, "Stack")
     expect(page.locator("#stack-models input:checked")).to_have_count(2)
     expect(page.locator("#stack-models")).to_contain_text("small · 1.0 M parameters")

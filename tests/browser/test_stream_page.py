@@ -81,7 +81,6 @@ def complete(data: Path, owner: str) -> Callable[[Page], Stored]:
 
 
 def letters(text: str) -> str:
-    """What is left of a text however it is escaped."""
     return re.sub("[^a-z]", "", html.unescape(text.replace(r"\n", "")).lower())
 
 

@@ -32,7 +32,6 @@ VERSION = strata_chat.__version__
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, built without a network."""
     folder = tmp_path_factory.mktemp("wheel")
     done = subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
@@ -57,12 +56,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(installed: Path) -> dict[str, str]:
-    """The environment of programs that find the installed wheel and no checkout."""
     return {**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"}
 
 
 def said(installed: Path, folder: Path, *words: str) -> str:
-    """What the command prints that is started in a folder."""
     done = subprocess.run(
         [sys.executable, str(installed / "bin" / "strata"), *words],
         cwd=folder, env=alone(installed), capture_output=True, text=True, timeout=60, check=True,

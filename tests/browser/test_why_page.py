@@ -70,7 +70,6 @@ def seeded() -> Run:
 
 @pytest.fixture
 def answered(data: Path, owner: str) -> None:
-    """The test's owner has one conversation, whose answer is the one above."""
     with Database(data / "strata.db") as database:
         store, traces = Conversations(database, owner), Traces(database, owner)
         talk, run = store.create("Boats").id, seeded()
@@ -83,7 +82,6 @@ def answered(data: Path, owner: str) -> None:
 
 @pytest.fixture
 def talk(answered: None, page: Page) -> Page:
-    """A page that shows the conversation."""
     entry(page, "Boats").locator(".open").click()
     expect(page.locator("#tokens .turn.answered")).to_contain_text("sank.")
     return page
@@ -100,7 +98,6 @@ def stand_on(page: Page, number: int) -> Locator:
 
 
 def copied(page: Page) -> str:
-    """The text that is highlighted as the place of origin."""
     return str(
         page.evaluate(
             "[...(CSS.highlights.get('copied-from') || [])].map((range) => range.toString())"
@@ -135,7 +132,6 @@ def test_a_token_tells_where_it_was_copied_from_and_what_was_rejected(talk: Page
 
 
 def edges(place: Locator) -> tuple[float, float, float, float]:
-    """Where something is on the screen: left, top, right, bottom."""
     box = place.bounding_box()
     assert box is not None
     return box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]

@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 import gradio as gr
 from starlette.routing import BaseRoute
 
 from app.arguments import parse
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import server
 from app.web.gradio_workarounds import without_apps
-from app.web.tabs.chat import Chat
-from app.web.tabs.settings import Settings
+from app.web.tabs.settings import Settings, preset_picker
 
 T = TypeVar("T")
 EVIL = "<img src=x onerror=alert(1)>"
@@ -30,12 +31,18 @@ def made(build: Callable[[], T], apps: bool = False) -> T:
     return asyncio.run(run())
 
 
-def tab_of(kind: Callable[..., T], session: Session) -> T:
-    """A tab alone, without the settings that it may read."""
+def tab_of(kind: type[T], session: Session) -> T:
+    """A tab alone, with the settings that it may read. It is not wired."""
 
     def build() -> T:
+        memory = gr.BrowserState({})
         with gr.Blocks(), gr.Tab("Tab") as tab:
-            return kind(session, gr.BrowserState({}), tab)
+            parts = {"tab": tab, "current": gr.State(None), "start_from": preset_picker()}
+            named = signature(kind).parameters
+            found: Any = kind(session, memory, **{n: parts[n] for n in parts if n in named})
+            if "controls" in kind.__annotations__:
+                found.controls = Settings(session, memory)
+            return found  # type: ignore[no-any-return]
 
     return made(build)
 
@@ -44,6 +51,21 @@ def last(updates: Iterator[Any]) -> Any:
     """The last of a handler's updates."""
     *_, found = updates
     return found
+
+
+def content(file: Download) -> str:
+    """The text of a file that a page saves."""
+    return b"".join(file.parts()).decode()
+
+
+def after(updates: Iterator[Any]) -> dict[Any, Any]:
+    """What a page shows after all of a handler's updates."""
+    shown: dict[Any, Any] = {}
+    for update in updates:
+        for part, change in update.items():
+            both = isinstance(change, dict) and isinstance(shown.get(part), dict)
+            shown[part] = {**shown[part], **change} if both else change
+    return shown
 
 
 class SmallPage(NamedTuple):
@@ -82,16 +104,3 @@ def labels(blocks: gr.Blocks) -> set[str]:
         for block in blocks.blocks.values()
         if isinstance(block, gr.Button | gr.Tab) and block.visible
     }
-
-
-def talk_of(session: Session) -> Chat:
-    """The chat, with the settings that it reads."""
-
-    def build() -> Chat:
-        memory, current = gr.BrowserState({}), gr.State(None)
-        with gr.Blocks():
-            talk = Chat(session, memory, current)
-            talk.controls = Settings(session, memory)
-            return talk
-
-    return made(build)

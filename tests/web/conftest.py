@@ -27,7 +27,6 @@ def session(db: Database, toy: Held) -> Session:
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The warnings that a page is shown."""
     notices: list[str] = []
     monkeypatch.setattr(gr, "Warning", notices.append)
     return notices

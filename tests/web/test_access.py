@@ -61,7 +61,6 @@ def requested(
     query: str = "",
     allowed: Sequence[Route] = ROUTES,
 ) -> tuple[int, list[tuple[bytes, bytes]], str]:
-    """Status, headers and body of the answer to one request."""
     raw = [(b"host", host.encode())] if host is not None else []
     raw += [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {

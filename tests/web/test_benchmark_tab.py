@@ -18,13 +18,13 @@ from app.service.session import Session
 from app.web import benchmark_html, charts, kit
 from app.web.colors import INKS
 from app.web.kit import Updates
-from app.web.tabs import benchmark, settings
+from app.web.tabs import benchmark
 from engine.errors import PromptError, SettingError
 from engine.methods import METHODS, PLAIN
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
-from tests.support.blocks import EVIL, tab_of
+from tests.support.blocks import EVIL, content, tab_of
 from tests.support.inside import OWNER, Held
 
 HD = METHODS["hd"]
@@ -32,13 +32,10 @@ HD = METHODS["hd"]
 
 @pytest.fixture
 def on(session: Session) -> benchmark.BenchmarkTab:
-    found = tab_of(benchmark.BenchmarkTab, session)
-    found.controls = tab_of(lambda *given: settings.Settings(*given[:2]), session)
-    return found
+    return tab_of(benchmark.BenchmarkTab, session)
 
 
 def values(on: benchmark.BenchmarkTab, **chosen: object) -> list[object]:
-    """What the page sends for a small benchmark."""
     given: dict[str, object] = {
         "source": benchmark.OWN,
         "path": None,
@@ -138,9 +135,9 @@ def test_a_benchmark_from_the_page_and_compared_with_itself(
     event: Any = SimpleNamespace(index=[1, 0])
     assert on.pick(OWNER, event, [newest, oldest])[on.shown] == oldest
     for kind, read in (("csv", on.as_csv), ("json", on.as_json)):
-        file = json.loads(read(OWNER, newest))
-        assert file["name"] == f"benchmark.{kind}" and "who is it" not in file["text"]
-        assert "context" in file["text"]
+        file = read(OWNER, newest)
+        assert file.name == f"benchmark.{kind}" and "who is it" not in content(file)
+        assert "context" in content(file)
 
 
 def test_a_page_that_opens_meanwhile_follows(
@@ -178,11 +175,10 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
         replace(each, differing=tuple(q.id for q in found.plan.questions)) for each in found.metrics
     ]
     texts = [
-        benchmark_html.heading(found),
         benchmark_html.tables(replace(found, metrics=tuple(parts))),
         benchmark_html.categories(found),
         benchmark_html.comparison(found, other),
-        benchmark_html.notes(replace(found, failed=((EVIL, EVIL),)), None, ()),
+        benchmark_html.summary(replace(found, failed=((EVIL, EVIL),)), None, ()),
         benchmark_html.status(BenchmarkStatus("id", 1, 2, 0, EVIL)),
         benchmark_html.status(None, EVIL),
         benchmark.counted(found.plan.questions),
@@ -195,7 +191,7 @@ def test_names_from_files_are_inert_wherever_they_are_shown() -> None:
 def test_a_drop_says_whether_the_machine_was_slower() -> None:
     found = of(evil())
     texts = {
-        lost: benchmark_html.notes(found, found, [Drop("hd", "speed", 40.0, 30.0, lost)])
+        lost: benchmark_html.summary(found, found, [Drop("hd", "speed", 40.0, 30.0, lost)])
         for lost in (0.24, 0.02, None)
     }
     assert all(
@@ -204,10 +200,10 @@ def test_a_drop_says_whether_the_machine_was_slower() -> None:
     )
     assert "Plain decoding lost 24 % too: the machine was slower." in texts[0.24]
     assert "as fast as before" in texts[0.02] and "Plain" not in texts[None]
-    gain = benchmark_html.notes(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
+    gain = benchmark_html.summary(found, found, [Drop("hd", "speedup", 2.0, 1.5)])
     assert "25 % less speedup" in gain and "1.50×, down from 2.00×" in gain
-    assert "No method lost more than 10 %" in benchmark_html.notes(found, found, [])
-    assert benchmark_html.notes(found, None, []) == ""
+    assert "No method lost more than 10 %" in benchmark_html.summary(found, found, [])
+    assert "verdict" not in benchmark_html.summary(found, None, [])
 
 
 def test_what_two_benchmarks_do_not_share_is_named() -> None:

@@ -18,7 +18,7 @@ import pytest
 from gradio.blocks import BlockFunction
 
 from app.service.session import Session
-from app.web import header, layout
+from app.web import layout
 from engine.backends.toy import ToyBackend
 from engine.drafting import costs as engine_costs
 from engine.errors import ModelError, StorageError
@@ -141,10 +141,10 @@ def test_the_header_says_that_the_database_is_locked(session: Session) -> None:
         conversation = session.chat.say(OWNER, None, "hello")
         other.execute("BEGIN IMMEDIATE")
         list(session.answering.answer(OWNER, conversation, preferences()))
-        assert "strata.db is locked by another program" in header.header(session, ())
+        assert "strata.db is locked by another program" in layout.header(session, ())
         other.execute("ROLLBACK")
         assert soon(lambda: not session.notices.locked)
-    assert "is locked" not in header.header(session, ())
+    assert "is locked" not in layout.header(session, ())
 
 
 @pytest.mark.soak(stay=1)

@@ -10,7 +10,7 @@ from app.service.comparison import Progress, Side, differs
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.run_html import LEFT_AND_RIGHT, difference
-from app.web.tabs import compare, settings
+from app.web.tabs import compare
 from engine.backends.toy import ToyBackend
 from engine.errors import SettingError
 from engine.local import Local
@@ -31,17 +31,7 @@ def session(db: Database, toy: ToyBackend) -> Session:
     return Session(Local(backend=toy, loaders=loaders), db, loaders=loaders)
 
 
-def handlers(session: Session) -> compare.Compare:
-    def build(session: Session, memory: gr.BrowserState, _: gr.Tab) -> compare.Compare:
-        found = compare.Compare(session, memory)
-        found.controls = settings.Settings(session, memory)
-        return found
-
-    return tab_of(build, session)
-
-
 def chosen(on: compare.Compare, left: Sequence[object], right: Sequence[object]) -> list[object]:
-    """What a page sends."""
     controls = on.controls
     generation = Generation(Sampling(0.5, seed=9), 12)
     return [*left, *right, *controls.show("Be kind.", Preferences(generation, fresh_seed=True))]
@@ -69,7 +59,7 @@ def test_a_side_has_what_was_chosen_for_it_and_else_what_is_in_settings() -> Non
 
 
 def test_both_sides_have_one_seed_even_where_each_answer_has_its_own(session: Session) -> None:
-    on = handlers(session)
+    on = tab_of(compare.Compare, session)
     plain, fast = ["plain", "", [], "", "", ""], ["hd", "", [], "", "", ""]
     system, (left, right) = on.chosen_sides(chosen(on, plain, fast))
     assert system == "Be kind." and left.generation == right.generation
@@ -82,14 +72,14 @@ def test_models_on_this_machine_are_offered_and_guests_are_offered_none(
     session: Session, db: Database, toy: ToyBackend
 ) -> None:
     session.models.store.add("hub/gone", {})
-    on = handlers(session)
+    on = tab_of(compare.Compare, session)
     offered = compare.models_of(session)
     assert offered[0] == ("The loaded model", "")
     assert len(offered) > 1 and "hub/gone" not in dict(offered).values()
     shown = on.offer("/gone.gguf", offered[1][1])
     gone, kept = (shown[side.model] for side in on.sides)  # type: ignore[index]
     assert gone["value"] == "" and "value" not in kept, "what is chosen meanwhile stays"  # type: ignore[index,operator]
-    guests = handlers(Session(Local(backend=toy), db, guests=True))
+    guests = tab_of(compare.Compare, Session(Local(backend=toy), db, guests=True))
     assert all(side.model is None for side in guests.sides)
     assert len(guests.offer()) == 2, "methods alone"
 
@@ -166,7 +156,7 @@ def test_what_cannot_be_compared_is_reported_stays_reported_and_the_button_is_ba
 ) -> None:
     calls = list[str]()
     monkeypatch.setattr(compare, "warn", calls.append)
-    on = handlers(session)
+    on = tab_of(compare.Compare, session)
     side = ["hd", "", [], "", "", ""]
     shown = list(on.run(OWNER, "hello", 1, *chosen(on, side, [*side[:-1], f"hub/{EVIL}"])))
     assert "not on this machine" in calls[0]

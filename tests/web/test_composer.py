@@ -10,18 +10,19 @@ from gradio.utils import get_upload_folder
 
 from app.service.attachments import MAX_BYTES, MAX_CHARACTERS, Attachment, join
 from app.service.session import Session
+from app.web.kit import Visit
 from app.web.tabs import composer
 from app.web.tabs.chat import Chat
 from engine.errors import PromptError
-from tests.support.blocks import talk_of
+from tests.support.blocks import tab_of
 from tests.support.inside import OWNER, soon
 
-PAGE = "page"
+VISIT = Visit(OWNER, "page", {})
 
 
 @pytest.fixture
 def talking(session: Session, warned: list[str]) -> Chat:
-    return talk_of(session)
+    return tab_of(Chat, session)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def sent(name: str, content: bytes) -> str:
 
 def say(on: Chat, shown: str | None, **said: object) -> dict[Any, Any]:
     values = (part.value for part in on.controls.inputs)
-    return on.say(OWNER, PAGE, {}, data(number=7, **said), shown, *values)
+    return on.say(VISIT, data(number=7, **said), shown, *values)
 
 
 def test_a_file_is_read_counted_and_deleted(on: composer.Composer) -> None:
@@ -108,7 +109,7 @@ def test_an_edit_makes_another_version_with_the_files_that_stay(
     def revise(message: str, text: str, *kept: int, files: Sequence[str] = ()) -> dict[Any, Any]:
         assert soon(lambda: session.generations.find("local", conversation) is None)
         event = data(number=4, message=message, text=text, kept=list(kept), files=list(files))
-        return talking.revise(OWNER, PAGE, event, conversation, *values)
+        return talking.revise(VISIT, event, conversation, *values)
 
     assert revise(first.id, "How?", 0)[taken] == {"number": 4, "ok": True}
     second = store.messages(conversation)[0]
@@ -173,7 +174,7 @@ def test_a_rewritten_answer_is_accepted_as_a_version(talking: Chat) -> None:
     ]
     event = data(act="accept", message=messages[3].id, of=messages[1].id)
     values = (part.value for part in talking.controls.inputs)
-    found = talking.act(OWNER, PAGE, {}, event, conversation, *values)
+    found = talking.act(VISIT, event, conversation, *values)
     assert [turn["text"] for turn in found[talking.tokens]["turns"]] == ["a", "d"]
     assert len(store.messages(conversation)[1].versions) == 2
 

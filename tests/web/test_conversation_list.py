@@ -13,9 +13,10 @@ import orjson
 import pytest
 
 from app.service.answering import Answer
-from app.service.pages import THE_LIST
+from app.service.pages import THE_LIST, Download
 from app.service.preferences import Preferences
 from app.service.session import Session
+from app.web.kit import Visit
 from app.web.tabs import conversations, settings
 from app.web.tabs.chat import Chat
 from app.web.tabs.conversations import ConversationList
@@ -25,10 +26,11 @@ from engine.settings import Drafting
 from storage.database import Database
 from storage.traces import Traces
 from tests.service.test_session import ask, soon
-from tests.support.blocks import made, talk_of
+from tests.support.blocks import made, tab_of
 from tests.support.inside import OWNER, Held, forgotten
 
 PAGE = "page"
+VISIT = Visit(OWNER, PAGE, {})
 
 
 @pytest.fixture
@@ -56,13 +58,11 @@ def exported(**changes: Any) -> dict[str, Any]:
 
 
 def event_data(**values: object) -> gr.EventData:
-    """What the list tells of an entry."""
     return gr.EventData(None, values)
 
 
 def listed(on: ConversationList, search: str = "") -> dict[str, Any]:
-    """What the list is sent."""
-    value: Any = on.look(OWNER, PAGE, None, search)[on.listed]
+    value: Any = on.look(VISIT, None, search)[on.listed]
     return dict(value)
 
 
@@ -101,12 +101,10 @@ BAD = [
 
 @pytest.fixture
 def imported(on: ConversationList, tmp_path: Path) -> Callable[..., dict[Any, Any]]:
-    """What a page shows after it imported a file."""
-
     def act(content: object) -> dict[Any, Any]:
         file = tmp_path / "upload.json"
         file.write_text(json.dumps(content))
-        return on.import_(OWNER, PAGE, {}, str(file))
+        return on.import_(VISIT, str(file))
 
     return act
 
@@ -137,7 +135,7 @@ def test_settings_that_cannot_be_used_are_neither_imported_nor_shown(
         id = store.create().id
         store.append(id, "user", "Hi")
         store.set_settings(id, bad)
-        updates = on.open(OWNER, PAGE, {}, event_data(id=id))
+        updates = on.open(VISIT, event_data(id=id))
         assert updates[on.current] == id and [turn["text"] for turn in shown(on, updates)] == ["Hi"]
         _, notice = warned
         assert notice.startswith("The settings of this conversation cannot be used")
@@ -180,11 +178,11 @@ def test_an_upload_is_deleted_whatever_came_of_it(
     ):
         file.write_text(content)
         warned.clear()
-        on.import_(OWNER, PAGE, {}, str(file))
+        on.import_(VISIT, str(file))
         assert not file.exists() and len(warned) == len(expected)
         assert all(word in notice for word, notice in zip(expected, warned, strict=True))
     (file / "a folder").mkdir(parents=True)
-    on.import_(OWNER, PAGE, {}, str(file))
+    on.import_(VISIT, str(file))
     assert "cannot be read" in warned[-1] and len(warned) == 2
 
 
@@ -233,15 +231,14 @@ def test_a_damaged_conversation_can_be_opened_and_deleted(
     forgotten(on.session)
     act(db)
     assert {entry["id"] for entry in entries(on)} == {id, sound}
-    updates = on.open(OWNER, PAGE, {}, event_data(id=id))
+    updates = on.open(VISIT, event_data(id=id))
     assert updates[on.current] == id and len(shown(on, updates)) == 2
-    on.remove(OWNER, PAGE, {}, event_data(id=id), id)
+    on.remove(VISIT, event_data(id=id), id)
     assert [item.id for item in on.session.chat.conversations(OWNER).list()] == [sound]
     assert Traces(db, OWNER).history() == []
 
 
 def groups(on: ConversationList, search: str = "") -> list[tuple[str, list[str]]]:
-    """The names of the list's groups, each with its titles."""
     return [
         (group["name"], [item["title"] for item in group["items"]])
         for group in listed(on, search)["groups"]
@@ -277,17 +274,15 @@ def test_a_search_leads_to_the_version_that_holds_the_words(on: ConversationList
     store.append(id, "user", "Of birds, please", version_of=asked_first.id)
     (entry,) = entries(on, "whales")
     assert entry["hit"] == ["Of ", "whales", ", please"]
-    updates = on.open(OWNER, PAGE, {}, event_data(**entry))
+    updates = on.open(VISIT, event_data(**entry))
     assert [turn["text"] for turn in shown(on, updates)] == ["Of whales, please"]
 
 
-def fetched(on: ConversationList, offer: str) -> tuple[str, bytes]:
-    """The file that a page was offered."""
-    file = json.loads(offer)
-    download = on.session.downloads.take(file["token"])
-    assert download is not None and download.name == file["name"]
-    assert on.session.downloads.take(file["token"]) is None, "once"
-    return download.name, b"".join(download.parts())
+def fetched(on: ConversationList, file: Download) -> tuple[str, bytes]:
+    token = on.session.downloads.offer(file)
+    assert on.session.downloads.take(token) is file
+    assert on.session.downloads.take(token) is None, "once"
+    return file.name, b"".join(file.parts())
 
 
 def test_one_conversation_is_exported_in_every_format(on: ConversationList) -> None:
@@ -309,17 +304,17 @@ def test_all_conversations_are_exported_and_come_back(
     for title in ("same", "same", "other"):
         store.append(store.create(title).id, "user", f"Hi {title}")
     for kind, suffix in (("markdown", "md"), ("page", "html")):
-        name, content = fetched(on, on.export_all(kind, OWNER)[0])
+        name, content = fetched(on, on.export_all(kind, OWNER))
         assert name == f"strata-conversations-{suffix}.zip"
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             assert archive.testzip() is None
             assert archive.namelist() == [
                 f"{n:04} {title}.{suffix}" for n, title in enumerate(("other", "same", "same"), 1)
             ]
-    name, content = fetched(on, on.export_all("json", OWNER)[0])
+    name, content = fetched(on, on.export_all("json", OWNER))
     file = tmp_path / name
     file.write_bytes(content)
-    on.import_(OWNER, PAGE, {}, str(file))
+    on.import_(VISIT, str(file))
     assert [each.title for each in store.list()] == ["other", "same", "same"] * 2 and warned == []
 
 
@@ -328,7 +323,7 @@ def test_another_guest_gets_nothing(on: ConversationList) -> None:
     for call in (
         lambda: on.export(guest, event_data(id=id)),
         lambda: on.rename(guest, event_data(id=id, title="stolen")),
-        lambda: on.remove(guest, "other", {}, event_data(id=id), None),
+        lambda: on.remove(Visit(guest, "other", {}), event_data(id=id), None),
     ):
         with pytest.raises(StorageError, match="There is no conversation"):
             call()
@@ -353,8 +348,8 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
 ) -> None:
     store, brought = session.chat.conversations(OWNER), on.listed
 
-    def handler(page: str, conversation: str | None, word: str) -> dict[Any, Any]:
-        assert (page, conversation) == (PAGE, None)
+    def handler(visit: Visit, conversation: str | None, word: str) -> dict[Any, Any]:
+        assert (visit, conversation) == (VISIT, None)
         if word:
             session.viewing["page"] = store.create(word).id
         return {on.current: word}
@@ -376,7 +371,7 @@ def test_an_event_brings_the_list_where_the_page_shows_another(
     assert [item["title"] for item in value["groups"][0]["items"]] == ["one"]
     assert value["current"] == session.viewing["page"], "what is open now, not what was"
     assert searched("") == {}, "the page shows it already"
-    again: Any = on.look(OWNER, PAGE, session.viewing["page"], "")[on.listed]
+    again: Any = on.look(VISIT, session.viewing["page"], "")[on.listed]
     assert again["number"] != value["number"], "who asks for it gets it"
     assert searched("two")[brought]["groups"]
 
@@ -387,7 +382,7 @@ def test_a_page_notices_that_another_one_changed_the_list(
     store, brought = session.chat.conversations(OWNER), on.listed
 
     def seen() -> tuple[str, int]:
-        (watch,) = (value["watch"] for value in on.look(OWNER, PAGE, None, "").values())
+        (watch,) = (value["watch"] for value in on.look(VISIT, None, "").values())
         return watch["token"], watch["revision"]
 
     others = session.chat.revision("another", THE_LIST)
@@ -410,12 +405,12 @@ def test_a_page_notices_that_another_one_changed_the_list(
     assert seen()[1] == numbers[-1], "what the list does not show is no change of it"
     assert seen()[1] == session.chat.revision(OWNER, THE_LIST)
     assert session.chat.revision("another", THE_LIST) == others
-    assert set(on.look(OWNER, PAGE, second, "")) == {brought}, "the browser's memory stays"
+    assert set(on.look(VISIT, second, "")) == {brought}, "the browser's memory stays"
 
 
 @pytest.fixture
 def talking(session: Session) -> Chat:
-    return talk_of(session)
+    return tab_of(Chat, session)
 
 
 def test_a_page_learns_which_answer_to_follow_and_what_has_changed(
@@ -431,7 +426,7 @@ def test_a_page_learns_which_answer_to_follow_and_what_has_changed(
     assert answer is not None and begun[tokens]["stream"] == {"token": answer.token}
     before = begun[tokens]["watch"]
     assert session.change_tokens.keys.get(before["token"]) == (OWNER, conversation)
-    seen = talking.shown(OWNER, PAGE, conversation)[tokens]
+    seen = talking.shown(VISIT, conversation)[tokens]
     assert seen["turns"] == [] and seen["stream"] == {"token": answer.token}
     unreached = over(talking, answer, 0)
     assert unreached[tokens]["stream"] == {"token": answer.token}, "it is not over yet"
@@ -439,23 +434,21 @@ def test_a_page_learns_which_answer_to_follow_and_what_has_changed(
     other.close()
     toy.allow()
     assert soon(lambda: answer.over)
-    seen = talking.shown(OWNER, PAGE, conversation)[tokens]
+    seen = talking.shown(VISIT, conversation)[tokens]
     assert [turn["key"] for turn in seen["turns"]] == [answer.message_id] and "stream" not in seen
     assert seen["watch"]["token"] == before["token"]
     assert seen["watch"]["revision"] > before["revision"]
 
 
 def begin_answer(on: Chat, text: str, conversation: str | None = None) -> dict[Any, Any]:
-    """What a message changes on the page."""
     data = gr.EventData(None, {"number": 1, "text": text, "conversation": conversation})
     values = (part.value for part in on.controls.inputs)
-    return on.say(OWNER, PAGE, {}, data, conversation, *values)
+    return on.say(VISIT, data, conversation, *values)
 
 
 def over(on: Chat, answer: Answer, drawn: int) -> dict[Any, Any]:
-    """What its end changes on a page that has drawn so many tokens."""
     data = gr.EventData(None, {"token": answer.token, "drawn": drawn})
-    return on.over(OWNER, PAGE, data, answer.conversation)
+    return on.over(VISIT, data, answer.conversation)
 
 
 def test_a_page_that_missed_some_of_an_answer_is_sent_it(
@@ -505,10 +498,10 @@ def test_nothing_is_said_into_an_answer_that_grows(
     acting = talking
     for act in ("again", "on", "remove", "branch", "show"):
         pressed = gr.EventData(None, {"act": act, "message": message.id})
-        shown = acting.act(OWNER, PAGE, {}, pressed, conversation, *values)
+        shown = acting.act(VISIT, pressed, conversation, *values)
         assert shown[stop]["visible"], "the page has the Stop that the notice speaks of"
     edit = {"text": "differently", "message": message.id, "conversation": conversation}
-    edited = acting.revise(OWNER, PAGE, gr.EventData(None, edit), conversation, *values)
+    edited = acting.revise(VISIT, gr.EventData(None, edit), conversation, *values)
     revised = talking.composer.channels["revised"]
     assert edited[revised]["ok"] is False and edited[stop]["visible"]
     assert len(warned) == 6 and all("still being answered" in text for text in warned)

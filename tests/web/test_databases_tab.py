@@ -1,6 +1,5 @@
 """The Databases tab: building with progress, imports, pruning, looking up; hostile texts inert."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -22,10 +21,9 @@ from storage.drafting import DraftingStore
 from storage.statistics import SUFFIX, open_table
 from storage.steps import Contributions
 from tests.service.test_session import ask
-from tests.support.blocks import EVIL, tab_of
+from tests.support.blocks import EVIL, after, content, tab_of
 from tests.support.hostile import MARKUP
 from tests.support.inside import OWNER, swap
-from tests.web.test_gguf_section import after
 
 Shown = dict[Any, Any]
 
@@ -128,17 +126,17 @@ def test_past_answers_are_saved_imported_and_pruned(
     ask(session, "hello there")
     store = session.past_answers.ngrams(OWNER, "toy")
     count = store.rows()
-    made_ = json.loads(on.save(OWNER))
-    assert made_["name"] == "past-answers.json"
+    made = on.save(OWNER)
+    assert made.name == "past-answers.json"
     assert f"0 of {count:,} n-grams" in str(on.preview(OWNER, 0, 0, 0))
     assert f"{count:,} of {count:,} n-grams" in str(on.preview(OWNER, None, 0, 2))
     on.prune(OWNER, 3, 0, 0)
     assert store.rows() == 3
     sent = tmp_path / "sent.json"
-    sent.write_text(made_["text"])
+    sent.write_text(content(made))
     on.import_file(OWNER, str(sent))
     assert store.rows() == count and not sent.exists() and f"{count:,}" in notices[-1]
-    sent.write_text(made_["text"].replace('"bytes"', f'"{EVIL}"'))
+    sent.write_text(content(made).replace('"bytes"', f'"{EVIL}"'))
     with pytest.raises(StorageError, match="another tokenizer"):
         on.import_file(OWNER, str(sent))
     with pytest.raises(StorageError, match="cannot be read"):

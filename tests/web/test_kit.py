@@ -10,7 +10,7 @@ import pytest
 from gradio.helpers import special_args
 
 from app.service.session import Session
-from app.web.kit import ACT, REFRESH, Guard, RefreshGuard, Tab, Updates, newest
+from app.web.kit import ACT, REFRESH, Guard, RefreshGuard, Tab, Updates, Visit, newest
 from engine.errors import SettingError
 from tests.support.blocks import EVIL
 
@@ -40,8 +40,9 @@ WithGuard = Callable[[Guard, Callable[..., Any]], Callable[[], Any]]
 def test_a_handler_gets_what_it_names_and_the_inputs(tab: Tab) -> None:
     box, out = gr.Textbox(), gr.Textbox()
 
-    def handler(owner: str, data: gr.EventData, page: str, words: str) -> list[object]:
-        return [owner, data.target, page, words]
+    def handler(visit: Visit, data: gr.EventData, owner: str, words: str) -> list[object]:
+        assert visit == Visit(owner, "page", {"browser": "b"})
+        return [owner, data.target, visit.page, words]
 
     event = tab.event(handler, box, out)
     assert event.inputs == [tab.memory, box] and event.outputs == [out]

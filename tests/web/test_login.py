@@ -114,7 +114,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
 
 
 def guest(here: str, host: str, origin: str) -> httpx.Client:
-    """A browser of a guest, as the tunnel passes its requests on."""
     return httpx.Client(base_url=here, headers={"host": host, "origin": origin}, timeout=60)
 
 

@@ -32,7 +32,6 @@ RUN = [step(i, *(TIERS[(i + j) % 3] for j in range(i % 3))) for i in range(3000)
 
 
 def sent(values: dict[str, Any]) -> int:
-    """The bytes of values on their way to a page."""
     return len(json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode())
 
 

@@ -45,8 +45,9 @@ def test_the_facts_of_a_model() -> None:
     text = models_html.loaded(info, f"/models/{EVIL}")
     assert "6.3 M" in text and "3.0 GiB" in text and "2 threads" in text
     assert "<img" not in text and "<b>" not in text and text.count("&lt;img") == 2
-    assert models_html.IMITABLE not in text
-    assert models_html.IMITABLE in models_html.loaded(replace(info, imitable=True), "/models/a")
+    imitates = "can imitate a turn of the conversation"
+    assert imitates not in text
+    assert imitates in models_html.loaded(replace(info, imitable=True), "/models/a")
     assert "No model" in models_html.loaded(NO_MODEL_INFO, "")
     assert not models_html.still_loaded(NO_MODEL_INFO, "")
 
@@ -197,7 +198,6 @@ def on(session: Session, monkeypatch: pytest.MonkeyPatch) -> models.ModelsTab:
 
 
 def values(**changes: Any) -> list[Any]:
-    """What the controls hold: numbers as a browser sends them."""
     runtime = Runtime()
     given = {item.name: getattr(runtime, item.name) for item in fields(Runtime)} | changes
     return [float(v) if isinstance(v, int) else v for v in given.values()]
@@ -405,7 +405,6 @@ def test_a_download_is_shown_and_can_be_stopped(
 
 
 def downloading(shop: Shop, updates: Iterator[dict[Any, Any]]) -> list[dict[Any, Any]]:
-    """What the page shows, which sees the download."""
     shown, seen = threading.Event(), []
     shop.between = lambda: shown.wait(10) and None
     for update in updates:

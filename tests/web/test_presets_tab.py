@@ -10,7 +10,7 @@ from app.service.session import Session
 from app.web.tabs import settings
 from engine.errors import StrataError
 from engine.settings import AnswerFormat, Generation, Sampling
-from tests.support.blocks import EVIL, made
+from tests.support.blocks import EVIL, tab_of
 from tests.support.inside import local
 from tests.support.thinking import Thinking
 
@@ -26,13 +26,7 @@ def session(session: Session) -> Session:
 
 @pytest.fixture
 def tab(session: Session) -> settings.Presets:
-    def build() -> settings.Presets:
-        with gr.Blocks():
-            found = settings.Presets(session, gr.BrowserState({}), settings.preset_picker())
-            found.controls = settings.Settings(session, found.memory)
-            return found
-
-    return made(build)
+    return tab_of(settings.Presets, session)
 
 
 @pytest.fixture

@@ -191,8 +191,8 @@ def test_an_unknown_source_is_no_draft_model(source: str) -> None:
 
 def test_draft_models_travel_with_the_tokens_they_drafted() -> None:
     evil = "draft:<img src=x onerror=alert(1)>"
-    pieces = [Piece("a", evil, 0, 0, 0, 0.0), Piece("b", TARGET, 0, 0, 1, 0.0)]
-    value = render.side_by_side("hsd", pieces)
+    step = Step(0, (Token(1, 0, evil, text="a"), Token(2, 1, TARGET, text="b")))
+    value = render.side_by_side("hsd", [step])
     (name,) = value["names"].values()
     assert list(value["names"]) == [evil] and name["kind"] == "k-draft"
     assert name["colour"] in colors.DRAFT_SHADES

@@ -43,14 +43,12 @@ COLD = Preferences(Generation(Sampling(0.0), 32), fresh_seed=False)
 
 @contextmanager
 def on_toy() -> Iterator[Session]:
-    """The app with a model of this machine."""
     with Database() as database, closing(Local(backend=ToyBackend())) as engine:
         yield Session(engine, database)
 
 
 @contextmanager
 def opened(server: Stub, key: str = "") -> Iterator[Session]:
-    """The app with the server's model."""
     with on_toy() as session:
         session.models.give_key(server.base, key)
         list(session.models.load(server.base))
@@ -58,7 +56,6 @@ def opened(server: Stub, key: str = "") -> Iterator[Session]:
 
 
 def say(session: Session, text: str = "Hello", chosen: Preferences = COLD) -> tuple[str, Update]:
-    """An answer to a new conversation."""
     id = session.chat.say(OWNER, None, text)
     return id, last(session, id, chosen)
 
@@ -149,7 +146,6 @@ def test_stop_while_the_server_says_nothing_ends_at_once() -> None:
 
 
 def failed(session: Session) -> str:
-    """What a user is told of an answer that fails; what was said stays."""
     id = session.chat.say(OWNER, None, "Hello")
     with pytest.raises(ServerError) as found:
         list(session.answering.answer(OWNER, id, COLD))
@@ -240,7 +236,6 @@ def test_a_server_that_is_gone_is_reported_and_comes_back() -> None:
 
 
 def free_port() -> int:
-    """A port at which nobody listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -250,7 +245,6 @@ def free_port() -> int:
 
 
 def unloadable(source: str) -> str:
-    """Why a source cannot be loaded; the old model stays."""
     with on_toy() as session:
         before = session.current.info
         with pytest.raises(ModelError) as found:

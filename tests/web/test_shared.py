@@ -24,14 +24,11 @@ OWN = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "empty"}
 
 @pytest.fixture
 def left() -> list[str]:
-    """The sessions of pages that Gradio saw leave."""
     return []
 
 
 @pytest.fixture
 def served(left: list[str]) -> Iterator[Serve]:
-    """Serves streams, alone and shared; gives the address."""
-
     def leave(request: gr.Request) -> None:
         left.append(request.session_hash or "")
 
@@ -59,7 +56,6 @@ class Connection:
         self.name = str(self.next())
 
     def next(self) -> Any:
-        """The next event's data."""
         return next(json.loads(line[5:]) for line in self.events if line.startswith("data:"))
 
     def ask(self, number: object, path: object = "", **headers: str) -> int:
@@ -83,7 +79,6 @@ class Connection:
 
 @contextmanager
 def connected(address: str, cookies: dict[str, str] | None = None) -> Iterator[Connection]:
-    """A browser's connection, until the block ends."""
     headers = {**OWN, **(cookies or {})}
     with httpx.stream("GET", f"{address}/shared", headers=headers, timeout=60) as response:
         assert response.status_code == 200

@@ -12,7 +12,7 @@ from app.service.comparison import Verdict
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import colors, stack_charts, stack_html
-from app.web.tabs import compare, settings, stack
+from app.web.tabs import compare, stack
 from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
 from engine.errors import StrataError
@@ -177,7 +177,8 @@ def test_names_in_charts_are_no_markup_and_not_endless() -> None:
     for figure in figures:
         assert "<img" not in json.dumps(figure.to_plotly_json(), default=list)
         assert "&lt;img" in json.dumps(figure.to_plotly_json(), default=list)
-    assert len(stack_charts.plain_text("x" * 300)) == stack_charts.LONGEST_NAME
+    (bars,) = stack_charts.plans([stack_charts.Bar("x" * 300, "#000000", 1.0, None)]).data
+    assert len(bars.y[0]) == stack_charts.LONGEST_NAME
 
 
 def test_without_a_profile_there_are_frames() -> None:
@@ -271,13 +272,9 @@ def session(db: Database, toy: ToyBackend, shelf: Shelf) -> Session:
 def on(session: Session, monkeypatch: pytest.MonkeyPatch) -> stack.StackTab:
     monkeypatch.setattr("app.service.draft_models.PROMPTS", ("hello there",))
 
-    def build(*given: Any) -> stack.StackTab:
-        found = stack.StackTab(*given)
-        found.controls = settings.Settings(session, found.memory)
-        found.compared = compare.Compare(session, found.memory).method
-        return found
-
-    return tab_of(build, session)
+    found = tab_of(stack.StackTab, session)
+    found.compared = tab_of(compare.Compare, session).method
+    return found
 
 
 def values(on: stack.StackTab, drafting: Drafting | None = None) -> list[Any]:

@@ -20,7 +20,6 @@ from app.service.jobs import Progress
 from app.service.session import Session
 from app.web import layout
 from app.web.run_html import waiting_line
-from app.web.tabs import chat
 from engine.backends.base import Backend
 from engine.errors import Cancelled, ModelError, PromptError
 from engine.loaded import NO_MODEL_INFO
@@ -109,31 +108,16 @@ def test_who_waits_for_the_first_model_can_be_stopped_and_changes_the_message(
     assert isinstance(last, Update) and last.text
 
 
-@pytest.fixture
-def event(start: Start) -> tuple[Any, ...]:
-    """How a page waits for the model, and the components that it changes."""
-
-    def build() -> tuple[Any, ...]:
-        with gr.Blocks():
-            head, waited = gr.HTML(), gr.State(0)
-            talk = chat.Chat(start.session, gr.BrowserState({}), gr.State(None))
-            found = layout.waiting(
-                start.session, head, ["a notice"], talk.composer.box, waited, gr.State(False)
-            )
-        return found[0], head, talk.composer.box, waited
-
-    return made(build)
-
-
 def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
-    start: Start, event: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait, head, box, waited = event
+    page = made(lambda: layout.Page(start.session, ["a notice"]))
+    head, box, waited = page.head, page.chat.composer.box, page.waited
     monkeypatch.setattr("app.web.kit.LOOK_SECONDS", 0.001)
 
     async def watched() -> list[dict[Any, Any]]:
         seen = []
-        async for changes in wait(False):
+        async for changes in page.wait(False):
             seen.append(changes)
             if len(seen) == 1:
                 job = start.session.models.slot.running
@@ -151,7 +135,7 @@ def test_a_page_says_what_is_loaded_and_how_far_that_is_until_it_is(
     assert last[box]["placeholder"] == "Message one"
 
     async def later(coming: bool) -> list[dict[Any, Any]]:
-        return [changes async for changes in wait(coming)]
+        return [changes async for changes in page.wait(coming)]
 
     only = asyncio.run(later(False))
     assert [list(changes) for changes in only] == [[waited]] and only[0][waited] != 1

@@ -38,7 +38,6 @@ Columns = list[tuple[str, str, int, int, int]]
 
 
 def columns(pieces: Any) -> Columns:
-    """Text, source, match length, step and percent of tokens."""
     return [
         (p.text, p.source, p.match_length, p.step, max(1, round(100 * p.probability)))
         for p in pieces
@@ -287,7 +286,6 @@ def requested(port: int, path: str, method: str = "GET", **more: Any) -> httpx.R
 
 
 def wire(port: int, path: str) -> bytes:
-    """All bytes that come back, with the headers and what frames the body."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
         found = b""

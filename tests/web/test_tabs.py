@@ -3,8 +3,6 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import gradio as gr
 import pytest
@@ -12,12 +10,13 @@ import pytest
 from app.service.comparison import Progress, Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.web import header, layout, models_html, run_html
+from app.web import layout, models_html, run_html
+from app.web.kit import Visit
 from app.web.markup import times
 from app.web.metrics_panel import NO_GAIN, pace, panel_values
 from app.web.run_html import EXACT, proof_line, title_of
 from app.web.stream import AnswerEvents
-from app.web.tabs import chat, chat_view, compare, diagnostics, settings, stack, welcome
+from app.web.tabs import chat, compare, diagnostics, settings, welcome
 from app.web.tabs.settings import methods, usable
 from engine import native
 from engine.backends.toy import ToyBackend, deviating
@@ -34,7 +33,7 @@ from storage.database import Database
 from storage.steps import NOTHING, Digest
 from storage.traces import Trace
 from tests.conftest import EMBEDDED
-from tests.support.blocks import EVIL, labels, made, tab_of, talk_of
+from tests.support.blocks import EVIL, labels, made, tab_of
 from tests.support.inside import local, soon, swap
 from tests.support.runs import run_of
 
@@ -44,7 +43,7 @@ def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: Toy
     note = "llama.cpp's fast path <crashes>."
     for can_tree in (True, False):
         toy.info = replace(toy.info, note=note, can_tree=can_tree)
-        assert '<p class="note">llama.cpp&#39;s fast path &lt;crashes&gt;.</p>' in header.header(
+        assert '<p class="note">llama.cpp&#39;s fast path &lt;crashes&gt;.</p>' in layout.header(
             session, ()
         )
         assert ("will be plain" in compare.idle(session)) is not can_tree
@@ -56,7 +55,7 @@ def test_the_header_says_whether_the_core_is_compiled(
     db: Database, toy: ToyBackend, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "core", native.core if there else None)
-    shown = header.header(Session(Local(backend=toy), db), ())
+    shown = layout.header(Session(Local(backend=toy), db), ())
     assert ("compiled core" in shown, "core in Python" in shown) == (there, not there)
 
 
@@ -91,7 +90,7 @@ def test_events_show_no_progress_on_components_and_none_is_left_out(
 
 @pytest.fixture
 def controls(session: Session) -> settings.Settings:
-    return tab_of(lambda *given: settings.Settings(*given[:2]), session)
+    return tab_of(settings.Settings, session)
 
 
 def test_settings_show_what_they_read(controls: settings.Settings) -> None:
@@ -106,7 +105,7 @@ def test_settings_and_comparisons_start_from_the_defaults_of_the_engine(
 ) -> None:
     values = [getattr(part, "value", None) for part in controls.inputs]
     _, preferences = controls.read(values)
-    compared = tab_of(lambda *given: compare.Compare(*given[:2]), session).method.value
+    compared = tab_of(compare.Compare, session).method.value
     assert preferences.method == "auto" == compared and preferences.chosen() == METHODS["auto"]
     assert preferences.drafting.budget == BUDGETS[0] == "adaptive"
 
@@ -208,7 +207,7 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
 ) -> None:
     local(session).loaded.measure_plain()
     session.follow(session.engine.state)
-    on = talk_of(session)
+    on = tab_of(chat.Chat, session)
     requested = Preferences(Generation(Sampling(0.8, seed=3), 60), fresh_seed=False)
     conversation = session.chat.say("local", None, "hello there")
     answer = session.generations.start("local", conversation, requested)
@@ -216,18 +215,18 @@ def test_the_chat_shows_the_answers_own_speedup_until_it_was_measured(
     last = answer.update
     assert last.metrics.kept > 0, "there is a gain to measure"
     data = gr.EventData(None, {"token": answer.token})
-    shown = on.over("local", "page", data, conversation)[on.figures]
+    shown = on.over(Visit("local", "page", {}), data, conversation)[on.figures]
     assert shown["h"][1] == times(live(last.metrics).whole)
     assert "estimated" in shown["n"] and on.figures.value == {}
-    reopened = chat_view.last_figures(session, "local", conversation)
+    reopened = tab_of(chat.Chat, session).last_figures("local", conversation)
     for part in ("h", "n", "e"):
         assert reopened[part] == shown[part], "it was stored as it ended"
     assert "tokens in" in str(shown["e"]) and "seed 3" in str(shown["e"])
-    assert "(by the last answer)" in header.header(session, ())
+    assert "(by the last answer)" in layout.header(session, ())
     proved = Reruns(5, 0, 2.0, 1.0, (1.9, 2.1), Speedup(2.0, 2.2, None, 1.9, 2.1))
     monkeypatch.setattr("app.service.proofs.reruns_of", lambda answered, pairs: proved)
     *_, proof = session.proofs.prove("local", conversation)
-    values = chat_view.last_figures(session, "local", conversation)
+    values = tab_of(chat.Chat, session).last_figures("local", conversation)
     assert values["h"][1] == f"{proof.speedup.whole:.2f}×" and "decoding alone" in values["n"]
 
 
@@ -237,7 +236,7 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     local(session).loaded.measure_plain()
     session.follow(session.engine.state)
     loaded = pace(session.current.plain)
-    assert "(after loading)" in loaded and loaded in header.header(session, ())
+    assert "(after loading)" in loaded and loaded in layout.header(session, ())
     requested = Preferences(Generation(Sampling(0.8, seed=3), 60), "plain", fresh_seed=False)
     conversation = session.chat.say("local", None, "hello there")
     answer = session.generations.start("local", conversation, requested)
@@ -247,7 +246,7 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     assert isinstance(figures, dict)
     now = pace(session.current.plain)
     assert "(by the last answer)" in now and figures["p"] == now
-    assert now in header.header(session, ()) and loaded not in header.header(session, ())
+    assert now in layout.header(session, ()) and loaded not in layout.header(session, ())
     assert now in models_html.loaded(session.current.info, "toy", plain=now)
     speed = session.current.plain.tokens_per_second
     assert figures["h"][4] == f"{speed:,.0f}" == f"{found.plain_tokens_per_second:,.0f}"
@@ -255,72 +254,54 @@ def test_there_is_one_plain_speed(session: Session) -> None:
     *_, proof = session.proofs.prove("local", conversation)
     assert proof.plain is not None
     assert session.current.plain.when == "by the last proof"
-    assert "p" not in chat_view.last_figures(session, "local", conversation), "that is of its time"
+    assert "p" not in tab_of(chat.Chat, session).last_figures("local", conversation), (
+        "that is of its time"
+    )
 
 
 @pytest.fixture
-def page(session: Session) -> tuple[Any, ...]:
-    """How a page follows the model, as function, inputs and outputs; and the page."""
-
-    def build() -> tuple[Any, ...]:
-        with gr.Blocks():
-            head = gr.HTML()
-            chat_tab = chat.Chat(session, gr.BrowserState({}), gr.State(None))
-            pair = compare.Compare(session, gr.BrowserState({}))
-            controls = settings.Settings(session, gr.BrowserState({}))
-            with gr.Tab("Stack") as tab:
-                drafts = stack.StackTab(session, gr.BrowserState({}), tab)
-            with gr.Tab("Diagnostics") as tab:
-                runs = diagnostics.Diagnostics(session, gr.BrowserState({}), tab)
-            event = layout.following(
-                session, head, ["<b>"], chat_tab, pair, runs, controls, drafts, gr.State(None)
-            )
-        parts = {"head": head, "chat_tab": chat_tab, "pair": pair, "runs": runs}
-        return *event, SimpleNamespace(**parts, controls=controls, drafts=drafts)
-
-    return made(build)
+def page(session: Session) -> layout.Page:
+    return made(lambda: layout.Page(session, ["<b>"]))
 
 
-def test_a_page_follows_the_model_once(page: tuple[Any, ...], session: Session) -> None:
-    follow, inputs, outputs, parts = page
-    assert len(inputs) == 5
-    shown = follow(None, "hd", 256, "hd", None)
-    assert shown.keys() <= set(outputs)
-    assert session.current.info.name in shown[parts.head] and "<b>" not in shown[parts.head]
-    assert shown[parts.runs.again_button]["visible"]
-    again = follow(shown[outputs[0]], "hd", 256, "hd", None)
-    assert again.keys() == {outputs[0]}, "nothing changed"
+def test_a_page_follows_the_model_once(page: layout.Page, session: Session) -> None:
+    shown = page.follow(None, "hd", 256, "hd", None)
+    assert shown.keys() <= {*(page.following().outputs or ())}
+    assert session.current.info.name in shown[page.head] and "<b>" not in shown[page.head]
+    assert shown[page.runs.again_button]["visible"]
+    again = page.follow(shown[page.shown], "hd", 256, "hd", None)
+    assert again.keys() == {page.shown}, "nothing changed"
 
 
 def test_another_model_brings_its_sampler_its_methods_and_its_drafts(
-    page: tuple[Any, ...], session: Session
+    page: layout.Page, session: Session
 ) -> None:
-    follow, _, outputs, parts = page
-    before = follow(None, "hd", 256, "hd", None)[outputs[0]]
+    follow = page.follow
+    before = follow(None, "hd", 256, "hd", None)[page.shown]
     toy = ToyBackend(name=EVIL)
     sampling = Sampling(0.3, 40, 0.9, 0.05)
     toy.info = replace(toy.info, sampling=sampling, context_length=100)
     swap(session, toy, "/m/other")
     session.stacks.offered = ["/m/small", "/m/mid"]
     shown = follow(before, "hsd:small@4", 256, "single:small", "a conversation")
-    part = parts.controls.parts
+    part = page.controls.parts
     found = [shown[part[name]] for name in ("temperature", "top_k", "top_p", "min_p")]
     assert Sampling(*found) == sampling and part["seed"] not in shown
     assert shown[part["max_tokens"]] == 100 and shown[part["method"]]["value"] == "auto"
-    assert shown[parts.pair.method]["value"] == "auto"
-    assert shown[parts.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
-    assert shown[parts.chat_tab.composer.box]["placeholder"] == f"Message {EVIL}"
-    assert "<img" not in shown[parts.head] and "context 100" in shown[parts.head]
+    assert shown[page.pair.method]["value"] == "auto"
+    assert shown[page.drafts.ticked]["value"] == ["/m/small", "/m/mid"]
+    assert shown[page.chat.composer.box]["placeholder"] == f"Message {EVIL}"
+    assert "<img" not in shown[page.head] and "context 100" in shown[page.head]
     kept = follow(before, "context", 60, "plain", None)
     assert kept[part["method"]]["value"] == "context" and kept[part["max_tokens"]] == 60
     assert follow(before, "hd", None, "hd", None)[part["max_tokens"]] == 100
 
 
 def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
-    page: tuple[Any, ...], session: Session, toy: ToyBackend
+    page: layout.Page, session: Session, toy: ToyBackend
 ) -> None:
-    follow, _, outputs, parts = page
-    sampler = [parts.controls.parts[name] for name in ("temperature", "top_k", "top_p", "min_p")]
+    follow = page.follow
+    sampler = [page.controls.parts[name] for name in ("temperature", "top_k", "top_p", "min_p")]
 
     def temperature(announced: Sampling, conversation: str | None) -> object:
         """What the page's first temperature becomes when the model comes."""
@@ -329,8 +310,8 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
         opened = follow(None, "hd", 256, "hd", None)
         assert [opened[part] for part in sampler][0] == announced.temperature
         swap(session, toy, "/m/toy")
-        arrived = follow(opened[outputs[0]], "hd", 256, "hd", conversation)
-        assert "Both runs" in arrived[parts.pair.verdict]
+        arrived = follow(opened[page.shown], "hd", 256, "hd", conversation)
+        assert "Both runs" in arrived[page.pair.verdict]
         return arrived[sampler[0]]
 
     toy.info = replace(toy.info, sampling=Sampling(0.3))
@@ -340,20 +321,20 @@ def test_the_first_model_leaves_the_sampler_that_was_chosen_meanwhile(
 
 
 def test_the_demonstration_model_is_introduced(session: Session, toy: ToyBackend) -> None:
-    assert "demonstration model" not in header.header(session, ())
+    assert "demonstration model" not in layout.header(session, ())
     swap(session, toy, str(EMBEDDED))
     for guests in (False, True):
         session.guests = guests
-        shown = header.header(session, ())
+        shown = layout.header(session, ())
         assert "demonstration model" in shown and ("Models tab" in shown) is not guests
 
 
 def test_the_demonstration_model_is_asked_what_it_can_answer(
-    page: tuple[Any, ...], session: Session, toy: ToyBackend
+    page: layout.Page, session: Session, toy: ToyBackend
 ) -> None:
     """It writes grammatical nonsense: no page calls it fluent, or suggests a story."""
-    follow, _, outputs, parts = page
-    buttons = parts.chat_tab.examples
+    follow = page.follow
+    buttons = page.chat.examples
 
     def suggested() -> tuple[str, ...]:
         shown = follow(None, "hd", 256, "hd", None)
@@ -362,8 +343,8 @@ def test_the_demonstration_model_is_asked_what_it_can_answer(
     assert suggested() == welcome.EXAMPLES
     swap(session, toy, str(EMBEDDED))
     assert suggested() == welcome.SIMPLE_EXAMPLES
-    assert "grammatical nonsense" in header.header(session, ())
-    for text in (header.header(session, ()), Path("README.md").read_text("utf-8")):
+    assert "grammatical nonsense" in layout.header(session, ())
+    for text in (layout.header(session, ()), Path("README.md").read_text("utf-8")):
         assert "fluent English" not in text
 
 

@@ -37,7 +37,6 @@ def test_settings_that_a_chat_rarely_needs_are_under_advanced(owners_page: gr.Bl
 
 
 def parts(block: gr.blocks.Block) -> Iterator[gr.blocks.Block]:
-    """All that stands in a block."""
     for child in getattr(block, "children", ()):
         yield child
         yield from parts(child)

@@ -6,7 +6,6 @@ A key is shown once, right after it was made. No later update contains it.
 import json
 import shlex
 from datetime import datetime
-from html import escape
 
 import gradio as gr
 from gradio.blocks import Block
@@ -18,7 +17,6 @@ from app.web.kit import (
     Confirmation,
     Tab,
     Updates,
-    hide,
     html,
     notify_errors,
     small_button,
@@ -34,19 +32,7 @@ def address_of(request: gr.Request) -> str:
     return f"{origin}/v1"
 
 
-def state_line(session: Session, address: str) -> str:
-    if not session.programs.on:
-        return "<p>The API is off: programs get an error that says so.</p>"
-    always = " It was switched on with --api." if session.programs.always else ""
-    return (
-        f"<p>The API is on.{always} Its address is <code>{escape(address)}</code></p><p "
-        "class='fine'>Programs on this machine need no key, unless Strata asks for a password. "
-        "All other programs do.</p>"
-    )
-
-
 def moment(seconds: float) -> str:
-    """A readable time in the machine's time zone."""
     return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
 
 
@@ -125,15 +111,8 @@ class Programs(Tab):
         self.on(turn, self.switch, self.switch_box, turned, mode="always_last", guard=ACT)
         making = [self.make_button.click, self.name.submit]
         self.on(making, self.make, self.name, outputs, guard=ACT)
-        self.on(
-            self.confirmation.button.click,
-            lambda which: gr.update(visible=bool(which)),
-            self.which,
-            self.confirmation.shown,
-            guard=ACT,
-        )
-        self.on(self.confirmation.no.click, hide, (), self.confirmation.shown)
-        self.on(self.confirmation.yes.click, self.revoke, self.which, outputs, guard=ACT)
+        which = self.which
+        self.confirm(self.confirmation, self.revoke, which, outputs, ask=self.ask, guard=ACT)
 
     def shown(self, address: str, secret: str = "") -> Updates:
         """Everything that the tab shows. `secret` is the key that was just made."""
@@ -150,7 +129,9 @@ class Programs(Tab):
         }
 
     def switched(self, address: str) -> Updates:
-        return {self.switch_box: self.programs.on, self.state: state_line(self.session, address)}
+        on, always = self.programs.on, self.programs.always
+        state = template("api_state.html", on=on, always=always, address=address)
+        return {self.switch_box: on, self.state: state}
 
     def refresh(self, request: gr.Request) -> Updates:
         return self.shown(address_of(request))
@@ -162,6 +143,9 @@ class Programs(Tab):
     def make(self, request: gr.Request, name: str) -> Updates:
         _, secret = self.programs.keys.make(name)
         return {**self.shown(address_of(request), secret), self.name: ""}
+
+    def ask(self, which: str | None) -> Updates:
+        return {self.confirmation.shown: gr.update(visible=bool(which))}
 
     def revoke(self, request: gr.Request, which: str | None) -> Updates:
         with notify_errors():

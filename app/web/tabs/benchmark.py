@@ -8,8 +8,7 @@ times a second.
 import asyncio
 import json
 import os
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from gradio.blocks import Block
 
 from app.service.benchmark import MOST_REPEATS, Measuring, bundled
 from app.service.benchmark_report import Plan, Report, as_csv, as_json
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import benchmark_html, charts
 from app.web.kit import (
@@ -26,12 +26,13 @@ from app.web.kit import (
     Tab,
     Updates,
     clicked_row,
+    hide,
     html,
     newest,
     notify_errors,
-    saved,
     show_notices,
     small_button,
+    text_file,
     text_table,
     upload_button,
     uploaded,
@@ -70,16 +71,13 @@ def usual(info: BackendInfo) -> list[str]:
 
 
 def counted(questions: Sequence[Question]) -> str:
-    kinds = Counter(question.category for question in questions)
-    names = ", ".join(map(charts.category_name, list(kinds)[:13])) + (
-        " …" if len(kinds) > 13 else ""
-    )
+    kinds = dict.fromkeys(question.category for question in questions)
+    names = ", ".join(map(charts.category_name, list(kinds)[:13])) + " …" * (len(kinds) > 13)
     many = f"{len(kinds)} categories ({names})" if len(kinds) > 1 else names
     return fine_print(f"{len(questions):,} question{'s' * (len(questions) != 1)}: {many}.")
 
 
 def history_row(stored: Benchmark, best: str) -> list[str]:
-    """A row of the history. `best` is the best speedup in words."""
     named = stored.plan.get("methods")
     names = [str(each.get("name")) for each in named if isinstance(each, dict)] if named else []
     return [
@@ -91,11 +89,6 @@ def history_row(stored: Benchmark, best: str) -> list[str]:
         best,
         ", ".join(title_of(name) for name in names),
     ]
-
-
-def best_of(report: Report) -> str:
-    speedups = [one.speedup.whole for one in report.metrics if one.speedup.whole]
-    return times(max(speedups, default=None))
 
 
 class BenchmarkTab(Tab):
@@ -141,7 +134,6 @@ class BenchmarkTab(Tab):
             max_height=300,
             label="Earlier benchmarks, newest first. Click one to see it.",
         )
-        self.outgoing = gr.Textbox(visible="hidden")
 
     def build_questions(self) -> None:
         gr.HTML("<h3>Questions</h3>")
@@ -221,15 +213,8 @@ class BenchmarkTab(Tab):
     def wire(self, controls: Settings) -> None:
         self.controls = controls
         question_inputs = [self.source, self.path, self.text, self.given]
-        plan = [
-            *question_inputs,
-            self.most,
-            self.methods,
-            self.tokens,
-            self.repeats,
-            self.temperature,
-        ]
-        plan += [self.seed, self.known, *controls.inputs]
+        plan = [*question_inputs, self.most, self.methods, self.tokens, self.repeats]
+        plan += [self.temperature, self.seed, self.known, *controls.inputs]
         screen: list[Block] = [self.result, self.detail, self.chart, self.tools]
         picked = [self.resume_button, *screen, self.compared_with, self.shown]
         buttons = [self.run_button, self.stop_button]
@@ -238,13 +223,8 @@ class BenchmarkTab(Tab):
         guard = newest(picked)
         # A click on another source also leaves a box; the last of the two events is handled.
         choosing = [self.source.input, self.path.submit, self.path.blur, self.text.blur]
-        self.on(
-            choosing,
-            self.choose,
-            question_inputs,
-            [self.files, self.text, self.question_count],
-            mode="always_last",
-        )
+        shown = [self.files, self.text, self.question_count]
+        self.on(choosing, self.choose, question_inputs, shown, mode="always_last")
         read = [self.given, self.path, self.question_count]
         self.on(self.upload_button.upload, self.upload, self.upload_button, read)
         self.on(self.run_button.click, self.run, plan, whole, guard=guard)
@@ -252,24 +232,12 @@ class BenchmarkTab(Tab):
         self.on(self.stop_button.click, self.runs.stop)
         seen = [self.methods, *whole]
         self.on(self.tab.select, self.refresh, self.shown, seen, guard=REFRESH)
-        self.on(
-            self.history.select,
-            self.pick,
-            self.ids,
-            [*buttons, *picked],
-            mode="multiple",
-            guard=guard,
-        )
-        self.on(
-            self.compared_with.input,
-            self.compare_with,
-            [self.shown, self.compared_with],
-            screen,
-            mode="always_last",
-            guard=newest(screen),
-        )
-        self.on_save(self.csv_button.click, self.as_csv, self.shown, self.outgoing)
-        self.on_save(self.json_button.click, self.as_json, self.shown, self.outgoing)
+        select, pair = self.history.select, [self.shown, self.compared_with]
+        self.on(select, self.pick, self.ids, [*buttons, *picked], mode="multiple", guard=guard)
+        compare, alone = self.compared_with.input, newest(screen)
+        self.on(compare, self.compare_with, pair, screen, mode="always_last", guard=alone)
+        self.on_save(self.csv_button.click, self.as_csv, self.shown)
+        self.on_save(self.json_button.click, self.as_json, self.shown)
 
     def choose(self, source: str, path: str | None, text: str | None, given: Set | None) -> Updates:
         return {
@@ -279,7 +247,6 @@ class BenchmarkTab(Tab):
         }
 
     def question_count_text(self, source: str, path: str, text: str, given: Set | None) -> str:
-        """The number of questions in words; "" before any are chosen."""
         if source == FILE and not (path.strip() or given) or source == OWN and not text.strip():
             return ""
         with notify_errors():
@@ -287,7 +254,6 @@ class BenchmarkTab(Tab):
         return ""
 
     def questions(self, source: str, path: str, text: str, given: Set | None) -> Set:
-        """The title of the questions and the questions. Raises PromptError."""
         if source == OWN:
             return "Own prompts", typed(text)
         if source == SAMPLE:
@@ -305,14 +271,10 @@ class BenchmarkTab(Tab):
         return {self.given: (path.name, found), self.path: "", self.question_count: counted(found)}
 
     def plan(self, values: Sequence[object]) -> Plan:
-        """The plan from the values on the page. Raises PromptError and SettingError."""
-        question_inputs: Any = values[:4]
-        chosen: Any = values[4:11]
-        rest = values[11:]
-        most, names, tokens, repeats, heat, seed, known = chosen
-        source, path, text, given = question_inputs
+        chosen: Any = values[:11]
+        source, path, text, given, most, names, tokens, repeats, heat, seed, known = chosen
         title, questions = self.questions(source, path or "", text or "", given)
-        _, preferences = self.controls.read(rest)
+        _, preferences = self.controls.read(values[11:])
         sampling = Sampling(temperature=number(0.0, heat), seed=number(0, seed))
         return Plan(
             title,
@@ -324,28 +286,26 @@ class BenchmarkTab(Tab):
         )
 
     async def run(self, owner: str, *values: object) -> AsyncIterator[Updates]:
-        async for shown in self.begin(owner, lambda: self.runs.start(owner, self.plan(values))):
+        job: Measuring | None = None
+        with notify_errors():
+            job = self.runs.start(owner, self.plan(values))
+        async for shown in self.follow(owner, job):
             yield shown
 
     async def resume(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
-        known = chosen or ""
-        async for shown in self.begin(owner, lambda: self.runs.resume(owner, known), known):
-            yield shown
-
-    async def begin(
-        self, owner: str, start: Callable[[], Measuring], chosen: str = ""
-    ) -> AsyncIterator[Updates]:
-        """Start a benchmark and follow it. `chosen` is the benchmark on the page."""
         job: Measuring | None = None
         with notify_errors():
-            job = start()
-        if job is not None:
-            chosen = job.progress.benchmark
-            async for shown in self.follow(owner, job):
-                yield shown
-        yield self.buttons(self.stored(owner, chosen))
+            job = self.runs.resume(owner, chosen or "")
+        async for shown in self.follow(owner, job, chosen or ""):
+            yield shown
 
-    async def follow(self, owner: str, job: Measuring) -> AsyncIterator[Updates]:
+    async def follow(
+        self, owner: str, job: Measuring | None, chosen: str = ""
+    ) -> AsyncIterator[Updates]:
+        """Follow a benchmark, if one has begun. `chosen` is the benchmark on the page."""
+        if job is None:
+            yield self.buttons(self.stored(owner, chosen))
+            return
         looks, drawn, chosen = 0, -1, job.progress.benchmark
         async for progress in watched(job):
             shown = {**self.buttons(None), self.status: benchmark_html.status(progress)}
@@ -354,18 +314,17 @@ class BenchmarkTab(Tab):
                 shown |= await asyncio.to_thread(self.screen, owner, chosen, "", True)
             yield shown
             looks += 1
-        ended: Updates = {self.status: benchmark_html.status(None, job.problem)}
+        ended = self.buttons(self.stored(owner, chosen))
+        ended[self.status] = benchmark_html.status(None, job.problem)
         show_notices(self.session, owner)
         yield {**ended, **await asyncio.to_thread(self.all, owner, chosen)}
 
     def stored(self, owner: str, chosen: str) -> Benchmark | None:
-        """A benchmark; None for an unknown id."""
         with suppress(StorageError):
             return self.runs.store(owner).get(chosen)
         return None
 
     def buttons(self, stored: Benchmark | None) -> Updates:
-        """Show the buttons that apply now. `stored` is the benchmark on the page."""
         busy = self.runs.status is not None
         left = stored is not None and stored.done < stored.runs
         return {
@@ -379,19 +338,17 @@ class BenchmarkTab(Tab):
         if that is chosen. A running benchmark (`growing`) is not compared with the previous one."""
         with notify_errors():
             if not chosen:
-                hidden = gr.update(visible=False)
-                return {self.result: NOTHING, self.detail: "", self.chart: hidden}
+                return {self.result: NOTHING, self.detail: "", self.chart: hide()}
             report = self.runs.report(owner, chosen)
             before, drops = (None, []) if growing else self.runs.lost(owner, report)
-            text = benchmark_html.heading(report) + benchmark_html.notes(report, before, drops)
-            text += benchmark_html.tables(report)
+            text = benchmark_html.summary(report, before, drops) + benchmark_html.tables(report)
             if other and other != chosen:
                 text += benchmark_html.comparison(report, self.runs.report(owner, other))
-            drawn = charts.by_category(report)
+            drawn, visible = charts.by_category(report), bool(report.metrics)
             return {
                 self.result: text,
                 self.detail: benchmark_html.categories(report),
-                self.chart: gr.update(value=drawn, visible=bool(report.metrics)),
+                self.chart: gr.update(value=drawn, visible=visible),
                 self.tools: gr.update(visible=report.benchmark.done > 0),
             }
         return {self.result: gr.skip()}
@@ -426,7 +383,9 @@ class BenchmarkTab(Tab):
         if key not in self.best:
             self.best[key] = ""
             with suppress(StorageError):
-                self.best[key] = best_of(self.runs.report(owner, stored.id))
+                metrics = self.runs.report(owner, stored.id).metrics
+                speedups = [one.speedup.whole for one in metrics if one.speedup.whole]
+                self.best[key] = times(max(speedups, default=None))
         return self.best[key]
 
     async def refresh(self, owner: str, chosen: str | None) -> AsyncIterator[Updates]:
@@ -453,14 +412,13 @@ class BenchmarkTab(Tab):
     def compare_with(self, owner: str, chosen: str | None, other: str | None) -> Updates:
         return self.screen(owner, chosen, other or "")
 
-    def as_csv(self, owner: str, chosen: str | None) -> str:
-        return saved("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))
+    def as_csv(self, owner: str, chosen: str | None) -> Download:
+        return text_file("benchmark.csv", "text/csv", as_csv(*self.results(owner, chosen)))
 
-    def as_json(self, owner: str, chosen: str | None) -> str:
+    def as_json(self, owner: str, chosen: str | None) -> Download:
         text = json.dumps(as_json(*self.results(owner, chosen)), indent=1)
-        return saved("benchmark.json", "application/json", text)
+        return text_file("benchmark.json", "application/json", text)
 
     def results(self, owner: str, chosen: str | None) -> tuple[Report, Sequence[Result]]:
-        """The benchmark on the page, and its answers. Raises StorageError."""
         report = self.runs.report(owner, chosen or "")
         return report, self.runs.store(owner).results(chosen or "")

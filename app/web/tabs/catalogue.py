@@ -94,14 +94,14 @@ def in_half(runtime: Runtime) -> bool:
 
 def facts(models: Models, entry: Entry, runtime: Runtime) -> str:
     entry, length = chosen(models, entry, runtime), runtime.context_length
-    target = entry.target
-    here = {each.source for each in (target, *entry.drafts) if models.loaders.present(each.source)}
+    family = (entry.target, *entry.drafts)
+    here = {each.source for each in family if models.loaders.present(each.source)}
     try:
-        room = models.engine.room(target.source, runtime)
+        room, half = models.engine.room(entry.target.source, runtime), in_half(runtime)
     except StrataError as error:
         return models_html.family(entry, here, tail=models_html.broken(str(error)))
-    need = entry.alone_need(length, room.device, in_half(runtime))
-    needs = models_html.family_needs(entry, length, room.device, room.total, in_half(runtime))
+    need = entry.alone_need(length, room.device, half)
+    needs = models_html.family_needs(entry, length, room.device, room.total, half)
     bar = models_html.bar((need.weights, need.cache), room.total)
     return models_html.family(entry, here, needs, bar)
 
@@ -115,8 +115,8 @@ def rounds(source: str) -> bool:
 def load_starter(models: Models, source: str, runtime: Runtime) -> Iterator[Progress]:
     """Load a first real model, on a processor with weights of 8 bits if nothing else was chosen.
     A model that the compiled core cannot compute is loaded without them."""
-    here = models.engine.room(source, runtime).device
-    if runtime.bits == "auto" and here == "cpu" and rounds(source):
+    on_processor = models.engine.room(source, runtime).device == "cpu"
+    if runtime.bits == "auto" and on_processor and rounds(source):
         try:
             yield from models.load(source, replace(runtime, bits="8"))
             return

@@ -16,7 +16,7 @@ from app.service.session import Session
 from app.web import charts, models_html, render
 from app.web.colors import ink
 from app.web.kit import Tab, Updates, explained, grid, html, notify_errors, show_notices, warn
-from app.web.markup import DASH, milliseconds, times
+from app.web.markup import DASH, milliseconds, template, times, verdict
 from app.web.metrics_panel import steps_known
 from app.web.run_html import (
     EXACT,
@@ -33,17 +33,17 @@ from app.web.run_html import (
 )
 from app.web.tabs.settings import Settings, methods, number
 from app.web.token_view import token_view
-from engine.backends.base import ServerInfo
+from engine import runs
 from engine.errors import Cancelled
 from engine.methods import PLAIN, USUAL, method_named
 from engine.metrics import summarise
 from engine.models.formats import format_of
 from engine.queue import Waiting
-from engine.runs import Verdict, verdict
+from engine.runs import Verdict
 from engine.servers.client import GUARANTEE
 from engine.settings import BUDGETS
 from engine.types import NO_RUN, TIERS, Run
-from storage.conversations import Piece
+from storage.steps import digest
 
 PROMPT = "Write a short story about a fox who learns to read, then tell it again in other words."
 MOST_REPEATS = 7
@@ -114,7 +114,6 @@ class Choices:
 
 
 def models_of(session: Session) -> list[tuple[str, str]]:
-    """The models that a side can use, which are those on this machine. Raises StorageError."""
     loaders = session.models.loaders
     present = (
         candidate
@@ -159,42 +158,22 @@ def model_label(session: Session, source: str) -> str:
 
 
 def idle(session: Session) -> str:
-    """The banner before the first run."""
-    info = session.current.info
-    text = (
-        between(info.server)
-        if info.server is not None
-        else f"{info.note} Both runs will be plain."
-        if not info.can_tree
-        else "Both runs start fresh, and neither learns from the other. Their order is swapped "
-        "from repeat to repeat."
-    )
-    return f'<div class="verdict">{escape(text)}</div>'
-
-
-def between(server: ServerInfo) -> str:
-    how = (
-        "The left side asks the server to draft nothing."
-        if server.switches
-        else f"{server.host} cannot be asked to answer without drafts. Start it without drafting "
-        "at a second address, load that once, and choose it as the model of the left side."
-    )
-    return f"{how} {GUARANTEE}"
+    return template("compare_idle.html", info=session.current.info, guarantee=GUARANTEE)
 
 
 def head(title: str, run: Run | None) -> str:
-    if run is None or not run.steps:
-        return f'<div class="side-head"><h3>{escape(title)}</h3></div>'
-    metrics = summarise(run)
-    cells = (
-        (f"{metrics.tokens_per_second:,.0f}", "tokens/s"),
-        (milliseconds(metrics.ttft_seconds), "first token"),
-        (milliseconds(metrics.decode_seconds), "decoding"),
-        (milliseconds(metrics.seconds), "whole answer"),
-        (f"{metrics.mean_acceptance_length:.2f}" if steps_known(metrics) else DASH, "tokens/step"),
-    )
-    spans = "".join(f"<span><b>{value}</b> {name}</span>" for value, name in cells)
-    return f'<div class="side-head"><h3>{escape(title)}</h3>{spans}</div>'
+    figures: Sequence[tuple[str, str]] = ()
+    if run is not None and run.steps:
+        metrics = summarise(run)
+        length = f"{metrics.mean_acceptance_length:.2f}" if steps_known(metrics) else DASH
+        figures = (
+            (f"{metrics.tokens_per_second:,.0f}", "tokens/s"),
+            (milliseconds(metrics.ttft_seconds), "first token"),
+            (milliseconds(metrics.decode_seconds), "decoding"),
+            (milliseconds(metrics.seconds), "whole answer"),
+            (length, "tokens/step"),
+        )
+    return template("side.html", title=title, figures=figures)
 
 
 def heading(progress: Progress, run: Run, model: str) -> str:
@@ -211,7 +190,7 @@ def heading(progress: Progress, run: Run, model: str) -> str:
 def banner(session: Session, progress: Progress, repeats: int) -> str:
     """The verdict on all finished repeats. The texts of tokens are escaped."""
     if progress.cancelled and not progress.pairs:
-        return '<div class="verdict">Stopped before both runs were finished.</div>'
+        return verdict("Stopped before both runs were finished.")
     verdicts = [] if progress.differs else [judged(session, progress, *p) for p in progress.pairs]
     sides = PLAIN_AND_DRAFTS if is_plain(progress, LEFT) else LEFT_AND_RIGHT
     for repeat, found in enumerate(verdicts, start=1):
@@ -219,10 +198,11 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
             return difference(found, f" in repeat {repeat}", sides)
     if len(progress.pairs) < repeats and not progress.cancelled:
         name = title_of(progress.running.method) if progress.running else "Next"
-        so_far = f"; identical in {len(progress.pairs)} so far" if progress.pairs else ""
-        so_far = so_far if progress.same_text else ""
+        so_far = ""
+        if progress.pairs and progress.same_text:
+            so_far = f"; identical in {len(progress.pairs)} so far"
         at = f"repeat {progress.repeat + 1} of {repeats}{so_far}"
-        return f'<div class="verdict running">{escape(name)}, {at} …</div>'
+        return verdict(f"{escape(name)}, {at} …", "running")
     if progress.differs:
         return unlike(progress)
     speed = outcome(progress)
@@ -233,19 +213,17 @@ def banner(session: Session, progress: Progress, repeats: int) -> str:
         return another_text(other, speed)
     count = len(progress.pairs[-1][LEFT].tokens)
     exact = EXACT if session.current.info.exact and not progress.foreign else ""
-    return (
-        f'<div class="verdict same"><b>Identical</b>: all {count:,} tokens in '
-        f"{len(progress.pairs)} of {repeats} repeats ({speed}).{exact}</div>"
-    )
+    often = f"{len(progress.pairs)} of {repeats} repeats"
+    return verdict(f"<b>Identical</b>: all {count:,} tokens in {often} ({speed}).{exact}", "same")
 
 
 def judged(session: Session, progress: Progress, left: Run, right: Run) -> Verdict:
     """Whether a pair gave the same text. If their model was unloaded, the runs themselves hold the
     texts of the tokens."""
     if not progress.foreign:
-        return verdict(session.current.text, left, right)
+        return runs.verdict(session.current.text, left, right)
     spelled = {token.id: token.text for run in (left, right) for token in run.tokens}
-    return verdict(lambda tokens: "".join(spelled[one] for one in tokens), left, right)
+    return runs.verdict(lambda tokens: "".join(spelled[one] for one in tokens), left, right)
 
 
 def is_plain(progress: Progress, side: int) -> bool:
@@ -253,14 +231,12 @@ def is_plain(progress: Progress, side: int) -> bool:
 
 
 def outcome(progress: Progress) -> str:
-    """How many times as fast the right side was, with its spread. Returns markup."""
     ended = "stopped early, " if progress.cancelled else ""
-    of = "median speedup" if is_plain(progress, LEFT) else "median speedup of the right side"
-    return f"{ended}{gained(progress.speedup, of)}{spread(progress)}"
+    side = "" if is_plain(progress, LEFT) else " of the right side"
+    return f"{ended}{gained(progress.speedup, f'median speedup{side}')}{spread(progress)}"
 
 
 def spread(progress: Progress) -> str:
-    """The range of the repeats; nothing for a single one."""
     known = [ratio for ratio in ratios(progress) if ratio is not None]
     if len(known) < 2 or whole(progress) is None:
         return ""
@@ -297,9 +273,9 @@ def unlike(progress: Progress) -> str:
     else:
         title, unit = "Other settings", "tokens per second"
         more = f"{spread(progress)}; decoding alone {times(progress.speedup.decoding)})."
-    return (
-        f'<div class="verdict"><b>{title}</b>, {over}. {text} The right side writes '
-        f"<b>{times(whole(progress))}</b> as many {unit} (median of whole answers{more}</div>"
+    return verdict(
+        f"<b>{title}</b>, {over}. {text} The right side writes <b>{times(whole(progress))}</b> as "
+        f"many {unit} (median of whole answers{more}"
     )
 
 
@@ -309,21 +285,15 @@ def drawn(progress: Progress | None) -> list[go.Figure]:
     left, right = progress.pairs[-1] if progress and progress.pairs else (NO_RUN, NO_RUN)
     first = charts.speedups(ratios(progress), whole(progress))
     if progress is None or is_plain(progress, LEFT) and not progress.differs:
-        return [first, *charts.of_run(right, left)]
+        return [first, *charts.of_run(digest(right), digest(left))]
     first.update_layout(title_text="Speed of the right side over the left one")
     backwards = is_plain(progress, RIGHT) and not is_plain(progress, LEFT)
     fast, other = (left, right) if backwards else (right, left)
-    drawn = charts.of_run(fast, other)
-    names = dict(
-        zip(("with drafts", "plain"), NAMES[::1] if backwards else NAMES[::-1], strict=True)
-    )
+    drawn = charts.of_run(digest(fast), digest(other))
+    drafting, plain = NAMES if backwards else NAMES[::-1]
+    names = {"with drafts": drafting, "plain": plain}
     drawn[0].for_each_trace(lambda line: line.update(name=names.get(line.name, line.name)))
     return [first, *drawn]
-
-
-def side(name: str, run: Run) -> render.Data:
-    pieces = [Piece.of(token, step.index) for step in run.steps for token in step.tokens]
-    return render.side_by_side(name, pieces)
 
 
 class Compare(Tab):
@@ -364,7 +334,6 @@ class Compare(Tab):
         self.heads, self.views = (plain_head, fast_head), (plain, fast)
 
     def wire(self, controls: Settings, tab: gr.Tab) -> Dependency:
-        """Connect the tab. Returns the event of the comparison."""
         self.controls = controls
         shown = [self.verdict, *self.heads, *self.views, self.charts, *self.plots]
         chosen = [each for choice in self.sides for each in choice.inputs]
@@ -376,13 +345,12 @@ class Compare(Tab):
         return self.on(self.run_button.click, self.run, inputs, outputs)
 
     def updates(self, progress: Progress, repeats: int, models: Sequence[str]) -> Updates:
-        """Show the progress of a comparison. `models` are the names of the sides' models."""
         shown: Updates = {self.verdict: banner(self.session, progress, repeats)}
         running = progress.running
         if running is not None:
-            at = progress.side
+            at, name = progress.side, f"{progress.side}-{running.method}-{progress.repeat}"
             shown[self.heads[at]] = head(heading(progress, running, models[at]), running)
-            shown[self.views[at]] = side(f"{at}-{running.method}-{progress.repeat}", running)
+            shown[self.views[at]] = render.side_by_side(name, running.steps)
         elif progress.pairs:
             shown |= dict(zip(self.plots, drawn(progress), strict=True))
             shown[self.charts] = gr.update(visible=True)
@@ -396,7 +364,6 @@ class Compare(Tab):
         return system, (side_of(same, values[:own]), side_of(same, values[own : 2 * own]))
 
     def run(self, owner: str, text: str, repeats: float, *values: object) -> Iterator[Updates]:
-        """Compare the two sides until all repeats are done or the user stops."""
         session = self.session
         pace = Pace(1 / UPDATES_PER_SECOND)
         yield {self.run_button: gr.update(visible=False), self.stop_button: gr.update(visible=True)}
@@ -420,12 +387,11 @@ class Compare(Tab):
             # The notice disappears, so the banner shows the error as well.
             message = explained(error)
             warn(message)
-            yield {self.verdict: f'<div class="verdict">{escape(message)}</div>'}
+            yield {self.verdict: verdict(escape(message))}
         show_notices(session, owner)
         yield {self.run_button: gr.update(visible=True), self.stop_button: gr.update(visible=False)}
 
     def stop(self, owner: str) -> None:
-        """Stop the comparison. Finished pairs stay."""
         self.session.tasks.stop(owner, "")
 
     def offer(self, *chosen: str | None) -> Updates:

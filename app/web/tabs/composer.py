@@ -6,7 +6,6 @@ The browser owns the unsent message (assets/composer). It sends requests as even
 document.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,9 @@ import gradio as gr
 from gradio.utils import get_upload_folder
 
 from app.service import attachments
-from app.service.attachments import Attachment, Pending
+from app.service.attachments import Attachment
 from app.service.session import Session
-from app.web.kit import Tab, explained, html, notify_errors, payload
+from app.web.kit import Payload, Tab, channel, explained, html, notify_errors, upload_content
 from app.web.markup import template
 from app.web.render import Data, remarks, spoken
 from assets import read
@@ -42,128 +41,21 @@ def invitation(name: str) -> str:
     return f"Message {name}"
 
 
-def channel(name: str) -> gr.HTML:
-    return html(
-        visible="hidden",
-        html_template="",
-        js_on_load=f'watch("value", () => document.dispatchEvent('
-        f'new CustomEvent("strata:{name}", {{ detail: props.value }})));',
-    )
-
-
-class ComposerRequest:
-    """The request that a page sent with an event. Each part has the expected type, or is empty."""
-
-    def __init__(self, data: gr.EventData) -> None:
-        self.sent = payload(data)
-
-    def text(self, name: str) -> str:
-        """The text of that name; "" if it is missing or not a text."""
-        found = self.sent.get(name)
-        return found if isinstance(found, str) else ""
+class ComposerRequest(Payload):
+    """A request of the composer, or of the editor of a message."""
 
     @property
     def number(self) -> int:
         """The number of the request, which the reply repeats."""
-        found = self.sent.get("number")
-        return found if isinstance(found, int) else 0
+        return self.integer("number", 0)
 
     @property
     def files(self) -> list[str]:
         """The keys of the attached files."""
-        found = self.sent.get("files")
-        return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
-
-    @property
-    def kept(self) -> set[int]:
-        """The indexes of the files that stay with an edited message."""
-        found = self.sent.get("kept")
-        return {at for at in found if isinstance(at, int)} if isinstance(found, list) else set()
-
-    @property
-    def file(self) -> int | None:
-        """The index of a file of a message."""
-        found = self.sent.get("file")
-        return found if isinstance(found, int) else None
+        return self.all_of("files", str)
 
     def about(self, conversation: str | None) -> bool:
-        return (self.sent.get("conversation") or None) == (conversation or None)
-
-
-def chip(session: Session, pending: Sequence[Pending]) -> list[Data]:
-    counts = session.chat.counts([each.file.block for each in pending])
-    return [
-        {
-            "key": each.key,
-            "name": each.file.name,
-            "size": each.size,
-            "tokens": tokens,
-            "exact": exact,
-            "note": each.file.note,
-        }
-        for each, (tokens, exact) in zip(pending, counts, strict=True)
-    ]
-
-
-def upload(path: str) -> bytes:
-    """The content of an uploaded file, which is then deleted. Raises PromptError for a path outside
-    the folder of uploads, or a file that cannot be read."""
-    file = Path(path).resolve()
-    if not file.is_relative_to(Path(get_upload_folder()).resolve()):
-        raise PromptError("Only a file that was sent to this page can be attached.")
-    try:
-        if file.stat().st_size > attachments.MAX_BYTES:
-            return bytes(attachments.MAX_BYTES + 1)
-        return file.read_bytes()
-    except OSError as error:
-        raise PromptError(
-            f"The file did not arrive ({error.strerror}). Attach it again."
-        ) from error
-    finally:
-        with suppress(OSError):
-            file.unlink()
-
-
-def text_to_rewrite(
-    session: Session, owner: str, conversation: str | None, request: ComposerRequest
-) -> Attachment:
-    """A file of a message, or an answer, as a text to rewrite. Raises PromptError for an unknown
-    message or file."""
-    message = requested(session, owner, conversation, request)
-    if message.role == "user":
-        files, _ = attachments.split(message.content)
-        found = next((file for at, file in enumerate(files) if at == request.file), None)
-    else:
-        text = spoken(message, remarks(session.database, owner, conversation))
-        found = Attachment("answer.md", text) if text else None
-    if found is None:
-        raise PromptError("There is no text to rewrite in this message. Choose another one.")
-    return replace(found, note="to be rewritten", rewrite=True)
-
-
-def requested(
-    session: Session, owner: str, conversation: str | None, request: ComposerRequest
-) -> StoredMessage:
-    """The message that a request names. Raises PromptError if it is not shown any more."""
-    store, message_id = session.chat.conversations(owner), request.text("message")
-    for message in store.messages(conversation, pieces=False) if conversation else ():
-        if message.id == message_id:
-            return message
-    raise PromptError(GONE)
-
-
-def edited_text(
-    session: Session, owner: str, conversation: str | None, request: ComposerRequest
-) -> str:
-    """The new text of a message of the user, as edited on a page: the new words, the files that
-    stay and the added files. Raises PromptError for an unknown message or file."""
-    message = requested(session, owner, conversation, request)
-    if message.role != "user":
-        raise PromptError(GONE)
-    files, _ = attachments.split(message.content)
-    kept = [file for at, file in enumerate(files) if at in request.kept]
-    text = session.attachments.message(owner, request.files, request.text("text"))
-    return attachments.join(kept, text)
+        return (self.values.get("conversation") or None) == (conversation or None)
 
 
 class Composer(Tab):
@@ -214,13 +106,68 @@ class Composer(Tab):
         self.on(writer.measure, self.measure, [current, system], channels["filled"])
 
     def attach(self, owner: str, data: gr.EventData) -> Data:
+        """Attach an uploaded file. Only files in the folder of uploads are read."""
         request = ComposerRequest(data)
+        path = Path(request.text("path")).resolve()
         try:
-            found = attachments.read(request.text("name"), upload(request.text("path")))
-            (shown,) = chip(self.session, self.session.attachments.add(owner, [found]))
+            if not path.is_relative_to(Path(get_upload_folder()).resolve()):
+                raise PromptError("Only a file that was sent to this page can be attached.")
+            content = upload_content(str(path), attachments.MAX_BYTES)
+            shown = self.chip(owner, attachments.read(request.text("name"), content))
         except Exception as error:
             return {"number": request.number, "error": explained(error)}
         return {"number": request.number, "file": shown}
+
+    def chip(self, owner: str, file: Attachment) -> Data:
+        """Attach a file to the message that is being written. Returns what the page shows of it."""
+        (pending,) = self.session.attachments.add(owner, [file])
+        ((tokens, exact),) = self.session.chat.counts([file.block])
+        return {
+            "key": pending.key,
+            "name": file.name,
+            "size": pending.size,
+            "tokens": tokens,
+            "exact": exact,
+            "note": file.note,
+        }
+
+    def requested(
+        self, owner: str, conversation: str | None, request: ComposerRequest
+    ) -> StoredMessage:
+        """The message that a request names. Raises PromptError if it is not shown any more."""
+        store = self.session.chat.conversations(owner)
+        for message in store.messages(conversation, pieces=False) if conversation else ():
+            if message.id == request.text("message"):
+                return message
+        raise PromptError(GONE)
+
+    def rewrite(self, owner: str, conversation: str | None, request: ComposerRequest) -> Data:
+        """Attach a file of a message, or an answer, to be rewritten. Raises PromptError for an
+        unknown message or file."""
+        message = self.requested(owner, conversation, request)
+        if message.role == "user":
+            files = dict(enumerate(attachments.split(message.content)[0]))
+            found = files.get(request.integer("file"))
+        else:
+            text = spoken(message, remarks(self.session.database, owner, conversation))
+            found = Attachment("answer.md", text) if text else None
+        if found is None:
+            raise PromptError("There is no text to rewrite in this message. Choose another one.")
+        return {"file": self.chip(owner, replace(found, note="to be rewritten", rewrite=True))}
+
+    def edited(self, owner: str, conversation: str | None, request: ComposerRequest) -> str:
+        """The new text of a message of the user, as edited on a page: the new words, the files
+        that stay and the added files. Raises PromptError for an unknown message or file."""
+        message = self.requested(owner, conversation, request)
+        if message.role != "user":
+            raise PromptError(GONE)
+        files, _ = attachments.split(message.content)
+        kept = [file for at, file in enumerate(files) if at in request.all_of("kept", int)]
+        return attachments.join(kept, self.written(owner, request))
+
+    def written(self, owner: str, request: ComposerRequest) -> str:
+        """The text and the attached files of a request."""
+        return self.session.attachments.message(owner, request.files, request.text("text"))
 
     def drop(self, owner: str, data: gr.EventData) -> None:
         self.session.attachments.drop(owner, ComposerRequest(data).files)
@@ -232,12 +179,11 @@ class Composer(Tab):
         if request.about(conversation):
             with notify_errors(), suppress(StrataError):
                 editing = request.text("message") or None
-                if editing:
-                    text = edited_text(self.session, owner, conversation, request)
-                else:
-                    text = self.session.attachments.message(
-                        owner, request.files, request.text("text")
-                    )
+                text = (
+                    self.edited(owner, conversation, request)
+                    if editing
+                    else self.written(owner, request)
+                )
                 size = self.session.chat.size(owner, conversation, system or "", text, editing)
         if size is None:
             return {"number": request.number}

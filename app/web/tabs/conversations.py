@@ -28,18 +28,17 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import page_export
 from app.web.kit import (
-    AFTER,
     REFRESH,
     Event,
-    Memory,
+    Payload,
     Tab,
     Updates,
+    Visit,
     hide,
     html,
     newest,
     notify_errors,
     numbered,
-    payload,
     provided_arguments,
     show,
     show_notices,
@@ -50,7 +49,7 @@ from app.web.kit import (
 )
 from app.web.render import Data
 from app.web.tabs import settings
-from app.web.tabs.chat_view import ChatView, undo, watched
+from app.web.tabs.chat import Chat, undo, watched
 from app.web.tabs.settings import Settings
 from assets import read
 from engine.text import folded
@@ -67,7 +66,6 @@ FORMATS = {
     ),
 }
 ALL = (("JSON", "json"), ("Markdown", "markdown"), ("Pages", "page"))
-SAVE_FILE = read("download.js")
 
 
 class ConversationList(Tab):
@@ -75,7 +73,7 @@ class ConversationList(Tab):
     of another part of the chat update the list too, which costs half as much as an event of its
     own. The chat's refreshes use the guard of this tab."""
 
-    chat: ChatView
+    chat: Chat
     controls: Settings
     refresh: Event
 
@@ -92,7 +90,13 @@ class ConversationList(Tab):
                 placeholder="Search",
                 elem_id="search",
             )
-            self.listed: Any = conversation_list("conversations")
+            self.listed: Any = html(
+                value={"groups": []},
+                html_template=TEMPLATE,
+                js_on_load=read(*SCRIPT),
+                elem_id="conversations",
+                elem_classes="conversations",
+            )
             with gr.Row(elem_classes="tools"):
                 self.import_button = upload_button(
                     "Import", min_width=40, file_types=[".json", ".jsonl", ".zip"]
@@ -100,12 +104,11 @@ class ConversationList(Tab):
                 self.export_button = small_button("Export all", min_width=40, elem_id="export-all")
             with gr.Row(visible=False, elem_classes="tools", elem_id="formats") as self.formats:
                 self.every = {kind: small_button(name, min_width=40) for name, kind in ALL}
-            self.outgoing = gr.Textbox(visible="hidden")
 
-    def wire(self, chat: ChatView, controls: Settings) -> Event:
+    def wire(self, chat: Chat, controls: Settings) -> Event:
         """Connect the list. Returns the event that opens the conversation that was open before."""
         self.chat, self.controls = chat, controls
-        list_value, outgoing = self.listed, self.outgoing
+        list_value = self.listed
         showing: list[Block] = [*chat.stored, chat.proof, *chat.opened, *controls.inputs]
         # The conversation that was chosen last opens, even if answers for others arrive later.
         chosen, here = newest(showing), [self.current, self.search]
@@ -115,42 +118,38 @@ class ConversationList(Tab):
         self.then(self.on(self.new_button.click, self.new, (), showing, guard=chosen), refresh)
         self.on(self.search.change, refresh, mode="always_last")
         self.on(list_value.look, self.look, here, list_value, mode="always_last", guard=REFRESH)
-        changes = (
+        self.on(chat.tokens.look, chat.shown, self.current, chat.stored, guard=REFRESH)
+        for trigger, handler in (
             (list_value.pin, self.pin),
             (list_value.rename, self.rename),
             (list_value.folder, self.file),
             (list_value.title, self.suggest),
-        )
-        for trigger, handler in changes:
+        ):
             self.then(self.on(trigger, handler, mode="multiple"), refresh)
         self.then(self.on(list_value.remove, self.remove, self.current, showing), refresh)
-        requested = [self.on(list_value.export, self.export, (), outgoing)]
+        self.on_save(list_value.export, self.export)
         self.on(self.export_button.click, show, (), self.formats)
         for kind, button in self.every.items():
-            export, made = partial(self.export_all, kind), [outgoing, self.formats]
-            requested.append(self.on(button.click, export, (), made, refused=("", hide())))
-        for exported in requested:
-            exported.then(None, outgoing, outgoing, js=SAVE_FILE, **AFTER)
+            self.on_save(button.click, partial(self.export_all, kind))
+            self.on(button.click, hide, (), self.formats)
         imported = self.on(self.import_button.upload, self.import_, self.import_button, showing)
         self.then(imported, refresh)
         return self.event(self.show, self.current, showing, guard=REFRESH)
 
-    def look(self, owner: str, page: str, conversation: str | None, search: str) -> Updates:
+    def look(self, visit: Visit, conversation: str | None, search: str) -> Updates:
         """Redraw the list, filtered by the search. The open conversation stays as it is."""
-        return {self.listed: self.value(owner, page, conversation, search)[0]}
+        return {self.listed: self.value(visit, conversation, search)[0]}
 
-    def value(
-        self, owner: str, page: str, conversation: str | None, search: str
-    ) -> tuple[Data, bool]:
+    def value(self, visit: Visit, conversation: str | None, search: str) -> tuple[Data, bool]:
         """The current value of the list, and whether it differs from the one the page received."""
-        store = self.session.chat.conversations(owner)
+        store = self.session.chat.conversations(visit.owner)
         # The revision is read first, so that the page looks again for any later change.
-        watch = watched(self.session, owner, THE_LIST)
+        watch = watched(self.session, visit.owner, THE_LIST)
         found = store.list(search, SHOWN)
         more = store.count() - len(found) if len(found) == SHOWN and not search.strip() else 0
         value = {**list_value(found, conversation, search.strip(), store.folders(), more), **watch}
         digest = sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-        before, self.session.listed[page] = self.session.listed.get(page), digest
+        before, self.session.listed[visit.page] = self.session.listed.get(visit.page), digest
         return numbered(value), digest != before
 
     def with_list(
@@ -161,20 +160,18 @@ class ConversationList(Tab):
         provided = provided_arguments(handler)
 
         def both(
-            owner: str,
-            page: str,
-            memory: Memory,
+            visit: Visit,
             data: gr.EventData,
             conversation: str | None,
             search: str,
             *values: object,
         ) -> Updates:
-            known = {"owner": owner, "page": page, "memory": memory, "data": data}
+            known = {"visit": visit, "data": data}
             updates: Updates = handler(*(known[name] for name in provided), conversation, *values)
             # The handler may have opened another conversation.
-            now = self.session.viewing.get(page, conversation)
+            now = self.session.viewing.get(visit.page, conversation)
             with notify_errors():
-                value, fresh = self.value(owner, page, now, search)
+                value, fresh = self.value(visit, now, search)
                 return {**updates, **({self.listed: value} if fresh else {})}
             return updates
 
@@ -195,78 +192,66 @@ class ConversationList(Tab):
         values = self.controls.show(conversation.system_prompt, stored)
         return dict(zip(self.controls.inputs, values, strict=True))
 
-    def show(self, owner: str, page: str, memory: Memory, conversation: str | None) -> Updates:
-        updates: Updates = {**self.chat.open(page, memory, conversation), self.chat.proof: ""}
+    def show(self, visit: Visit, conversation: str | None) -> Updates:
+        updates: Updates = {**self.chat.open(visit, conversation), self.chat.proof: ""}
         # The conversation is open even if it cannot be shown, so that it can be deleted.
-        updates |= self.chat.blank(page)
+        updates |= self.chat.blank(visit.page)
         with notify_errors():
-            updates |= self.chat.shown(owner, page, conversation)
+            updates |= self.chat.shown(visit, conversation)
             if conversation:
                 updates |= self.settings_of(
-                    self.session.chat.conversations(owner).get(conversation)
+                    self.session.chat.conversations(visit.owner).get(conversation)
                 )
         return updates
 
-    def open(self, owner: str, page: str, memory: Memory, data: gr.EventData) -> Updates:
+    def open(self, visit: Visit, data: gr.EventData) -> Updates:
         """Open the chosen conversation. From a search, show the version that holds the words."""
-        chosen = texts_of(data)
-        conversation, message = chosen.get("id"), chosen.get("message")
+        sent = Payload(data)
+        conversation, message = sent.text("id") or None, sent.text("message")
         if conversation and message:
             with notify_errors():
-                self.session.chat.conversations(owner).show(conversation, message)
-        return self.show(owner, page, memory, conversation)
+                self.session.chat.conversations(visit.owner).show(conversation, message)
+        return self.show(visit, conversation)
 
-    def new(self, owner: str, page: str, memory: Memory) -> Updates:
-        """Close the open conversation. The first message then begins a new one."""
-        return self.show(owner, page, memory, None)
+    def new(self, visit: Visit) -> Updates:
+        return self.show(visit, None)
 
     def pin(self, owner: str, data: gr.EventData) -> None:
-        chosen, store = texts_of(data), self.session.chat.conversations(owner)
-        store.pin(chosen.get("id", ""), chosen.get("pinned") == "True")
+        sent, store = Payload(data), self.session.chat.conversations(owner)
+        store.pin(sent.text("id"), sent.values.get("pinned") is True)
 
     def rename(self, owner: str, data: gr.EventData) -> None:
-        chosen, store = texts_of(data), self.session.chat.conversations(owner)
-        store.rename(chosen.get("id", ""), chosen.get("title", ""))
+        sent, store = Payload(data), self.session.chat.conversations(owner)
+        store.rename(sent.text("id"), sent.text("title"))
 
     def file(self, owner: str, data: gr.EventData) -> None:
-        chosen, store = texts_of(data), self.session.chat.conversations(owner)
-        store.file(chosen.get("id", ""), chosen.get("folder", ""))
+        sent, store = Payload(data), self.session.chat.conversations(owner)
+        store.file(sent.text("id"), sent.text("folder"))
 
     def suggest(self, owner: str, data: gr.EventData) -> None:
-        self.session.chat.suggest_title(owner, texts_of(data).get("id", ""))
+        self.session.chat.suggest_title(owner, Payload(data).text("id"))
 
-    def remove(
-        self, owner: str, page: str, memory: Memory, data: gr.EventData, conversation: str | None
-    ) -> Updates:
-        id = texts_of(data).get("id", "")
-        offer = undo(self.session.chat.delete(owner, id), DELETED)
-        updates = self.show(owner, page, memory, None if id == conversation else conversation)
+    def remove(self, visit: Visit, data: gr.EventData, conversation: str | None) -> Updates:
+        id = Payload(data).text("id")
+        offer = undo(self.session.chat.delete(visit.owner, id), DELETED)
+        updates = self.show(visit, None if id == conversation else conversation)
         tokens = updates[self.chat.tokens]
         return {**updates, self.chat.tokens: {**tokens, **offer}}  # type: ignore[dict-item]
 
-    def export(self, owner: str, data: gr.EventData) -> str:
-        chosen, store = texts_of(data), self.session.chat.conversations(owner)
-        format = FORMATS.get(chosen.get("kind", ""), exports.JSON)
-        return self.offer(exports.one(store, chosen.get("id", ""), format))
+    def export(self, owner: str, data: gr.EventData) -> Download:
+        sent, store = Payload(data), self.session.chat.conversations(owner)
+        format = FORMATS.get(sent.text("kind"), exports.JSON)
+        return exports.one(store, sent.text("id"), format)
 
-    def export_all(self, kind: str, owner: str) -> tuple[str, object]:
-        store = self.session.chat.conversations(owner)
-        return self.offer(exports.every(store, FORMATS[kind])), hide()
+    def export_all(self, kind: str, owner: str) -> Download:
+        return exports.every(self.session.chat.conversations(owner), FORMATS[kind])
 
-    def offer(self, download: Download) -> str:
-        token = self.session.downloads.offer(download)
-        return json.dumps({"token": token, "name": download.name})
-
-    def import_(self, owner: str, page: str, memory: Memory, file: str | None) -> Updates:
+    def import_(self, visit: Visit, file: str | None) -> Updates:
         made = None
         with notify_errors():
-            made = read_in(self.session, owner, upload_content(file))
-        show_notices(self.session, owner)
-        return self.show(owner, page, memory, made) if made else {}
-
-
-def texts_of(data: gr.EventData) -> dict[str, str]:
-    return {str(name): str(value) for name, value in payload(data).items()}
+            made = read_in(self.session, visit.owner, upload_content(file))
+        show_notices(self.session, visit.owner)
+        return self.show(visit, made) if made else {}
 
 
 def read_in(session: Session, owner: str, content: bytes) -> str:
@@ -295,17 +280,8 @@ TEMPLATE = (
     '<datalist id="folders"></datalist>'
 )
 PINNED = "Pinned"
+NO_HIT = "No conversation contains these words."
 SCRIPT = ("chat/pages.js", "list.js")
-
-
-def conversation_list(elem_id: str) -> gr.HTML:
-    return html(
-        value={"groups": []},
-        html_template=TEMPLATE,
-        js_on_load=read(*SCRIPT),
-        elem_id=elem_id,
-        elem_classes="conversations",
-    )
 
 
 def list_value(
@@ -321,33 +297,24 @@ def list_value(
     for conversation in sorted(found, key=rank) if not search else found:
         name = "" if search else group_of(conversation, today)
         groups.setdefault(name, []).append(item(conversation))
-    empty = "" if found else nothing(search)
+    nothing = NO_HIT if search else "Your conversations will appear here."
     return {
         "groups": [{"name": name, "items": items} for name, items in groups.items()],
         "current": current,
         "folders": [*folders],
-        "empty": empty,
+        "empty": "" if found else nothing,
         "more": f"{more:,} more. Use the search to find them." if more else "",
     }
 
 
-def nothing(search: str) -> str:
-    if search:
-        return "No conversation contains these words."
-    return "Your conversations will appear here."
-
-
 def item(conversation: Conversation) -> Data:
     shown: Data = {
-        "id": conversation.id,
-        "title": conversation.title,
-        "pinned": conversation.pinned,
-        "folder": conversation.folder,
+        name: getattr(conversation, name) for name in ("id", "title", "pinned", "folder")
     }
-    if conversation.hit is None:
-        return shown
-    message, *hit = conversation.hit
-    return {**shown, "message": message, "hit": hit}
+    if conversation.hit is not None:
+        message, *hit = conversation.hit
+        shown |= {"message": message, "hit": hit}
+    return shown
 
 
 def rank(conversation: Conversation) -> tuple[int, str]:

@@ -5,7 +5,6 @@ of general text.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 import gradio as gr
@@ -13,8 +12,9 @@ import gradio as gr
 from app.service.databases import Hit
 from app.service.draft_models import amount
 from app.service.jobs import Job, Progress
+from app.service.pages import Download
 from app.service.session import Session
-from app.web import charts, markup
+from app.web import charts
 from app.web.colors import INKS, ink, others
 from app.web.kit import (
     ACT,
@@ -29,8 +29,8 @@ from app.web.kit import (
     grid,
     hide,
     html,
-    saved,
     small_button,
+    text_file,
     text_table,
     upload_button,
     upload_content,
@@ -60,11 +60,11 @@ PRUNING = (
 """The labels of the fields of `Pruning`, in order. 0 means no limit."""
 
 
+Rows = list[list[str]]
+
+
 def card(tier: str, meaning: str, facts: list[tuple[str, str]]) -> str:
-    """The name and the facts of a database. Values that come from files are escaped."""
-    look = ink(tier)
-    name = f'<span class="tok k-{tier}" title="{escape(look.meaning)}">{look.title}</span>'
-    return f"<h3>{name}</h3><p>{escape(meaning)}</p>{markup.facts(facts)}"
+    return template("database.html", tier=tier, meaning=meaning, facts=facts)
 
 
 def elsewhere(tier: str, info: BackendInfo, server: ServerInfo) -> str:
@@ -91,8 +91,7 @@ def context_card(session: Session, owner: str, conversation: str | None) -> str:
     )
 
 
-def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
-    """The card of the model's past answers, and the rows of its most frequent n-grams."""
+def model_card(session: Session, owner: str) -> tuple[str, Rows]:
     store = session.past_answers.ngrams(owner, session.current.info.fingerprint)
     top = store.top(TOP)
     keys = session.engine.texts([gram.tokens[:-1] for gram in top])
@@ -109,7 +108,7 @@ def model_card(session: Session, owner: str) -> tuple[str, list[list[str]]]:
     return card(MODEL, "What this model wrote before, in all your conversations.", facts), rows
 
 
-def statistics_card(session: Session) -> tuple[str, list[list[str]]]:
+def statistics_card(session: Session) -> tuple[str, Rows]:
     """The card of the statistics file for the model's tokenizer, and the rows of its best
     entries."""
     meaning = "What usually comes next in large collections of text. Read-only."
@@ -209,7 +208,6 @@ class Databases(Tab):
                 yes = small_button("Forget the others", variant="stop", min_width=60)
                 no = small_button("Keep all", min_width=60)
         self.pruning = Confirmation(button, column, yes, no)
-        self.outgoing = gr.Textbox(visible="hidden")
 
     def wire(self, current: gr.State) -> None:
         """Connect the tab. It reads the databases when it opens and after each change."""
@@ -221,7 +219,7 @@ class Databases(Tab):
             done = self.confirm(self.wipes[wipe], act, current if wipe == CONTEXT else ())
             self.then(done, refresh)
         self.on([self.words.submit, self.look.click], self.find, [self.words, current], self.found)
-        self.on_save(self.save_button.click, self.save, (), self.outgoing)
+        self.on_save(self.save_button.click, self.save)
         imported = self.on(self.import_button.upload, self.import_file, self.import_button)
         self.then(imported, refresh)
         preview = self.event(self.preview, self.numbers, self.preview_line)
@@ -246,11 +244,10 @@ class Databases(Tab):
         if server is not None:
             cards: Updates = {self.cards[t]: elsewhere(t, self.info, server) for t in self.cards}
             return {**cards, **dict.fromkeys(self.tables.values(), []), **below}
-        context = context_card(session, owner, conversation)
         model, grams = model_card(session, owner)
         statistics, shares = statistics_card(session)
         return {
-            self.cards[CONTEXT]: context,
+            self.cards[CONTEXT]: context_card(session, owner, conversation),
             self.cards[MODEL]: model,
             self.cards[STATISTICS]: statistics,
             self.tables[MODEL]: grams,
@@ -270,9 +267,9 @@ class Databases(Tab):
     def find(self, owner: str, words: str, conversation: str | None) -> object:
         return found_html(self.session.entries.find(owner, conversation, words))
 
-    def save(self, owner: str) -> str:
+    def save(self, owner: str) -> Download:
         text = self.session.past_answers.saved(owner, self.info)
-        return saved("past-answers.json", "application/json", text)
+        return text_file("past-answers.json", "application/json", text)
 
     def import_file(self, owner: str, sent: str | None) -> None:
         content = upload_content(sent, MOST_BYTES)
@@ -304,25 +301,13 @@ def shown(text: str) -> str:
 
 
 def found_html(hits: Mapping[str, Hit]) -> str:
-    return template(
-        "found.html",
-        hits=hits,
-        unknown=UNKNOWN,
-        times=TIMES,
-        shown=shown,
-    )
+    return template("found.html", hits=hits, unknown=UNKNOWN, times=TIMES, shown=shown)
 
 
 def contributions_html(sums: Contributions, model: str) -> str:
-    """What each source contributed to the latest answers of a model."""
-    return template(
-        "contributions.html",
-        sums=sums,
-        model=model,
-        whole=sums.tokens.total(),
-        sources=[*INKS, *others({*sums.tokens, *sums.drafted})],
-        target=TARGET,
-    )
+    whole, sources = sums.tokens.total(), [*INKS, *others({*sums.tokens, *sums.drafted})]
+    values = {"sums": sums, "model": model, "whole": whole, "sources": sources}
+    return template("contributions.html", target=TARGET, **values)
 
 
 ABOUT = (
@@ -342,7 +327,6 @@ def paths_of(text: str) -> list[Path]:
 
 
 def single_path(text: str) -> Path:
-    """The only path in the text. Raises StorageError if there is none or more than one."""
     named = paths_of(text)
     if len(named) != 1:
         raise StorageError(f"Name one path. There are {len(named)}.")
@@ -432,7 +416,6 @@ class GeneralText(Tab):
             yield from self.follow(job)
 
     def follow(self, job: Job[Progress, str]) -> Iterator[Updates]:
-        """Show the progress of the build, then its outcome."""
         yield {**self.job.busy(*self.actions), self.remove_button: gr.update(visible=False)}
         status = yield from self.job.follow(
             job.watch(), lambda last: fine_print(job.result()), not_done

@@ -18,10 +18,12 @@ import plotly.graph_objects as go
 from gradio.blocks import Block
 
 from app.service import exports
+from app.service.pages import Download
 from app.service.session import Session
 from app.web import charts, render, run_html
 from app.web.kit import (
     REFRESH,
+    Payload,
     Tab,
     Updates,
     clicked_row,
@@ -29,16 +31,14 @@ from app.web.kit import (
     html,
     newest,
     notify_errors,
-    payload,
-    saved,
     small_button,
+    text_file,
     text_table,
 )
 from app.web.run_html import title_of
 from app.web.token_view import token_view
 from assets import read
 from engine.errors import StorageError, StrataError
-from storage.conversations import Piece
 from storage.steps import NOTHING, Digest
 from storage.traces import Filter, Kind, Mark, Trace, Traces
 
@@ -61,8 +61,9 @@ def history(marks: list[Mark]) -> list[go.Figure]:
     return [charts.speed_of_runs(marks), charts.speedup_of_runs(marks)]
 
 
-def of_run(run: Digest) -> list[go.Figure]:
-    return [*charts.of_digest(run), charts.step_times(run)]
+def figures_of(session: Session, run: Digest) -> list[go.Figure]:
+    """The charts of a run; the last one is the cost curve (COSTS)."""
+    return [*charts.of_run(run), charts.step_times(run), cost_figure(session, run)]
 
 
 def cost_figure(session: Session, run: Digest) -> go.Figure:
@@ -71,7 +72,6 @@ def cost_figure(session: Session, run: Digest) -> go.Figure:
 
 
 def measured(session: Session, busy: bool = False) -> str:
-    """When and on what the cost curve was measured."""
     info, costs = session.current.info, session.costs
     if busy:
         text = "Measuring what a step costs …"
@@ -93,19 +93,9 @@ def filter_of(model: str, method: str, conversation: str, kind: str, seconds: st
 
 
 def open_run(shown: str | None) -> str:
-    """The id of the open run. Raises StorageError if no run is open."""
     if shown is None:
         raise StorageError("No run is open. Click one in the list first.")
     return shown
-
-
-def run_tokens(store: Traces, run_id: str) -> render.Data:
-    pieces = list[Piece]()
-    for step in store.steps(run_id, 0, MOST_TOKENS):
-        pieces += [Piece.of(token, step.index) for token in step.tokens]
-        if len(pieces) >= MOST_TOKENS:
-            break
-    return render.side_by_side(run_id, pieces[:MOST_TOKENS])
 
 
 class Diagnostics(Tab):
@@ -146,7 +136,7 @@ class Diagnostics(Tab):
             with gr.Column(min_width=300):
                 gr.HTML("<h3>What it said</h3>", elem_classes="side-head")
                 self.answer = token_view(elem_classes="transcript side", elem_id="run-text")
-        self.plots = grid([*of_run(NOTHING), cost_figure(session, NOTHING)])
+        self.plots = grid(figures_of(session, NOTHING))
         self.build_costs()
         with gr.Row(elem_classes="sides"):
             with gr.Column(min_width=300):
@@ -166,7 +156,6 @@ class Diagnostics(Tab):
                     self.run_json = small_button("Save run as JSON", elem_id="run-json")
         self.replay = small_button("Replay its steps", min_width=120, elem_id="open-replay")
         self.picks = html(html_template="<span></span>", js_on_load=read("picks.js"))
-        self.outgoing = gr.Textbox(visible="hidden")
 
     def build_filters(self) -> list[gr.Dropdown]:
         with gr.Row(elem_classes="filters", elem_id="run-filters"):
@@ -178,7 +167,6 @@ class Diagnostics(Tab):
         return filters
 
     def build_costs(self) -> None:
-        """When and on what the cost curve was measured, and a button that measures it again."""
         self.again_button: gr.Button | None = None
         with gr.Row(elem_classes="costs"):
             self.costs = html(measured(self.session), elem_id="costs")
@@ -196,23 +184,13 @@ class Diagnostics(Tab):
         list_: list[Block] = [self.table, self.ids, self.start, self.range]
         list_ += [self.newer_button, self.older_button]
         step: list[Block] = [self.step, self.steps, self.card]
-        run: list[Block] = [
-            self.shown,
-            self.title,
-            self.read_prompt,
-            self.answer,
-            *self.plots,
-            *step,
-        ]
+        run: list[Block] = [self.shown, self.title, self.read_prompt, self.answer]
+        run += [*self.plots, *step]
         filtered: list[Block] = [*self.trends, *list_]
         chosen, at_step = self.filters, newest(step, of=[self.shown])
-        self.on(
-            self.tab.select,
-            self.show,
-            [self.shown, self.start, *chosen],
-            [*chosen, *filtered, *run, self.costs],
-            guard=REFRESH,
-        )
+        seen = [*chosen, *filtered, *run, self.costs]
+        before = [self.shown, self.start, *chosen]
+        self.on(self.tab.select, self.show, before, seen, guard=REFRESH)
         for each in chosen:
             guard = newest([each, *filtered])
             listed = self.on(
@@ -234,9 +212,9 @@ class Diagnostics(Tab):
             self.on(trigger, pick, inputs, shown, mode="multiple", guard=guard)
         sliding = [self.step, self.shown]
         self.on(self.step.input, self.slide, sliding, step, mode="always_last", guard=at_step)
-        self.on_save(self.runs_csv.click, self.save_runs, chosen, self.outgoing)
-        self.on_save(self.steps_csv.click, self.save_steps, self.shown, self.outgoing)
-        self.on_save(self.run_json.click, self.save_run, self.shown, self.outgoing)
+        self.on_save(self.runs_csv.click, self.save_runs, chosen)
+        self.on_save(self.steps_csv.click, self.save_steps, self.shown)
+        self.on_save(self.run_json.click, self.save_run, self.shown)
         if self.again_button is not None:
             measured = self.on(self.again_button.click, self.again, (), self.costs)
             self.then(measured, self.curve, self.shown, self.plots[COSTS], guard=REFRESH)
@@ -275,34 +253,29 @@ class Diagnostics(Tab):
         return dict(zip(self.trends, history(store.trend(chosen)), strict=True))
 
     def opened(self, store: Traces, run_id: str | None) -> Updates:
-        """Show a run and its first step."""
         if run_id is None:
             return {self.shown: None, self.title: run_html.NO_RUN_YET}
         trace, run, sums = store.get(run_id), store.load(run_id, steps=False), store.digest(run_id)
-        figures = [*of_run(sums), cost_figure(self.session, sums)]
+        exact, steps = self.exact(store, trace), store.steps(run_id, 0, MOST_TOKENS)
         return {
             self.shown: run_id,
             self.title: run_html.heading(trace, run),
-            self.read_prompt: run_html.prompt(
-                store.stored_prompt(run_id), self.exact(store, trace)
-            ),
-            self.answer: run_tokens(store, run_id),
-            **dict(zip(self.plots, figures, strict=True)),
+            self.read_prompt: run_html.prompt(store.stored_prompt(run_id), exact),
+            self.answer: render.side_by_side(run_id, steps, MOST_TOKENS),
+            **dict(zip(self.plots, figures_of(self.session, sums), strict=True)),
             **self.at_step(store, run_id, 1),
         }
 
     def exact(self, store: Traces, run: Trace) -> str | None:
-        if run.fingerprint != self.session.current.info.fingerprint:
-            return None
+        """The exact prompt, if it is kept and belongs to the loaded model."""
         stored = store.prompt(run.id)
-        if stored is None or stored[0]:
-            return None
-        with suppress(StrataError):
-            return self.session.engine.texts([stored[1]])[0]
+        known = run.fingerprint == self.session.current.info.fingerprint
+        if known and stored is not None and not stored[0]:
+            with suppress(StrataError):
+                return self.session.engine.texts([stored[1]])[0]
         return None
 
     def at_step(self, store: Traces, run_id: str, number: int) -> Updates:
-        """Show a step of a run and the steps around it."""
         count = store.step_count(run_id)
         number = max(1, min(number, count))
         start = (number - 1) // ROWS * ROWS
@@ -333,7 +306,6 @@ class Diagnostics(Tab):
         return self.opened(store, drafted.id if drafted else None)
 
     def filter(self, owner: str, *chosen: str) -> Updates:
-        """Apply other filters: show their first page and their charts."""
         store, filters = self.store(owner), filter_of(*chosen)
         return {**self.listed(store, filters, 0), **self.all_runs(store, filters)}
 
@@ -345,7 +317,6 @@ class Diagnostics(Tab):
         return self.open_or_newest(store, filters, None)
 
     def turn(self, pages: int, owner: str, start: int, *chosen: str) -> Updates:
-        """Turn `pages` pages of the list, forwards or backwards."""
         store, filters = self.store(owner), filter_of(*chosen)
         return self.listed(store, filters, start + pages * ROWS)
 
@@ -354,14 +325,12 @@ class Diagnostics(Tab):
         return self.opened(self.store(owner), ids[at]) if 0 <= at < len(ids) else {}
 
     def pick_run(self, owner: str, data: gr.EventData) -> Updates:
-        value = payload(data).get("value")
-        return self.opened(self.store(owner), value) if isinstance(value, str) else {}
+        run_id = Payload(data).text("value")
+        return self.opened(self.store(owner), run_id) if run_id else {}
 
     def pick_step(self, owner: str, data: gr.EventData, shown: str | None) -> Updates:
-        value = payload(data).get("value")
-        if isinstance(value, int) and shown:
-            return self.at_step(self.store(owner), shown, value + 1)
-        return {}
+        step = Payload(data).integer("value")
+        return self.at_step(self.store(owner), shown, step + 1) if shown and step >= 0 else {}
 
     def slide(self, owner: str, number: float | None, shown: str | None) -> Updates:
         if not shown or not number:
@@ -378,18 +347,18 @@ class Diagnostics(Tab):
         start = (int(number or 1) - 1) // ROWS * ROWS
         return self.at_step(self.store(owner), shown, start + clicked_row(data) + 1)
 
-    def save_runs(self, owner: str, *chosen: str) -> str:
+    def save_runs(self, owner: str, *chosen: str) -> Download:
         runs = self.store(owner).page(filter_of(*chosen))
-        return saved("runs.csv", "text/csv", exports.runs_csv(runs))
+        return text_file("runs.csv", "text/csv", exports.runs_csv(runs))
 
-    def save_steps(self, owner: str, shown: str | None) -> str:
+    def save_steps(self, owner: str, shown: str | None) -> Download:
         steps = self.store(owner).steps(open_run(shown))
-        return saved("steps.csv", "text/csv", exports.steps_csv(steps))
+        return text_file("steps.csv", "text/csv", exports.steps_csv(steps))
 
-    def save_run(self, owner: str, shown: str | None) -> str:
+    def save_run(self, owner: str, shown: str | None) -> Download:
         store, run_id = self.store(owner), open_run(shown)
         text = exports.run_json(store.get(run_id), store.load(run_id))
-        return saved("run.json", "application/json", text)
+        return text_file("run.json", "application/json", text)
 
     def again(self) -> Iterator[str]:
         yield measured(self.session, busy=True)
@@ -398,6 +367,5 @@ class Diagnostics(Tab):
         yield measured(self.session)
 
     def curve(self, owner: str, shown: str | None) -> Updates:
-        """Draw the measured curve with the open run."""
         run = self.store(owner).digest(shown) if shown else NOTHING
         return {self.plots[COSTS]: cost_figure(self.session, run)}

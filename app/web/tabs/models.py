@@ -23,13 +23,13 @@ from app.web.kit import (
     Confirmation,
     Event,
     JobCard,
+    Payload,
     Tab,
     Trigger,
     Updates,
     hide,
     html,
     notify_errors,
-    payload,
     show,
     small_button,
     warn,
@@ -98,11 +98,7 @@ def controls(
                 for name in names[start : start + 2]:
                     value = getattr(runtime, name)
                     offered = choices(name, value)
-                    made[name] = (
-                        typed(name, offered)
-                        if name in TYPED
-                        else control(Runtime, name, value, offered)
-                    )
+                    made[name] = control(Runtime, name, value, offered, typed=name in TYPED)
 
     with gr.Column() as groups[HERE]:
         pairs(OF_ALL)
@@ -116,13 +112,6 @@ def controls(
 
 
 META = {item.name: item.metadata for item in fields(Runtime)}
-
-
-def typed(name: str, offered: Sequence[str]) -> gr.Dropdown:
-    meta = META[name]
-    return gr.Dropdown(
-        list(offered), value=AUTO, label=meta["label"], info=meta["help"], allow_custom_value=True
-    )
 
 
 def choices(name: str, value: object, usable: Sequence[str] | None = None) -> list[str]:
@@ -182,7 +171,6 @@ class ModelsTab(Tab):
         self.boxes = [card.box for card in self.cards if card.box is not None]
 
     def build_list(self) -> None:
-        """The list of models, and the controls that remove or add one."""
         gr.HTML(
             "<h3>Models</h3><p>Add a GGUF file, a folder, a Hugging Face model (owner/name or "
             "owner/name:file.gguf), or the address of an OpenAI-compatible server "
@@ -229,13 +217,9 @@ class ModelsTab(Tab):
         added = self.on(adding, self.add, self.box, [self.box, *shown], guard=ACT)
         self.then(added, header)
         self.on(self.reset_button.click, self.reset, self.choice, shown, guard=ACT)
-        question = [removing.shown, self.question]
-        closed = {removing.shown: hide()}
-        self.on(removing.button.click, self.ask_removal, self.choice, question, refused=closed)
-        self.on(removing.no.click, hide, (), removing.shown)
-        left = [*shown, self.place.status]
-        removed = self.on(
-            removing.yes.click, self.remove, self.choice, left, guard=ACT, refused=closed
+        left = [*shown, self.place.status, self.question]
+        removed = self.confirm(
+            removing, self.remove, self.choice, left, ask=self.ask_removal, guard=ACT
         )
         self.then(removed, header)
         self.wire_loads(follow, header, inputs, shown)
@@ -249,7 +233,6 @@ class ModelsTab(Tab):
         inputs: Sequence[Block],
         shown: Sequence[Block],
     ) -> None:
-        """Connect the controls that load a model, here and in the page's header."""
         head: Any = header.outputs
         buttons = [button for each in self.places for button in each.buttons]
 
@@ -281,7 +264,6 @@ class ModelsTab(Tab):
     # showing
 
     def candidates(self) -> dict[str, Candidate]:
-        """All available models, by source. Raises StorageError."""
         return {candidate.source: candidate for candidate in self.models.candidates()}
 
     def screen(self, source: str | None, values: Sequence[object] = ()) -> Updates:
@@ -305,8 +287,7 @@ class ModelsTab(Tab):
             self.facts: self.loaded(),
             # Loading in float32 is offered to models that run with reduced precision.
             self.exact: gr.update(
-                visible=self.models.is_loaded
-                and bool(models_html.precision(self.session.current.info))
+                visible=self.models.is_loaded and models_html.halved(self.session.current.info)
             ),
             **dict.fromkeys(self.boxes, gr.update(visible=self.models.demonstration)),
             self.choice: gr.update(choices=choices, **value),
@@ -327,7 +308,6 @@ class ModelsTab(Tab):
         return models_html.loaded(info, self.models.source, drafts, costs, plain)
 
     def settings(self, candidate: Candidate) -> Updates:
-        """Show the settings with which a model runs or ran last, and the memory that it needs."""
         runtime = self.models.runtime if candidate.loaded else candidate.runtime
         values = {item.name: getattr(runtime, item.name) for item in fields(Runtime)}
         shown: Updates = {
@@ -363,7 +343,6 @@ class ModelsTab(Tab):
         return found
 
     def read(self, values: Sequence[object]) -> Runtime:
-        """The settings in the controls. Raises SettingError."""
         given = zip(fields(Runtime), values, strict=True)
         return Runtime(**{item.name: number(item.default, value) for item, value in given})
 
@@ -378,7 +357,6 @@ class ModelsTab(Tab):
         return {**families, self.needed: self.need(source, runtime)}
 
     def need(self, source: str, runtime: Runtime) -> str:
-        """The memory that a model needs, or why that is not known."""
         engine = self.session.engine
         if is_address(source):
             return models_html.elsewhere(source)
@@ -414,7 +392,6 @@ class ModelsTab(Tab):
         yield await asyncio.to_thread(self.settle, source, *values)
 
     def settle(self, source: str | None, *values: object) -> Updates:
-        """Update the tab after a load that another page or the program began."""
         return {self.place.status: "", **self.refresh(source, *values)}
 
     def add(self, named: str) -> Updates:
@@ -454,7 +431,7 @@ class ModelsTab(Tab):
 
     def pick(self, data: gr.EventData, source: str | None, *values: object) -> Iterator[Updates]:
         """Load the model that was chosen in the page's header, with its last settings."""
-        named = str(payload(data).get("source"))
+        named = Payload(data).text("source")
 
         def start(_: Runtime) -> Iterator[Progress]:
             found = self.candidates().get(named)
@@ -465,7 +442,6 @@ class ModelsTab(Tab):
         yield from self.run_load(self.place, start, source, values)
 
     def load_exact(self, source: str | None, *values: object) -> Iterator[Updates]:
-        """Load the same model again in float32, with otherwise unchanged settings."""
         models = self.models
 
         def start(_: Runtime) -> Iterator[Progress]:
@@ -586,7 +562,6 @@ class GgufSection(Tab):
             yield from self.follow(job)
 
     def follow(self, job: Job[Progress, None]) -> Iterator[Updates]:
-        """Show the progress of the setup, then its outcome."""
         yield {**self.place.busy(), self.section: gr.update(visible=True)}
         status = yield from self.place.follow(
             timed(job),

@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 from gradio.blocks import Block
 
+from app.service.pages import Download
 from app.service.preferences import DEFAULT_TOKENS, Preferences
 from app.service.session import Session
 from app.web.colors import ink
@@ -26,8 +27,8 @@ from app.web.kit import (
     Tab,
     Updates,
     html,
-    saved,
     small_button,
+    text_file,
     upload_button,
     upload_content,
     warn,
@@ -100,11 +101,13 @@ def control(
     choices: Sequence[str] = (),
     elem_id: str | None = None,
     explained: bool = True,
+    typed: bool = False,
 ) -> gr.components.Component:
     """A component for a setting, made from its declaration: a slider, a box for a wide range, or a
     choice.
 
-    `choices` are for a text whose declaration leaves them open. `explained` adds the help text.
+    `choices` are for a text whose declaration leaves them open; with `typed`, another text can be
+    typed as well. `explained` adds the help text.
     """
     item = next(f for f in fields(owner) if f.name == name)
     meta = item.metadata
@@ -113,7 +116,9 @@ def control(
     if explained:
         options["info"] = meta["help"]
     if "choices" in meta:
-        return gr.Radio(list(meta["choices"] or choices), **options)
+        offered = list(meta["choices"] or choices)
+        kind = partial(gr.Dropdown, allow_custom_value=True) if typed else gr.Radio
+        return kind(offered, **options)
     if (meta["high"] - meta["low"]) / meta["step"] > SLIDER_STEPS:
         # Without a minimum, because Gradio would reject a number that is only half typed.
         return gr.Number(**options, precision=0)
@@ -121,22 +126,17 @@ def control(
 
 
 def temperature(session: Session) -> gr.components.Component:
-    """The temperature below the composer, without its help text."""
     value = session.current.info.sampling.temperature
     return control(Sampling, "temperature", value, elem_id="temperature", explained=False)
 
 
 def methods(session: Session) -> list[tuple[str, str]]:
-    """The titles and names of all methods on offer, including those of the loaded models."""
     info = session.current.info
-    named = [(m.title, m.name) for m in offered(info)]
-    if info.server is not None:
-        named = [(served(m, info.server).title, m.name) for m in offered(info)]
-    return [*named, *session.stacks.methods()]
+    found = [m if info.server is None else served(m, info.server) for m in offered(info)]
+    return [*((m.title, m.name) for m in found), *session.stacks.methods()]
 
 
 def usable(session: Session, method: str) -> bool:
-    """Whether a method can be used with the loaded models."""
     try:
         session.stacks.check(method_named(method), session.current.info.sampling)
     except StrataError:
@@ -156,20 +156,16 @@ def format_of(kind: str, text: str) -> AnswerFormat | None:
 
 
 def format_values(form: AnswerFormat | None) -> dict[str, object]:
-    """The choice and the text of a format."""
-    if form is None:
-        return {"format": "", "format_text": ""}
+    kind, text = (form.kind, form.text) if form is not None else ("", "")
     if form == AnswerFormat("json_schema", ANY_OBJECT):
-        return {"format": JSON, "format_text": ""}
-    text = form.text
-    if form.kind == "choice":
+        kind, text = JSON, ""
+    elif kind == "choice":
         with suppress(ValueError, TypeError):
             text = "\n".join(json.loads(text))
-    return {"format": form.kind, "format_text": text}
+    return {"format": kind, "format_text": text}
 
 
 def asked_for(kind: str) -> object:
-    """The box of the format, where one is asked for."""
     return gr.update(visible=bool(kind) and kind != JSON, label=BOXES.get(kind, ""))
 
 
@@ -313,7 +309,6 @@ class Settings(Tab):
         )
 
     def read(self, values: Iterable[object]) -> tuple[str, Preferences]:
-        """The system prompt and preferences from the values of the inputs. Raises SettingError."""
         system, *rest = values
         # The values have any type here; the settings check them.
         given: dict[str, Any] = dict(zip(self.parts, rest, strict=True))
@@ -329,13 +324,12 @@ class Settings(Tab):
             given["budget"],
             given["rule"],
         )
-        fresh, check = bool(given["fresh_seed"]), bool(given["check"])
-        chosen = Preferences(generation, given["method"], drafting, fresh, check)
+        flags = bool(given["fresh_seed"]), bool(given["check"])
+        chosen = Preferences(generation, given["method"], drafting, *flags)
         chosen.chosen()
         return str(system or ""), chosen
 
     def show(self, system: str, preferences: Preferences) -> list[object]:
-        """The values of the inputs for stored preferences, in order."""
         stored = preferences.mapping()
         generation, drafting = stored["generation"], stored["drafting"]
         values: dict[str, object] = {
@@ -480,7 +474,6 @@ class Presets(Tab):
                 self.first = html(elem_id="preset-first")
                 with gr.Row(elem_classes="presets"):
                     self.firsts = preset_buttons(FIRSTS)
-            self.outgoing = gr.Textbox(visible="hidden")
 
     def wire(self, new: gr.Button, controls: Settings, current: gr.State, keep: Event) -> Event:
         """Connect the cards, and the picker at the button for a `new` conversation. `keep` stores
@@ -515,7 +508,7 @@ class Presets(Tab):
         self.on(undo.click, self.undo, undone, [*lists, undo], refused=hidden)
         self.on(firsts["begin"].click, self.begin, self.choice, self.first)
         self.on(firsts["begin-plain"].click, self.begin, gr.State(""), self.first)
-        self.on_save(keeps["export"].click, self.export, (), self.outgoing)
+        self.on_save(keeps["export"].click, self.export)
         self.on(
             self.import_button.upload, self.import_, [self.import_button, self.start_from], lists
         )
@@ -572,9 +565,7 @@ class Presets(Tab):
         return {self.model: source, **shown, **applied}
 
     def pick(self, owner: str, id: str | None, conversation: str | None) -> Updates:
-        if conversation is None:
-            return self.use(owner, id)
-        return {}
+        return self.use(owner, id) if conversation is None else {}
 
     def use(self, owner: str, id: str | None) -> Updates:
         """Show the settings of a preset. Without one they stay as they are."""
@@ -614,9 +605,9 @@ class Presets(Tab):
         self.presets.choose(owner, models.source if models.is_loaded else "", id or None)
         return {self.first: self.opening_text(owner)}
 
-    def export(self, owner: str) -> str:
+    def export(self, owner: str) -> Download:
         mine = self.presets.export(owner)
-        return saved("presets.json", "application/json", json.dumps(mine, indent=1))
+        return text_file("presets.json", "application/json", json.dumps(mine, indent=1))
 
     def import_(self, owner: str, file: str | None, picked: str | None) -> Updates:
         made = self.presets.import_(owner, upload_content(file))

@@ -22,7 +22,6 @@ from engine.errors import SettingError, StrataError
 from engine.hsd.planner import Plan, Recursion
 from engine.hsd.trials import Entry, entries
 from engine.models.loaders import name_of
-from engine.settings import Sampling
 
 
 def drawn(
@@ -46,20 +45,15 @@ def drawn(
 def bars(
     session: Session, family: Family | None, preferences: Preferences, spec: str
 ) -> list[stack_charts.Bar]:
-    """Every plan that would be measured, with its measured time if there is one."""
     if family is None or family.profile is None:
         return []
     recursion = Recursion(family.profile, preferences.drafting.rule)
-    measured = {trial.title: trial.seconds for trial in session.stacks.trials}
-    return [
-        stack_charts.Bar(
-            entry.title,
-            colour(entry),
-            recursion.latency(entry.plan) if entry.plan is not None else None,
-            measured.get(entry.title),
-        )
-        for entry in entries(family, preferences.drafting, spec)
-    ]
+    measured, bars = {each.title: each.seconds for each in session.stacks.trials}, []
+    for entry in entries(family, preferences.drafting, spec):
+        predicted = recursion.latency(entry.plan) if entry.plan is not None else None
+        took = measured.get(entry.title)
+        bars.append(stack_charts.Bar(entry.title, colour(entry), predicted, took))
+    return bars
 
 
 def colour(entry: Entry) -> str:
@@ -245,7 +239,6 @@ class StackTab(Tab):
         return {**self.refresh(ticked, spec, *values), **self.offers()}
 
     def use(self, spec: str, first: bool, *values: object) -> Updates:
-        """Use the plan for the chat, now and after the next start."""
         _, preferences = self.controls.read(values)
         sampling = preferences.generation.sampling
         name = self.stacks.choose(spec, sampling, preferences.drafting, first)
@@ -254,29 +247,31 @@ class StackTab(Tab):
         return {**found, self.method: gr.update(choices=methods(self.session), value=name)}
 
     def profile(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-        yield from self.run_job("Profiling", self.stacks.profile, ticked, spec, *values)
+        def start(chosen: Preferences) -> Iterator[float]:
+            return self.stacks.profile(chosen.generation.sampling)
+
+        yield from self.run_job("Profiling", start, ticked, spec, *values)
 
     def measure(self, ticked: Sequence[str], spec: str, *values: object) -> Iterator[Updates]:
-        def measure(sampling: Sampling) -> Iterator[float]:
-            return self.stacks.measure(sampling, self.controls.read(values)[1].drafting, spec)
+        def start(chosen: Preferences) -> Iterator[float]:
+            return self.stacks.measure(chosen.generation.sampling, chosen.drafting, spec)
 
-        yield from self.run_job("Measuring", measure, ticked, spec, *values)
+        yield from self.run_job("Measuring", start, ticked, spec, *values)
 
     def run_job(
         self,
         title: str,
-        start: Callable[[Sampling], Iterator[float]],
+        start: Callable[[Preferences], Iterator[float]],
         ticked: Sequence[str],
         spec: str,
         *values: object,
     ) -> Iterator[Updates]:
-        """Run long work and show its progress, until it is done or stopped."""
         job = self.job
         buttons = (self.profile_button, self.measure_button, self.load_button, self.unload_button)
 
         def reports() -> Iterator[Progress]:
             pace = Pace(LOOK_SECONDS)
-            for share in start(self.controls.read(values)[1].generation.sampling):
+            for share in start(self.controls.read(values)[1]):
                 if pace.due():
                     yield Progress(share, title)
 

@@ -17,7 +17,7 @@ from app.service.models import Models, is_embedded
 from app.service.race import BYTES, PROMPT, NoGain, Race
 from app.service.session import Session
 from app.web import render
-from app.web.kit import Tab, Updates, html, notify_errors, numbered, payload, small_button
+from app.web.kit import Payload, Tab, Updates, html, notify_errors, numbered, small_button
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
@@ -86,20 +86,16 @@ def race_value(item: Making | Progress | Waiting | NoGain | Race) -> render.Data
     if isinstance(item, Waiting):
         return {"state": "waiting"}
     if isinstance(item, NoGain):
-        return {"state": "none", "outcome": f"No race yet: {no_gain(item.why)}"}
-    if isinstance(item, Race) and not item.gains:
-        return {"state": "none", "outcome": outcome(item)}
+        text = f"with this model guessing gains nothing on this machine, as {item.why}."
+        return {"state": "none", "outcome": f"No race yet: {text}"}
     if isinstance(item, Race):
         lanes = [lane(item.plain), lane(item.fast)]
-        return {"state": "over", "prompt": PROMPT, "lanes": lanes, "outcome": outcome(item)}
+        played = {"state": "over", "prompt": PROMPT, "lanes": lanes}
+        return {**(played if item.gains else {"state": "none"}), "outcome": outcome(item)}
     if item.running is None:
         return {"state": "waiting"}
     plain = item.running.method == PLAIN.name
     return {"state": "plain" if plain else "fast", "tokens": len(item.running.tokens)}
-
-
-def no_gain(why: str) -> str:
-    return f"with this model guessing gains nothing on this machine, as {why}."
 
 
 def lane(run: Run) -> render.Data:
@@ -121,10 +117,9 @@ def outcome(race: Race) -> str:
     by = f" with {race.model}" if race.model else ""
     text = f"Recorded just now on this machine{by}: plain {plain:.2f} s, "
     text += f"with guessing {fast:.2f} s{ratio(race)}. "
-    found = race.verdict
-    if found.identical:
-        return text + f"Both say the same, all {found.tokens:,} tokens."
-    return text + f"The texts diverge at token {found.position:,}, where rounding decided."
+    if race.verdict.identical:
+        return text + f"Both say the same, all {race.verdict.tokens:,} tokens."
+    return text + f"The texts diverge at token {race.verdict.position:,}, where rounding decided."
 
 
 def ratio(race: Race) -> str:
@@ -155,8 +150,8 @@ class RaceView(Tab):
 
     def watch(self, owner: str, data: gr.EventData) -> Iterator[render.Data]:
         last: Making | Progress | Waiting | NoGain | Race | None = None
-        request = payload(data)
-        padded, anyway = request.get("padded") is True, request.get("anyway") is True
+        sent = Payload(data).values
+        padded, anyway = sent.get("padded") is True, sent.get("anyway") is True
         with notify_errors():
             for last in self.session.races.run(owner, padded, anyway):
                 yield numbered(race_value(last))

@@ -15,25 +15,11 @@ import gradio as gr
 from app.service.session import Session
 from app.service.why import PAGE, Data
 from app.web import render
-from app.web.kit import Tab, Trigger, html, numbered, payload
+from app.web.kit import Payload, Tab, Trigger, channel, html, numbered
 from app.web.markup import template
 from app.web.run_html import title_of
 from assets import read
 from engine.errors import StorageError, StrataError
-
-FORWARD_ANSWER = """watch("value", () => {
-  const why = props.value;
-  if (why && why.run) document.dispatchEvent(new CustomEvent("strata:why", { detail: why }));
-});"""
-
-
-def requested_place(data: gr.EventData) -> tuple[str, int, int]:
-    """The run, step and token that a page requests. Invalid values become "" or -1, which match
-    nothing."""
-    values = payload(data)
-    run, step, token = values.get("run"), values.get("step"), values.get("token", 0)
-    numbers = (step if isinstance(step, int) else -1, token if isinstance(token, int) else -1)
-    return run if isinstance(run, str) else "", *numbers
 
 
 class Why(Tab):
@@ -41,19 +27,12 @@ class Why(Tab):
 
     def __init__(self, session: Session, memory: gr.BrowserState, trigger: Trigger) -> None:
         super().__init__(session, memory)
-        self.answer = gr.HTML(
-            value={},
-            html_template="",
-            js_on_load=FORWARD_ANSWER,
-            elem_id="why",
-            visible="hidden",
-            padding=False,
-        )
-        self.on(trigger, self.explain, (), self.answer, mode="multiple")
+        self.on(trigger, self.explain, (), channel("why"), mode="multiple")
 
     def explain(self, owner: str, data: gr.EventData) -> Data:
         """Why a token was fast. A deleted run gives no reason and no notice."""
-        run, step, token = requested_place(data)
+        sent = Payload(data)
+        run, step, token = sent.text("run"), sent.integer("step"), sent.integer("token")
         found: Data = {"run": run, "step": step, "token": token, "recorded": False}
         with suppress(StrataError):
             found = self.session.why.explain(owner, run, step, token)
@@ -61,21 +40,6 @@ class Why(Tab):
 
 
 REPLAY = template("replay.html")
-
-
-def opened(session: Session, owner: str, run_id: str, step: int, fresh: bool) -> Data:
-    """The page of steps that holds `step`. `fresh` begins a replay there. Raises StorageError."""
-    page = session.why.page(owner, run_id, max(0, step) // PAGE * PAGE)
-    sources = {guess[2] for each in page["steps"] for guess in each["guesses"] or ()}
-    sources |= {source for each in page["steps"] for _, source, _ in each["tokens"]}
-    value = {
-        **page,
-        "method": title_of(page["method"]),
-        "names": render.drafts(sources),
-        "size": PAGE,
-        "at": step if fresh else None,
-    }
-    return numbered(value)
 
 
 class Replay(Tab):
@@ -106,9 +70,17 @@ class Replay(Tab):
     def begin(self, owner: str, run_id: str | None) -> Data:
         if not run_id:
             raise StorageError("Choose a run in the table first.")
-        return opened(self.session, owner, run_id, 0, fresh=True)
+        return self.opened(owner, run_id, 0, fresh=True)
+
+    def opened(self, owner: str, run_id: str, step: int, fresh: bool) -> Data:
+        """The page of steps that holds `step`. `fresh` begins a replay there."""
+        page = self.session.why.page(owner, run_id, max(0, step) // PAGE * PAGE)
+        sources = {guess[2] for each in page["steps"] for guess in each["guesses"] or ()}
+        sources |= {source for each in page["steps"] for _, source, _ in each["tokens"]}
+        shown = {"method": title_of(page["method"]), "names": render.drafts(sources)}
+        return numbered({**page, **shown, "size": PAGE, "at": step if fresh else None})
 
     def send(self, fresh: bool, owner: str, data: gr.EventData) -> Data:
         """Begin the replay of an answer, or send further steps of it."""
-        run_id, step, _ = requested_place(data)
-        return opened(self.session, owner, run_id, step, fresh)
+        sent = Payload(data)
+        return self.opened(owner, sent.text("run"), sent.integer("step"), fresh)
