@@ -246,8 +246,8 @@ INLINE Weights high(Weights both) {
 
 #endif
 
-// The sums of M rows. `add` takes 8 inputs of each channel and of each row: those of the rows are the
-// words that begin at `words`, and `rows` words later.
+// The sums of M rows. `add` takes 8 inputs of each channel and of each row: the words of the rows
+// that begin at `words`, and those that begin `rows` words later, and leaves both behind.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool PAIRS = true;
 #else
@@ -256,14 +256,17 @@ constexpr bool PAIRS = false;
 template <int M, int BITS, int ZERO, bool = PAIRS && M % 2 == 0>
 struct Several {
     Sums sums[M];
-    INLINE void start(const int32_t *less) {
-        for (int m = 0; m < M; ++m) sums[m].template start<ZERO>(less[m]);
+    template <class Less>
+    INLINE void start(Less less) {
+        for (int m = 0; m < M; ++m) sums[m].template start<ZERO>(less(m));
     }
-    INLINE void add(const uint8_t *from, const int32_t *words, int rows) {
+    INLINE void add(const uint8_t *from, const int32_t *&words, int rows) {
         const Weights both = weights(from), one = BITS == 4 ? low(both) : both;
         for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(one, words[m]);
+        words += rows;
         const Weights two = BITS == 4 ? high(both) : weights(from + 64);
-        for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(two, words[rows + m]);
+        for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(two, words[m]);
+        words += rows;
     }
     INLINE Floats floats(int m) const { return sums[m].template floats<ZERO>(); }
 };
@@ -274,12 +277,14 @@ struct Several {
 template <int M, int BITS, int ZERO>
 struct Several<M, BITS, ZERO, true> {
     int32x4_t parts[M / 2][8];
-    INLINE void start(const int32_t *less) {
-        for (int p = 0; p < M / 2; ++p)
-            for (int32x4_t &part : parts[p])
-                part = vcombine_s32(vld1_s32(less + 2 * p), vld1_s32(less + 2 * p));
+    template <class Less>
+    INLINE void start(Less less) {
+        for (int p = 0; p < M / 2; ++p) {
+            const int32_t both[2] = {less(2 * p), less(2 * p + 1)};
+            for (int32x4_t &part : parts[p]) part = vcombine_s32(vld1_s32(both), vld1_s32(both));
+        }
     }
-    INLINE void add(const uint8_t *from, const int32_t *words, int rows) {
+    INLINE void add(const uint8_t *from, const int32_t *&words, int rows) {
         const Weights first = weights(from), one = BITS == 4 ? low(first) : first;
         const Weights two = BITS == 4 ? high(first) : weights(from + 64);
         int8x16_t inputs[M / 2];
@@ -296,6 +301,7 @@ struct Several<M, BITS, ZERO, true> {
                     part = vusmmlaq_s32(part, vreinterpretq_u8_u32(both.val[half]), inputs[p]);
                 }
         }
+        words += 2 * size_t(rows);
     }
     INLINE Floats floats(int m) const {
         float32x4_t found[4];
@@ -395,12 +401,9 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     const int rows = inputs.rows;
     const int32_t *words = inputs.words + row, *less = inputs.sums + row;
     for (int first = 0; first < inputs.count; first += SPAN) {
-        int32_t start[M];
-        for (int m = 0; m < M; ++m)
-            start[m] = FROM_ZERO ? 0 : beginning<BITS, SPAN>(less + m, rows);
         Several<M, BITS, ZERO> sums;
-        sums.start(start);
-        for (int k = 0; k < SPAN; k += 2 * STEP, from += 16 * BITS, words += 2 * size_t(rows))
+        sums.start([&](int m) { return FROM_ZERO ? 0 : beginning<BITS, SPAN>(less + m, rows); });
+        for (int k = 0; k < SPAN; k += 2 * STEP, from += 16 * BITS)
             sums.add(from, words, rows);
         const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
         const Floats scale = scales_at<SPAN>(scales);
