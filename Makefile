@@ -11,7 +11,7 @@ LOCKED = -c requirements.lock --build-constraint requirements.lock
 # A line of requirements.txt, without its comment.
 requirement = "$$(sed -n 's/^\($(1)[^ ]*\).*/\1/p' requirements.txt)"
 
-.PHONY: run gguf native test quick soak latest check wheel setup setup-dev chromium lock clean
+.PHONY: run gguf native test quick soak latest arm check wheel setup setup-dev chromium lock clean
 
 # Without a C++ compiler everything runs in Python: slower, and with the same answers.
 run: setup
@@ -43,6 +43,17 @@ soak: setup-dev chromium
 latest: setup-dev chromium
 	$(BIN)/python -m tests.support.latest $(WORKERS) $(ARGS)
 
+# The products on ARM, in an emulator: needs CMake, and the packages g++-aarch64-linux-gnu and
+# qemu-user. Each processor is named with the instructions that it must have.
+EMULATED = qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu $(1) $(VENV)/arm/rows_test
+arm:
+	cmake -S native/tests -B $(VENV)/arm -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	-DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64
+	cmake --build $(VENV)/arm --parallel
+	$(call EMULATED,cortex-a72) plain
+	$(call EMULATED,neoverse-n1) plain dotprod
+	$(call EMULATED,max) plain dotprod i8mm
+
 check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,7 +81,8 @@ $(VENV)/.run: requirements.txt $(VENV)/.pip
 	grep -v '^llama-cpp-python' requirements.txt | $(PIP) install --quiet $(LOCKED) -r /dev/stdin
 	touch $@
 
-$(VENV)/.native: native/pyproject.toml native/CMakeLists.txt $(wildcard native/src/*) $(VENV)/.pip
+$(VENV)/.native: native/pyproject.toml native/CMakeLists.txt native/rows.cmake \
+    $(wildcard native/src/*) $(VENV)/.pip
 	$(PIP) install --quiet $(LOCKED) ./native
 	touch $@
 

@@ -8,8 +8,10 @@
 // SiLU of a gate, times what it lets through.
 INLINE void open_gate(const float *gate, const float *up, int many, float *out) {
     for (int i = 0; i < many; i += LANES) {
-        const Floats here = load(gate + i), e = exponential(-positive(here));
-        const Floats share = (here < 0.0f ? e : Floats{} + 1.0f) / (1.0f + e);
+        const Floats here = load(gate + i), one = Floats{} + 1.0f;
+        const auto negative = here < 0.0f;
+        const Floats e = exponential(pick(negative, here, -here));
+        const Floats share = pick(negative, e, one) / (e + one);
         store(out + i, here * share * load(up + i));
     }
 }

@@ -136,9 +136,9 @@ INLINE float weighed(float *scores, int count) {
     Floats most = load(scores), mass = {};
     for (int i = LANES; i < padded; i += LANES) {
         const Floats here = load(scores + i);
-        most = here > most ? here : most;
+        most = pick(here > most, here, most);
     }
-    const float peak = largest(most);
+    const float peak = largest<float>(most);
     for (int i = 0; i < padded; i += LANES) store(scores + i, exponential(load(scores + i) - peak));
     for (int i = count; i < padded; ++i) scores[i] = 0.0f;
     for (int i = 0; i < padded; i += LANES) mass += load(scores + i);

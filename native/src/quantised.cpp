@@ -28,25 +28,7 @@ using Vector = Array<float, 1>;
 using Rows = Array<float, 2>;
 using Indices = Array<const int64_t, 1>;
 
-using Known = std::vector<std::pair<std::string, const Level *>>;
-
-Known known_levels() {
-    Known known{{"plain", &plain}};
-#if defined(WIDE_ROWS)
-    if (__builtin_cpu_supports("avx2")) known.emplace_back("avx2", &avx2);
-#if defined(AVXVNNI_ROWS)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("avxvnni"))
-        known.emplace_back("avxvnni", &avxvnni);
-#endif
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni"))
-        known.emplace_back("avx512", &avx512);
-#endif
-    return known;
-}
-
-const Known known = known_levels();
+const auto known = find_levels();
 const Level *level = known.back().second;
 
 std::vector<std::string> levels() {

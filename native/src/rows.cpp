@@ -5,6 +5,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 #ifndef LEVEL
 #define LEVEL plain
@@ -14,59 +16,19 @@ namespace rows {
 
 namespace {
 
-typedef float Floats __attribute__((vector_size(4 * CHANNELS)));
-typedef int32_t Whole __attribute__((vector_size(4 * CHANNELS)));
-typedef uint32_t Words __attribute__((vector_size(4 * CHANNELS)));
-typedef int8_t Bytes __attribute__((vector_size(CHANNELS)));
-typedef uint16_t Halves __attribute__((vector_size(2 * CHANNELS)));
-constexpr int LANES = CHANNELS, STEP = 4;
-#define INLINE inline __attribute__((always_inline))
-
-INLINE Floats load(const float *from) {
-    Floats lanes;
-    __builtin_memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-INLINE void store(float *to, Floats lanes) { __builtin_memcpy(to, &lanes, sizeof lanes); }
-
-INLINE float added(Floats lanes) {
-    float values[LANES];
-    store(values, lanes);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) values[i] += values[i + half];
-    return values[0];
-}
-
-INLINE float largest(Floats lanes) {
-    float values[LANES];
-    store(values, lanes);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i)
-            values[i] = values[i] > values[i + half] ? values[i] : values[i + half];
-    return values[0];
-}
-
-INLINE Floats positive(Floats lanes) { return lanes < 0.0f ? -lanes : lanes; }
+constexpr int STEP = 4;
+#include "lanes.hpp"
 
 // The largest magnitude of a group; NaN if one of its numbers is. Without their signs, numbers have
 // the order of their bits, and NaN comes after infinity.
 INLINE float peak_of(const float *values, int count) {
     Whole most = {};
     for (int k = 0; k < count; k += LANES) {
-        Whole here;
-        __builtin_memcpy(&here, values + k, sizeof here);
-        here &= 0x7FFFFFFF;
-        most = here > most ? here : most;
+        const Whole here = load_lanes<Whole>(values + k) & 0x7FFFFFFF;
+        most = pick(here > most, here, most);
     }
-    int32_t bits[LANES];
-    __builtin_memcpy(bits, &most, sizeof bits);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i)
-            bits[i] = bits[i] > bits[i + half] ? bits[i] : bits[i + half];
-    float peak;
-    __builtin_memcpy(&peak, bits, sizeof peak);
-    return peak;
+    const int32_t bits = largest<int32_t>(most);
+    return passes::as<float>(bits);
 }
 
 // What makes the largest magnitude 127. It is 0, and so are the numbers of the group, where that is
@@ -75,27 +37,6 @@ INLINE float peak_of(const float *values, int count) {
 INLINE float factor(float peak) {
     const float by = 127.0f / peak;
     return by <= __FLT_MAX__ ? by : 0.0f;
-}
-
-// float16 as 32 bits: its exponent begins at -14 instead of -126.
-INLINE Floats widened(Halves halves) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_cvtph_ps((__m256i)halves);
-#elif defined(__F16C__)
-    const __m256i bits = (__m256i)halves;
-    const __m256 left = _mm256_cvtph_ps(_mm256_castsi256_si128(bits));
-    const __m256 right = _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1));
-    Floats lanes;
-    __builtin_memcpy(&lanes, &left, sizeof left);
-    __builtin_memcpy((char *)&lanes + sizeof left, &right, sizeof right);
-    return lanes;
-#else
-    const Words words = __builtin_convertvector(halves, Words);
-    const Words size = (words & 0x7FFF) << 13, sign = (words & 0x8000) << 16;
-    const Words odd = (Words)(size >= 0x0F800000);  // infinity and NaN
-    const Words finite = (Words)((Floats)size * 0x1p112f);
-    return (Floats)(sign | (odd ? size | 0x7F800000 : finite));
-#endif
 }
 
 // The nearest float16, the even one of two.
@@ -110,16 +51,6 @@ INLINE uint16_t narrowed(float value) {
     const float shifted = __builtin_fabsf(value) * 0x1p24f + 8388608.0f;
     __builtin_memcpy(&bits, &shifted, sizeof bits);
     return uint16_t(sign | (bits & 0x7FFFFF));
-}
-
-INLINE Floats exponential(Floats lanes) { return passes::exponential<Floats, Words>(lanes); }
-
-// The nearest whole numbers, the even one of two, of numbers below 2^22.
-INLINE Whole rounded(Floats lanes) {
-    const Floats shifted = lanes + 12582912.0f;
-    Whole bits;
-    __builtin_memcpy(&bits, &shifted, sizeof bits);
-    return bits - 0x4B400000;
 }
 
 // Sums of whole numbers for 16 channels. `add` takes 64 bytes of weights, 4 inputs of each channel,
@@ -139,7 +70,7 @@ struct Sums {
     }
     template <int ZERO>
     INLINE Floats floats() const {
-        return __builtin_convertvector((Whole)lanes, Floats);
+        return rows::floats((WholeVector)lanes);
     }
 };
 typedef __m512i Weights;
@@ -207,12 +138,7 @@ struct Sums {
     }
     template <int ZERO>
     INLINE Floats floats() const {
-        Floats lanes;
-        const __m256 left = _mm256_cvtepi32_ps(whole<ZERO>(one));
-        const __m256 right = _mm256_cvtepi32_ps(whole<ZERO>(two));
-        __builtin_memcpy(&lanes, &left, sizeof left);
-        __builtin_memcpy((char *)&lanes + sizeof left, &right, sizeof right);
-        return lanes;
+        return {_mm256_cvtepi32_ps(whole<ZERO>(one)), _mm256_cvtepi32_ps(whole<ZERO>(two))};
     }
 };
 constexpr int MOST = 4;
@@ -226,16 +152,69 @@ INLINE Weights high(Weights both) {
     return {masked(_mm256_srli_epi16(both.one, 4)), masked(_mm256_srli_epi16(both.two, 4))};
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+// Of 4 channels in each part.
+struct Weights {
+    uint8x16_t parts[4];
+};
+struct Sums {
+    int32x4_t parts[4];
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    template <int ZERO>
+    INLINE void start(int32_t less) {
+        for (int32x4_t &part : parts) part = vdupq_n_s32(less);
+    }
+    template <int ZERO>
+    static INLINE int32x4_t more(int32x4_t sum, uint8x16_t weights, int8x16_t inputs) {
+        return vusdotq_s32(sum, weights, inputs);
+    }
+#else
+    // Weights of 8 bits get their sign first, so nothing is too much then.
+    template <int ZERO>
+    INLINE void start(int32_t less) {
+        for (int32x4_t &part : parts) part = vdupq_n_s32(ZERO == 128 ? 0 : less);
+    }
+    template <int ZERO>
+    static INLINE int32x4_t more(int32x4_t sum, uint8x16_t weights, int8x16_t inputs) {
+        if (ZERO == 128) weights = veorq_u8(weights, vdupq_n_u8(128));
+        return vdotq_s32(sum, vreinterpretq_s8_u8(weights), inputs);
+    }
+#endif
+    template <int ZERO>
+    INLINE void add(const Weights &weights, int32_t inputs) {
+        const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(inputs));
+        for (int i = 0; i < 4; ++i) parts[i] = more<ZERO>(parts[i], weights.parts[i], all);
+    }
+    template <int ZERO>
+    INLINE Floats floats() const {
+        return {{vcvtq_f32_s32(parts[0]), vcvtq_f32_s32(parts[1])},
+                {vcvtq_f32_s32(parts[2]), vcvtq_f32_s32(parts[3])}};
+    }
+};
+constexpr int MOST = 4;
+INLINE Weights weights(const uint8_t *from) {
+    return {{vld1q_u8(from), vld1q_u8(from + 16), vld1q_u8(from + 32), vld1q_u8(from + 48)}};
+}
+INLINE Weights low(Weights both) {
+    for (uint8x16_t &part : both.parts) part = vandq_u8(part, vdupq_n_u8(15));
+    return both;
+}
+INLINE Weights high(Weights both) {
+    for (uint8x16_t &part : both.parts) part = vshrq_n_u8(part, 4);
+    return both;
+}
+
 #else
 
 struct Weights {
     uint8_t bytes[64];
 };
 struct Sums {
-    Whole lanes;
+    int32_t lanes[CHANNELS];
     template <int ZERO>
     INLINE void start(int32_t) {
-        lanes = Whole{};
+        for (int32_t &lane : lanes) lane = 0;
     }
     template <int ZERO>
     INLINE void add(const Weights &weights, int32_t inputs) {
@@ -247,7 +226,7 @@ struct Sums {
     }
     template <int ZERO>
     INLINE Floats floats() const {
-        return __builtin_convertvector(lanes, Floats);
+        return rows::floats(load_lanes<Whole>(lanes));
     }
 };
 constexpr int MOST = 4;
@@ -265,6 +244,74 @@ INLINE Weights high(Weights both) {
     return both;
 }
 
+#endif
+
+// The sums of M rows. `add` takes 8 inputs of each channel and of each row: the words of the rows
+// that begin at `words`, and those that begin `rows` words later, and leaves both behind.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
+template <int M, int BITS, int ZERO, bool = PAIRS && M % 2 == 0>
+struct Several {
+    Sums sums[M];
+    template <class Less>
+    INLINE void start(Less less) {
+        for (int m = 0; m < M; ++m) sums[m].template start<ZERO>(less(m));
+    }
+    INLINE void add(const uint8_t *from, const int32_t *&words, int rows) {
+        const Weights both = weights(from), one = BITS == 4 ? low(both) : both;
+        for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(one, words[m]);
+        words += rows;
+        const Weights two = BITS == 4 ? high(both) : weights(from + 64);
+        for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(two, words[m]);
+        words += rows;
+    }
+    INLINE Floats floats(int m) const { return sums[m].template floats<ZERO>(); }
+};
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// An instruction multiplies 8 inputs of 2 rows by those of 2 channels. A part has the sums of both
+// rows with the first channel, and then with the second.
+template <int M, int BITS, int ZERO>
+struct Several<M, BITS, ZERO, true> {
+    int32x4_t parts[M / 2][8];
+    template <class Less>
+    INLINE void start(Less less) {
+        for (int p = 0; p < M / 2; ++p) {
+            const int32_t both[2] = {less(2 * p), less(2 * p + 1)};
+            for (int32x4_t &part : parts[p]) part = vcombine_s32(vld1_s32(both), vld1_s32(both));
+        }
+    }
+    INLINE void add(const uint8_t *from, const int32_t *&words, int rows) {
+        const Weights first = weights(from), one = BITS == 4 ? low(first) : first;
+        const Weights two = BITS == 4 ? high(first) : weights(from + 64);
+        int8x16_t inputs[M / 2];
+        for (int p = 0; p < M / 2; ++p) {
+            const int32x2x2_t both = vzip_s32(vld1_s32(words + 2 * p), vld1_s32(words + rows + 2 * p));
+            inputs[p] = vreinterpretq_s8_s32(vcombine_s32(both.val[0], both.val[1]));
+        }
+        for (int i = 0; i < 4; ++i) {
+            const uint32x4x2_t both = vzipq_u32(vreinterpretq_u32_u8(one.parts[i]),
+                                                vreinterpretq_u32_u8(two.parts[i]));
+            for (int p = 0; p < M / 2; ++p)
+                for (int half = 0; half < 2; ++half) {
+                    int32x4_t &part = parts[p][2 * i + half];
+                    part = vusmmlaq_s32(part, vreinterpretq_u8_u32(both.val[half]), inputs[p]);
+                }
+        }
+        words += 2 * size_t(rows);
+    }
+    INLINE Floats floats(int m) const {
+        float32x4_t found[4];
+        for (int i = 0; i < 4; ++i) {
+            const int32x4_t left = parts[m / 2][2 * i], right = parts[m / 2][2 * i + 1];
+            found[i] = vcvtq_f32_s32(m % 2 ? vuzp2q_s32(left, right) : vuzp1q_s32(left, right));
+        }
+        return {{found[0], found[1]}, {found[2], found[3]}};
+    }
+};
 #endif
 
 // Rows of inputs in 8 bits. Words of 4 inputs have the order (words, rows): so the rows of a step are
@@ -301,14 +348,16 @@ struct Inputs {
             for (int k = 0; k < FINE; k += LANES) {
                 const Whole whole = rounded(load(values + fine % GROUP + k) * by);
                 sum += whole;
-                const Bytes narrow = __builtin_convertvector(whole, Bytes);
+                int8_t narrow[LANES];
                 int32_t four[LANES / STEP];
-                __builtin_memcpy(four, &narrow, sizeof four);
+                store_bytes(narrow, whole);
+                __builtin_memcpy(four, narrow, sizeof four);
                 for (int i = 0; i < LANES / STEP; ++i)
                     words[size_t((fine + k) / STEP + i) * rows + row] = four[i];
             }
-            int32_t total = 0;
-            for (int i = 0; i < LANES; ++i) total += sum[i];
+            int32_t each[LANES], total = 0;
+            store(each, sum);
+            for (int32_t one : each) total += one;
             sums[size_t(fine / FINE) * rows + row] = -8 * total;
         }
         scales[size_t(group) * rows + row] = peak / 127.0f;
@@ -334,19 +383,10 @@ INLINE int32_t beginning(const int32_t *sums, int rows) {
     return BITS == 4 ? all : 16 * all;
 }
 
-// The scales of a group for 16 channels, or their lows.
-INLINE Floats fine_scales(const uint8_t *from) {
-    Halves halves;
-    __builtin_memcpy(&halves, from, sizeof halves);
-    return widened(halves);
-}
-
+// The scales of a group for 16 channels.
 template <int SPAN>
 INLINE Floats scales_at(const uint8_t *from) {
-    if (SPAN == FINE) return fine_scales(from);
-    Floats scales;
-    __builtin_memcpy(&scales, from, sizeof scales);
-    return scales;
+    return SPAN == FINE ? load_halves(from) : load_lanes<Floats>(from);
 }
 
 // The sums of M rows with a block of channels.
@@ -361,26 +401,16 @@ INLINE void tile(const uint8_t *from, const uint8_t *scales, const Inputs &input
     const int rows = inputs.rows;
     const int32_t *words = inputs.words + row, *less = inputs.sums + row;
     for (int first = 0; first < inputs.count; first += SPAN) {
-        Sums sums[M];
-        for (int m = 0; m < M; ++m)
-            sums[m].template start<ZERO>(FROM_ZERO ? 0 : beginning<BITS, SPAN>(less + m, rows));
-        for (int k = 0; k < SPAN; k += BITS == 4 ? 2 * STEP : STEP, from += 64) {
-            const Weights both = weights(from);
-            const Weights one = BITS == 4 ? low(both) : both;
-            for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(one, words[m]);
-            words += rows;
-            if (BITS == 4) {
-                const Weights two = high(both);
-                for (int m = 0; m < M; ++m) sums[m].template add<ZERO>(two, words[m]);
-                words += rows;
-            }
-        }
+        Several<M, BITS, ZERO> sums;
+        sums.start([&](int m) { return FROM_ZERO ? 0 : beginning<BITS, SPAN>(less + m, rows); });
+        for (int k = 0; k < SPAN; k += 2 * STEP, from += 16 * BITS)
+            sums.add(from, words, rows);
         const float *each = inputs.scales + size_t(first / GROUP) * rows + row;
         const Floats scale = scales_at<SPAN>(scales);
         scales += CHANNELS * (SPAN == FINE ? 2 : 4);
-        for (int m = 0; m < M; ++m) total[m] += sums[m].template floats<ZERO>() * (scale * each[m]);
+        for (int m = 0; m < M; ++m) total[m] += sums.floats(m) * (scale * each[m]);
         if (LOWS) {
-            const Floats lows = fine_scales(scales);
+            const Floats lows = load_halves(scales);
             scales += CHANNELS * 2;
             for (int m = 0; m < M; ++m) total[m] += lows * (float(less[m]) * each[m]);
         }
@@ -500,13 +530,12 @@ INLINE float fitted(const float *weights, int count, float by, float least, floa
     Floats along = {}, square = {};
     for (int k = 0; k < count; k += LANES) {
         const Floats here = load(weights + k);
-        Floats whole = __builtin_convertvector(rounded(here * by), Floats);
-        whole = whole < least ? Floats{} + least : whole;
-        whole = whole > most ? Floats{} + most : whole;
+        Floats whole = floats(rounded(here * by));
+        whole = pick(whole < least, Floats{} + least, whole);
+        whole = pick(whole > most, Floats{} + most, whole);
         along += here * whole;
         square += whole * whole;
-        const Bytes narrow = __builtin_convertvector(__builtin_convertvector(whole, Whole), Bytes);
-        __builtin_memcpy(found + k, &narrow, sizeof narrow);
+        store_bytes(found + k, rounded(whole));
     }
     const float length = added(square), product = added(along);
     *best = length > 0 ? product / length : 0.0f;
@@ -576,9 +605,9 @@ void pack_group(const Packing &all, int at, int group) {
     if (matrix.bits == 8) {
         __builtin_memcpy(place + group * sizeof scales, scales, sizeof scales);
     } else {
-        Halves halves;
+        uint16_t halves[CHANNELS];
         for (int n = 0; n < CHANNELS; ++n) halves[n] = narrowed(scales[n]);
-        __builtin_memcpy(place + group * sizeof halves, &halves, sizeof halves);
+        __builtin_memcpy(place + group * sizeof halves, halves, sizeof halves);
     }
 }
 

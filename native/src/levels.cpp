@@ -1,0 +1,55 @@
+// Which sets of instructions this processor has.
+#include "rows.hpp"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace rows {
+
+#if defined(ARM_ROWS)
+namespace {
+
+#if defined(__APPLE__)
+bool has(const char *feature) {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(feature, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(__linux__)
+bool has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+bool has_i8mm() { return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0; }
+#else
+bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
+#endif
+
+}  // namespace
+#endif
+
+std::vector<std::pair<std::string, const Level *>> find_levels() {
+    std::vector<std::pair<std::string, const Level *>> found{{"plain", &plain}};
+#if defined(WIDE_ROWS)
+    if (__builtin_cpu_supports("avx2")) found.emplace_back("avx2", &avx2);
+#if defined(AVXVNNI_ROWS)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("avxvnni"))
+        found.emplace_back("avxvnni", &avxvnni);
+#endif
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512vnni"))
+        found.emplace_back("avx512", &avx512);
+#endif
+#if defined(ARM_ROWS)
+    if (has_dotprod()) found.emplace_back("dotprod", &dotprod);
+    if (has_dotprod() && has_i8mm()) found.emplace_back("i8mm", &i8mm);
+#endif
+    return found;
+}
+
+}  // namespace rows
