@@ -118,10 +118,6 @@ class BackendInfo(TokenizerInfo):
         return f"{self.name} ({self.weights})"
 
 
-Bytes = bytes
-"""Within `Backend`, `bytes` is a property."""
-
-
 class Tokenizer(Protocol):
     """How a model reads text: the part of a `Backend` that needs none of its weights."""
 
@@ -131,11 +127,11 @@ class Tokenizer(Protocol):
     def info(self) -> TokenizerInfo: ...
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text. Special tokens in it are read as such, except those with
-        LITERAL (engine/backends/special_tokens.py)."""
+        """The token ids of a text, with no special tokens added. Those in it are read as such,
+        except those with LITERAL (engine/backends/special_tokens.py)."""
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; those of several tokens may be one character."""
@@ -146,8 +142,12 @@ class Tokenizer(Protocol):
     def render(
         self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
-        """The conversation in the model's chat template, with LITERAL in the special tokens that
-        messages spell."""
+        """The prompt text of a conversation in the model's chat template, up to where the answer
+        begins, with LITERAL in the special tokens that messages spell.
+
+        `thinking` switches thinking before the answer on or off, if the template supports this;
+        None leaves it to the template.
+        """
 
 
 class Filled(NamedTuple):
@@ -229,7 +229,7 @@ class LogitScores:
         return [(token, chance) for token, chance in pairs if chance]
 
 
-class Backend(Protocol):
+class Backend(Tokenizer, Protocol):
     """A sequence of a causal language model: its cache can verify a tree and roll back.
 
     Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
@@ -242,7 +242,6 @@ class Backend(Protocol):
     """
 
     info: BackendInfo
-    special: SpecialTokens
 
     @property
     def head(self) -> Head | None:
@@ -263,28 +262,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the memory of the cache. The sequence is then empty, and stays usable."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, with no special tokens added. See `Tokenizer.tokenize`."""
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
-
-    def piece(self, token: int) -> Bytes:
-        """The bytes that a token adds to a text; those of several tokens may be one character."""
-
-    def vocabulary(self) -> Sequence[str]:
-        """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
-
-    def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
-    ) -> str:
-        """The prompt text of a conversation, up to where the assistant's answer begins. See
-        `Tokenizer.render`.
-
-        `thinking` switches thinking before the answer on or off, if the template supports this;
-        None leaves it to the template.
-        """
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.

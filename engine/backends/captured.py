@@ -254,7 +254,7 @@ class CapturedModel:
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
         self.forwards = {rows: CapturedForward(rows, self) for rows in usable}
-        self.nodes = TREES[-1] - 1
+        self.nodes: int | None = TREES[-1] - 1
 
     def fresh_cache(self) -> PoolCache:
         return PoolCache(self.layers, self.pool)
@@ -442,12 +442,11 @@ def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
 def same_bits(backend: TransformersBackend, model: CapturedModel) -> bool:
     """Whether logits have the same bits when their tokens are computed one by one, in a tree, and
     after a prompt that was read at once or in trees of one branch."""
-    draw, size = Random(1), backend.info.vocabulary_size
+    draw, size, most = Random(1), backend.info.vocabulary_size, TREES[-1]
     for rows, used, length in trials(backend, model, draw):
         claim(backend, length)
         if rows in PROMPTS:
-            tokens = draw.choices(range(size), k=used)
-            last, most = [Tree(draw.randrange(size))], model.nodes + 1
+            tokens, last = draw.choices(range(size), k=used), [Tree(draw.randrange(size))]
             assert model.read(backend, tokens)
             keep(backend, range(used), used)
             found = followed(backend, model, last)

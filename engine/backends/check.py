@@ -15,6 +15,7 @@ import numpy as np
 from engine.backends.base import Backend, BackendInfo, LogitScores
 from engine.decode import never
 from engine.errors import ModelError, first_line
+from engine.heads.base import Head
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree, graft
@@ -28,6 +29,8 @@ FEW = 7
 """Tokens before the checked tree."""
 LONG = 9
 """Nodes of the longest checked chain: longer ones show no further faults."""
+HEAD_TEXT = 12
+"""Tokens of the text after which a head is tried."""
 STOPPED = 3
 """The number of cancellation checks of a prompt before it is stopped."""
 LITTLE = {"cpu": 1e10}
@@ -137,6 +140,28 @@ def check_apart(
             f"{problem}. Its layers keep what they read beside the cache. Choose a model of "
             "another architecture."
         )
+
+
+def gives_numbers(backend: Checkable, head: Head, levels: int) -> bool:
+    """Whether a head of this backend guesses so many levels with sound probabilities. Raises any
+    exception of the head. Leaves all caches empty."""
+    tokens = [7 * i % backend.info.vocabulary_size for i in range(1, HEAD_TEXT + 1)]
+    head.listen(True)
+    try:
+        backend.prefill(tokens, never)
+        guess = head.start(tokens, Sampling(), never)
+        for level in range(levels):
+            if guess is None:
+                return False
+            token, chance = guess.likeliest(1)[0]
+            if not 0 < chance <= 1:
+                return False
+            if level + 1 < levels:
+                (guess,) = head.extend([0], [token])
+        return True
+    finally:
+        head.listen(False)
+        backend.reset()
 
 
 def mixed_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:

@@ -162,14 +162,9 @@ class OtherForwards(Protocol):
     of tokens of a prompt that it reads at a time, None for the usual one. `exact` is that of
     BackendInfo."""
 
-    @property
-    def nodes(self) -> int | None: ...
-
-    @property
-    def chunk(self) -> int | None: ...
-
-    @property
-    def exact(self) -> bool: ...
+    nodes: int | None
+    chunk: int | None
+    exact: bool
 
     def fresh_cache(self) -> TreeCache: ...
 

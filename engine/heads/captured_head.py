@@ -197,5 +197,5 @@ def trial(weights: Eagle3Weights) -> list[torch.Tensor]:
         if start:
             head.drafted += used
         else:
-            head.done = used
+            head.levels[0].done = used
     return found

@@ -291,11 +291,27 @@ class Rows:
         return 0 if self.values is None else self.values.untyped_storage().nbytes()
 
 
+class Level:
+    """A layer of a head: the input `states` of its rows, and keys and values of the first `done`
+    ones."""
+
+    def __init__(self) -> None:
+        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.done = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.states.bytes + self.keys.bytes + self.values.bytes
+
+
 class Eagle3Head:
     """The head of one sequence. Its backend reports the decided rows with `record` and `keep`.
 
     `found` are hidden states of the last forward, each of shape (1, rows, width).
     """
+
+    depths = 1
+    """The number of layers; a single one guesses at all depths."""
 
     def __init__(self, weights: Eagle3Weights) -> None:
         self.weights, self.info = weights, weights.info
@@ -310,8 +326,7 @@ class Eagle3Head:
     def reset(self) -> None:
         self.rows: list[int] = []
         self.waiting: list[torch.Tensor] = []
-        self.done = 0
-        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.levels = [Level() for _ in range(self.depths)]
         self.aside: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
         self.found: list[torch.Tensor] = []
@@ -322,7 +337,11 @@ class Eagle3Head:
     def bytes(self) -> int:
         waiting = sum(each.untyped_storage().nbytes() for each in self.waiting)
         aside = 0 if self.aside is None else self.aside.nbytes
-        return self.states.bytes + self.keys.bytes + self.values.bytes + waiting + aside
+        return sum(level.bytes for level in self.levels) + waiting + aside
+
+    @property
+    def done(self) -> int:
+        return self.levels[0].done
 
     def listen(self, on: bool) -> None:
         self.on = on
@@ -358,7 +377,7 @@ class Eagle3Head:
         if self.waiting:
             start = len(self.rows) - self.waiting_rows
             waiting = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-            self.states.write(start, self.weights.head.join(waiting))
+            self.levels[0].states.write(start, self.weights.head.join(waiting))
             self.waiting.clear()
 
     def keep(self, length: int) -> None:
@@ -371,8 +390,10 @@ class Eagle3Head:
                 self.waiting[-1] = self.waiting[-1][:-1]
                 if not len(self.waiting[-1]):
                     self.waiting.pop()
-        while self.done and (self.done > len(self.rows) or self.rows[self.done - 1] >= length - 1):
-            self.done -= 1
+        for number, level in enumerate(self.levels):
+            level.done = min(level.done, len(self.rows))
+            while level.done and self.rows[level.done - 1] >= length - 1 - number:
+                level.done -= 1
 
     @torch.inference_mode()
     def start(
@@ -383,17 +404,9 @@ class Eagle3Head:
         if not self.rows or self.rows[-1] != last:
             return None
         self.join()
-        hidden: torch.Tensor | None = None
-        while self.done < len(self.rows):
-            if cancelled():
-                return None
-            rows = self.rows[self.done : self.done + CHUNK]
-            assert self.states.values is not None
-            before = self.states.values[self.done : self.done + len(rows)]
-            sees = np.tri(len(rows), self.done + len(rows), self.done, dtype=bool)
-            following = [tokens[row + 1] for row in rows]
-            hidden = self.step(Block(self.done, following, before, rows, sees))
-            self.done += len(rows)
+        hidden = self.catch_up(0, len(self.rows), tokens, cancelled)
+        if self.done < len(self.rows):
+            return None
         if hidden is not None:
             # A copy, as the next step may be computed in the same place.
             self.root = hidden[-1:].clone()
@@ -401,6 +414,23 @@ class Eagle3Head:
         self.seen = [[]]
         self.logits = None if hidden is None or self.logits is None else self.logits[-1:]
         return self.guesses(self.root)[0]
+
+    def catch_up(
+        self, number: int, end: int, tokens: Sequence[int], cancelled: Callable[[], bool]
+    ) -> torch.Tensor | None:
+        """Compute the rows of a layer before row `end`, unless cancelled; returns the last states
+        that were computed."""
+        level, out = self.levels[number], None
+        while level.done < end and not cancelled():
+            start, stop = level.done, min(end, level.done + CHUNK)
+            rows = self.rows[start:stop]
+            assert level.states.values is not None
+            before = level.states.values[start:stop]
+            sees = np.tri(len(rows), stop, start, dtype=bool)
+            following = [tokens[row + number + 1] for row in rows]
+            out = self.step(Block(start, following, before, rows, sees), number)
+            level.done = stop
+        return out
 
     @torch.inference_mode()
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
@@ -420,11 +450,11 @@ class Eagle3Head:
     def forget(self) -> None:
         self.drafted, self.seen = 0, []
 
-    def step(self, block: Block) -> torch.Tensor:
-        """Run the layer over a block; returns the next hidden states."""
+    def step(self, block: Block, number: int = 0) -> torch.Tensor:
+        """Run a layer over a block; returns the next hidden states."""
         start, tokens, before, rows, sees = block
         head, device = self.weights.head, before.device
-        captured = self.weights.captured
+        captured, level = self.weights.captured, self.levels[number]
         self.logits = None
         if captured is not None and (found := captured.step(self, block)):
             hidden, self.logits = found
@@ -433,20 +463,14 @@ class Eagle3Head:
 
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             if captured is None:
-                all_keys, all_values = (
-                    self.keys.write(start, keys),
-                    self.values.write(start, values),
-                )
+                held = level.keys.write(start, keys), level.values.write(start, values)
             else:
                 end = start + len(tokens)
-                held = captured.write(torch.arange(start, end, device=device), keys, values)
-                all_keys, all_values = (each[:, :, :end] for each in held)
+                both = captured.write(torch.arange(start, end, device=device), keys, values)
+                held = both[0][:, :, :end], both[1][:, :, :end]
+            grouped = queries.shape[1] != keys.shape[1]
             return functional.scaled_dot_product_attention(
-                queries,
-                all_keys,
-                all_values,
-                attn_mask=mask,
-                enable_gqa=queries.shape[1] != keys.shape[1],
+                queries, *held, attn_mask=mask, enable_gqa=grouped
             )
 
         ids, positions = torch.tensor([tokens, rows], device=device)

@@ -23,7 +23,7 @@ from engine.backends.chat_template import FILLER, call_form, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
-from engine.backends.quantised import BITS, PackedConfig, problem, sizes
+from engine.backends.quantised import PackedConfig, problem, sizes
 from engine.backends.rounded import problem as device_problem
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
@@ -42,6 +42,7 @@ from engine.models.load_quantised import stored
 from engine.models.memory import CHAIN
 from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
+from engine.settings import Runtime
 from engine.thinking import marks_of
 
 # The app shows the progress of loading itself.
@@ -53,32 +54,22 @@ units."""
 PACKED_TOLERANCE = 0.5
 """The same for weights of few bits: a sum that rounds differently may move an input of a product to
 the next of its 8 bits."""
-DEFAULT_CONTEXT = 8192
+DEFAULT_RUNTIME = Runtime()
 USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
 """Disables the tokenizer's own limit, which would only print a warning; prompts are checked where
 they are used."""
 
 
-def load_transformers(
-    source: str,
-    device: str = "auto",
-    dtype: str = "auto",
-    context_length: int = DEFAULT_CONTEXT,
-    threads: int = 0,
-    head: str = "auto",
-    bits: str = "auto",
-) -> TransformersBackend:
+def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> TransformersBackend:
     """Load a causal LM from a local folder or a hub id.
 
-    `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
-    "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
-    is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" or "off" for the numbers of `dtype`, or "8" or "4" for the most
-    bits of a weight, whatever `dtype` is; with "auto", a processor keeps the numbers of a folder
+    `pick_dtype` explains the dtypes. The threads are those of all models in torch. Few bits are the
+    most of a weight, whatever the dtype is; with "auto", a processor keeps the numbers of a folder
     that was quantised already. Raises ModelError.
     """
-    torch.set_num_threads(threads or USUAL_THREADS)
+    device, dtype, bits = runtime.device, runtime.dtype, runtime.bits
+    torch.set_num_threads(runtime.threads or USUAL_THREADS)
     where = pick_device(device)
     pick_dtype(dtype, where)  # refuse an unknown type before anything is read
     pick_bits(bits, where)
@@ -86,10 +77,10 @@ def load_transformers(
     FILLER.prepare("transformers")
     model, tokenizer, packing = read(source, where, dtype, bits)
     backend = TransformersBackend(
-        model, tokenizer, describe(source, model, tokenizer, context_length, packing)
+        model, tokenizer, describe(source, model, tokenizer, runtime.context_length, packing)
     )
     examine(backend, PACKED_TOLERANCE if packing else TOLERANCE[model.dtype])
-    with_head(backend, source, head)
+    with_head(backend, source, runtime.head)
     if where.type == "cuda":
         with_captured(backend)
     elif packing:
@@ -314,9 +305,6 @@ def pick_bits(bits: str, device: torch.device) -> int:
     of few bits cannot be computed with."""
     if bits in ("auto", "off"):
         return 0
-    if not bits.isdigit() or int(bits) not in BITS:
-        known = ", ".join(map(str, BITS))
-        raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, off, {known}.")
     if device.type != "cpu":
         if reason := device_problem(device):
             raise ModelError(

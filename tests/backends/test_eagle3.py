@@ -321,7 +321,7 @@ def test_of_what_waits_to_be_read_the_latest_is_kept(random_head: TransformersBa
     head.listen(True)
     backend.prefill(tokens, never)
     # Nothing was computed yet: the states are as the target left them, and few.
-    assert head.done == 0 and head.states.values is None
+    assert head.done == 0 and head.levels[0].states.values is None
     assert head.rows == list(range(699 - LATEST, 699)) and head.waiting_rows == LATEST
     assert head.bytes == 4 * LATEST * 3 * HIDDEN
     one = law(backend, tokens)

@@ -83,7 +83,7 @@ def test_a_trial_reads_a_prompt_with_weights_of_the_type(
 
 def test_a_real_crash_is_found() -> None:
     """The library has no kernel for rows of this type, and calls it nevertheless."""
-    assert fast_path.problem(["f32", "q8_1"]) == CRASHES
+    assert fast_path.problem(["f32", "q8_K"]) == CRASHES
 
 
 def test_a_made_up_crash_is_found_where_weights_are_quantized(broken: None) -> None:

@@ -215,7 +215,7 @@ def test_the_kernels_compute_whole_models(
     monkeypatch.setattr(captured, "same_bits", lambda *of: True)
     monkeypatch.setattr(captured, "TREES", (4,))
     monkeypatch.setattr(captured, "PROMPTS", (6,))
-    backend = load(save_model("qwen3", tmp_path), device(), context_length=50, dtype=dtype)
+    backend = load(save_model("qwen3", tmp_path), device(), context_length=64, dtype=dtype)
     assert captured.capture(backend) == ""
     assert backend.captured.exact == (dtype == "float16")
     assert 0 < gaps[0] < {"float16": 0.02, "float32": 1e-5}[dtype]

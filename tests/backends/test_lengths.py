@@ -336,5 +336,6 @@ def test_where_rows_are_taken_for_positions_chains_are_verified(tmp_path: Path) 
         truth = [*prompt, *ids(plain)]
         fast = events_of(backend, prompt, wanted, [wrong_at(truth, 160, branches=True)])
         assert_lossless(plain, fast)
-    context = load(folder, context_length=31)
+    longer = save_model("llama4-chunks", tmp_path / "longer", **{**settings, "floor_scale": 65})
+    context = load(longer, context_length=64)
     assert context.info.leaves is None and not context.info.note, "it never matters there"

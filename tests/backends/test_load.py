@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine.models.format import recommended
-from engine.settings import Sampling
+from engine.settings import Runtime, Sampling
 from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import load, save_model
@@ -39,7 +39,7 @@ def refused(folder: Path | str, **options: Any) -> str:
     from engine.models.load_transformers import load_transformers
 
     with pytest.raises(ModelError) as caught:
-        load_transformers(str(folder), **{"device": "cpu", **options})
+        load_transformers(str(folder), Runtime(**{"device": "cpu", **options}))
     text = str(caught.value)
     assert text.endswith(".") and "\n" not in text and "Traceback" not in text
     return text
@@ -187,7 +187,7 @@ def test_a_home_folder_is_found(
 
     shutil.copytree(sound, tmp_path / "model")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_transformers("~/model", device="cpu").info.name == "model"
+    assert load_transformers("~/model", Runtime(device="cpu")).info.name == "model"
 
 
 def test_damaged_files(folder: Path) -> None:
@@ -291,8 +291,9 @@ LOADER = """
 import sys
 from engine.models.load_transformers import load_transformers
 from engine.errors import ModelError
+from engine.settings import Runtime
 try:
-    info = load_transformers(sys.argv[1], device="cpu").info
+    info = load_transformers(sys.argv[1], Runtime(device="cpu")).info
     print(info.name, info.can_tree, info.fingerprint, info.tokenizer_fingerprint)
 except ModelError as error:
     print(error)

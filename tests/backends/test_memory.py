@@ -11,6 +11,7 @@ from engine.decode import never
 from engine.errors import ModelError
 from engine.models import memory
 from engine.models.memory import Need, free_memory, memory_need
+from engine.settings import Runtime
 from tests.conftest import ROOT
 from tests.support.processors import processor
 
@@ -161,7 +162,7 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_need_is_what_a_loaded_model_takes() -> None:
     from engine.models.load_transformers import load_transformers
 
-    backend = load_transformers(str(SMALL), "cpu", "auto", 600)
+    backend = load_transformers(str(SMALL), Runtime(device="cpu", context_length=600))
     need = memory_need(str(SMALL), "cpu", "auto", 600)
     assert (need.parameters, need.weights) == (backend.info.parameters, backend.info.memory_bytes)
     backend.prefill([5] * 300, never)

@@ -197,7 +197,8 @@ def test_branches_of_deep_layers_do_not_see_each_other(
 def test_deep_layers_catch_up_in_parts_and_over_gaps(
     backends: dict[str, TransformersBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.heads.mtp import CHUNK, DeepMtpHead
+    from engine.heads.eagle3_head import CHUNK
+    from engine.heads.mtp import DeepMtpHead
 
     monkeypatch.setattr("engine.heads.eagle3_head.LATEST", 2000)
     backend = backends["glm"].open()
@@ -208,7 +209,7 @@ def test_deep_layers_catch_up_in_parts_and_over_gaps(
     backend.prefill(tokens, never)
     asked = [False] * 4 + [True]
     assert head.start(tokens, SAMPLINGS[0], lambda: asked.pop(0)) is None
-    assert head.done == len(tokens) - 1 and head.deeper[0].done == CHUNK
+    assert head.done == len(tokens) - 1 and head.levels[1].done == CHUNK
     assert np.abs(law(backend, tokens) - fresh(backend, tokens)).max() < 1e-4
     head.forget()
     for path in ([5, 6], [9, 8]):

@@ -289,18 +289,6 @@ def test_a_damaged_model_is_refused_in_few_bits_as_well(tmp_path: Path) -> None:
             load(folder, bits=bits)
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"bits": "5"}, "Weights cannot have '5' bits. Choose auto, off, 8, 4."),
-        ({"bits": "many"}, "Weights cannot have 'many' bits"),
-    ],
-)
-def test_other_bits_are_refused(options: dict[str, str], part: str) -> None:
-    with pytest.raises(ModelError, match=part.replace(".", r"\.")):
-        load(EMBEDDED, **options)
-
-
 def test_without_the_compiled_core_the_error_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

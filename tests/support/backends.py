@@ -17,7 +17,7 @@ import pytest
 from engine.decode import never
 from engine.errors import ModelError
 from engine.sampling import Floats
-from engine.settings import Generation, Sampling
+from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree, graft
 from engine.types import Step
 from tests.support.gguf_files import alone, opened_gguf, window_gguf
@@ -124,7 +124,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
 def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
     from engine.models.load_transformers import load_transformers
 
-    return load_transformers(str(folder), device=device, **options)
+    return load_transformers(str(folder), Runtime(device=device, **options))
 
 
 def load_kind(kind: str, folder: Path) -> Any:
