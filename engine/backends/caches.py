@@ -118,7 +118,6 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def enlarged(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """A copy of the first `length` rows, with room for `rows`."""
     larger = states.new_empty((*states.shape[:2], rows, states.shape[3]))
     larger[:, :, :length] = states[:, :, :length]
     return larger
@@ -208,8 +207,6 @@ def copied(states: Mapping[int, torch.Tensor | None]) -> States:
 
 
 class BothLayer(StateLayer, TreeLayer):  # type: ignore[no-untyped-call, override]
-    """A layer that has attention and a state."""
-
     def __init__(self, cache: "TreeCache", number_of_states: int = 1) -> None:
         TreeLayer.__init__(self, cache)
         StateLayer.__init__(self, cache, number_of_states)
@@ -299,7 +296,6 @@ class TreeCache(Cache):
         self.length = length
 
     def forget_marks(self, length: int = 0) -> None:
-        """Forget the marks of more than so many tokens."""
         for name in [name for name, marked in self.marks.items() if marked > length]:
             del self.marks[name]
             for layer in self.state_layers:
@@ -351,7 +347,6 @@ def is_recurrent(config: Any) -> bool:
 
 
 def bytes_of(cache: Cache) -> int:
-    """The bytes of a cache, including the states of its layers."""
     tensors = {id(each): each for layer in cache.layers for each in tensors_in(vars(layer))}
     return sum(each.untyped_storage().nbytes() for each in tensors.values() if each.ndim)
 

@@ -180,7 +180,6 @@ class CapturedForward:
             given.visible[:used, :used] = square
 
     def sample(self, sampling: Sampling, positions: Sequence[int]) -> None:
-        """Write down how the tokens at some positions will be chosen."""
         numbers = np.array(numbers_of(sampling), dtype=np.float32)
         self.given.numbers[:] = numbers.view(np.int32)
         self.given.states[: len(positions)] = states_of(sampling.seed, positions)
@@ -285,7 +284,6 @@ class CapturedModel:
     def masks(
         self, table: Table, positions: torch.Tensor
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The masks of the library's attention, by the kind of layer if there are several."""
         spans, dtype = self.sequence.spans, self.model.dtype
         kinds = self.sequence.layer_kinds
         found = {kind: table.mask(dtype, positions, kind, spans.get(kind, 0)) for kind in kinds}
@@ -334,7 +332,6 @@ class CapturedModel:
         return True
 
     def tell(self, sequence: TransformersBackend, forward: CapturedForward) -> None:
-        """Give the head of a sequence what it reads of a forward, if it listens."""
         head = sequence.head
         if head is not None:
             head.found[:] = forward.taps if head.on else []
@@ -391,7 +388,6 @@ def obstacle(backend: TransformersBackend) -> str:
 
 
 def read_some(backend: TransformersBackend, length: int) -> None:
-    """Read so many tokens outside of captured forwards."""
     size = backend.info.vocabulary_size
     text = [(7 + 13 * at) % size for at in range(length)]
     backend.forward(text, range(length), logits=1)

@@ -198,7 +198,6 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
 
 
 def described(tool: Tool) -> Turn:
-    """A tool as templates read it, in OpenAI's form."""
     function = {"name": tool.name, "description": tool.description}
     return {"type": "function", "function": function | {"parameters": json.loads(tool.parameters)}}
 
@@ -286,8 +285,6 @@ def llama_cpp(template: str, *tokens: tuple[str, str]) -> Filling:
 
 
 def transformers(template: str, *tokens: tuple[str, str]) -> Filling:
-    """A template as the transformers library fills it; the library itself caches parsed
-    templates."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     names: dict[str, Any] = dict(tokens)
@@ -326,7 +323,6 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def limit_memory() -> None:
-    """Limit the memory of this process to MEMORY more than now, if the system supports this."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -109,7 +109,6 @@ def check(
 
 
 def worth(info: BackendInfo, tokens: int) -> bool:
-    """Whether reading so many tokens is possible and takes little time."""
     little = LITTLE.get(info.device, ACCELERATED)
     return tokens + len(TREE) < info.context_length and info.parameters * tokens <= little
 

@@ -98,7 +98,6 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The kind of processor and its features."""
     try:
         lines = CPUINFO.read_text("utf-8", "replace").partition("\n\n")[0].splitlines()
     except OSError:
@@ -170,7 +169,6 @@ def write(path: Path, names: Sequence[str]) -> None:
 
 
 def read(path: Path, simulate_fault: bool) -> None:
-    """Load the model with rearranged weights, read a prompt, then one more token."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()

@@ -111,14 +111,12 @@ def fold(model: Any) -> bool:
 
 
 def unfold(model: Any) -> None:
-    """Restore the library's attention of a model."""
     if model.config._attn_implementation == FOLDED:
         model.set_attn_implementation(LIBRARY)
 
 
 @contextmanager
 def unfolded(model: Any) -> Iterator[None]:
-    """Give a model the library's attention in this block."""
     was = model.config._attn_implementation == FOLDED
     unfold(model)
     try:

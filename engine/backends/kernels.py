@@ -199,7 +199,6 @@ def product_of_few_bits(
 def merge(
     parts, bias, out, outputs, count, slices: constexpr, biased: constexpr, block: constexpr
 ) -> None:
-    """The sum of all slices."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
     total = tl.load(parts + at, mask=inside, other=0.0)
@@ -313,7 +312,6 @@ def fold(peak, mass, total, next_peak, next_mass, next_total, scale):
 
 @jit
 def nothing(wide: constexpr, size: constexpr):
-    """The sums over no positions."""
     peak = tl.full((wide,), float("-inf"), tl.float32)
     return peak, tl.zeros((wide, 16), tl.float32), tl.zeros((wide, size), tl.float32)
 

@@ -34,8 +34,8 @@ from engine.backends.chat_template import Fill, conversation
 from engine.backends.special_tokens import special_tokens
 from engine.decode import never
 from engine.errors import ModelError, PromptError
-from engine.heads.llamacpp import LlamaHead, free, restored, saved
-from engine.models.gguf import TREE_ROWS
+from engine.heads.llamacpp import LlamaHead
+from engine.models.gguf import TREE_ROWS, Batch, free, restored, saved
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -47,7 +47,6 @@ LONGEST = 1 << 13
 """The most characters without a space that the library gets at a time. Its expressions that split a
 text may recurse once per character; at 25,000 the stack overflows and the process ends."""
 RUNS = re.compile(r"\S+|\s+")
-LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 
 
 class Vocabulary:
@@ -82,7 +81,6 @@ class Vocabulary:
         )
 
     def attributes(self, token: int) -> int:
-        """The token's flags, LLAMA_TOKEN_ATTR_*."""
         return int(llama_cpp.llama_vocab_get_attr(self.raw, token))
 
     def text(self, token: int) -> str:
@@ -140,52 +138,6 @@ def parts(text: str) -> list[str]:
     for run in RUNS.finditer(text):
         cuts += range(run.start() + LONGEST, run.end(), LONGEST)
     return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
-
-
-class Batch:
-    """The rows of one forward, in arrays that the library reads in place.
-
-    `order` lists all sequences, the one that holds everything first. A tree's leaves take them in
-    the order of a walk from branch to branch, so the sequences of a row are neighbours in it.
-    """
-
-    def __init__(self, rows: int, sequences: int) -> None:
-        self.rows = rows
-        self.order: Any = (ctypes.c_int32 * sequences)(*range(sequences))
-        self.tokens: Any = (ctypes.c_int32 * rows)()
-        self.positions: Any = (ctypes.c_int32 * rows)()
-        self.counts: Any = (ctypes.c_int32 * rows)()
-        self.sequences: Any = (ctypes.c_size_t * rows)()
-        self.with_logits: Any = (ctypes.c_int8 * rows)()
-        self.first = ctypes.addressof(self.order)
-        self.step = ctypes.sizeof(ctypes.c_int32)
-        self.raw = llama_cpp.llama_batch(
-            n_tokens=0,
-            token=self.tokens,
-            embd=None,
-            pos=self.positions,
-            n_seq_id=self.counts,
-            seq_id=ctypes.cast(self.sequences, LISTS),
-            logits=self.with_logits,
-        )
-
-    def fill(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        leaves: Sequence[int],
-        counts: Sequence[int],
-        outputs: int,
-    ) -> None:
-        """Set the rows: `leaves` is the first leaf below each, `counts` the number of its leaves.
-        Logits are computed for the last `outputs` rows."""
-        rows = len(tokens)
-        self.tokens[:rows] = tokens
-        self.positions[:rows] = positions
-        self.counts[:rows] = counts
-        self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
-        self.with_logits[:rows] = [*[0] * (rows - outputs), *[1] * outputs]
-        self.raw.n_tokens = rows
 
 
 class Shared:

@@ -60,7 +60,6 @@ class NativeCache(TreeCache):
         return sum(part.nbytes for part in self.parts)
 
     def grow(self, rows: int) -> None:
-        """Have room for so many rows."""
         layers, heads, size = self.shape
         while len(self.parts) * core.PART < rows:
             self.parts.append(torch.zeros(layers * 2 * heads * core.PART * size))
@@ -186,7 +185,6 @@ def parts_of(layer: Any) -> list[Any]:
 
 
 def mixtures_of(model: Any) -> list[Any]:
-    """The parts of layers that are mixtures of experts."""
     return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
 
 

@@ -415,7 +415,6 @@ class Packer(HfQuantizer):
         return Pack(self)
 
     def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers) -> None:
-        """Replace a linear layer by one of few bits."""
         above, _, name = path.rpartition(".")
         linear, bits = model.get_submodule(path), self.quantization_config.bits
         if linear is model.get_output_embeddings():
@@ -482,7 +481,6 @@ class Packer(HfQuantizer):
 
 
 def sizes(model: Any) -> tuple[int, int]:
-    """The number of a model's weights, and the bytes that they take."""
     kept = {id(each): each for each in model.parameters()}
     count = sum(each.numel() for each in kept.values())
     total = sum(each.numel() * each.element_size() for each in kept.values())

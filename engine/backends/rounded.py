@@ -93,7 +93,6 @@ def weights(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def multiply(
     states: torch.Tensor, matrix: tuple[torch.Tensor, ...], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product of states with a matrix of numbers and scales."""
     if states.is_cuda:
         found: torch.Tensor
         found = import_module("engine.backends.kernels").linear(states, matrix, bias)

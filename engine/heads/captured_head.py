@@ -129,7 +129,6 @@ class CapturedHead:
         return held_keys, held_values
 
     def enter(self, head: Eagle3Head) -> None:
-        """Let a head own the rows."""
         if self.owner is head:
             return
         owner = self.owner

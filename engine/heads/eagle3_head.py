@@ -93,7 +93,6 @@ def linear(states: torch.Tensor, matrix: Output, bias: torch.Tensor | None = Non
 
 
 def bytes_of(matrix: Matrix) -> int:
-    """The bytes of a matrix in memory."""
     if isinstance(matrix, EightBits):
         return matrix.bytes
     return matrix.numel() * matrix.element_size()
@@ -186,8 +185,6 @@ class FusedHead:
 
 
 class Norm:
-    """A norm of the library, by its weights."""
-
     def __init__(self, norm: nn.Module) -> None:
         self.weight: torch.Tensor = norm.weight.data  # type: ignore[assignment]
         self.epsilon: float = norm.variance_epsilon  # type: ignore[assignment]

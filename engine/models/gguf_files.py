@@ -210,7 +210,6 @@ def header(path: Path) -> Header:
 
 @lru_cache(maxsize=64)
 def header_of(path: Path, state: tuple[int, int]) -> Header:
-    """The header of a file, which `state`, its size and time, identifies in the cache."""
     values: dict[str, object] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:

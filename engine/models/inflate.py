@@ -208,7 +208,6 @@ def check_space(folder: Path, size: int) -> None:
 
 
 def main(source: str, size: str, output: str) -> int:
-    """Write a model in one of the known sizes, and print the progress."""
     shown = -1
 
     def report(done: int, total: int) -> None:
