@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import psutil
 import pytest
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from engine.backends import chat_template
 from engine.backends.chat_template import (
@@ -29,6 +31,7 @@ from engine.backends.chat_template import (
 from engine.backends.special_tokens import LITERAL, SpecialTokens
 from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
+from engine.models.loaders import load
 from engine.tools import CallSplitter
 from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
@@ -309,9 +312,6 @@ CONVERSATIONS = (
 def test_the_text_is_that_of_the_libraries_in_this_process(
     embedded: Any, gguf_target: Any, turns: list[tuple[str, str]]
 ) -> None:
-    import llama_cpp
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
     messages = [Message(role, text) for role, text in turns]
     listed: Any = [{"role": role, "content": text} for role, text in turns]
     raw, vocabulary = gguf_target.tokens.raw, gguf_target.tokens
@@ -367,8 +367,6 @@ def test_a_gguf_file_thinks_or_not_as_it_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_a_folder_thinks_or_not_as_it_is_told(embedded: Any, tmp_path: Path) -> None:
-    from engine.models.loaders import load
-
     assert not embedded.info.can_think
     folder = tmp_path / "thinks"
     shutil.copytree(EMBEDDED.with_name("small"), folder)
@@ -489,8 +487,6 @@ def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> 
 
 @pytest.mark.model
 def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_path: Path) -> None:
-    from engine.models.loaders import load
-
     assert embedded.info.calls is None
     folder = tmp_path / "calls"
     shutil.copytree(EMBEDDED.with_name("small"), folder)

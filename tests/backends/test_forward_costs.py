@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from engine.backends.transformers import TransformersBackend
 from engine.drafting.costs import LEAST, measure_costs
 from engine.settings import Drafting, Generation, Sampling
 from tests.support.lossless import assert_lossless, events_of
@@ -11,8 +12,6 @@ from tests.support.lossless import assert_lossless, events_of
 
 @pytest.mark.model
 def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
-    from engine.backends.transformers import TransformersBackend
-
     backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
     curve = measure_costs(backend, (0, 7, 63), seconds=0.1)
     assert curve.points[63] > curve.points[0] > 0
@@ -27,8 +26,6 @@ def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
 def test_a_real_model_is_timed_behind_a_long_text_that_nobody_reads(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends.transformers import TransformersBackend
-
     backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
     read, behind = list[int](), list[int]()
     reading, score = TransformersBackend.read, TransformersBackend.score

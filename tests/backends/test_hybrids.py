@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from engine.backends.base import Filled
+from engine.backends.caches import StateLayer, bytes_of, tensors_in
 from engine.decode import never
 from engine.drafting.costs import measure_costs
 from engine.errors import ModelError
-from engine.models.memory import CHAIN
+from engine.models.memory import CHAIN, memory_need
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from tests.support.backends import (
@@ -61,8 +63,6 @@ def test_a_state_of_one_token_too_many_would_show(
     subjects: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a recurrence as in a convolution."""
-    from engine.backends.caches import StateLayer
-
     settle = StateLayer.settle
 
     def late(layer: StateLayer, kept: int, rows: int) -> None:
@@ -104,8 +104,6 @@ def test_a_forward_that_breaks_between_two_layers_leaves_nothing(
     subjects: Any, monkeypatch: pytest.MonkeyPatch, family: str, layer: int
 ) -> None:
     """The layers before the one that fails have added to their part of the cache."""
-    import torch
-
     subject = subjects(family)
     backend, text = subject.model.open(), subject.prompt(60)
     wanted = Generation(Sampling(0.7, seed=1), max_tokens=12)
@@ -137,8 +135,6 @@ def test_databases_draft_by_a_measured_curve(subjects: Any) -> None:
 def test_a_model_whose_chains_cannot_be_undone_decodes_plainly_and_says_so(
     subjects: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    from engine.backends.caches import StateLayer
-
     with monkeypatch.context() as patch:
         patch.setattr(StateLayer, "settle", lambda *_: None)
         backend = load(save_hybrid("qwen3.5", tmp_path))
@@ -151,8 +147,6 @@ def test_a_model_whose_chains_cannot_be_undone_decodes_plainly_and_says_so(
 
 def test_the_librarys_own_recurrences_are_untouched(subjects: Any) -> None:
     """Its generate() says what plain decoding says, before and behind forwards of ours."""
-    import torch
-
     for family in FAMILIES:
         backend, prompt = subjects(family).model.open(), prompt_of(20)
         plain = events_of(backend, prompt, Generation(GREEDY, max_tokens=10))
@@ -167,9 +161,6 @@ def test_what_a_family_takes_is_told_before_it_is_loaded(
     subjects: Any, family: str, tmp_path: Any
 ) -> None:
     """All states that are kept: the current ones, three marks, those of the longest chain."""
-    from engine.backends.caches import bytes_of, tensors_in
-    from engine.models.memory import memory_need
-
     backend, text = subjects(family).model.open(), prompt_of(400)
     backend.prefill(text[:100], never)
     backend.prefill(text, never)

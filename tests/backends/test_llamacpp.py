@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends import check
 from engine.backends.base import Filled
+from engine.backends.llamacpp import LONGEST, parts
 from engine.decode import never
 from engine.errors import ModelError, PromptError
 from engine.hsd.family import check_vocabulary
@@ -98,8 +101,6 @@ def test_ten_thousand_random_trees(small: Any, other: Any) -> None:
 
 def size_of(backend: Any, number: int) -> int:
     """Bytes it would take to store what a sequence holds."""
-    import llama_cpp
-
     return int(llama_cpp.llama_state_seq_get_size(backend.context, number))
 
 
@@ -225,8 +226,6 @@ def test_what_is_no_token_is_refused(tiny: Any, token: int) -> None:
 def test_a_failed_forward_is_an_error_and_the_next_answer_works(
     small: Any, other: Any, monkeypatch: pytest.MonkeyPatch, when: str, code: int
 ) -> None:
-    import llama_cpp
-
     prompt = prompt_of(40)
     small.prefill(prompt[:20] if when == "prompt" else prompt, never)
     with monkeypatch.context() as patched:
@@ -252,8 +251,6 @@ def test_a_failed_forward_is_an_error_and_the_next_answer_works(
 def test_a_cache_that_does_not_roll_back_is_an_error(
     small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_cpp
-
     small.prefill([5, 6, 7], never)
     small.score(tree_of(7), GREEDY)
     with monkeypatch.context() as patched:
@@ -272,8 +269,6 @@ def test_a_cache_that_does_not_roll_back_is_an_error(
 
 def test_a_model_is_freed_with_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The context before the model, each once, and without waiting for the garbage collector."""
-    import llama_cpp
-
     path, freed = tiny_gguf(tmp_path / "tiny.gguf"), list[str]()
     backend = opened_gguf(path)
     for name in ("llama_free", "llama_model_free"):
@@ -346,8 +341,6 @@ def test_texts_of_any_length_are_tokenized(tmp_path: Path, pre: str, text: str) 
 
 
 def test_where_a_long_text_is_cut_its_words_stay_whole() -> None:
-    from engine.backends.llamacpp import LONGEST, parts
-
     words = " ".join(["word"] * LONGEST)
     assert parts(words) == [words] and parts("") == [""]
     for run in ("x" * (2 * LONGEST + 5), " " * (LONGEST + 1)):
@@ -507,8 +500,6 @@ def test_settings_change_no_number_but_by_rounding(
 def test_a_tree_across_the_window_is_checked_at_load(
     gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import check
-
     sizes, tree_gap = list[int](), check.tree_gap
 
     def noted(*given: Any) -> float:

@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.errors import ModelError
 from engine.models.format import recommended
+from engine.models.load_transformers import choose_attention, load_transformers
 from engine.settings import Runtime, Sampling
 from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
@@ -35,9 +39,6 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path | str, **options: Any) -> str:
-    from engine.errors import ModelError
-    from engine.models.load_transformers import load_transformers
-
     with pytest.raises(ModelError) as caught:
         load_transformers(str(folder), Runtime(**{"device": "cpu", **options}))
     text = str(caught.value)
@@ -59,8 +60,6 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
 
 
 def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
     def begins() -> list[str]:
         return [marks.begin for marks in load(folder).info.marks]
 
@@ -75,10 +74,6 @@ def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
 
 
 def test_attention_that_plans_every_length_is_switched_off_on_a_gpu_alone() -> None:
-    import torch
-
-    from engine.models.load_transformers import choose_attention
-
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
         for device, enabled in (("cpu", True), ("cuda:0", False)):
@@ -135,9 +130,6 @@ def test_the_precision_of_weights_on_a_processor(
     loaded: str,
 ) -> None:
     """The checkpoint's own only where it is bfloat16 and the processor computes with that."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = Path(shutil.copytree(sound, tmp_path / "model"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, stored))
     model.save_pretrained(folder)
@@ -183,8 +175,6 @@ def test_missing_folders_and_folders_without_a_config(tmp_path: Path) -> None:
 def test_a_home_folder_is_found(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models.load_transformers import load_transformers
-
     shutil.copytree(sound, tmp_path / "model")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_transformers("~/model", Runtime(device="cpu")).info.name == "model"

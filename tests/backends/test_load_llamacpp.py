@@ -9,10 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from engine.decode import never
 from engine.errors import ModelError, PromptError
+from engine.models.gguf import metadata
+from engine.models.gguf_files import BLOCK, BLOCKS, file_fingerprint
+from engine.models.load_llamacpp import chat_template
 from engine.models.loaders import device as device_of
 from engine.models.loaders import load
 from engine.models.loaders import need as memory_need
@@ -127,8 +133,6 @@ def test_a_fingerprint_looks_all_over_a_large_file(
     gguf_files: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of two fine-tunes the sizes and headers are the same."""
-    from engine.models.gguf_files import BLOCK, BLOCKS, file_fingerprint
-
     source, path = gguf_files["small-F32"], tmp_path / "x.gguf"
     size, known = source.stat().st_size, {file_fingerprint(source)}
     assert size > 2 * BLOCK * BLOCKS
@@ -227,8 +231,6 @@ def test_damaged_files(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_vocabulary_without_weights(gguf_files: dict[str, Path], tmp_path: Path) -> None:
-    from gguf import GGUFReader
-
     source = gguf_files["small-F32"]
     names = {tensor.name: None for tensor in GGUFReader(source).tensors}
     assert "not found" in refused(rewritten(source, tmp_path / "x.gguf", arrays=names))
@@ -236,8 +238,6 @@ def test_a_vocabulary_without_weights(gguf_files: dict[str, Path], tmp_path: Pat
 
 def test_weights_that_are_no_numbers(gguf_files: dict[str, Path], tmp_path: Path) -> None:
     """Every logit would be nan, which no comparison notices by itself."""
-    import numpy as np
-
     norm = np.full(WIDTH, np.nan, np.float32)
     source = gguf_files["small-F32"]
     path = rewritten(source, tmp_path / "x.gguf", arrays={"output_norm.weight": norm})
@@ -275,8 +275,6 @@ def test_what_fails_after_the_probe_is_the_same_error(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes meanwhile, memory that is gone."""
-    import llama_cpp
-
     tiny = Path(shutil.copy(tiny, tmp_path))
     monkeypatch.setattr("engine.models.probe.probe", lambda *_: Probe())
     for name in ("llama_init_from_model", "llama_model_load_from_file"):
@@ -377,8 +375,6 @@ class Templated:
         self.own = backend.template
 
     def fill(self, template: str | None, *messages: Message) -> str:
-        from engine.models.load_llamacpp import chat_template
-
         found, self.note = chat_template(template or "", self.backend.tokens)
         with self.monkeypatch.context() as patched:
             patched.setattr(self.backend, "template", found)
@@ -562,8 +558,6 @@ def test_the_makers_sampler_settings_are_taken_where_they_are_usable(
 
 
 def test_long_values_of_a_header_are_read_whole(tmp_path: Path) -> None:
-    from engine.models.gguf import metadata
-
     words = "x" * 5000 + "é"
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", general__description=words))
     assert metadata(backend.model, "general.description") == words

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
+from engine.backends import caches
 from engine.backends.base import Filled
 from engine.decode import decode, never
 from engine.drafting.databases import Databases
@@ -203,8 +205,6 @@ def test_a_cache_that_grows_scores_what_a_large_one_scores(
 def test_a_cache_takes_what_its_text_needs_and_grows_in_few_steps(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import caches
-
     sequence, grown, enlarged = embedded.open(), list[int](), caches.enlarged
 
     def noted(states: Any, rows: int, length: int) -> Any:
@@ -247,8 +247,6 @@ class Saved:
     """Counts the states that the library is asked to write and to read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import llama_cpp
-
         self.written = self.read = 0
         write, read = llama_cpp.llama_state_seq_get_data, llama_cpp.llama_state_seq_set_data
 
@@ -301,8 +299,6 @@ def test_a_cache_that_is_full_to_its_last_cell_can_be_parked(gguf_files: dict[st
 
 def llama_cells(backend: Any) -> int:
     """The tokens in the library's cache, by the positions of all its sequences."""
-    import llama_cpp
-
     return 1 + max(
         int(llama_cpp.llama_memory_seq_pos_max(backend.memory, number)) for number in backend.order
     )
@@ -394,7 +390,6 @@ def test_what_cannot_be_restored_begins_from_nothing(
     gguf_small: Any, gguf_other: Any, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """A prompt is read again. A forward within an answer is refused: it would say nonsense."""
-    import llama_cpp
 
     def full(*_: Any) -> None:
         raise MemoryError
@@ -426,8 +421,6 @@ def test_what_cannot_be_restored_begins_from_nothing(
 def test_the_model_is_freed_with_its_last_sequence(
     gguf_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_cpp
-
     freed: list[str] = []
     own = llama_cpp.llama_model_free
     backend = opened_gguf(gguf_files["small-F32"], context_length=128)

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine.backends.base import Filled
+from engine.backends.device_scores import DeviceScores
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.databases import Databases
 from engine.errors import ModelError, PromptError
@@ -100,8 +103,6 @@ def test_logits_that_stay_on_a_device_give_the_same_answer(
     embedded: Any, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the device is the host; what is copied of the logits is little all the same."""
-    from engine.backends.device_scores import DeviceScores
-
     wanted, prompt, rows = Generation(sampling, max_tokens=40), prompt_of(30), list[int]()
     host = embedded.open()
     assert not host.on_device
@@ -151,8 +152,6 @@ def test_a_model_that_decodes_plainly_does_not_draft(embedded: Any, subjects: An
 
 def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time of a forward would count as that of sampling."""
-    import torch
-
     backend, waits = embedded.open(), list[str]()
     backend.prefill([5, 6], never)
     logits = SimpleNamespace(is_cuda=True, device="cuda:0")
@@ -175,8 +174,6 @@ def test_a_model_that_decodes_wrongly_even_with_its_own_cache_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache that the forward does not take would be ignored, and every answer be nonsense."""
-    from engine.backends.transformers import TransformersBackend
-
     reset = TransformersBackend.reset
 
     def misnamed(backend: Any) -> None:
@@ -192,8 +189,6 @@ def test_a_deprecation_warning_makes_no_model_unusable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an error it is reported as what it is; usually it is only a warning."""
-    from engine.backends.transformers import TransformersBackend
-
     forward = TransformersBackend.forward
 
     def warned(backend: Any, *arguments: Any, **named: Any) -> Any:
@@ -231,8 +226,6 @@ def test_a_model_whose_tree_check_fails_decodes_plainly_and_says_so(
 def test_a_model_that_refuses_our_mask_decodes_plainly_and_says_so(
     grouped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends.transformers import TransformersBackend
-
     def refuse(*arguments: Any) -> None:
         raise ValueError("only 2-D masks here\nand a long explanation")
 

@@ -16,6 +16,7 @@ import pytest
 
 from engine.decode import never
 from engine.errors import ModelError
+from engine.models.memory import memory_need
 from engine.sampling import Floats
 from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree, graft
@@ -155,6 +156,19 @@ def chain_of(root: int, tokens: Sequence[int]) -> Tree:
     tree = Tree(root)
     graft(tree, tokens, "context", 1, len(tokens))
     return tree
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    """Random numbers of the normal distribution, as a tensor."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_counted(folder: Path, info: Any, bits: str = "auto", ahead: bool = True) -> None:
+    """The memory that is told before a model is loaded is what it takes."""
+    need = memory_need(str(folder), "cpu", "auto", 1024, ahead=ahead, bits=bits)
+    assert (need.weights, need.parameters) == (info.memory_bytes, info.parameters)
 
 
 def gap(left: Floats, right: Floats) -> float:
