@@ -128,18 +128,48 @@ class Recorder:
             torch.cuda.current_stream(self.device).synchronize()
 
 
-class CapturedForward:
-    """The forward over `rows` rows: its buffer, and its recordings.
+class Recorded:
+    """A computation that finds all that it is told in one buffer of `size` whole numbers, and is
+    recorded for each reach: the end of the keys and values that it reads."""
+
+    def __init__(self, size: int, recorder: Recorder, reaches: Sequence[int]) -> None:
+        self.recorder, self.reaches = recorder, reaches
+        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=recorder.cuda)
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=recorder.device)
+        self.forwards: dict[int, Callable[[], None]] = {}
+
+    def record_all(self, compute: Callable[[int], None]) -> None:
+        self.buffer.copy_(self.host)
+        for reach in reversed(self.reaches):
+            self.forwards[reach] = self.recorder.recorded(partial(compute, reach))
+
+    def repeat(self, rows: int) -> None:
+        """Compute what the host was told, where so many rows may be seen."""
+        self.buffer.copy_(self.host, non_blocking=True)
+        rows = min(rows, self.reaches[-1])
+        self.forwards[next(reach for reach in self.reaches if reach >= rows)]()
+
+
+def reaches_to(rows: int) -> list[int]:
+    """REACH times powers of two below so many rows, and these."""
+    return [*takewhile(lambda reach: reach < rows, (REACH << n for n in count())), rows]
+
+
+def held(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """What was found, at the address where it was held before, if it was."""
+    return (before if before.numel() else torch.empty_like(found)).copy_(found)
+
+
+class CapturedForward(Recorded):
+    """The forward over `rows` rows.
 
     After `run`, `logits` are those of a tree, shape (rows, vocabulary), and `taps` the outputs of
     the modules that a head reads.
     """
 
     def __init__(self, rows: int, model: "CapturedModel") -> None:
-        recorder, size = model.recorder, Inputs.size(rows)
+        super().__init__(Inputs.size(rows), model.recorder, model.reaches)
         self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
-        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=recorder.cuda)
-        self.buffer = torch.zeros(size, dtype=torch.int64, device=recorder.device)
         self.given, self.inputs = Inputs.of(self.host.numpy(), rows), Inputs.of(self.buffer, rows)
         self.given.places[:] = np.arange(rows)
         if not self.prompt:
@@ -148,19 +178,15 @@ class CapturedForward:
         self.logits = torch.empty(0)
         self.taps: list[torch.Tensor] = []
         self.surveys: dict[Kind, torch.Tensor] = {}
-        self.forwards: dict[int, Callable[[], None]] = {}
         self.surveying: dict[Kind, Callable[[], None]] = {}
 
     def record(self, length: int) -> None:
         """Record the forward for every reach, and the surveys. This writes rows after `length`
         cached tokens."""
         self.given.lengths[:] = length
-        self.buffer.copy_(self.host)
-        recorded = self.model.recorder.recorded
-        for reach in reversed(self.model.reaches):
-            self.forwards[reach] = recorded(partial(self.compute, reach))
+        self.record_all(self.compute)
         for kind in () if self.prompt else self.model.kinds:
-            self.surveying[kind] = recorded(partial(self.look, kind))
+            self.surveying[kind] = self.recorder.recorded(partial(self.look, kind))
 
     def fill(
         self,
@@ -186,8 +212,7 @@ class CapturedForward:
 
     def run(self) -> None:
         """Compute what was written down."""
-        self.buffer.copy_(self.host, non_blocking=True)
-        self.forwards[self.model.reach(int(self.given.lengths[0]) + self.rows)]()
+        self.repeat(int(self.given.lengths[0]) + self.rows)
 
     def survey(self, kind: Kind) -> NDArray[np.float32]:
         """The survey of the logits, with which the host has waited for the forward."""
@@ -207,19 +232,14 @@ class CapturedForward:
                 use_cache=True,
                 logits_to_keep=1 if self.prompt else 0,
             )
-        if not self.logits.numel():
-            self.logits = torch.empty_like(output.logits[0])
-            self.taps = [torch.empty_like(states) for states in found]
-        self.logits.copy_(output.logits[0])
-        for kept, states in zip(self.taps, found, strict=True):
-            kept.copy_(states)
+        self.logits = held(self.logits, output.logits[0])
+        before = self.taps or [torch.empty(0)] * len(found)
+        self.taps = [held(*each) for each in zip(before, found, strict=True)]
 
     def look(self, kind: Kind) -> None:
         numbers = self.inputs.numbers.int().view(torch.float32)
         found = survey(self.logits, kind, numbers, self.inputs.states)
-        if kind not in self.surveys:
-            self.surveys[kind] = torch.empty_like(found)
-        self.surveys[kind].copy_(found)
+        self.surveys[kind] = held(self.surveys.get(kind, torch.empty(0)), found)
 
 
 class CapturedModel:
@@ -245,10 +265,7 @@ class CapturedModel:
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
-        self.reaches = [self.pool.rows]
-        if self.kernels is None:
-            powers = takewhile(lambda reach: reach < self.pool.rows, (REACH << n for n in count()))
-            self.reaches = [*powers, self.pool.rows]
+        self.reaches = reaches_to(self.pool.rows) if self.kernels is None else [self.pool.rows]
         # A longer text than the context is never padded to a size.
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
@@ -257,10 +274,6 @@ class CapturedModel:
 
     def fresh_cache(self) -> PoolCache:
         return PoolCache(self.layers, self.pool)
-
-    def reach(self, rows: int) -> int:
-        """The end of the part of the pool that is read if so many rows may be seen."""
-        return next(reach for reach in self.reaches if reach >= min(rows, self.pool.rows))
 
     def record(self) -> None:
         """Record all forwards, the largest first, whose memory the others use again. The pool must
@@ -443,8 +456,7 @@ def same_bits(backend: TransformersBackend, model: CapturedModel) -> bool:
         claim(backend, length)
         if rows in PROMPTS:
             tokens, last = draw.choices(range(size), k=used), [Tree(draw.randrange(size))]
-            assert model.read(backend, tokens)
-            keep(backend, range(used), used)
+            read(backend, model, tokens)
             found = followed(backend, model, last)
             claim(backend, length)
             chains = [chain(tokens[at : at + most]) for at in range(0, used, most)]
@@ -465,12 +477,9 @@ def followed(
 ) -> torch.Tensor:
     """The logits along the paths to the last rows of some trees, each after the path of the one
     before."""
-    found = []
-    for tree in trees:
-        path = path_to(tree, len(tree))
-        found.append(scored(backend, model, tree)[path])
-        keep(backend, path, len(tree) + 1)
-    return torch.cat(found)
+    paths = [path_to(tree, len(tree)) for tree in trees]
+    found = in_turn(backend, model, trees)
+    return torch.cat([logits[path] for logits, path in zip(found, paths, strict=True)])
 
 
 def claim(backend: TransformersBackend, length: int) -> None:
@@ -516,26 +525,31 @@ def logits_of(
     prompt: bool,
 ) -> torch.Tensor:
     """The logits of two trees after `length` tokens, shape (rows of both, vocabulary), by a
-    captured model or outside of it. The second follows the path to the last row of the first.
-
-    With `prompt`, the tokens of the first are a prompt instead, which has no logits, and the second
-    is its root alone.
-    """
-    first, second = trees
-    rows = []
+    captured model or outside of it. With `prompt`, the tokens of the first are a prompt instead,
+    which has no logits, and the second is its root alone."""
     claim(backend, length)
     if prompt:
-        tokens = first.tokens
-        if model is None or not model.read(backend, tokens):
-            backend.forward(tokens, range(len(tokens)), logits=1)
-        kept = [*range(len(tokens))]
-        second = Tree(second.tokens[0])
-    else:
-        rows.append(scored(backend, model, first))
-        kept = path_to(first, len(first))
-    keep(backend, kept, len(first) + 1)
-    rows.append(scored(backend, model, second))
-    return torch.cat(rows)
+        read(backend, model, trees[0].tokens)
+        trees = [Tree(trees[1].tokens[0])]
+    return torch.cat(in_turn(backend, model, trees))
+
+
+def read(backend: TransformersBackend, model: CapturedModel | None, tokens: Sequence[int]) -> None:
+    if model is None or not model.read(backend, tokens):
+        backend.forward(tokens, range(len(tokens)), logits=1)
+    keep(backend, range(len(tokens)), len(tokens))
+
+
+def in_turn(
+    backend: TransformersBackend, model: CapturedModel | None, trees: Sequence[Tree]
+) -> list[torch.Tensor]:
+    """The logits of all rows of some trees, each after the path to the last row of the one
+    before."""
+    found = []
+    for tree in trees:
+        found.append(scored(backend, model, tree))
+        keep(backend, path_to(tree, len(tree)), len(tree) + 1)
+    return found
 
 
 def scored(backend: TransformersBackend, model: CapturedModel | None, tree: Tree) -> torch.Tensor:

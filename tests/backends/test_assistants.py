@@ -82,7 +82,6 @@ def test_an_assistant_guesses_as_the_library_does(
 ) -> None:
     backend, text = backends[shared].open(), TEXT[:length]
     head = backend.head
-    assert head is not None
     head.listen(True)
     backend.prefill(text, never)
     root: Any = head.start(text, SAMPLINGS[0], never)

@@ -356,28 +356,6 @@ def test_whether_thinking_can_be_switched_is_tried(
     assert chat_template.can_think(template, fill) is wanted
 
 
-@pytest.mark.gguf
-def test_a_gguf_file_thinks_or_not_as_it_is_told(tmp_path: Path) -> None:
-    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=THINKS))
-    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template="{{ 1 }}"))
-    assert backend.info.can_think and not plain.info.can_think
-    for thinking, end in SWITCHED.items():
-        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
-
-
-@pytest.mark.model
-def test_a_folder_thinks_or_not_as_it_is_told(embedded: Any, tmp_path: Path) -> None:
-    assert not embedded.info.can_think
-    folder = tmp_path / "thinks"
-    shutil.copytree(EMBEDDED.with_name("small"), folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    (folder / "chat_template.jinja").write_text(THINKS)
-    backend = load(str(folder))
-    assert backend.info.can_think
-    for thinking, end in SWITCHED.items():
-        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
-
-
 def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:
     """Everybody on a machine may read those."""
     filler.fill("llama_cpp", "{{ messages[0].content }}", TOKENS, TURNS)
@@ -476,23 +454,33 @@ def test_the_form_of_calls_is_found_and_written(
     ]
 
 
-@pytest.mark.gguf
-def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> None:
-    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=HERMES))
-    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template=THINKS))
-    assert backend.info.calls == CALLS and plain.info.calls is None
-    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
-    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)
+def with_template(kind: str, template: str, folder: Path) -> Any:
+    """A loaded model whose files bring this template."""
+    if kind == "gguf":
+        return opened_gguf(tiny_gguf(folder / "x.gguf", tokenizer__chat_template=template))
+    shutil.copytree(EMBEDDED.with_name("small"), folder / "x")
+    (folder / "x" / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "x" / "chat_template.jinja").write_text(template)
+    return load(str(folder / "x"))
 
 
-@pytest.mark.model
-def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_path: Path) -> None:
-    assert embedded.info.calls is None
-    folder = tmp_path / "calls"
-    shutil.copytree(EMBEDDED.with_name("small"), folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    (folder / "chat_template.jinja").write_text(HERMES)
-    backend = load(str(folder))
-    assert backend.info.calls == CALLS
+of_both = pytest.mark.parametrize(
+    "kind",
+    [pytest.param("gguf", marks=pytest.mark.gguf), pytest.param("folder", marks=pytest.mark.model)],
+)
+
+
+@of_both
+def test_a_model_thinks_or_not_as_it_is_told(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, THINKS, tmp_path)
+    assert backend.info.can_think and backend.info.calls is None
+    for thinking, end in SWITCHED.items():
+        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
+
+
+@of_both
+def test_a_model_calls_tools_as_its_template_says(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, HERMES, tmp_path)
+    assert backend.info.calls == CALLS and not backend.info.can_think
     assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
     assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)

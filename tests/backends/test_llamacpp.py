@@ -1,8 +1,6 @@
 """The llama.cpp backend beside the contract: its cells after any trees, chunks and stops, forwards
 that fail, memory, texts, and what other settings and architectures change."""
 
-import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,25 +265,6 @@ def test_a_cache_that_does_not_roll_back_is_an_error(
 # Memory.
 
 
-def test_a_model_is_freed_with_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The context before the model, each once, and without waiting for the garbage collector."""
-    path, freed = tiny_gguf(tmp_path / "tiny.gguf"), list[str]()
-    backend = opened_gguf(path)
-    for name in ("llama_free", "llama_model_free"):
-        own = getattr(llama_cpp, name)
-        monkeypatch.setattr(
-            llama_cpp, name, lambda raw, name=name, own=own: (freed.append(name), own(raw))
-        )
-    events_of(backend, [5, 6, 7], Generation(GREEDY, max_tokens=5))
-    dropped = weakref.ref(backend)
-    gc.disable()
-    try:
-        del backend
-        assert dropped() is None and freed == ["llama_free", "llama_model_free"]
-    finally:
-        gc.enable()
-
-
 @pytest.mark.soak
 def test_loading_again_and_again_takes_no_more_memory(gguf_files: dict[str, Path]) -> None:
     process, cycles = psutil.Process(), 30
@@ -367,14 +346,6 @@ def test_padding_behind_the_vocabulary_is_left_out(tmp_path: Path) -> None:
     assert backend.vocabulary() == words[:256] and backend.info.vocabulary_size == 260
 
 
-def test_another_vocabulary_is_refused(tiny: Any, gguf_target: Any) -> None:
-    with pytest.raises(ModelError) as caught:
-        check_vocabulary(gguf_target, tiny)
-    text = str(caught.value)
-    assert "tiny cannot draft for target-F32: it has 260 tokens, not 6,144; " in text
-    assert "the first token that differs is 0: '<s>', not '<|bos|>'" in text
-
-
 def test_a_tokenizer_of_another_type_is_refused(tmp_path: Path, tiny: Any) -> None:
     """The same tokens, put together by another rule."""
     words = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁t", "▁"]
@@ -443,21 +414,6 @@ def test_both_read_and_write_alike(
         found = embedded.tokenize(turn.content)
         assert gguf_target.tokenize(turn.content) == found
         assert embedded.detokenize(found) == turn.content
-
-
-@pytest.mark.model
-def test_both_have_the_same_vocabulary(
-    gguf_target: Any, gguf_drafts: dict[str, Any], embedded: Any, embedded_drafts: dict[str, Any]
-) -> None:
-    for one in (embedded, *embedded_drafts.values()):
-        for other in (gguf_target, *gguf_drafts.values()):
-            assert one.vocabulary() == other.vocabulary()
-            assert one.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
-            assert one.info.tokenizer_type == other.info.tokenizer_type == "BPE"
-            assert one.info.vocabulary_size == other.info.vocabulary_size
-            assert one.info.eos_ids == other.info.eos_ids
-            check_vocabulary(one, other)
-            check_vocabulary(other, one)
 
 
 # Settings.

@@ -12,7 +12,6 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from gguf import GGUFReader
 
 from engine.decode import never
 from engine.errors import ModelError, PromptError
@@ -208,32 +207,6 @@ def test_a_file_that_may_not_be_read(
 def test_files_of_another_kind(tmp_path: Path, data: bytes, problem: str) -> None:
     (tmp_path / "x.gguf").write_bytes(data)
     assert problem in refused(tmp_path / "x.gguf")
-
-
-@pytest.mark.soak
-def test_damaged_files(tiny: Path, tmp_path: Path) -> None:
-    """Cut in the header, in the numbers, of an old version, of another architecture, ..."""
-    data, path = tiny.read_bytes(), tmp_path / "x.gguf"
-    for broken, problem in [
-        (data[:20], "cannot be used"),
-        (data[: header_size(tiny) - 100], "cannot be used"),
-        (data[: header_size(tiny)], "not within the file bounds, model is corrupted"),
-        (data[:-2000], "not within the file bounds, model is corrupted"),
-        (data[:4] + b"\x63" + data[5:], "version 99"),
-        (data[:4] + b"\1" + data[5:], "GGUFv1 is no longer supported"),
-        (data.replace(b"llama", b"gemma", 1), "key not found in model: gemma."),
-    ]:
-        path.write_bytes(broken)
-        assert problem in refused(path)
-    path.write_bytes(data)
-    assert load(str(path), RUNTIME).info.can_tree
-
-
-@pytest.mark.soak
-def test_a_vocabulary_without_weights(gguf_files: dict[str, Path], tmp_path: Path) -> None:
-    source = gguf_files["small-F32"]
-    names = {tensor.name: None for tensor in GGUFReader(source).tensors}
-    assert "not found" in refused(rewritten(source, tmp_path / "x.gguf", arrays=names))
 
 
 def test_weights_that_are_no_numbers(gguf_files: dict[str, Path], tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ class Reference:
 def guessed(backend: TransformersBackend, text: Sequence[int], path: Sequence[int]) -> list[Any]:
     """The head's logits behind a text and behind each token of a path."""
     own = backend.open()
-    assert own.head is not None
     own.head.listen(True)
     own.prefill(text, never)
     guess: Any = own.head.start(text, SAMPLINGS[0], never)

@@ -418,20 +418,24 @@ def test_what_cannot_be_restored_begins_from_nothing(
 
 
 @pytest.mark.gguf
-def test_the_model_is_freed_with_its_last_sequence(
+def test_a_model_is_freed_with_its_last_sequence(
     gguf_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The context before the model, each once, and without waiting for the garbage collector."""
     freed: list[str] = []
-    own = llama_cpp.llama_model_free
     backend = opened_gguf(gguf_files["small-F32"], context_length=128)
     sequence = backend.open()
-    monkeypatch.setattr(
-        llama_cpp, "llama_model_free", lambda raw: (freed.append("model"), own(raw))
-    )
-    del backend
-    gc.collect()
-    wanted = Generation(GREEDY, max_tokens=3)
-    assert freed == [] and tokens_of(events_of(sequence, [5, 6], wanted))
-    del sequence
-    gc.collect()
-    assert freed == ["model"]
+    for name in ("llama_free", "llama_model_free"):
+        own = getattr(llama_cpp, name)
+        monkeypatch.setattr(
+            llama_cpp, name, lambda raw, name=name, own=own: (freed.append(name), own(raw))
+        )
+    gc.disable()
+    try:
+        del backend
+        wanted = Generation(GREEDY, max_tokens=3)
+        assert freed == [] and tokens_of(events_of(sequence, [5, 6], wanted))
+        del sequence
+        assert freed == ["llama_free", "llama_model_free"]
+    finally:
+        gc.enable()

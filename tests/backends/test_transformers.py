@@ -30,7 +30,6 @@ from tests.support.backends import (
     load_kind,
     prompt_of,
     save_model,
-    tree_of,
 )
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 
@@ -41,35 +40,6 @@ pytestmark = pytest.mark.model
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Llama."""
     return save_model("llama-gqa", tmp_path_factory.mktemp("grouped"))
-
-
-def test_rolling_back_leaves_no_trace(embedded: Any) -> None:
-    """Rejected rows of a big tree, then another text behind a shared prefix."""
-    backend, prompt = embedded.open(), prompt_of(40)
-    backend.prefill(prompt, never)
-    backend.score(tree_of(prompt[-1], [(token,) for token in range(100)]), GREEDY)
-    backend.accept([])
-    edited = [*prompt[:25], 9, 8, 7]
-    assert backend.prefill(edited, never).reused == 25
-    row = backend.score(Tree(edited[-1]), GREEDY).row(0)
-    assert gap(row, backend.alone(edited)) < 1e-3
-
-
-@pytest.mark.parametrize("layers", [0, 1, 2])
-def test_a_cancelled_prompt_goes_on_where_it_stopped(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch, layers: int
-) -> None:
-    """Before its second forward, or between two layers of that."""
-    backend, prompt = embedded.open(), prompt_of(1201)
-    rows, left = counted(backend, monkeypatch), iter([False] * layers)
-    stopped = backend.prefill(prompt, lambda: len(backend.cached) == 512 and next(left, True))
-    assert stopped == Filled(0, False)
-    assert backend.cached == prompt[:512] and backend.cache.length == 512
-    rows.clear()
-    assert backend.prefill(prompt, never).reused == 512
-    assert rows == [512, 176], "a long prompt is read in chunks"
-    row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
-    assert gap(row, backend.alone(prompt)) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -161,15 +131,6 @@ def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.Mon
     assert waits == ["cuda:0"]
 
 
-def test_text_and_template(embedded: Any) -> None:
-    text = "Ünïcode, 日本語 and 😀."
-    assert embedded.detokenize(embedded.tokenize(text)) == text
-    rendered = embedded.render([Message("user", " hi "), Message("assistant", "yes")])
-    assert rendered.endswith("<|user|>hi<|end|><|assistant|>yes<|end|><|assistant|>")
-    pieces = [embedded.detokenize([token]) for token in embedded.tokenize("😀")]
-    assert len(pieces) == 1 or "\ufffd" in pieces[0]
-
-
 def test_a_model_that_decodes_wrongly_even_with_its_own_cache_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,20 +184,6 @@ def test_a_model_whose_tree_check_fails_decodes_plainly_and_says_so(
     assert_lossless(events_of(good, prompt, wanted), steps)
 
 
-def test_a_model_that_refuses_our_mask_decodes_plainly_and_says_so(
-    grouped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise ValueError("only 2-D masks here\nand a long explanation")
-
-    monkeypatch.setattr(TransformersBackend, "mask", refuse)
-    backend = load(grouped)
-    assert not backend.info.can_tree
-    assert "its tree forward fails (only 2-D masks here)" in backend.info.note
-    wanted = Generation(GREEDY, max_tokens=5)
-    assert len(tokens_of(events_of(backend, prompt_of(9, 160), wanted))) > 0
-
-
 @pytest.mark.parametrize("kind", ["llama-gqa", "gemma2-mixed"])
 def test_bfloat16_runs(kind: str, tmp_path: Path) -> None:
     backend = load(save_model(kind, tmp_path), dtype="bfloat16")
@@ -268,16 +215,10 @@ def test_every_end_token_ends_an_answer(tmp_path: Path) -> None:
     [
         (None, "<s>System: be kind\n\nUser: hi\n\nAssistant:"),
         (
-            "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}",
-            "system=be kind;user=hi;",
-        ),
-        (
             "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
             "{% endif %}{{ m.role }}={{ m.content }};{% endfor %}",
             "user=be kind\n\nhi;",
         ),
-        ("{{ raise_exception('never') }}", None),
-        ("{{ messages[9].content.x }}", None),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", None),
     ],
 )

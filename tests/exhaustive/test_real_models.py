@@ -18,7 +18,6 @@ from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
 from engine.drafting.databases import Databases
-from engine.errors import ModelError
 from engine.hsd.family import Family, Stack
 from engine.methods import METHODS, method_named
 from engine.prompt import Chat
@@ -508,48 +507,3 @@ def test_the_comparison_above_can_fail(gguf_files: dict[str, Path], table: Any) 
     given = [subject.prompts[0]], [plain], [wrong]
     (found,) = divergences(subject.backend, *given, wanted.sampling)
     assert found.position == 20 and found.gap is not None and found.gap > 10 * NEAR["Q8_0"]
-
-
-def forgetful(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sequence that was accepted is not led on: the library itself notices."""
-    accept = backend.accept
-
-    def broken(rows: Sequence[int]) -> None:
-        before = list(backend.order)
-        accept(rows)
-        backend.order[: len(before)] = before
-
-    monkeypatch.setattr(backend, "accept", broken)
-
-
-def confused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the tree are read in another order."""
-    score = backend.score
-
-    def broken(tree: Tree, sampling: Sampling) -> Any:
-        scores = score(tree, sampling)
-        scores.read = lambda row: backend.logits[len(tree) - row]
-        return scores
-
-    monkeypatch.setattr(backend, "score", broken)
-
-
-@of_llamacpp
-@pytest.mark.parametrize("broken", [forgetful, confused])
-def test_a_broken_backend_fails_these_tests(
-    subject: Subject,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: Callable[[Any, pytest.MonkeyPatch], None],
-) -> None:
-    wanted, prompt, twin = generation(0.7, 1, STEPS), subject.prompts[0], subject.twin
-    plain, truth = subject.plain(wanted, 0), subject.truth(wanted, 0)
-
-    def say(tokens: Sequence[int]) -> Paths:
-        rest = tuple(truth[len(tokens) : len(tokens) + 2])
-        return [(9, 9, 9), (9, 8), *(rest[:end] for end in (1, 2))]
-
-    assert_lossless(plain, events_of(twin, prompt, wanted, [Adversary(say)]))
-    broken(twin, monkeypatch)
-    with pytest.raises((AssertionError, ModelError)):
-        assert_lossless(plain, events_of(twin, prompt, wanted, [Adversary(say)]))
-    twin.reset()
