@@ -162,31 +162,12 @@ class Filled(NamedTuple):
     limit: int | None = None
 
 
-class Scores(Protocol):
-    """The outcome of one forward over a tree, read lazily: only rows on the walk are sampled."""
-
-    def choose(self, row: int) -> int:
-        """The target's own next token after `row`."""
-
-    def distribution(self, row: int) -> Floats:
-        """The distribution that `choose` samples from, sampler settings applied: shape
-        (vocabulary,)."""
-
-    def probability(self, row: int, token: int) -> float:
-        """The target's unwarped probability of `token` after `row`."""
-
-    def known(self, row: int, token: int) -> float:
-        """The same if it costs nearly nothing; 0 if the row would have to be read."""
-
-    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
-        """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
-
-
 class LogitScores:
-    """Scores from `read(row)`, the logits of one tree row: float32, shape (vocabulary,).
+    """The outcome of one forward over a tree: `read(row)` gives the logits of a row, float32, shape
+    (vocabulary,), and `positions` are those of the tokens that follow each row.
 
-    `positions` are those of the tokens that follow each row. A row is read once, when it is first
-    needed; its choice and its normaliser are computed together.
+    A row is read once, when it is first needed: only rows on the walk are. Its choice and its
+    normaliser are computed together.
     """
 
     def __init__(
@@ -207,18 +188,24 @@ class LogitScores:
         return self.choices[row]
 
     def choose(self, row: int) -> int:
+        """The target's own next token after `row`."""
         return self.selected(row).token
 
     def distribution(self, row: int) -> Floats:
+        """The distribution that `choose` samples from, sampler settings applied: shape
+        (vocabulary,)."""
         return distribution(self.row(row), self.sampling)
 
     def probability(self, row: int, token: int) -> float:
+        """The target's unwarped probability of `token` after `row`."""
         return self.selected(row).probability(float(self.row(row)[token]))
 
     def known(self, row: int, token: int) -> float:
+        """The same if it costs nearly nothing; 0 if the row would have to be read."""
         return self.probability(row, token) if row in self.rows else 0.0
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
         if count < 1:
             return []
         logits, choice = self.row(row), self.selected(row)

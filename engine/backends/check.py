@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend, BackendInfo, LogitScores
+from engine.backends.base import Backend, BackendInfo
 from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.base import Head
@@ -43,10 +43,6 @@ pieces in which layers that keep a state compute."""
 
 
 class Checkable(Backend, Protocol):
-    """A backend whose logits can be read, and whose cache can be emptied."""
-
-    def score(self, tree: Tree, sampling: Sampling) -> LogitScores: ...
-
     def reset(self) -> None:
         """Empty the cache."""
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -222,7 +222,7 @@ class Eagle3Weights:
     or its target's. `tokens` are the target's tokens to which its logits belong, None for all.
     `taps` are the target's modules whose outputs it reads. `head` may also be a network of
     engine/heads/mtp.py or assistant.py: all have `join` and `norm`. `captured` are its recorded
-    steps, if a GPU has them."""
+    steps, a CapturedHead (captured_head.py), if a GPU has them."""
 
     head: Any
     embedding: torch.Tensor
@@ -230,7 +230,7 @@ class Eagle3Weights:
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo
-    captured: "RecordedSteps | None" = None
+    captured: Any = None
 
 
 class Block(NamedTuple):
@@ -242,22 +242,6 @@ class Block(NamedTuple):
     before: torch.Tensor
     rows: Sequence[int]
     sees: NDArray[np.bool_]
-
-
-class RecordedSteps(Protocol):
-    """Steps of a head that need not be told again (captured_head.py), in memory that all sequences
-    share."""
-
-    def enter(self, head: "Eagle3Head") -> None:
-        """Let a head own the memory."""
-
-    def step(self, head: "Eagle3Head", block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The hidden states and the logits of a block; None if it cannot."""
-
-    def write(
-        self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put new keys and values at some rows; returns all."""
 
 
 class Rows:
@@ -454,6 +438,7 @@ class Eagle3Head:
         captured, level = self.weights.captured, self.levels[number]
         self.logits = None
         if captured is not None and (found := captured.step(self, block)):
+            hidden: torch.Tensor
             hidden, self.logits = found
             return hidden
         mask = None if sees.all() else torch.from_numpy(sees).to(device)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import llama_cpp
 import numpy as np
@@ -249,26 +249,16 @@ class HeadContext:
         llama_cpp.llama_memory_seq_cp(self.memory, source, number, -1, -1)
 
 
-class Serving(Protocol):
-    """The backend of a head: `cached` are the decided tokens, `enter` makes the caches hold this
-    sequence, and `lead_first` makes sequence 0 of the model's cache hold the decided tokens."""
-
-    cached: list[int]
-
-    def enter(self) -> None: ...
-
-    def lead_first(self) -> None: ...
-
-
 class LlamaHead:
-    """The head of one sequence; see engine/heads/base.py and the module's docstring."""
+    """The head of one sequence, whose backend is a LlamaCppBackend; see engine/heads/base.py and
+    the module's docstring."""
 
-    def __init__(self, shared: HeadContext, info: HeadInfo, backend: Serving) -> None:
+    def __init__(self, shared: HeadContext, info: HeadInfo, backend: Any) -> None:
         self.shared, self.info, self.owner = shared, info, weakref.ref(backend)
         self.on = False
         self.clear()
 
-    def open(self, backend: Serving) -> Self:
+    def open(self, backend: Any) -> Self:
         return type(self)(self.shared, self.info, backend)
 
     def clear(self) -> None:

@@ -14,7 +14,7 @@ from engine.drafting.costs import measure_costs
 from engine.errors import ModelError
 from engine.models.memory import CHAIN, memory_need
 from engine.settings import Drafting, Generation, Sampling
-from engine.tree import Tree
+from tests.backends.test_lengths import FACTORS, SWITCH
 from tests.support.backends import (
     GREEDY,
     Broken,
@@ -57,26 +57,6 @@ def test_a_family_whose_states_cannot_be_followed_says_that_it_decodes_plainly(
     assert "decodes plainly: its chain forward fails" in backend.info.note
     text = prompt_of(40)
     assert gap(after(backend, text), backend.alone(text)) < CLOSE
-
-
-def test_a_state_of_one_token_too_many_would_show(
-    subjects: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a recurrence as in a convolution."""
-    settle = StateLayer.settle
-
-    def late(layer: StateLayer, kept: int, rows: int) -> None:
-        settle(layer, min(kept + 1, rows), rows)
-
-    for family in ("qwen3.5", "lfm2", "mamba", "nemotron-h"):
-        backend, text = subjects(family).model.open(), prompt_of(9)
-        backend.prefill(text, never)
-        backend.score(chain_of(text[-1], [5, 6, 7]), GREEDY)
-        with monkeypatch.context() as patch:
-            patch.setattr(StateLayer, "settle", late)
-            backend.accept([1])
-        row = backend.score(Tree(77), GREEDY).row(0)
-        assert gap(row, backend.alone([*text, 5, 77])) > 10 * CLOSE, family
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "nemotron-h", "lfm2", "falcon-h1", "mamba"])
@@ -183,13 +163,6 @@ def test_a_model_that_remembers_beside_its_cache_is_refused(tmp_path: Any) -> No
     folder = save_hybrid("recurrent-gemma", tmp_path)
     with pytest.raises(ModelError, match="with a second conversation open, the first one is off"):
         load(folder)
-
-
-SWITCH = 64
-FACTORS = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [2.0, 3.0, 5.0, 9.0], "original_max_position_embeddings": SWITCH, "factor": 4.0,
-}  # fmt: skip
 
 
 def test_a_hybrid_whose_rotary_factors_depend_on_the_length(tmp_path: Any) -> None:

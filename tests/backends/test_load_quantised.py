@@ -23,7 +23,7 @@ from engine.models.memory import memory_need
 from engine.native import core
 from engine.settings import Generation, Sampling
 from tests.support.backends import after, assert_counted, assert_exact, load, prompt_of
-from tests.support.quantised_folders import WIDE, Way, configure, quantised
+from tests.support.quantised_folders import WIDE, Way, configure, quantised, rewrite
 
 pytestmark = pytest.mark.model
 EIGHT, ASYMMETRIC = Way(bits=8, group=-1), Way(symmetric=False)
@@ -177,9 +177,7 @@ def test_biases_that_the_model_does_not_have(tmp_path: Path) -> None:
     """Some programs store one for each matrix: zeros, and other values count as well."""
     few, exact = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     name = "model.layers.0.mlp.up_proj"
-    stored = load_file(few / "model.safetensors")
-    stored[f"{name}.bias"] = torch.linspace(-1, 1, 384)
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, lambda stored: stored.update({f"{name}.bias": torch.linspace(-1, 1, 384)}))
     mine, other = load(few), load(exact, dtype="float32", bits="off")
     linear = other.model.get_submodule(name)
     text = prompt_of(40, 160)
@@ -225,11 +223,7 @@ def test_a_scale_for_all_inputs_is_kept_in_float32(tmp_path: Path) -> None:
 def test_prediction_layers_are_no_matrices_of_the_model(tmp_path: Path) -> None:
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     usual = load(few).info
-    stored = load_file(few / "model.safetensors")
-    for part in ("qweight", "qzeros", "scales", "g_idx"):
-        name = f"layers.0.mlp.up_proj.{part}"
-        stored[f"mtp.{name}"] = stored[f"model.{name}"].clone()
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, copied("model.layers.0.mlp.up_proj", "mtp.layers.0.mlp.up_proj"))
     found = load(few, head="off").info
     assert (found.memory_bytes, found.exact) == (usual.memory_bytes, True)
     assert_counted(few, usual, ahead=False)
@@ -326,6 +320,16 @@ def test_off_leaves_a_folder_to_transformers(
     assert memory_need(str(few), "cpu", "auto", 1024) != kept
 
 
+def copied(source: str, place: str) -> Any:
+    """Store the tensors of a matrix once more, in another place."""
+
+    def change(stored: dict[str, torch.Tensor]) -> None:
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            stored[f"{place}.{part}"] = stored[f"{source}.{part}"].clone()
+
+    return change
+
+
 def spoil(name: str, value: Any) -> Any:
     """Put another tensor in the place of one of a matrix, or none."""
 
@@ -366,9 +370,7 @@ def spoil(name: str, value: Any) -> Any:
 )
 def test_damaged_matrices_are_refused(way: Way, change: Any, part: str, tmp_path: Path) -> None:
     few, _ = quantised("llama-gqa", tmp_path, way, **WIDE)
-    stored = load_file(few / "model.safetensors")
-    change(stored)
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, change)
     told = refused(few)
     assert part in told
     if part.startswith("has"):
@@ -386,11 +388,7 @@ def test_a_folder_without_such_matrices_is_refused(tmp_path: Path) -> None:
 def test_matrices_without_a_place_in_the_model_are_refused(tmp_path: Path) -> None:
     """As those of experts, which are one tensor in the library's model."""
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
-    stored = load_file(few / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj"
-    for part in ("qweight", "qzeros", "scales", "g_idx"):
-        stored[f"model.layers.1.mlp.experts.0.up_proj.{part}"] = stored[f"{name}.{part}"].clone()
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, copied("model.layers.1.mlp.up_proj", "model.layers.1.mlp.experts.0.up_proj"))
     assert "its matrix model.layers.1.mlp.experts.0.up_proj" in refused(few)
 
 

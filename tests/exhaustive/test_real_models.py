@@ -31,6 +31,7 @@ from tests.support.lossless import (
     QUESTIONS,
     Adversary,
     Paths,
+    accepted,
     assert_lossless,
     curves,
     deep,
@@ -131,10 +132,6 @@ def test_answers_in_a_format(subject: Subject, kind: int, temperature: float) ->
 
 of_llamacpp = pytest.mark.parametrize("subject", ["llama.cpp"], indirect=True)
 """For what only a GGUF model has."""
-
-
-def accepted(steps: Sequence[Step]) -> int:
-    return sum(sum(step.accepted.values()) for step in steps)
 
 
 # The databases.

@@ -66,6 +66,10 @@ def ids(steps: Sequence[Step]) -> list[int]:
     return [token.id for token in tokens_of(steps)]
 
 
+def accepted(steps: Sequence[Step]) -> int:
+    return sum(sum(step.accepted.values()) for step in steps)
+
+
 class Counts:
     """A table of texts in memory, made the slow and obvious way."""
 
