@@ -17,7 +17,6 @@ from engine.settings import Drafting, Generation, Sampling
 from tests.backends.test_lengths import FACTORS, SWITCH
 from tests.support.backends import (
     GREEDY,
-    Broken,
     after,
     chain_of,
     counted,
@@ -76,33 +75,6 @@ def test_a_text_that_begins_otherwise_is_read_from_the_best_mark(
         assert backend.prefill(other, never) == Filled(reused, True)
         assert len(rows) <= 2 and sum(rows) == length + 2 - reused
         assert gap(after(backend, other), backend.alone(other)) < CLOSE
-
-
-@pytest.mark.parametrize("family", ["llama-gqa", "qwen3.5", "falcon-h1", "mamba"])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_forward_that_breaks_between_two_layers_leaves_nothing(
-    subjects: Any, monkeypatch: pytest.MonkeyPatch, family: str, layer: int
-) -> None:
-    """The layers before the one that fails have added to their part of the cache."""
-    subject = subjects(family)
-    backend, text = subject.model.open(), subject.prompt(60)
-    wanted = Generation(Sampling(0.7, seed=1), max_tokens=12)
-    plain = events_of(subject.model.open(), text, wanted)
-    stacks = [m for m in backend.model.modules() if isinstance(m, torch.nn.ModuleList)]
-    module, left = stacks[0][layer], iter([False] * 3)
-    forward = module.forward
-
-    def broken(*given: Any, **named: Any) -> Any:
-        if next(left, True):
-            raise Broken
-        return forward(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "forward", broken)
-        with pytest.raises(Broken):
-            events_of(backend, text, wanted)
-    assert backend.cached == [] and backend.bytes == 0
-    assert_lossless(plain, events_of(backend, text, wanted))
 
 
 def test_databases_draft_by_a_measured_curve(subjects: Any) -> None:

@@ -322,23 +322,6 @@ def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
 
 
 @pytest.mark.soak
-def test_an_unknown_hub_id_is_one_clear_sentence(hub: Hub, tmp_path: Path) -> None:
-    status, text = in_process("someone/else", hub.url, tmp_path)
-    assert status == 2 and "'someone/else' could not be loaded" in text
-
-
-@pytest.mark.soak
-def test_a_hub_repository_with_pickled_weights_only_is_refused(
-    hub: Hub, folder: Path, tmp_path: Path
-) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    hub.repos["someone/tiny"] = files_of(folder)
-    status, text = in_process("someone/tiny", hub.url, tmp_path / "home")
-    assert status == 2 and "could not be loaded" in text and "safetensors" in text
-    assert not hub.fetched("pytorch_model.bin")
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_a_hub_id_without_a_network_is_a_clear_error(tmp_path: Path, offline: str) -> None:
     """Port 9 refuses connections at once: what takes long here is what the client waits."""

@@ -262,29 +262,6 @@ def test_the_context_can_be_filled_to_its_end(
             assert accepted(fast) > 0 or start > length - 3
 
 
-@pytest.mark.soak(stay=1)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_what_was_cancelled_goes_on_as_if_it_had_not_been(
-    subject: Subject, temperature: float
-) -> None:
-    """Continued with what was kept as a part of the prompt, or begun again."""
-    wanted, prompt, lengths = generation(temperature, 1, STEPS), subject.prompts[0], set[int]()
-    plain, known = subject.plain(wanted, 0), knowing(subject.truth(wanted, 0), 2)
-    truth, backend = ids(plain), subject.backend
-    for at in range(1, 14):
-        backend.prefill(prompt, never)
-        left: Iterator[bool] = iter([False] * at + [True] * 999)
-        steps = events_of(backend, prompt, wanted, [known], cancelled=lambda left=left: next(left))
-        kept = ids(steps)
-        assert steps[-1].finish == "cancelled" and kept == truth[: len(kept)]
-        lengths.add(len(kept))
-        rest = generation(temperature, 1, STEPS - len(kept))
-        more = events_of(backend, [*prompt, *kept], rest, [known])
-        assert [*kept, *ids(more)] == truth, f"after {len(kept)} tokens"
-    assert len(lengths) == 13 and max(lengths) < STEPS
-    assert_lossless(plain, events_of(backend, prompt, wanted, [known]))
-
-
 # Conversations.
 
 
