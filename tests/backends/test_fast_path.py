@@ -2,7 +2,6 @@
 
 import ast
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from bench.llama_peers import LlamaPeer
 from engine import process
 from engine.backends import fast_path
 from engine.backends.llamacpp import alone
@@ -238,17 +236,6 @@ def test_both_paths_say_the_same(
     monkeypatch.delenv(fast_path.FAULT)
     other = alone(load(path, RUNTIME), prompt)  # type: ignore[arg-type]
     assert np.isfinite(safe).all() and abs(safe - other).max() < 0.5
-
-
-@pytest.mark.soak
-def test_the_peers_of_a_benchmark_take_the_same_path(
-    broken: None, gguf_files: dict[str, Path]
-) -> None:
-    for name, fast in (("small-Q8_0", False), ("small-F32", True)):
-        source = str(gguf_files[name])
-        peer = LlamaPeer(load(source, RUNTIME), source, RUNTIME)
-        with closing(peer):
-            assert peer.llama.model_params.use_extra_bufts is fast
 
 
 def calls(path: Path) -> list[str]:
