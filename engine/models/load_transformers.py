@@ -35,11 +35,10 @@ from engine.backends.transformers_tokenizer import (
 )
 from engine.errors import ModelError, first_line
 from engine.heads.captured_head import capture_head
-from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
 from engine.models.load_quantised import stored
-from engine.models.memory import CHAIN
+from engine.models.memory import CHAIN, loading_of
 from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
 from engine.settings import Runtime
@@ -48,6 +47,8 @@ from engine.thinking import marks_of
 # The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The same by their names in weight files."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """The largest logit difference that the check allows; a wrong mask or position differs by whole
 units."""
@@ -64,14 +65,15 @@ they are used."""
 def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> TransformersBackend:
     """Load a causal LM from a local folder or a hub id.
 
-    `pick_dtype` explains the dtypes. The threads are those of all models in torch. Few bits are the
-    most of a weight, whatever the dtype is; with "auto", a processor keeps the numbers of a folder
-    that was quantised already. Raises ModelError.
+    `loading_of` says which dtype it gets. The threads are those of all models in torch. Few bits
+    are the most of a weight, whatever the dtype is; with "auto", a processor keeps the numbers of a
+    folder that was quantised already. Raises ModelError.
     """
     device, dtype, bits = runtime.device, runtime.dtype, runtime.bits
     torch.set_num_threads(runtime.threads or USUAL_THREADS)
     where = pick_device(device)
-    pick_dtype(dtype, where)  # refuse an unknown type before anything is read
+    if dtype not in ("auto", *DTYPES):
+        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
     pick_bits(bits, where)
     source = found(source)
     FILLER.prepare("transformers")
@@ -150,10 +152,14 @@ def read(
         config, tokenizer = described(source)
         own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
         packing = packing_of(config, device, bits)
+        given = {"dtype": str(own).removeprefix("torch.")}
+        kind = loading_of(given, str(device), dtype, packing.bits if packing else 0).kind
+        if packing and device.type == "cpu":
+            kind = None  # what keeps its type is converted after it was read
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=pick_wide(dtype, device, own) if packing else pick_dtype(dtype, device, own),
+            dtype=STORED.get(kind or "", "auto"),
             quantization_config=packing,
             use_safetensors=True,
             trust_remote_code=False,
@@ -276,28 +282,6 @@ def pick_device(device: str) -> torch.device:
         names = ", ".join(name for name, available in usable.items() if available)
         raise ModelError(f"The device {device!r} is not available here. Choose auto, {names}.")
     return torch.device(device)
-
-
-def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dtype | str:
-    """The torch dtype for a name. "auto" is the checkpoint's `own` on a GPU. On a processor it is
-    bfloat16 if the checkpoint has that and the processor computes with it, otherwise float32."""
-    if dtype == "auto":
-        if device.type != "cpu":
-            return "auto"
-        native = own == torch.bfloat16 and computes_bfloat16()
-        return torch.bfloat16 if native else torch.float32
-    if dtype not in DTYPES:
-        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
-
-
-def pick_wide(dtype: str, device: torch.device, own: object) -> torch.dtype | str:
-    """The torch dtype of what keeps its type beside weights of few bits: on a processor that of the
-    files, on a GPU one of 16 bits."""
-    if device.type == "cpu":
-        return "auto"
-    known = [kind for kind in (DTYPES.get(dtype), own) if kind in (torch.bfloat16, torch.float16)]
-    return known[0] if known else torch.bfloat16
 
 
 def pick_bits(bits: str, device: torch.device) -> int:

@@ -273,7 +273,9 @@ class Loading(NamedTuple):
 
 
 def loading_of(config: Mapping[str, Any], device: str, dtype: str, few: int) -> Loading:
-    """How a model is loaded; see `pick_dtype` and `pick_wide` of load_transformers.py."""
+    """How a model is loaded. On a processor "auto" is bfloat16 if the files have that and the
+    processor computes with it, otherwise float32; elsewhere it is the type of the files. Next to
+    matrices of few bits a GPU needs a type of 16 bits."""
     on_cpu, kind = device.startswith("cpu"), DTYPES.get(dtype)
     if dtype == "auto":
         kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))

@@ -52,7 +52,6 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(quantised.Packer, "__init__", prepare)
     monkeypatch.setattr("engine.models.load_transformers.with_native", lambda backend: None)
-    monkeypatch.setattr("engine.models.load_transformers.pick_wide", lambda *of: "auto")
 
 
 @pytest.mark.usefixtures("on_a_gpu")
