@@ -38,11 +38,8 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """A tokenizer, also without a model.
-
-    `tokenizer_fingerprint` identifies the vocabulary: n-grams of one tokenizer mean nothing to
-    another.
-    """
+    """A tokenizer, also without a model. `tokenizer_fingerprint` identifies the vocabulary: n-grams
+    of one tokenizer mean nothing to another."""
 
     name: str
     tokenizer_fingerprint: str
@@ -152,10 +149,8 @@ class Tokenizer(Protocol):
 
 class Filled(NamedTuple):
     """The result of a prefill: how many tokens were in the cache already, and whether all are now.
-
     `limit` is the longest text, including its root, that can be decided with this cache: once more
-    tokens are decided, the cache has to be filled again. None if that never happens.
-    """
+    tokens are decided, the cache has to be filled again. None if that never happens."""
 
     reused: int
     complete: bool
@@ -272,11 +267,8 @@ class Backend(Tokenizer, Protocol):
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """The length of the longest common prefix of two lists of tokens.
-
-    It is found by bisection, because comparing slices takes nanoseconds per token, and a loop fifty
-    times that.
-    """
+    """The length of the longest common prefix of two lists of tokens, by bisection: comparing
+    slices takes nanoseconds per token, and a loop fifty times that."""
     known, limit = 0, min(len(left), len(right))
     while known < limit:
         middle = (known + limit + 1) // 2

@@ -283,10 +283,8 @@ class TreeCache(Cache):
                 layer.mark(name)
 
     def shorten(self, length: int, dirty: bool = False) -> None:
-        """Go back to a decided length, or to the longest before it that can be restored.
-
-        With `dirty` a forward was not settled, so the states are not those after `length`.
-        """
+        """Go back to a decided length, or to the longest before it that can be restored. With
+        `dirty` a forward was not settled, so the states are not those after `length`."""
         if self.state_layers and (dirty or length < self.length):
             self.forget_marks(length)
             name = max(self.marks, key=self.marks.__getitem__, default=None)
@@ -319,11 +317,8 @@ class TreeCache(Cache):
 
 
 def kinds_of(config: Any) -> list[tuple[str, int]] | None:
-    """The kinds of a model's layers and how many states each has; None if a kind is unknown.
-
-    The layers of a model with attention only may share keys and values. Every layer gets a cache of
-    its own, and some of these stay empty.
-    """
+    """The kinds of a model's layers and how many states each has; None if a kind is unknown. Layers
+    that share keys and values get a cache of their own all the same, which stays empty."""
     if not is_recurrent(config):
         return [("full_attention", 1)] * config.num_hidden_layers
     kinds, settings = get_layer_types_and_kwargs(config)
@@ -436,11 +431,8 @@ def mamba_resumed(scan: Callable[..., Output], state: torch.Tensor, given: Given
 @dataclass(frozen=True, slots=True)
 class Scan:
     """A way to read rows one by one: `one` is the name of the library's function for a single
-    token.
-
-    `resumed` reads several rows at once from a state, if the library's own function can only begin
-    with zeros.
-    """
+    token. `resumed` reads several rows at once from a state, if the library's own function can only
+    begin with zeros."""
 
     one: str
     by_rows: Callable[[Callable[..., Any], StateLayer, Given], Output]

@@ -38,10 +38,9 @@ from engine.backends.device_scores import (
 )
 from engine.backends.fused import Products, fused, join, kernels_for
 from engine.backends.pool import Pool, PoolCache, Table
-from engine.backends.transformers import TransformersBackend, ancestors
+from engine.backends.transformers import TransformersBackend, ancestors, row_of
 from engine.errors import first_line
 from engine.heads.eagle3 import tapped
-from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 
@@ -161,11 +160,8 @@ def held(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
 
 
 class CapturedForward(Recorded):
-    """The forward over `rows` rows.
-
-    After `run`, `logits` are those of a tree, shape (rows, vocabulary), and `taps` the outputs of
-    the modules that a head reads.
-    """
+    """The forward over `rows` rows. After `run`, `logits` are those of a tree, shape (rows,
+    vocabulary), and `taps` the outputs of the modules that a head reads."""
 
     def __init__(self, rows: int, model: "CapturedModel") -> None:
         super().__init__(Inputs.size(rows), model.recorder, model.reaches)
@@ -325,13 +321,8 @@ class CapturedModel:
         forward.run()
         self.tell(sequence, forward)
         found = forward.survey(kind if kind in self.kinds else self.kinds[0])
-        logits = forward.logits
-
-        def read(row: int) -> Floats:
-            values: Floats = logits[row].float().cpu().numpy()
-            return values
-
-        return DeviceScores(logits[: len(positions)], read, positions, sampling, found)
+        logits = forward.logits[: len(positions)]
+        return DeviceScores(logits, partial(row_of, logits), positions, sampling, found)
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it is longer than any captured forward."""
@@ -432,11 +423,7 @@ def trials(
 
 def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
     """The largest difference between captured forwards and others, as a share of the norm of a row
-    of logits; nan if any are not numbers.
-
-    In every trial a path of a tree is accepted, and another tree follows, or a tree follows a
-    prompt.
-    """
+    of logits; nan if any are not numbers."""
     draw, gaps = Random(0), []
     for rows, used, length in trials(backend, model, draw):
         trees = [random_tree(draw, backend.info.vocabulary_size, used) for _ in range(2)]

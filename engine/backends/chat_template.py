@@ -156,11 +156,8 @@ def switched(thinking: bool | None) -> dict[str, bool]:
 
 
 def can_think(template: str, fill: Fill) -> bool:
-    """Whether a template can switch thinking.
-
-    This is tested by filling it with both values, because a template may name the variable and
-    ignore it.
-    """
+    """Whether a template can switch thinking. It may name the variable and ignore it, so it is
+    filled with both values."""
     if not any(name in template for name in SWITCHES):
         return False
     question = [{"role": "user", "content": "Hi."}]

@@ -111,10 +111,8 @@ def worth(info: BackendInfo, tokens: int) -> bool:
 
 def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed: float) -> bool:
     """Whether a model continues from a state with several tokens at a time as it does with one.
-
     Some layers begin with an empty state instead. With small weights this makes only a small
-    difference, so the difference is compared with that of rounding alone.
-    """
+    difference, so the difference is compared with that of rounding alone."""
     backend.resumes = False
     rounding = plain_gap(backend, alone)
     backend.reset()

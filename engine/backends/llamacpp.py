@@ -175,11 +175,8 @@ class LlamaCppTokenizer:
     def render(
         self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
-        """The conversation in the file's chat template (run in a sandbox).
-
-        The token that begins a text is added if the file requires one and its template does not
-        write it.
-        """
+        """The conversation in the file's chat template, after the token that begins a text if the
+        file requires one and its template does not write it."""
         begin = self.tokens.begin
         how = self.info, self.special, thinking, tools
         text = conversation(messages, self.template, "", *how)
@@ -187,11 +184,8 @@ class LlamaCppTokenizer:
 
 
 class LlamaCppBackend(LlamaCppTokenizer):
-    """One sequence of a loaded model, a conversation, as a Backend.
-
-    `model` and `context` are the library's. `rows` is the number of prompt tokens that are read at
-    a time.
-    """
+    """One sequence of a loaded model, a conversation, as a Backend. `model` and `context` are the
+    library's. `rows` is the number of prompt tokens that are read at a time."""
 
     info: BackendInfo
 
@@ -261,10 +255,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.reset()
 
     def enter(self) -> None:
-        """Make the library's cache hold this sequence, and park the one that it held.
-
-        If this sequence cannot be restored, it becomes empty.
-        """
+        """Make the library's cache hold this sequence, and park the one that it held. If this
+        sequence cannot be restored, it becomes empty."""
         holder = self.shared.holder()
         if holder is self:
             return
@@ -448,10 +440,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
 
 
 def branches(tree: Tree) -> tuple[list[int], list[int]]:
-    """For each row, the first leaf below it and the number of its leaves.
-
-    Leaves are numbered branch by branch, so that those below a row have consecutive numbers.
-    """
+    """For each row, the first leaf below it and the number of its leaves. Leaves are numbered
+    branch by branch, so that those below a row have consecutive numbers."""
     parents, rows = tree.parents, len(tree.parents)
     counts = [0] * rows
     for row in range(rows - 1, 0, -1):
@@ -468,11 +458,9 @@ def branches(tree: Tree) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def stopping(context: Any, cancelled: Callable[[], bool]) -> Iterator[None]:
-    """End forwards on the processor early in this block once `cancelled()` is true.
-
-    Only prompts use this, because the library calls back at every node of its graph and then waits
-    for Python's lock.
-    """
+    """End forwards on the processor early in this block once `cancelled()` is true. Only prompts
+    use this, because the library calls back at every node of its graph and then waits for Python's
+    lock."""
     callback = llama_cpp.ggml_abort_callback(lambda _: cancelled())
     llama_cpp.llama_set_abort_callback(context, callback, None)
     try:

@@ -147,10 +147,8 @@ class Numbers(NamedTuple):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32.
-
-    Of `weights` in floating point, `bits` is the number that they are rounded to.
-    """
+    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32. Of `weights` in
+    floating point, `bits` is the number that they are rounded to."""
 
     numbers: torch.Tensor
     scales: torch.Tensor

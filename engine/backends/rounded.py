@@ -60,11 +60,8 @@ class RoundedLinear(nn.Module):
 
 
 def rounded(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers and the scales of a matrix, shape (outputs, inputs).
-
-    In each group the weight that is the farthest from 0 becomes the lowest number, which has no
-    counterpart above.
-    """
+    """The numbers and the scales of a matrix, shape (outputs, inputs). In each group the weight
+    that is the farthest from 0 becomes the lowest number, which has no counterpart above."""
     outputs, inputs = weight.shape
     half = 1 << (bits - 1)
     groups = nn.functional.pad(weight.float(), (0, -inputs % STEP)).view(outputs, -1, GROUP)

@@ -120,10 +120,8 @@ class AssistantHead(Eagle3Head):
 @contextmanager
 def sharing() -> Iterator[None]:
     """Let the library build models in this block whose layers all read the cache of another model.
-
     transformers 5.23 refuses this, because it looks for layers that write, and an assistant has
-    none.
-    """
+    none."""
     kinds: tuple[Any, ...] = (Gemma4TextConfig, Gemma4UnifiedTextConfig)
     known = [kind.kv_sharing_modes for kind in kinds]
 

@@ -287,9 +287,7 @@ class Level:
 
 class Eagle3Head:
     """The head of one sequence. Its backend reports the decided rows with `record` and `keep`.
-
-    `found` are hidden states of the last forward, each of shape (1, rows, width).
-    """
+    `found` are hidden states of the last forward, each of shape (1, rows, width)."""
 
     depths = 1
     """The number of layers; a single one guesses at all depths."""

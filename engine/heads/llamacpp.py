@@ -312,9 +312,7 @@ class LlamaHead:
 
     def across(self, start: int, found: Floats) -> Floats:
         """Continue at place `start` with the states `found`, without the state before that place.
-
-        If only this one state is missing, it is replaced by zeros and the rows so far stay.
-        """
+        If only this one state is missing, it is replaced by zeros and the rows so far stay."""
         self.first, self.states = start, found[:0]
         if self.begin < start == self.fed:
             self.first -= 1
@@ -393,10 +391,7 @@ class LlamaHead:
 
     def parted(self, parents: Sequence[int]) -> list[int]:
         """A sequence for each child of these nodes: the parent's for the first child, copies for
-        others.
-
-        Sequence 0 is never a copy, because it keeps the decided rows.
-        """
+        others. Sequence 0 is never a copy, because it keeps the decided rows."""
         kept = {self.branches[parent] for parent in parents}
         free = iter([number for number in range(1, WIDTH + 1) if number not in kept])
         found: list[int] = []
@@ -421,10 +416,8 @@ class LlamaHead:
         self.shared.join()
 
     def feed(self, tokens: Sequence[int], end: int, guess: bool = False) -> None:
-        """Compute the rows up to place `end`, with `guess` also the logits of the last row.
-
-        A failure leaves the head empty.
-        """
+        """Compute the rows up to place `end`, with `guess` also the logits of the last row. A
+        failure leaves the head empty."""
         start = self.fed
         states = self.states[start - 1 - self.first : end - 1 - self.first]
         try:

@@ -106,10 +106,8 @@ class Mtp(DirectNetwork):
 
 
 def build(target: Any, joints: Sequence[Tensors], layers: Sequence[Tensors]) -> Mtp:
-    """The module of some weights, on the target's device and in its dtype.
-
-    Raises ValueError for weights that do not fit, and any exception of the library.
-    """
+    """The module of some weights, on the target's device and in its dtype. Raises ValueError for
+    weights that do not fit, and any exception of the library."""
     kind, hidden = type(target.get_decoder()), target.config.get_text_config().hidden_size
     config = config_of(target, len(layers), any(EXPERTS.match(name) for name in layers[0]))
     norm = torch.ones(hidden)

@@ -322,11 +322,8 @@ def cause_of(error: ModelError) -> str:
 
 
 class Server(ModelFormat):
-    """Models that an OpenAI-compatible server runs: the source is its address.
-
-    Such a model has no files and needs no memory on this machine. No address is contacted before a
-    model is loaded.
-    """
+    """Models that an OpenAI-compatible server runs: the source is its address. Such a model has no
+    files and needs no memory on this machine. No address is contacted before a model is loaded."""
 
     kind = KIND
 

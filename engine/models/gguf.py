@@ -200,10 +200,8 @@ def weights_type(model: Any) -> str:
 
 
 def complaint(start: int = 0) -> str:
-    """The library's first error, which is the cause of later ones.
-
-    Lines of the log before number `start` are ignored.
-    """
+    """The library's first error after line number `start` of the log, which is the cause of later
+    ones."""
     for severity in (ERROR, WARNING):
         for level, text in log[start:]:
             if level == severity and text.strip():

@@ -80,10 +80,8 @@ class Opened:
 def opened_head(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
 ) -> Opened | None:
-    """The head of an opened model, None without one or if heads are off. Raises NoHead.
-
-    `fast` and `weights` are as for the model; see engine/models/gguf.py.
-    """
+    """The head of an opened model, None without one or if heads are off. Raises NoHead. `fast` and
+    `weights` are as for the model; see engine/models/gguf.py."""
     if runtime.head == "off":
         return None
     if runtime.head != "auto":
@@ -214,12 +212,9 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
 def with_head(
     backend: LlamaCppBackend, path: Path, runtime: Runtime, fast: bool, problem: str = ""
 ) -> HeadInfo | None:
-    """Give a checked backend the head of its model, and return its description, None without one.
-    `problem` is the reason why it cannot be used, if that is already known.
-
-    The note of the description gives the reason why a head cannot be used. A head that was named
-    explicitly raises ModelError instead.
-    """
+    """Give a checked backend the head of its model, and return its description, None without one;
+    its note says why it cannot be used. `problem` is the reason if that is already known. A head
+    that was named explicitly raises ModelError instead."""
     try:
         if problem:
             raise NoHead(problem)

@@ -205,11 +205,8 @@ def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | N
 
 
 def choose_attention(device: torch.device) -> None:
-    """Switch off cuDNN's attention on CUDA devices.
-
-    It plans every new shape in 40 to 80 ms, and while an answer grows, every forward has a new one.
-    The library's other kernels need no plan.
-    """
+    """Switch off cuDNN's attention on CUDA devices: it plans every new shape in 40 to 80 ms, and
+    while an answer grows, every forward has a new one."""
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -235,10 +232,8 @@ def with_native(backend: TransformersBackend) -> None:
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
-    """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError.
-
-    The model gets folded attention if it loses no ability by that, otherwise the library's.
-    """
+    """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError. The model
+    gets folded attention if it loses no ability by that, otherwise the library's."""
     described = backend.info
     if fold(backend.model):
         with suppress(ModelError):
@@ -252,11 +247,8 @@ def examine(backend: TransformersBackend, allowed: float) -> None:
 
 
 def examine_all(backend: TransformersBackend, allowed: float) -> None:
-    """Check a model with its present attention.
-
-    If the rotary factors change at some length, the check is repeated on both sides of it, with a
-    few tokens whose positions are shifted there.
-    """
+    """Check a model with its present attention. If the rotary factors change at some length, the
+    check is repeated on both sides of it, with a few tokens whose positions are shifted there."""
     reference = backend.alone
     reach = min(backend.spans.values(), default=0)
     backend.info = check(backend, reference, allowed, reach)
@@ -358,10 +350,8 @@ def begin_of(tokenizer: Any) -> str:
 
 def counts_rows(config: Any, context_length: int) -> bool:
     """Whether some layer uses the number of a row in the cache as its position, and this matters.
-
     The layers of Llama 4 without rotary embeddings do, to scale attention by the position divided
-    by `floor_scale`. In a chain both numbers are equal; in a tree they are not.
-    """
+    by `floor_scale`. In a chain both numbers are equal; in a tree they are not."""
     scaled = getattr(config, "attn_temperature_tuning", False)
     layers = getattr(config, "no_rope_layers", None) or [1]
     return bool(scaled) and not all(layers) and config.floor_scale <= context_length

@@ -115,11 +115,9 @@ def shared_layers(names: Iterable[str]) -> tuple[dict[str, str], Numbered]:
 
 
 def apart_layers(names: Iterable[str], layers: int) -> tuple[Numbered, Numbered, set[str]]:
-    """The tensors around each layer, those in it, and the names of all of them.
-
-    A layer after those of the model counts if a layer in the same place has a projection, because
-    the vision parts of a model number their layers, too.
-    """
+    """The tensors around each layer, those in it, and the names of all of them. A layer after those
+    of the model counts if a layer in the same place has a projection, because the vision parts of a
+    model number their layers, too."""
     found = [(name, layer) for name in names if (layer := LAYER.match(name))]
     later = [(name, layer) for name, layer in found if int(layer[2]) >= layers]
     places = {layer[1] for _, layer in later if JOINTS.get(layer[3]) == "fc"}
@@ -502,10 +500,8 @@ def forecast_of(
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[int, int]:
-    """How many layers of a model have attention, and how many keep a state.
-
-    If the config names no kinds, all have attention. Raises KeyError, TypeError or ValueError.
-    """
+    """How many layers of a model have attention, and how many keep a state. If the config names no
+    kinds, all have attention. Raises KeyError, TypeError or ValueError."""
     listed = config.get("layer_types") or config.get("layers_block_type") or ()
     count = len(listed) or whole(config, "num_hidden_layers", "n_layer")
     model = config.get("model_type")
