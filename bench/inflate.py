@@ -24,7 +24,7 @@ from engine.models.inflate import WRITERS, inflated_config, skeleton, write
 from engine.models.load_transformers import DTYPES, TOLERANCE, load_transformers
 from engine.models.shape import SHAPES, Config, Model, Shape, check_fits
 from engine.prompt import Chat
-from engine.settings import Sampling
+from engine.settings import Runtime, Sampling
 from engine.tree import Tree
 
 GROUP = 64
@@ -70,7 +70,8 @@ class Inflate(Measurement):
     def record(self, options: argparse.Namespace) -> Record:
         shape, output = options.shape, options.output.absolute()
         source = EMBEDDED if options.model == "embedded" else Path(options.model)
-        original = load_transformers(str(source), device=options.device, dtype=options.dtype)
+        runtime = Runtime(device=options.device, dtype=options.dtype)
+        original = load_transformers(str(source), runtime)
         check_fits(original.model.config, shape)
         if options.bits is not None:
             rounded(original.model, options.bits)
@@ -78,7 +79,7 @@ class Inflate(Measurement):
         record = {"model": output.name, "original": original.info.name, "dtype": options.dtype}
         record |= {"bits": options.bits, "from": asdict(Shape.of(original.model.config))}
         record |= sizes(original.model.config, shape, original.model.dtype)
-        inflated = load_transformers(str(output), device=options.device, dtype=options.dtype)
+        inflated = load_transformers(str(output), runtime)
         record |= verify(original, inflated, options)
         self.verified = record["verified"]
         return record

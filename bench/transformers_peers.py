@@ -19,7 +19,7 @@ from engine.backends.folded_attention import unfold, unfolded
 from engine.backends.transformers import TransformersBackend
 from engine.models.load_transformers import load_transformers
 from engine.sampling import COLDEST
-from engine.settings import Generation, Sampling
+from engine.settings import Generation, Runtime, Sampling
 
 
 def transformers_peer(name: str, backend: Backend) -> "GeneratePeer":
@@ -29,7 +29,8 @@ def transformers_peer(name: str, backend: Backend) -> "GeneratePeer":
     if name == PROMPT_LOOKUP:
         settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
     elif name == ASSISTED:
-        assistant = load_transformers(str(SMALL), backend.info.device, backend.info.dtype).model
+        runtime = Runtime(device=backend.info.device, dtype=backend.info.dtype)
+        assistant = load_transformers(str(SMALL), runtime).model
         unfold(assistant)
         settings = {"assistant_model": assistant}
     return GeneratePeer(name, backend, settings)

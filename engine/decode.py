@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import Any
 
-from engine.backends.base import Backend, Filled, Scores
+from engine.backends.base import Backend, Filled, LogitScores
 from engine.constraint import Constraint
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -295,7 +295,7 @@ class Answer:
         self.finish: Finish | None = None
 
     def emit(
-        self, tree: Tree, scores: Scores, rows: list[int], chosen: list[int], start: int
+        self, tree: Tree, scores: LogitScores, rows: list[int], chosen: list[int], start: int
     ) -> list[Token]:
         """The tokens of one step up to where the answer ends; sets `finish` when it does.
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.backends.base import Scores
+from engine.backends.base import LogitScores
 from engine.tree import Tree
 from engine.types import Step
 
@@ -48,7 +48,7 @@ def percent(probability: float) -> int:
     return min(100, max(1, round(100 * probability))) if probability > 0 else 0
 
 
-def recorded(tree: Tree, scores: Scores, accepted: Sequence[int]) -> bytes | None:
+def recorded(tree: Tree, scores: LogitScores, accepted: Sequence[int]) -> bytes | None:
     """The tree as bytes; `accepted` rows are those of the path that was kept."""
     count = len(tree)
     if not count:

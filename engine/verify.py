@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.backends.base import Scores
+from engine.backends.base import LogitScores
 from engine.sampling import Floats
 from engine.tree import Tree
 from engine.types import Rule
@@ -38,14 +38,14 @@ class Walk(NamedTuple):
 class Verifier(Protocol):
     """A rule applied in one run."""
 
-    def walk(self, tree: Tree, scores: Scores, row: int = 0) -> Walk:
+    def walk(self, tree: Tree, scores: LogitScores, row: int = 0) -> Walk:
         """Verify the drafts after `row`."""
 
 
 class Match:
     """Keep drafts that equal the model's own keyed choice."""
 
-    def walk(self, tree: Tree, scores: Scores, row: int = 0) -> Walk:
+    def walk(self, tree: Tree, scores: LogitScores, row: int = 0) -> Walk:
         return Walk(*tree.walk(scores.choose, row), [])
 
 
@@ -62,7 +62,7 @@ class Rejection:
         self.random = np.random.Generator(np.random.Philox(key=seed, counter=counter))
         self.vocabulary = vocabulary
 
-    def walk(self, tree: Tree, scores: Scores, row: int = 0) -> Walk:
+    def walk(self, tree: Tree, scores: LogitScores, row: int = 0) -> Walk:
         walk = Walk([], [], [])
         following: int | None = row
         while following is not None:
@@ -75,7 +75,7 @@ class Rejection:
                 walk.rows.append(following)
         return walk
 
-    def distribution(self, scores: Scores, row: int) -> Floats:
+    def distribution(self, scores: LogitScores, row: int) -> Floats:
         distribution = scores.distribution(row)
         if distribution.size <= self.vocabulary:
             return distribution

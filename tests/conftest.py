@@ -164,7 +164,8 @@ def load_embedded(pytestconfig: pytest.Config):
 
     device = pytestconfig.getoption("--device")
     dtype = "float32" if device == "cpu" else "bfloat16"
-    return lambda name: load_transformers(str(EMBEDDED.parent / name), dtype=dtype, device=device)
+    runtime = Runtime(dtype=dtype, device=device)
+    return lambda name: load_transformers(str(EMBEDDED.parent / name), runtime)
 
 
 @pytest.fixture(scope="session")

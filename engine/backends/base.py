@@ -38,11 +38,8 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """A tokenizer, also without a model.
-
-    `tokenizer_fingerprint` identifies the vocabulary: n-grams of one tokenizer mean nothing to
-    another.
-    """
+    """A tokenizer, also without a model. `tokenizer_fingerprint` identifies the vocabulary: n-grams
+    of one tokenizer mean nothing to another."""
 
     name: str
     tokenizer_fingerprint: str
@@ -118,10 +115,6 @@ class BackendInfo(TokenizerInfo):
         return f"{self.name} ({self.weights})"
 
 
-Bytes = bytes
-"""Within `Backend`, `bytes` is a property."""
-
-
 class Tokenizer(Protocol):
     """How a model reads text: the part of a `Backend` that needs none of its weights."""
 
@@ -131,11 +124,11 @@ class Tokenizer(Protocol):
     def info(self) -> TokenizerInfo: ...
 
     def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text. Special tokens in it are read as such, except those with
-        LITERAL (engine/backends/special_tokens.py)."""
+        """The token ids of a text, with no special tokens added. Those in it are read as such,
+        except those with LITERAL (engine/backends/special_tokens.py)."""
 
     def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text; those of several tokens may be one character."""
@@ -146,47 +139,30 @@ class Tokenizer(Protocol):
     def render(
         self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
-        """The conversation in the model's chat template, with LITERAL in the special tokens that
-        messages spell."""
+        """The prompt text of a conversation in the model's chat template, up to where the answer
+        begins, with LITERAL in the special tokens that messages spell.
+
+        `thinking` switches thinking before the answer on or off, if the template supports this;
+        None leaves it to the template.
+        """
 
 
 class Filled(NamedTuple):
     """The result of a prefill: how many tokens were in the cache already, and whether all are now.
-
     `limit` is the longest text, including its root, that can be decided with this cache: once more
-    tokens are decided, the cache has to be filled again. None if that never happens.
-    """
+    tokens are decided, the cache has to be filled again. None if that never happens."""
 
     reused: int
     complete: bool
     limit: int | None = None
 
 
-class Scores(Protocol):
-    """The outcome of one forward over a tree, read lazily: only rows on the walk are sampled."""
-
-    def choose(self, row: int) -> int:
-        """The target's own next token after `row`."""
-
-    def distribution(self, row: int) -> Floats:
-        """The distribution that `choose` samples from, sampler settings applied: shape
-        (vocabulary,)."""
-
-    def probability(self, row: int, token: int) -> float:
-        """The target's unwarped probability of `token` after `row`."""
-
-    def known(self, row: int, token: int) -> float:
-        """The same if it costs nearly nothing; 0 if the row would have to be read."""
-
-    def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
-        """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
-
-
 class LogitScores:
-    """Scores from `read(row)`, the logits of one tree row: float32, shape (vocabulary,).
+    """The outcome of one forward over a tree: `read(row)` gives the logits of a row, float32, shape
+    (vocabulary,), and `positions` are those of the tokens that follow each row.
 
-    `positions` are those of the tokens that follow each row. A row is read once, when it is first
-    needed; its choice and its normaliser are computed together.
+    A row is read once, when it is first needed: only rows on the walk are. Its choice and its
+    normaliser are computed together.
     """
 
     def __init__(
@@ -207,18 +183,24 @@ class LogitScores:
         return self.choices[row]
 
     def choose(self, row: int) -> int:
+        """The target's own next token after `row`."""
         return self.selected(row).token
 
     def distribution(self, row: int) -> Floats:
+        """The distribution that `choose` samples from, sampler settings applied: shape
+        (vocabulary,)."""
         return distribution(self.row(row), self.sampling)
 
     def probability(self, row: int, token: int) -> float:
+        """The target's unwarped probability of `token` after `row`."""
         return self.selected(row).probability(float(self.row(row)[token]))
 
     def known(self, row: int, token: int) -> float:
+        """The same if it costs nearly nothing; 0 if the row would have to be read."""
         return self.probability(row, token) if row in self.rows else 0.0
 
     def likeliest(self, row: int, count: int) -> list[tuple[int, float]]:
+        """The likeliest tokens after `row`, so many, with these probabilities in falling order."""
         if count < 1:
             return []
         logits, choice = self.row(row), self.selected(row)
@@ -229,7 +211,7 @@ class LogitScores:
         return [(token, chance) for token, chance in pairs if chance]
 
 
-class Backend(Protocol):
+class Backend(Tokenizer, Protocol):
     """A sequence of a causal language model: its cache can verify a tree and roll back.
 
     Call order: `prefill` once, then `score` and `accept` in turn. The cache always holds all
@@ -242,7 +224,6 @@ class Backend(Protocol):
     """
 
     info: BackendInfo
-    special: SpecialTokens
 
     @property
     def head(self) -> Head | None:
@@ -263,28 +244,6 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the memory of the cache. The sequence is then empty, and stays usable."""
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text, with no special tokens added. See `Tokenizer.tokenize`."""
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special tokens included; a cut UTF-8 sequence ends in U+FFFD."""
-
-    def piece(self, token: int) -> Bytes:
-        """The bytes that a token adds to a text; those of several tokens may be one character."""
-
-    def vocabulary(self) -> Sequence[str]:
-        """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
-
-    def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
-    ) -> str:
-        """The prompt text of a conversation, up to where the assistant's answer begins. See
-        `Tokenizer.render`.
-
-        `thinking` switches thinking before the answer on or off, if the template supports this;
-        None leaves it to the template.
-        """
 
     def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
@@ -308,11 +267,8 @@ class Backend(Protocol):
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """The length of the longest common prefix of two lists of tokens.
-
-    It is found by bisection, because comparing slices takes nanoseconds per token, and a loop fifty
-    times that.
-    """
+    """The length of the longest common prefix of two lists of tokens, by bisection: comparing
+    slices takes nanoseconds per token, and a loop fifty times that."""
     known, limit = 0, min(len(left), len(right))
     while known < limit:
         middle = (known + limit + 1) // 2

@@ -118,7 +118,6 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def enlarged(states: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """A copy of the first `length` rows, with room for `rows`."""
     larger = states.new_empty((*states.shape[:2], rows, states.shape[3]))
     larger[:, :, :length] = states[:, :, :length]
     return larger
@@ -208,8 +207,6 @@ def copied(states: Mapping[int, torch.Tensor | None]) -> States:
 
 
 class BothLayer(StateLayer, TreeLayer):  # type: ignore[no-untyped-call, override]
-    """A layer that has attention and a state."""
-
     def __init__(self, cache: "TreeCache", number_of_states: int = 1) -> None:
         TreeLayer.__init__(self, cache)
         StateLayer.__init__(self, cache, number_of_states)
@@ -286,10 +283,8 @@ class TreeCache(Cache):
                 layer.mark(name)
 
     def shorten(self, length: int, dirty: bool = False) -> None:
-        """Go back to a decided length, or to the longest before it that can be restored.
-
-        With `dirty` a forward was not settled, so the states are not those after `length`.
-        """
+        """Go back to a decided length, or to the longest before it that can be restored. With
+        `dirty` a forward was not settled, so the states are not those after `length`."""
         if self.state_layers and (dirty or length < self.length):
             self.forget_marks(length)
             name = max(self.marks, key=self.marks.__getitem__, default=None)
@@ -299,7 +294,6 @@ class TreeCache(Cache):
         self.length = length
 
     def forget_marks(self, length: int = 0) -> None:
-        """Forget the marks of more than so many tokens."""
         for name in [name for name, marked in self.marks.items() if marked > length]:
             del self.marks[name]
             for layer in self.state_layers:
@@ -323,11 +317,8 @@ class TreeCache(Cache):
 
 
 def kinds_of(config: Any) -> list[tuple[str, int]] | None:
-    """The kinds of a model's layers and how many states each has; None if a kind is unknown.
-
-    The layers of a model with attention only may share keys and values. Every layer gets a cache of
-    its own, and some of these stay empty.
-    """
+    """The kinds of a model's layers and how many states each has; None if a kind is unknown. Layers
+    that share keys and values get a cache of their own all the same, which stays empty."""
     if not is_recurrent(config):
         return [("full_attention", 1)] * config.num_hidden_layers
     kinds, settings = get_layer_types_and_kwargs(config)
@@ -351,7 +342,6 @@ def is_recurrent(config: Any) -> bool:
 
 
 def bytes_of(cache: Cache) -> int:
-    """The bytes of a cache, including the states of its layers."""
     tensors = {id(each): each for layer in cache.layers for each in tensors_in(vars(layer))}
     return sum(each.untyped_storage().nbytes() for each in tensors.values() if each.ndim)
 
@@ -441,11 +431,8 @@ def mamba_resumed(scan: Callable[..., Output], state: torch.Tensor, given: Given
 @dataclass(frozen=True, slots=True)
 class Scan:
     """A way to read rows one by one: `one` is the name of the library's function for a single
-    token.
-
-    `resumed` reads several rows at once from a state, if the library's own function can only begin
-    with zeros.
-    """
+    token. `resumed` reads several rows at once from a state, if the library's own function can only
+    begin with zeros."""
 
     one: str
     by_rows: Callable[[Callable[..., Any], StateLayer, Given], Output]

@@ -38,10 +38,9 @@ from engine.backends.device_scores import (
 )
 from engine.backends.fused import Products, fused, join, kernels_for
 from engine.backends.pool import Pool, PoolCache, Table
-from engine.backends.transformers import TransformersBackend, ancestors
+from engine.backends.transformers import TransformersBackend, ancestors, row_of
 from engine.errors import first_line
 from engine.heads.eagle3 import tapped
-from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 
@@ -128,18 +127,45 @@ class Recorder:
             torch.cuda.current_stream(self.device).synchronize()
 
 
-class CapturedForward:
-    """The forward over `rows` rows: its buffer, and its recordings.
+class Recorded:
+    """A computation that finds all that it is told in one buffer of `size` whole numbers, and is
+    recorded for each reach: the end of the keys and values that it reads."""
 
-    After `run`, `logits` are those of a tree, shape (rows, vocabulary), and `taps` the outputs of
-    the modules that a head reads.
-    """
-
-    def __init__(self, rows: int, model: "CapturedModel") -> None:
-        recorder, size = model.recorder, Inputs.size(rows)
-        self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
+    def __init__(self, size: int, recorder: Recorder, reaches: Sequence[int]) -> None:
+        self.recorder, self.reaches = recorder, reaches
         self.host = torch.zeros(size, dtype=torch.int64, pin_memory=recorder.cuda)
         self.buffer = torch.zeros(size, dtype=torch.int64, device=recorder.device)
+        self.forwards: dict[int, Callable[[], None]] = {}
+
+    def record_all(self, compute: Callable[[int], None]) -> None:
+        self.buffer.copy_(self.host)
+        for reach in reversed(self.reaches):
+            self.forwards[reach] = self.recorder.recorded(partial(compute, reach))
+
+    def repeat(self, rows: int) -> None:
+        """Compute what the host was told, where so many rows may be seen."""
+        self.buffer.copy_(self.host, non_blocking=True)
+        rows = min(rows, self.reaches[-1])
+        self.forwards[next(reach for reach in self.reaches if reach >= rows)]()
+
+
+def reaches_to(rows: int) -> list[int]:
+    """REACH times powers of two below so many rows, and these."""
+    return [*takewhile(lambda reach: reach < rows, (REACH << n for n in count())), rows]
+
+
+def held(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """What was found, at the address where it was held before, if it was."""
+    return (before if before.numel() else torch.empty_like(found)).copy_(found)
+
+
+class CapturedForward(Recorded):
+    """The forward over `rows` rows. After `run`, `logits` are those of a tree, shape (rows,
+    vocabulary), and `taps` the outputs of the modules that a head reads."""
+
+    def __init__(self, rows: int, model: "CapturedModel") -> None:
+        super().__init__(Inputs.size(rows), model.recorder, model.reaches)
+        self.rows, self.model, self.prompt = rows, model, rows in PROMPTS
         self.given, self.inputs = Inputs.of(self.host.numpy(), rows), Inputs.of(self.buffer, rows)
         self.given.places[:] = np.arange(rows)
         if not self.prompt:
@@ -148,19 +174,15 @@ class CapturedForward:
         self.logits = torch.empty(0)
         self.taps: list[torch.Tensor] = []
         self.surveys: dict[Kind, torch.Tensor] = {}
-        self.forwards: dict[int, Callable[[], None]] = {}
         self.surveying: dict[Kind, Callable[[], None]] = {}
 
     def record(self, length: int) -> None:
         """Record the forward for every reach, and the surveys. This writes rows after `length`
         cached tokens."""
         self.given.lengths[:] = length
-        self.buffer.copy_(self.host)
-        recorded = self.model.recorder.recorded
-        for reach in reversed(self.model.reaches):
-            self.forwards[reach] = recorded(partial(self.compute, reach))
+        self.record_all(self.compute)
         for kind in () if self.prompt else self.model.kinds:
-            self.surveying[kind] = recorded(partial(self.look, kind))
+            self.surveying[kind] = self.recorder.recorded(partial(self.look, kind))
 
     def fill(
         self,
@@ -180,15 +202,13 @@ class CapturedForward:
             given.visible[:used, :used] = square
 
     def sample(self, sampling: Sampling, positions: Sequence[int]) -> None:
-        """Write down how the tokens at some positions will be chosen."""
         numbers = np.array(numbers_of(sampling), dtype=np.float32)
         self.given.numbers[:] = numbers.view(np.int32)
         self.given.states[: len(positions)] = states_of(sampling.seed, positions)
 
     def run(self) -> None:
         """Compute what was written down."""
-        self.buffer.copy_(self.host, non_blocking=True)
-        self.forwards[self.model.reach(int(self.given.lengths[0]) + self.rows)]()
+        self.repeat(int(self.given.lengths[0]) + self.rows)
 
     def survey(self, kind: Kind) -> NDArray[np.float32]:
         """The survey of the logits, with which the host has waited for the forward."""
@@ -208,19 +228,14 @@ class CapturedForward:
                 use_cache=True,
                 logits_to_keep=1 if self.prompt else 0,
             )
-        if not self.logits.numel():
-            self.logits = torch.empty_like(output.logits[0])
-            self.taps = [torch.empty_like(states) for states in found]
-        self.logits.copy_(output.logits[0])
-        for kept, states in zip(self.taps, found, strict=True):
-            kept.copy_(states)
+        self.logits = held(self.logits, output.logits[0])
+        before = self.taps or [torch.empty(0)] * len(found)
+        self.taps = [held(*each) for each in zip(before, found, strict=True)]
 
     def look(self, kind: Kind) -> None:
         numbers = self.inputs.numbers.int().view(torch.float32)
         found = survey(self.logits, kind, numbers, self.inputs.states)
-        if kind not in self.surveys:
-            self.surveys[kind] = torch.empty_like(found)
-        self.surveys[kind].copy_(found)
+        self.surveys[kind] = held(self.surveys.get(kind, torch.empty(0)), found)
 
 
 class CapturedModel:
@@ -246,22 +261,15 @@ class CapturedModel:
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
-        self.reaches = [self.pool.rows]
-        if self.kernels is None:
-            powers = takewhile(lambda reach: reach < self.pool.rows, (REACH << n for n in count()))
-            self.reaches = [*powers, self.pool.rows]
+        self.reaches = reaches_to(self.pool.rows) if self.kernels is None else [self.pool.rows]
         # A longer text than the context is never padded to a size.
         sizes = pairwise((0, *TREES, *PROMPTS))
         usable = [rows for less, rows in sizes if less < backend.info.context_length]
         self.forwards = {rows: CapturedForward(rows, self) for rows in usable}
-        self.nodes = TREES[-1] - 1
+        self.nodes: int | None = TREES[-1] - 1
 
     def fresh_cache(self) -> PoolCache:
         return PoolCache(self.layers, self.pool)
-
-    def reach(self, rows: int) -> int:
-        """The end of the part of the pool that is read if so many rows may be seen."""
-        return next(reach for reach in self.reaches if reach >= min(rows, self.pool.rows))
 
     def record(self) -> None:
         """Record all forwards, the largest first, whose memory the others use again. The pool must
@@ -285,7 +293,6 @@ class CapturedModel:
     def masks(
         self, table: Table, positions: torch.Tensor
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The masks of the library's attention, by the kind of layer if there are several."""
         spans, dtype = self.sequence.spans, self.model.dtype
         kinds = self.sequence.layer_kinds
         found = {kind: table.mask(dtype, positions, kind, spans.get(kind, 0)) for kind in kinds}
@@ -314,13 +321,8 @@ class CapturedModel:
         forward.run()
         self.tell(sequence, forward)
         found = forward.survey(kind if kind in self.kinds else self.kinds[0])
-        logits = forward.logits
-
-        def read(row: int) -> Floats:
-            values: Floats = logits[row].float().cpu().numpy()
-            return values
-
-        return DeviceScores(logits[: len(positions)], read, positions, sampling, found)
+        logits = forward.logits[: len(positions)]
+        return DeviceScores(logits, partial(row_of, logits), positions, sampling, found)
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it is longer than any captured forward."""
@@ -334,7 +336,6 @@ class CapturedModel:
         return True
 
     def tell(self, sequence: TransformersBackend, forward: CapturedForward) -> None:
-        """Give the head of a sequence what it reads of a forward, if it listens."""
         head = sequence.head
         if head is not None:
             head.found[:] = forward.taps if head.on else []
@@ -391,7 +392,6 @@ def obstacle(backend: TransformersBackend) -> str:
 
 
 def read_some(backend: TransformersBackend, length: int) -> None:
-    """Read so many tokens outside of captured forwards."""
     size = backend.info.vocabulary_size
     text = [(7 + 13 * at) % size for at in range(length)]
     backend.forward(text, range(length), logits=1)
@@ -423,11 +423,7 @@ def trials(
 
 def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
     """The largest difference between captured forwards and others, as a share of the norm of a row
-    of logits; nan if any are not numbers.
-
-    In every trial a path of a tree is accepted, and another tree follows, or a tree follows a
-    prompt.
-    """
+    of logits; nan if any are not numbers."""
     draw, gaps = Random(0), []
     for rows, used, length in trials(backend, model, draw):
         trees = [random_tree(draw, backend.info.vocabulary_size, used) for _ in range(2)]
@@ -442,14 +438,12 @@ def largest_gap(backend: TransformersBackend, model: CapturedModel) -> float:
 def same_bits(backend: TransformersBackend, model: CapturedModel) -> bool:
     """Whether logits have the same bits when their tokens are computed one by one, in a tree, and
     after a prompt that was read at once or in trees of one branch."""
-    draw, size = Random(1), backend.info.vocabulary_size
+    draw, size, most = Random(1), backend.info.vocabulary_size, TREES[-1]
     for rows, used, length in trials(backend, model, draw):
         claim(backend, length)
         if rows in PROMPTS:
-            tokens = draw.choices(range(size), k=used)
-            last, most = [Tree(draw.randrange(size))], model.nodes + 1
-            assert model.read(backend, tokens)
-            keep(backend, range(used), used)
+            tokens, last = draw.choices(range(size), k=used), [Tree(draw.randrange(size))]
+            read(backend, model, tokens)
             found = followed(backend, model, last)
             claim(backend, length)
             chains = [chain(tokens[at : at + most]) for at in range(0, used, most)]
@@ -470,12 +464,9 @@ def followed(
 ) -> torch.Tensor:
     """The logits along the paths to the last rows of some trees, each after the path of the one
     before."""
-    found = []
-    for tree in trees:
-        path = path_to(tree, len(tree))
-        found.append(scored(backend, model, tree)[path])
-        keep(backend, path, len(tree) + 1)
-    return torch.cat(found)
+    paths = [path_to(tree, len(tree)) for tree in trees]
+    found = in_turn(backend, model, trees)
+    return torch.cat([logits[path] for logits, path in zip(found, paths, strict=True)])
 
 
 def claim(backend: TransformersBackend, length: int) -> None:
@@ -521,26 +512,31 @@ def logits_of(
     prompt: bool,
 ) -> torch.Tensor:
     """The logits of two trees after `length` tokens, shape (rows of both, vocabulary), by a
-    captured model or outside of it. The second follows the path to the last row of the first.
-
-    With `prompt`, the tokens of the first are a prompt instead, which has no logits, and the second
-    is its root alone.
-    """
-    first, second = trees
-    rows = []
+    captured model or outside of it. With `prompt`, the tokens of the first are a prompt instead,
+    which has no logits, and the second is its root alone."""
     claim(backend, length)
     if prompt:
-        tokens = first.tokens
-        if model is None or not model.read(backend, tokens):
-            backend.forward(tokens, range(len(tokens)), logits=1)
-        kept = [*range(len(tokens))]
-        second = Tree(second.tokens[0])
-    else:
-        rows.append(scored(backend, model, first))
-        kept = path_to(first, len(first))
-    keep(backend, kept, len(first) + 1)
-    rows.append(scored(backend, model, second))
-    return torch.cat(rows)
+        read(backend, model, trees[0].tokens)
+        trees = [Tree(trees[1].tokens[0])]
+    return torch.cat(in_turn(backend, model, trees))
+
+
+def read(backend: TransformersBackend, model: CapturedModel | None, tokens: Sequence[int]) -> None:
+    if model is None or not model.read(backend, tokens):
+        backend.forward(tokens, range(len(tokens)), logits=1)
+    keep(backend, range(len(tokens)), len(tokens))
+
+
+def in_turn(
+    backend: TransformersBackend, model: CapturedModel | None, trees: Sequence[Tree]
+) -> list[torch.Tensor]:
+    """The logits of all rows of some trees, each after the path to the last row of the one
+    before."""
+    found = []
+    for tree in trees:
+        found.append(scored(backend, model, tree))
+        keep(backend, path_to(tree, len(tree)), len(tree) + 1)
+    return found
 
 
 def scored(backend: TransformersBackend, model: CapturedModel | None, tree: Tree) -> torch.Tensor:

@@ -156,11 +156,8 @@ def switched(thinking: bool | None) -> dict[str, bool]:
 
 
 def can_think(template: str, fill: Fill) -> bool:
-    """Whether a template can switch thinking.
-
-    This is tested by filling it with both values, because a template may name the variable and
-    ignore it.
-    """
+    """Whether a template can switch thinking. It may name the variable and ignore it, so it is
+    filled with both values."""
     if not any(name in template for name in SWITCHES):
         return False
     question = [{"role": "user", "content": "Hi."}]
@@ -198,7 +195,6 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
 
 
 def described(tool: Tool) -> Turn:
-    """A tool as templates read it, in OpenAI's form."""
     function = {"name": tool.name, "description": tool.description}
     return {"type": "function", "function": function | {"parameters": json.loads(tool.parameters)}}
 
@@ -286,8 +282,6 @@ def llama_cpp(template: str, *tokens: tuple[str, str]) -> Filling:
 
 
 def transformers(template: str, *tokens: tuple[str, str]) -> Filling:
-    """A template as the transformers library fills it; the library itself caches parsed
-    templates."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     names: dict[str, Any] = dict(tokens)
@@ -326,7 +320,6 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 
 def limit_memory() -> None:
-    """Limit the memory of this process to MEMORY more than now, if the system supports this."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 

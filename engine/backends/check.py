@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend, BackendInfo, LogitScores
+from engine.backends.base import Backend, BackendInfo
 from engine.decode import never
 from engine.errors import ModelError, first_line
+from engine.heads.base import Head
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree, graft
@@ -28,6 +29,8 @@ FEW = 7
 """Tokens before the checked tree."""
 LONG = 9
 """Nodes of the longest checked chain: longer ones show no further faults."""
+HEAD_TEXT = 12
+"""Tokens of the text after which a head is tried."""
 STOPPED = 3
 """The number of cancellation checks of a prompt before it is stopped."""
 LITTLE = {"cpu": 1e10}
@@ -40,10 +43,6 @@ pieces in which layers that keep a state compute."""
 
 
 class Checkable(Backend, Protocol):
-    """A backend whose logits can be read, and whose cache can be emptied."""
-
-    def score(self, tree: Tree, sampling: Sampling) -> LogitScores: ...
-
     def reset(self) -> None:
         """Empty the cache."""
 
@@ -106,17 +105,14 @@ def check(
 
 
 def worth(info: BackendInfo, tokens: int) -> bool:
-    """Whether reading so many tokens is possible and takes little time."""
     little = LITTLE.get(info.device, ACCELERATED)
     return tokens + len(TREE) < info.context_length and info.parameters * tokens <= little
 
 
 def resumes(backend: Resuming, alone: Callable[[Sequence[int]], Floats], allowed: float) -> bool:
     """Whether a model continues from a state with several tokens at a time as it does with one.
-
     Some layers begin with an empty state instead. With small weights this makes only a small
-    difference, so the difference is compared with that of rounding alone.
-    """
+    difference, so the difference is compared with that of rounding alone."""
     backend.resumes = False
     rounding = plain_gap(backend, alone)
     backend.reset()
@@ -137,6 +133,28 @@ def check_apart(
             f"{problem}. Its layers keep what they read beside the cache. Choose a model of "
             "another architecture."
         )
+
+
+def gives_numbers(backend: Checkable, head: Head, levels: int) -> bool:
+    """Whether a head of this backend guesses so many levels with sound probabilities. Raises any
+    exception of the head. Leaves all caches empty."""
+    tokens = [7 * i % backend.info.vocabulary_size for i in range(1, HEAD_TEXT + 1)]
+    head.listen(True)
+    try:
+        backend.prefill(tokens, never)
+        guess = head.start(tokens, Sampling(), never)
+        for level in range(levels):
+            if guess is None:
+                return False
+            token, chance = guess.likeliest(1)[0]
+            if not 0 < chance <= 1:
+                return False
+            if level + 1 < levels:
+                (guess,) = head.extend([0], [token])
+        return True
+    finally:
+        head.listen(False)
+        backend.reset()
 
 
 def mixed_gap(backend: Checkable, alone: Callable[[Sequence[int]], Floats]) -> float:

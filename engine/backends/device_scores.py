@@ -63,7 +63,6 @@ def draws_on(states: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def noise_on(draws: torch.Tensor) -> torch.Tensor:
-    """The approximate noise of some draws, in single precision."""
     low = draws < 2 ** (BITS - 1)
     # Either number has 24 bits: nothing is rounded away where the logarithm would show it.
     near = torch.where(low, draws, 2**BITS - 1 - draws).float().add_(0.5).mul_(2.0**-BITS)

@@ -18,20 +18,18 @@ The result is remembered as long as the library, the processor and the system st
 takes 0.2 s, so it is made on every machine and for every type.
 """
 
-import ctypes
 import json
 import os
 import platform
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import Any
 
 from platformdirs import user_cache_path
 
@@ -50,11 +48,7 @@ CPUINFO = Path("/proc/cpuinfo")
 WIDTH, INNER, HEADS, TOKENS = 256, 2048, 4, 32
 PROMPT, CONTEXT = 128, 256
 EXACT = {"f32", "f16", "bf16"}
-ALIGNMENT = 32
-F32 = 0
-"""The number of this type of weights in a file."""
 VALUES: dict[str, str | int | float] = {
-    "general.architecture": "llama",
     "llama.context_length": CONTEXT,
     "llama.embedding_length": WIDTH,
     "llama.feed_forward_length": INNER,
@@ -64,16 +58,13 @@ VALUES: dict[str, str | int | float] = {
     "llama.vocab_size": TOKENS,
     "tokenizer.ggml.model": "no_vocab",
 }
-MATRICES = {
-    "attn_q": (WIDTH, WIDTH),
-    "attn_k": (WIDTH, WIDTH),
-    "attn_v": (WIDTH, WIDTH),
-    "attn_output": (WIDTH, WIDTH),
-    "ffn_gate": (WIDTH, INNER),
-    "ffn_up": (WIDTH, INNER),
-    "ffn_down": (INNER, WIDTH),
+SQUARES = ("attn_q", "attn_k", "attn_v", "attn_output")
+MATRICES = dict.fromkeys(SQUARES, (WIDTH, WIDTH)) | {
+    "ffn_gate": (INNER, WIDTH),
+    "ffn_up": (INNER, WIDTH),
+    "ffn_down": (WIDTH, INNER),
 }
-"""The matrices of a layer: columns and rows."""
+"""The matrices of a layer: rows and columns."""
 
 
 def problem(types: Collection[str]) -> str:
@@ -107,7 +98,6 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The kind of processor and its features."""
     try:
         lines = CPUINFO.read_text("utf-8", "replace").partition("\n\n")[0].splitlines()
     except OSError:
@@ -150,64 +140,35 @@ def remember(here: str, known: dict[str, str]) -> None:
 # the process of a trial
 
 
-def text(value: str) -> bytes:
-    data = value.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def pair(key: str, value: str | int | float) -> bytes:
-    """An entry of a GGUF file's header: key, type of the value (uint32, float32 or text), value."""
-    if isinstance(value, str):
-        return text(key) + struct.pack("<I", 8) + text(value)
-    kind, form = (4, "I") if isinstance(value, int) else (6, "f")
-    return text(key) + struct.pack(f"<I{form}", kind, value)
-
-
-def tensors(types: Sequence[int]) -> list[tuple[str, tuple[int, ...], int]]:
-    """Name, shape and type of every tensor of the model."""
-    found: list[tuple[str, tuple[int, ...], int]] = [
-        ("token_embd.weight", (WIDTH, TOKENS), F32),
-        ("output_norm.weight", (WIDTH,), F32),
-    ]
-    for layer, kind in enumerate(types):
-        for name in ("attn_norm", "ffn_norm"):
-            found.append((f"blk.{layer}.{name}.weight", (WIDTH,), F32))
-        for name, shape in MATRICES.items():
-            found.append((f"blk.{layer}.{name}.weight", shape, kind))
-    return found
-
-
-def aligned(size: int) -> int:
-    """The next place where a tensor may begin."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def write(path: Path, names: Sequence[str]) -> None:
     """Write a model of these types of weights: a header, and zeros that take no space."""
-    import llama_cpp
-    from llama_cpp._ctypes_extensions import load_shared_library
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
 
-    library: Any = load_shared_library("ggml-base", Path(llama_cpp.__file__).parent / "lib")
-    library.ggml_type_name.restype = ctypes.c_char_p
-    library.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
-    library.ggml_row_size.restype = ctypes.c_size_t
-    known = {library.ggml_type_name(kind): kind for kind in range(llama_cpp.GGML_TYPE_COUNT)}
-    types = [known[name.encode()] for name in names]
-    values, listed, place = {**VALUES, "llama.block_count": len(types)}, tensors(types), 0
-    header = b"GGUF" + struct.pack("<IQQ", 3, len(listed), len(values))
-    header += b"".join(pair(key, value) for key, value in values.items())
-    for name, shape, kind in listed:
-        columns, *rows = shape
-        header += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        header += struct.pack("<IQ", kind, place)
-        place += aligned(library.ggml_row_size(kind, columns) * (rows[0] if rows else 1))
-    with path.open("wb") as file:
-        file.write(header)
-        file.truncate(aligned(len(header)) + place)
+    float32 = GGMLQuantizationType.F32
+    tensors: dict[str, tuple[GGMLQuantizationType, tuple[int, ...]]]
+    tensors = {"token_embd": (float32, (TOKENS, WIDTH)), "output_norm": (float32, (WIDTH,))}
+    for layer, name in enumerate(names):
+        for norm in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{norm}"] = float32, (WIDTH,)
+        for matrix, sizes in MATRICES.items():
+            tensors[f"blk.{layer}.{matrix}"] = GGMLQuantizationType[name.upper()], sizes
+    types = {str: GGUFValueType.STRING, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32}
+    writer, size = GGUFWriter(path, "llama"), 0
+    for key, value in {**VALUES, "llama.block_count": len(names)}.items():
+        writer.add_key_value(key, value, types[type(value)])
+    for tensor, (kind, shape) in tensors.items():
+        taken = prod(map(int, quant_shape_to_byte_shape(shape, kind)))
+        writer.add_tensor_info(f"{tensor}.weight", shape, np.dtype(np.float32), taken, kind)
+        size += writer.ggml_pad(taken, writer.data_alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, writer.ggml_pad(path.stat().st_size, writer.data_alignment) + size)
 
 
 def read(path: Path, simulate_fault: bool) -> None:
-    """Load the model with rearranged weights, read a prompt, then one more token."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()

@@ -46,7 +46,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """As the library's `sdpa_attention_forward`: maps queries (batch, heads, rows, size), keys and
     values (batch, key heads, tokens, size) to outputs (batch, rows, heads, size)."""
-    if dropout or others_known(others) or not same_for_groups(query, key, attention_mask):
+    unknown = dropout or any(others.get(name) is not None for name in UNKNOWN)
+    if unknown or not same_for_groups(query, key, attention_mask):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module,
             query,
@@ -75,10 +76,6 @@ def attend(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         ).reshape(batch, heads, rows, -1)
     return found.transpose(1, 2).contiguous(), None
-
-
-def others_known(others: dict[str, Any]) -> bool:
-    return any(others.get(name) is not None for name in UNKNOWN)
 
 
 def same_for_groups(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
@@ -111,14 +108,12 @@ def fold(model: Any) -> bool:
 
 
 def unfold(model: Any) -> None:
-    """Restore the library's attention of a model."""
     if model.config._attn_implementation == FOLDED:
         model.set_attn_implementation(LIBRARY)
 
 
 @contextmanager
 def unfolded(model: Any) -> Iterator[None]:
-    """Give a model the library's attention in this block."""
     was = model.config._attn_implementation == FOLDED
     unfold(model)
     try:

@@ -162,7 +162,6 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def join(model: Any) -> list[Joined]:
-    """Join the projections of a model that have the same input."""
     found = []
     for module in model.modules():
         for names in JOINED:

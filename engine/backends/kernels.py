@@ -199,7 +199,6 @@ def product_of_few_bits(
 def merge(
     parts, bias, out, outputs, count, slices: constexpr, biased: constexpr, block: constexpr
 ) -> None:
-    """The sum of all slices."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
     total = tl.load(parts + at, mask=inside, other=0.0)
@@ -313,7 +312,6 @@ def fold(peak, mass, total, next_peak, next_mass, next_total, scale):
 
 @jit
 def nothing(wide: constexpr, size: constexpr):
-    """The sums over no positions."""
     peak = tl.full((wide,), float("-inf"), tl.float32)
     return peak, tl.zeros((wide, 16), tl.float32), tl.zeros((wide, size), tl.float32)
 
@@ -328,6 +326,25 @@ def part_sums(sums, peaks, masses, at, known, wide: constexpr, size: constexpr):
         sums + at[:, None].to(tl.int64) * size + d[None, :], mask=known[:, None], other=0.0
     )
     return peak, tl.broadcast_to(mass[:, None], (wide, 16)), total
+
+
+@jit
+def text_at(
+    keys, values, shared, places, known, key_head, key_row, value_head, value_row, size: constexpr
+):  # fmt: skip
+    """The keys and the values at some places; zeros where they are not known."""
+    d = tl.arange(0, size)
+    k = tl.load(
+        keys + shared * key_head + places[None, :] * key_row + d[:, None],
+        mask=known[None, :],
+        other=0.0,
+    )
+    v = tl.load(
+        values + shared * value_head + places[:, None] * value_row + d[None, :],
+        mask=known[:, None],
+        other=0.0,
+    )
+    return k, v
 
 
 @jit
@@ -415,15 +432,8 @@ def attend_rest(
             other = tl.load(paths + row * rows + position - length, mask=drafted, other=0)
             place = tl.load(places + other, mask=drafted, other=0).to(tl.int32)
             n = (start + tl.where(drafted, length + place, position)).to(tl.int64)
-            k = tl.load(
-                keys + shared * key_head + n[None, :] * key_row + d[:, None],
-                mask=seen[None, :],
-                other=0.0,
-            )
-            v = tl.load(
-                values + shared * value_head + n[:, None] * value_row + d[None, :],
-                mask=seen[:, None],
-                other=0.0,
+            k, v = text_at(
+                keys, values, shared, n, seen, key_head, key_row, value_head, value_row, size
             )
             own_peak, own_mass, own_total = absorb(
                 own_peak, own_mass, own_total, q, k, v, seen[None, :], scale, precision
@@ -463,16 +473,10 @@ def attend_prompt(
             n = at + tl.arange(0, block)
             n_wide = n.to(tl.int64)
             inside = n < end
-            k = tl.load(
-                keys + shared * key_head + n_wide[None, :] * key_row + d[:, None],
-                mask=inside[None, :],
-                other=0.0,
-            )
-            v = tl.load(
-                values + shared * value_head + n_wide[:, None] * value_row + d[None, :],
-                mask=inside[:, None],
-                other=0.0,
-            )
+            k, v = text_at(
+                keys, values, shared, n_wide, inside,
+                key_head, key_row, value_head, value_row, size,
+            )  # fmt: skip
             sees = (n[None, :] >= start[:, None]) & (n[None, :] <= last[:, None])
             own_peak, own_mass, own_total = absorb(
                 own_peak, own_mass, own_total, q, k, v, sees, scale, precision

@@ -34,8 +34,8 @@ from engine.backends.chat_template import Fill, conversation
 from engine.backends.special_tokens import special_tokens
 from engine.decode import never
 from engine.errors import ModelError, PromptError
-from engine.heads.llamacpp import LlamaHead, free, restored, saved
-from engine.models.gguf import TREE_ROWS
+from engine.heads.llamacpp import LlamaHead
+from engine.models.gguf import TREE_ROWS, Batch, free, restored, saved
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -47,7 +47,6 @@ LONGEST = 1 << 13
 """The most characters without a space that the library gets at a time. Its expressions that split a
 text may recurse once per character; at 25,000 the stack overflows and the process ends."""
 RUNS = re.compile(r"\S+|\s+")
-LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 
 
 class Vocabulary:
@@ -82,7 +81,6 @@ class Vocabulary:
         )
 
     def attributes(self, token: int) -> int:
-        """The token's flags, LLAMA_TOKEN_ATTR_*."""
         return int(llama_cpp.llama_vocab_get_attr(self.raw, token))
 
     def text(self, token: int) -> str:
@@ -142,52 +140,6 @@ def parts(text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
 
-class Batch:
-    """The rows of one forward, in arrays that the library reads in place.
-
-    `order` lists all sequences, the one that holds everything first. A tree's leaves take them in
-    the order of a walk from branch to branch, so the sequences of a row are neighbours in it.
-    """
-
-    def __init__(self, rows: int, sequences: int) -> None:
-        self.rows = rows
-        self.order: Any = (ctypes.c_int32 * sequences)(*range(sequences))
-        self.tokens: Any = (ctypes.c_int32 * rows)()
-        self.positions: Any = (ctypes.c_int32 * rows)()
-        self.counts: Any = (ctypes.c_int32 * rows)()
-        self.sequences: Any = (ctypes.c_size_t * rows)()
-        self.with_logits: Any = (ctypes.c_int8 * rows)()
-        self.first = ctypes.addressof(self.order)
-        self.step = ctypes.sizeof(ctypes.c_int32)
-        self.raw = llama_cpp.llama_batch(
-            n_tokens=0,
-            token=self.tokens,
-            embd=None,
-            pos=self.positions,
-            n_seq_id=self.counts,
-            seq_id=ctypes.cast(self.sequences, LISTS),
-            logits=self.with_logits,
-        )
-
-    def fill(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int],
-        leaves: Sequence[int],
-        counts: Sequence[int],
-        outputs: int,
-    ) -> None:
-        """Set the rows: `leaves` is the first leaf below each, `counts` the number of its leaves.
-        Logits are computed for the last `outputs` rows."""
-        rows = len(tokens)
-        self.tokens[:rows] = tokens
-        self.positions[:rows] = positions
-        self.counts[:rows] = counts
-        self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
-        self.with_logits[:rows] = [*[0] * (rows - outputs), *[1] * outputs]
-        self.raw.n_tokens = rows
-
-
 class Shared:
     """What all sequences of a model share: the library's `model` and `context`, freed with the last
     sequence, and `holder`, a weak reference to the sequence whose tokens are in the cache."""
@@ -223,11 +175,8 @@ class LlamaCppTokenizer:
     def render(
         self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
-        """The conversation in the file's chat template (run in a sandbox).
-
-        The token that begins a text is added if the file requires one and its template does not
-        write it.
-        """
+        """The conversation in the file's chat template, after the token that begins a text if the
+        file requires one and its template does not write it."""
         begin = self.tokens.begin
         how = self.info, self.special, thinking, tools
         text = conversation(messages, self.template, "", *how)
@@ -235,11 +184,8 @@ class LlamaCppTokenizer:
 
 
 class LlamaCppBackend(LlamaCppTokenizer):
-    """One sequence of a loaded model, a conversation, as a Backend.
-
-    `model` and `context` are the library's. `rows` is the number of prompt tokens that are read at
-    a time.
-    """
+    """One sequence of a loaded model, a conversation, as a Backend. `model` and `context` are the
+    library's. `rows` is the number of prompt tokens that are read at a time."""
 
     info: BackendInfo
 
@@ -309,10 +255,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.reset()
 
     def enter(self) -> None:
-        """Make the library's cache hold this sequence, and park the one that it held.
-
-        If this sequence cannot be restored, it becomes empty.
-        """
+        """Make the library's cache hold this sequence, and park the one that it held. If this
+        sequence cannot be restored, it becomes empty."""
         holder = self.shared.holder()
         if holder is self:
             return
@@ -496,10 +440,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
 
 
 def branches(tree: Tree) -> tuple[list[int], list[int]]:
-    """For each row, the first leaf below it and the number of its leaves.
-
-    Leaves are numbered branch by branch, so that those below a row have consecutive numbers.
-    """
+    """For each row, the first leaf below it and the number of its leaves. Leaves are numbered
+    branch by branch, so that those below a row have consecutive numbers."""
     parents, rows = tree.parents, len(tree.parents)
     counts = [0] * rows
     for row in range(rows - 1, 0, -1):
@@ -516,11 +458,9 @@ def branches(tree: Tree) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def stopping(context: Any, cancelled: Callable[[], bool]) -> Iterator[None]:
-    """End forwards on the processor early in this block once `cancelled()` is true.
-
-    Only prompts use this, because the library calls back at every node of its graph and then waits
-    for Python's lock.
-    """
+    """End forwards on the processor early in this block once `cancelled()` is true. Only prompts
+    use this, because the library calls back at every node of its graph and then waits for Python's
+    lock."""
     callback = llama_cpp.ggml_abort_callback(lambda _: cancelled())
     llama_cpp.llama_set_abort_callback(context, callback, None)
     try:

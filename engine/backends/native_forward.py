@@ -19,6 +19,7 @@ import torch
 
 from engine.backends.base import LogitScores
 from engine.backends.caches import TREE_ROWS, TreeCache
+from engine.backends.captured import chain, path_to, random_tree
 from engine.backends.fused import FUSED
 from engine.backends.quantised import PackedLinear
 from engine.backends.transformers import TransformersBackend
@@ -42,8 +43,8 @@ differs by more than half."""
 USUAL_ROWS = 0.75
 """The share of rows for which this holds in a mixture: a row whose router nearly hesitates between
 two experts may take the other one."""
-TRIED = 40
-"""Tokens before the trees of the trial."""
+TRIED, ROWS = 40, 12
+"""Tokens before the trees of the trial, and rows of each tree."""
 
 
 class NativeCache(TreeCache):
@@ -59,7 +60,6 @@ class NativeCache(TreeCache):
         return sum(part.nbytes for part in self.parts)
 
     def grow(self, rows: int) -> None:
-        """Have room for so many rows."""
         layers, heads, size = self.shape
         while len(self.parts) * core.PART < rows:
             self.parts.append(torch.zeros(layers * 2 * heads * core.PART * size))
@@ -185,7 +185,6 @@ def parts_of(layer: Any) -> list[Any]:
 
 
 def mixtures_of(model: Any) -> list[Any]:
-    """The parts of layers that are mixtures of experts."""
     return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
 
 
@@ -259,13 +258,14 @@ def tried(backend: TransformersBackend) -> str:
     """What is wrong with native forwards of a model, "" for nothing."""
     draw, size = Random(0), backend.info.vocabulary_size
     prompt = draw.choices(range(size), k=min(TRIED, backend.info.context_length // 2))
-    trees = [some_tree(draw, size) for _ in range(2)]
+    trees = [random_tree(draw, size, ROWS) for _ in range(2)]
+    path = path_to(trees[0], ROWS - 1)
     outside = logits_of(backend, prompt, trees)
     try:
         backend.captured = NativeForwards(backend)
         backend.close()
         inside = logits_of(backend, prompt, trees)
-        alone = logits_of(backend, prompt, [path_of(trees[0])])
+        alone = logits_of(backend, prompt, [chain([trees[0].tokens[row] for row in path])])
     except Exception as error:
         # An unknown module lacks attributes; the core raises ValueError and TypeError.
         return f"its forwards fail ({first_line(error).rstrip('.')})"
@@ -273,34 +273,7 @@ def tried(backend: TransformersBackend) -> str:
     gap = float(gaps.quantile(USUAL_ROWS if mixtures_of(backend.model) else 1.0))
     if not gap <= SHARE:
         return f"its logits are off by {gap:.2g} of their norm"
-    path = [0, *path_rows(trees[0])]
     return "" if torch.equal(inside[path], alone) else "a row depends on those beside it"
-
-
-def some_tree(draw: Random, vocabulary: int) -> Tree:
-    tree = Tree(draw.randrange(vocabulary))
-    while len(tree) < 11:
-        parent = draw.randrange(max(0, len(tree) - 4), len(tree) + 1)
-        tree.add(parent, draw.randrange(vocabulary), "")
-    return tree
-
-
-def path_rows(tree: Tree) -> list[int]:
-    """The rows that lead to the last one, without the root."""
-    rows: list[int] = []
-    row = len(tree)
-    while row:
-        rows.insert(0, row)
-        row = tree.parents[row]
-    return rows
-
-
-def path_of(tree: Tree) -> Tree:
-    """The path to the last row, as a tree of its own."""
-    chain = Tree(tree.tokens[0])
-    for number, row in enumerate(path_rows(tree)):
-        chain.add(number, tree.tokens[row], "")
-    return chain
 
 
 def logits_of(
@@ -313,6 +286,6 @@ def logits_of(
     for tree in trees:
         scores = backend.score(tree, Sampling())
         found += [torch.tensor(scores.row(row)) for row in range(len(tree) + 1)]
-        backend.accept(path_rows(tree))
+        backend.accept(path_to(tree, len(tree))[1:])
     backend.reset()
     return torch.stack(found)

@@ -94,8 +94,6 @@ class Pool:
 
 
 class PoolLayer(TreeLayer):  # type: ignore[no-untyped-call]
-    """One layer's part of the pool."""
-
     cache: "PoolCache"
 
     def __init__(self, cache: "PoolCache", number: int) -> None:
@@ -143,7 +141,6 @@ class PoolCache(TreeCache):
             yield
 
     def enter(self) -> None:
-        """Become the owner of the pool."""
         pool = self.pool
         if pool.owner is self:
             return
@@ -163,7 +160,6 @@ class PoolCache(TreeCache):
             self.aside = self.pool.states[:, :, : self.length].clone()
 
     def drop(self) -> None:
-        """Give up the rows."""
         self.length, self.aside = 0, None
         if self.pool.owner is self:
             self.pool.owner = None

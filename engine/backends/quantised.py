@@ -40,7 +40,6 @@ from engine.backends.rounded import RoundedLinear
 from engine.native import core, missing
 from engine.process import give_back_freed
 
-BITS = (8, 4)
 HEAD_BITS = 8
 """Those of the output matrix, whose rounding changes a text most."""
 METHOD = "strata"
@@ -148,10 +147,8 @@ class Numbers(NamedTuple):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32.
-
-    Of `weights` in floating point, `bits` is the number that they are rounded to.
-    """
+    """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32. Of `weights` in
+    floating point, `bits` is the number that they are rounded to."""
 
     numbers: torch.Tensor
     scales: torch.Tensor
@@ -332,20 +329,14 @@ def can_pack_experts(module: nn.Module) -> bool:
 # Loading, by the interface that the library has for this.
 
 
-class StoredMatrix(Protocol):
-    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias. `parts` are
-    the last parts of the names of its tensors."""
+class StoredMatrix(NamedTuple):
+    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias, that is read
+    when it is needed. `parts` are the last parts of the names of its tensors."""
 
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    @property
-    def biased(self) -> bool: ...
-
-    @property
-    def parts(self) -> Sequence[str]: ...
-
-    def read(self) -> Numbers: ...
+    shape: tuple[int, int]
+    biased: bool
+    parts: Sequence[str]
+    read: Callable[[], Numbers]
 
 
 Find = Callable[[Sequence[str]], Mapping[str, StoredMatrix]]
@@ -408,7 +399,7 @@ class Packer(HfQuantizer):
         path, _, name = param_name.rpartition(".")
         if param_name in model.all_tied_weights_keys:
             return False  # it becomes the embedding, and is converted after loading
-        module = module_at(model, path)
+        module = model.get_submodule(path)
         if name in STACKS:
             return self.on_cpu and can_pack_experts(module)
         return name == "weight" and self.fits(module)
@@ -422,9 +413,8 @@ class Packer(HfQuantizer):
         return Pack(self)
 
     def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers) -> None:
-        """Replace a linear layer by one of few bits."""
         above, _, name = path.rpartition(".")
-        linear, bits = module_at(model, path), self.quantization_config.bits
+        linear, bits = model.get_submodule(path), self.quantization_config.bits
         if linear is model.get_output_embeddings():
             bits = HEAD_BITS
         if isinstance(weight, Numbers) and weight.bits > bits:
@@ -434,11 +424,11 @@ class Packer(HfQuantizer):
             if self.on_cpu or isinstance(weight, Numbers)
             else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
         )
-        setattr(module_at(model, above), name, packed)
+        setattr(model.get_submodule(above), name, packed)
 
     def pack_experts(self, model: Any, path: str, name: str, weights: torch.Tensor) -> None:
         """Take one parameter of some experts, and put others of few bits in their place."""
-        experts = module_at(model, path)
+        experts = model.get_submodule(path)
         if not isinstance(experts, PackedExperts):
             experts = PackedExperts(experts)
             model.set_submodule(path, experts)
@@ -476,7 +466,7 @@ class Packer(HfQuantizer):
             if module is head and self.fits(head):
                 tied = head.weight is embedding.weight
                 self.pack(model, path, head.weight.data)
-                module_at(model, path).counted = not tied
+                model.get_submodule(path).counted = not tied
         if self.on_cpu and type(embedding) is nn.Embedding:
             model.set_input_embeddings(StoredEmbedding(embedding.weight.data))
         for parameter in model.parameters() if self.on_cpu else ():
@@ -488,12 +478,7 @@ class Packer(HfQuantizer):
         return model
 
 
-def module_at(model: Any, path: str) -> Any:
-    return model.get_submodule(path)
-
-
 def sizes(model: Any) -> tuple[int, int]:
-    """The number of a model's weights, and the bytes that they take."""
     kept = {id(each): each for each in model.parameters()}
     count = sum(each.numel() for each in kept.values())
     total = sum(each.numel() * each.element_size() for each in kept.values())

@@ -60,11 +60,8 @@ class RoundedLinear(nn.Module):
 
 
 def rounded(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers and the scales of a matrix, shape (outputs, inputs).
-
-    In each group the weight that is the farthest from 0 becomes the lowest number, which has no
-    counterpart above.
-    """
+    """The numbers and the scales of a matrix, shape (outputs, inputs). In each group the weight
+    that is the farthest from 0 becomes the lowest number, which has no counterpart above."""
     outputs, inputs = weight.shape
     half = 1 << (bits - 1)
     groups = nn.functional.pad(weight.float(), (0, -inputs % STEP)).view(outputs, -1, GROUP)
@@ -93,7 +90,6 @@ def weights(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def multiply(
     states: torch.Tensor, matrix: tuple[torch.Tensor, ...], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product of states with a matrix of numbers and scales."""
     if states.is_cuda:
         found: torch.Tensor
         found = import_module("engine.backends.kernels").linear(states, matrix, bias)

@@ -49,14 +49,12 @@ class SpecialTokens:
         return text
 
     def messages(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, with LITERAL in the special tokens that they spell."""
         return [
             replace(each, content=self.literal(each.content, each.role == "assistant"))
             for each in messages
         ]
 
     def turns(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The turns of a chat template, with LITERAL in the special tokens that they spell."""
         return [
             self.within(turn)
             | {"content": self.literal(turn["content"], turn["role"] == "assistant")}

@@ -9,6 +9,7 @@ It may have a head, whose distribution is any function of the same two tokens: a
 function guesses well, a `shuffled` one as badly as possible.
 """
 
+import builtins
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, Bytes, Filled, LogitScores, common_prefix
+from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
@@ -196,7 +197,7 @@ class ToyBackend:
     def detokenize(self, tokens: Sequence[int]) -> str:
         return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
 
-    def piece(self, token: int) -> Bytes:
+    def piece(self, token: int) -> builtins.bytes:
         return SPECIAL[token].encode() if token in SPECIAL else bytes([token])
 
     def vocabulary(self) -> list[str]:

@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from copy import copy
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, Self
 
@@ -162,14 +163,9 @@ class OtherForwards(Protocol):
     of tokens of a prompt that it reads at a time, None for the usual one. `exact` is that of
     BackendInfo."""
 
-    @property
-    def nodes(self) -> int | None: ...
-
-    @property
-    def chunk(self) -> int | None: ...
-
-    @property
-    def exact(self) -> bool: ...
+    nodes: int | None
+    chunk: int | None
+    exact: bool
 
     def fresh_cache(self) -> TreeCache: ...
 
@@ -228,10 +224,8 @@ class TransformersBackend(TransformersTokenizer):
         self.reset()
 
     def reset(self) -> None:
-        """Empty the cache: our own if trees can be verified, otherwise the library's.
-
-        Our cache keeps its memory for later rows; it is empty when its length is 0.
-        """
+        """Empty the cache: our own if trees can be verified, otherwise the library's. Our cache
+        keeps its memory for later rows; it is empty when its length is 0."""
         self.cached = []
         self.tree, self.dirty = None, False
         if self.head:
@@ -303,11 +297,9 @@ class TransformersBackend(TransformersTokenizer):
         return Filled(reused, complete, limit and limit - self.offset)
 
     def chunks(self, decided: Sequence[int]) -> list[Sequence[int]]:
-        """The tokens that are not in the cache yet, divided into one part per forward.
-
-        If states are kept, a long text ends in a short part: the next prompt is often the same
-        except for the last few tokens, which open an answer.
-        """
+        """The tokens that are not in the cache yet, divided into one part per forward. If states
+        are kept, a long text ends in a short part: the next prompt is often the same except for the
+        last few tokens, which open an answer."""
         start, end = len(self.cached), len(decided)
         size = (self.captured and self.captured.chunk) or PREFILL_CHUNK
         if not self.resumes:
@@ -337,10 +329,8 @@ class TransformersBackend(TransformersTokenizer):
     @torch.inference_mode()
     def stretch(self, tokens: Sequence[int]) -> None:
         """Make the cache claim to hold these tokens, with rows of zeros, so that later forwards can
-        be timed.
-
-        It must have held some tokens before. The library's own cache reads the tokens instead.
-        """
+        be timed; it must have held some before. The library's own cache reads the tokens
+        instead."""
         if not self.info.can_tree:
             self.prefill([*tokens, 0], lambda: False)
             return
@@ -384,16 +374,10 @@ class TransformersBackend(TransformersTokenizer):
             logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
-
-        def read(row: int) -> Floats:
-            # Only a view if the model computes on the host in float32.
-            values: Floats = logits[row].float().cpu().numpy()
-            return values
-
         positions = [start + depth for depth in tree.depths]
         if self.on_device:
-            return DeviceScores(logits, read, positions, sampling)
-        return LogitScores(read, positions, sampling)
+            return DeviceScores(logits, partial(row_of, logits), positions, sampling)
+        return LogitScores(partial(row_of, logits), positions, sampling)
 
     @torch.inference_mode()
     def accept(self, rows: Sequence[int]) -> None:
@@ -457,11 +441,9 @@ class TransformersBackend(TransformersTokenizer):
     def mask(
         self, start: int, depths: NDArray[np.int_], visible: NDArray[np.bool_]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The additive mask, shape (1, 1, rows, start + rows), per kind of attention layer.
-
-        A layer of sliding attention also hides rows outside its window, and one of chunked
-        attention rows of other chunks.
-        """
+        """The additive mask, shape (1, 1, rows, start + rows), per kind of attention layer. A layer
+        of sliding attention also hides rows outside its window, and one of chunked attention rows
+        of other chunks."""
         dtype, device = self.model.dtype, self.model.device
         hidden = torch.finfo(dtype).min
         full = torch.zeros((1, 1, len(visible), start + len(visible)), dtype=dtype)
@@ -489,11 +471,9 @@ class TransformersBackend(TransformersTokenizer):
 
 
 def starts_again(model: Any, switch: int) -> bool:
-    """Whether the library's own decoding drops its cache when a text outgrows `switch`.
-
-    Some models do, because the cached keys have other rotary factors. This queries the library with
-    a cache that claims to hold so many tokens.
-    """
+    """Whether the library's own decoding drops its cache when a text outgrows `switch`. Some models
+    do, because the cached keys have other rotary factors. This queries the library with a cache
+    that claims to hold so many tokens."""
     cache = TreeCache([("full_attention", 1)], 0)
     cache.length = switch
     tokens = torch.zeros((1, switch + 1), dtype=torch.long)
@@ -505,6 +485,12 @@ def starts_again(model: Any, switch: int) -> bool:
         next_sequence_length=1,
     )
     return bool(inputs["input_ids"].shape[1] > 1)
+
+
+def row_of(logits: torch.Tensor, row: int) -> Floats:
+    """A row on the host; only a view if the model computes there in float32."""
+    values: Floats = logits[row].float().cpu().numpy()
+    return values
 
 
 def ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:

@@ -19,8 +19,6 @@ LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type:
 
 
 class TransformersTokenizer:
-    """The library's tokenizer as a Tokenizer."""
-
     info: Any
 
     def __init__(self, tokenizer: Any, info: TokenizerInfo) -> None:
@@ -103,7 +101,6 @@ def filler(tokenizer: Any) -> Fill | None:
 
 
 def vocabulary_of(tokenizer: Any) -> list[str]:
-    """Every token as the tokenizer writes it, by id."""
     return [str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
 
 

@@ -24,7 +24,7 @@ from engine.drafting.budget import Budget
 from engine.drafting.calibration import HEAD_CLASSES, HEAD_DEPTHS, WINDOW
 from engine.drafting.costs import WHOLE, HeadPace
 from engine.drafting.hierarchy import Hierarchy
-from engine.heads.base import Guess, Head
+from engine.heads.base import Head, LogitGuess
 from engine.sampling import COLDEST
 from engine.settings import Sampling
 from engine.tree import Tree
@@ -62,10 +62,10 @@ class HeadTier(Tier):
 
     def __init__(self, sampling: Sampling, noisy: bool) -> None:
         self.sampling, self.noisy = sampling, noisy
-        self.guesses: dict[Suffix, tuple[Guess, int, int]] = {}
+        self.guesses: dict[Suffix, tuple[LogitGuess, int, int]] = {}
         self.known: dict[Suffix, Sequence[Followers]] = {}
 
-    def add(self, suffix: Suffix, guess: Guess, depth: int, position: int) -> None:
+    def add(self, suffix: Suffix, guess: LogitGuess, depth: int, position: int) -> None:
         self.guesses.setdefault(suffix, (guess, depth, position))
         self.known.pop(suffix, None)
 
@@ -80,7 +80,7 @@ class HeadTier(Tier):
             self.known[suffix] = () if guess is None else (*SHORTER, self.followers(*guess))
         return self.known[suffix]
 
-    def followers(self, guess: Guess, depth: int, position: int) -> Followers:
+    def followers(self, guess: LogitGuess, depth: int, position: int) -> Followers:
         """A guess as followers, whose counts are probabilities at the temperature of the run.
 
         Their strength is the kind of evidence: depth and probability class.

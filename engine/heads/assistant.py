@@ -98,9 +98,9 @@ class AssistantHead(Eagle3Head):
         if not self.rows or self.rows[-1] != self.place - 1 or cancelled():
             return None
         self.join()
-        assert self.states.values is not None
-        at = len(self.rows)
-        return self.guesses_after(tokens[-1:], self.states.values[at - 1 : at])[0]
+        states, at = self.levels[0].states.values, len(self.rows)
+        assert states is not None
+        return self.guesses_after(tokens[-1:], states[at - 1 : at])[0]
 
     @torch.inference_mode()
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
@@ -120,10 +120,8 @@ class AssistantHead(Eagle3Head):
 @contextmanager
 def sharing() -> Iterator[None]:
     """Let the library build models in this block whose layers all read the cache of another model.
-
     transformers 5.23 refuses this, because it looks for layers that write, and an assistant has
-    none.
-    """
+    none."""
     kinds: tuple[Any, ...] = (Gemma4TextConfig, Gemma4UnifiedTextConfig)
     known = [kind.kv_sharing_modes for kind in kinds]
 

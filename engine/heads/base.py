@@ -49,21 +49,56 @@ class HeadInfo:
         return not self.note and self.depth > 0
 
 
-class Guess(Protocol):
-    """A head's distribution of the token after a node, over the target's vocabulary, read lazily.
+class LogitGuess:
+    """A head's distribution of the token after a node, over the target's vocabulary, from logits on
+    the host: float32, shape (vocabulary,). Probabilities are those before any sampler setting.
 
-    Probabilities are those of the logits, before any sampler setting.
+    A head that knows only a part of the vocabulary passes its `tokens`, in rising order: logit i is
+    that of `tokens[i]`.
     """
+
+    __slots__ = ("choice", "logits", "tokens")
+
+    def __init__(self, logits: Floats, tokens: NDArray[np.int64] | None = None) -> None:
+        self.logits, self.tokens = logits, tokens
+        self.choice: Choice | None = None
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
         """The likeliest tokens, so many at most, with their probabilities in falling order."""
+        if count < 1:
+            return []
+        logits, scale = self.logits, self.scale()
+        best = ranked(logits, count)
+        names = best if self.tokens is None else self.tokens[best]
+        chances = [scale.probability(logit) for logit in logits[best].tolist()]
+        return list(zip(names.tolist(), chances, strict=True))
 
     def probability(self, token: int) -> float:
         """The probability of one token; 0 if the head does not know the token."""
+        place = token
+        if self.tokens is not None:
+            place = int(np.searchsorted(self.tokens, token))
+            if place == self.tokens.size or self.tokens[place] != token:
+                return 0.0
+        return self.scale().probability(float(self.logits[place]))
 
     def draw(self, position: int, sampling: Sampling) -> int:
         """The token that the target would choose at that absolute position from this distribution,
         with its own noise. The likeliest token at temperature 0."""
+        if self.tokens is None:
+            self.choice = select(self.logits, sampling, position)
+            return self.choice.token
+        place = int(self.logits.argmax())
+        if sampling.temperature < COLDEST:
+            return int(self.tokens[place])
+        chosen = Part(self.logits, self.tokens).select(sampling, position)
+        return int(self.tokens[place]) if chosen is None else chosen[0]
+
+    def scale(self) -> Choice:
+        """The normaliser of the logits: known from a draw, or computed in one pass."""
+        if self.choice is None:
+            self.choice = select(self.logits, GREEDY, 0)
+        return self.choice
 
 
 class Head(Protocol):
@@ -86,14 +121,14 @@ class Head(Protocol):
 
     def start(
         self, tokens: Sequence[int], sampling: Sampling, cancelled: Callable[[], bool]
-    ) -> Guess | None:
+    ) -> LogitGuess | None:
         """Catch up with all decided tokens, and guess what follows the last one of `tokens`.
 
         `tokens` are all decided ones: those in the cache of the backend, and the root of the next
         tree. Returns None without hidden states to start from, or once `cancelled()` is true.
         """
 
-    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[Guess]:
+    def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[LogitGuess]:
         """One level deeper: `tokens[i]` after the node that guess number `parents[i]` of the last
         call (`start` or `extend`) was made for. Returns what may follow each of them, in order.
 
@@ -104,50 +139,3 @@ class Head(Protocol):
     def forget(self) -> None:
         """Drop the guesses: the cache rolls back to the decided tokens. May be called
         repeatedly."""
-
-
-class LogitGuess:
-    """A guess from logits on the host: float32, shape (vocabulary,).
-
-    A head that knows only a part of the vocabulary passes its `tokens`, in rising order: logit i is
-    that of `tokens[i]`.
-    """
-
-    __slots__ = ("choice", "logits", "tokens")
-
-    def __init__(self, logits: Floats, tokens: NDArray[np.int64] | None = None) -> None:
-        self.logits, self.tokens = logits, tokens
-        self.choice: Choice | None = None
-
-    def likeliest(self, count: int) -> list[tuple[int, float]]:
-        if count < 1:
-            return []
-        logits, scale = self.logits, self.scale()
-        best = ranked(logits, count)
-        names = best if self.tokens is None else self.tokens[best]
-        chances = [scale.probability(logit) for logit in logits[best].tolist()]
-        return list(zip(names.tolist(), chances, strict=True))
-
-    def probability(self, token: int) -> float:
-        place = token
-        if self.tokens is not None:
-            place = int(np.searchsorted(self.tokens, token))
-            if place == self.tokens.size or self.tokens[place] != token:
-                return 0.0
-        return self.scale().probability(float(self.logits[place]))
-
-    def draw(self, position: int, sampling: Sampling) -> int:
-        if self.tokens is None:
-            self.choice = select(self.logits, sampling, position)
-            return self.choice.token
-        place = int(self.logits.argmax())
-        if sampling.temperature < COLDEST:
-            return int(self.tokens[place])
-        chosen = Part(self.logits, self.tokens).select(sampling, position)
-        return int(self.tokens[place]) if chosen is None else chosen[0]
-
-    def scale(self) -> Choice:
-        """The normaliser of the logits: known from a draw, or computed in one pass."""
-        if self.choice is None:
-            self.choice = select(self.logits, GREEDY, 0)
-        return self.choice

@@ -9,16 +9,20 @@ out, and its own are copied in.
 Invariant: keys and values are those of the `owner`; each other head has its rows `aside`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import count, takewhile
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from engine.backends.captured import REACH, SHARES, CapturedModel, Recorder
+from engine.backends.captured import (
+    SHARES,
+    CapturedModel,
+    Recorded,
+    Recorder,
+    held,
+    reaches_to,
+)
 from engine.backends.transformers import TransformersBackend
 from engine.heads.eagle3_head import Block, Eagle3Head, Eagle3Weights, linear
 
@@ -28,28 +32,22 @@ COLUMNS = 128
 """The most tokens after the decided ones that a row sees."""
 
 
-class HeadForward:
-    """The step over `rows` rows: what it is told, in one buffer of whole numbers, and what it
-    found.
+class HeadForward(Recorded):
+    """The step over `rows` rows. What it found are `hidden`, shape (rows, width), and `logits`,
+    shape (rows, tokens)."""
 
-    `hidden` has shape (rows, width), `logits` (rows, tokens).
-    """
-
-    def __init__(self, rows: int, head: "CapturedHead", like: torch.Tensor) -> None:
+    def __init__(
+        self, rows: int, head: "CapturedHead", like: torch.Tensor, recorder: Recorder
+    ) -> None:
+        super().__init__(2 + rows * (2 + COLUMNS), recorder, head.reaches)
         self.rows, self.head = rows, head
-        size, cuda = 2 + rows * (2 + COLUMNS), like.is_cuda
-        self.host = torch.zeros(size, dtype=torch.int64, pin_memory=cuda)
-        self.buffer = torch.zeros(size, dtype=torch.int64, device=like.device)
         self.given = self.host.numpy()
         self.before = like.new_zeros((rows, like.shape[1]))
         self.hidden = self.logits = torch.empty(0)
-        self.forwards: dict[int, Callable[[], None]] = {}
 
-    def record(self, recorder: Recorder) -> None:
+    def record(self) -> None:
         self.given[2 + 2 * self.rows :: COLUMNS] = 1
-        self.buffer.copy_(self.host)
-        for reach in reversed(self.head.reaches):
-            self.forwards[reach] = recorder.recorded(partial(self.compute, reach))
+        self.record_all(self.compute)
 
     def run(self, block: Block, done: int) -> None:
         """Compute a block, of whose columns the first `done` are seen by all rows."""
@@ -63,9 +61,7 @@ class HeadForward:
         # A row of padding sees something: otherwise it would not be a number.
         visible[used:, 0] = 1
         self.before[:used] = block.before
-        self.buffer.copy_(self.host, non_blocking=True)
-        end = block.start + rows
-        self.forwards[next(reach for reach in self.head.reaches if reach >= end)]()
+        self.repeat(block.start + rows)
 
     def compute(self, reach: int) -> None:
         rows, shared, weights = self.rows, self.head, self.head.weights
@@ -94,25 +90,22 @@ class HeadForward:
         embedded = functional.embedding(tokens, weights.embedding).to(self.before.dtype)
         hidden = weights.head(embedded, self.before, positions, attend)
         logits = linear(weights.head.norm(hidden), weights.output).float()
-        if not self.hidden.numel():
-            self.hidden, self.logits = torch.empty_like(hidden), torch.empty_like(logits)
-        self.hidden.copy_(hidden)
-        self.logits.copy_(logits)
+        self.hidden, self.logits = held(self.hidden, hidden), held(self.logits, logits)
 
 
 class CapturedHead:
     """All recorded steps of a head, for texts with room for so many rows."""
 
-    def __init__(self, weights: Eagle3Weights, room: int, like: torch.Tensor) -> None:
+    def __init__(
+        self, weights: Eagle3Weights, room: int, like: torch.Tensor, recorder: Recorder
+    ) -> None:
         self.weights, self.room = weights, room
-        self.reaches = [*takewhile(lambda reach: reach < room, (REACH << n for n in count())), room]
+        self.reaches = reaches_to(room)
         self.states: torch.Tensor | None = None
         self.owner: Eagle3Head | None = None
-        self.forwards = {rows: HeadForward(rows, self, like) for rows in ROWS}
-
-    def record(self, recorder: Recorder) -> None:
-        for rows in sorted(self.forwards, reverse=True):
-            self.forwards[rows].record(recorder)
+        self.forwards = {rows: HeadForward(rows, self, like, recorder) for rows in ROWS}
+        for rows in reversed(ROWS):
+            self.forwards[rows].record()
         recorder.close()
 
     def write(
@@ -129,7 +122,6 @@ class CapturedHead:
         return held_keys, held_values
 
     def enter(self, head: Eagle3Head) -> None:
-        """Let a head own the rows."""
         if self.owner is head:
             return
         owner = self.owner
@@ -164,8 +156,7 @@ def capture_head(backend: TransformersBackend) -> None:
     like = head.weights.embedding[:1].to(backend.model.dtype)
     try:
         room = backend.info.context_length + COLUMNS
-        recorded = CapturedHead(head.weights, room, like)
-        recorded.record(captured.recorder)
+        recorded = CapturedHead(head.weights, room, like, captured.recorder)
         weights = replace(head.weights, captured=recorded)
         gaps = [gap(*guessed) for guessed in zip(*map(trial, (head.weights, weights)), strict=True)]
     except Exception:
@@ -197,5 +188,5 @@ def trial(weights: Eagle3Weights) -> list[torch.Tensor]:
         if start:
             head.drafted += used
         else:
-            head.done = used
+            head.levels[0].done = used
     return found

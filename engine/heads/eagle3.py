@@ -131,8 +131,6 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 
 
 class Eagle3Attention(nn.Module):
-    """The projections of the layer's attention."""
-
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         width, bias = config.hidden_size, config.attention_bias

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -93,7 +93,6 @@ def linear(states: torch.Tensor, matrix: Output, bias: torch.Tensor | None = Non
 
 
 def bytes_of(matrix: Matrix) -> int:
-    """The bytes of a matrix in memory."""
     if isinstance(matrix, EightBits):
         return matrix.bytes
     return matrix.numel() * matrix.element_size()
@@ -186,8 +185,6 @@ class FusedHead:
 
 
 class Norm:
-    """A norm of the library, by its weights."""
-
     def __init__(self, norm: nn.Module) -> None:
         self.weight: torch.Tensor = norm.weight.data  # type: ignore[assignment]
         self.epsilon: float = norm.variance_epsilon  # type: ignore[assignment]
@@ -225,7 +222,7 @@ class Eagle3Weights:
     or its target's. `tokens` are the target's tokens to which its logits belong, None for all.
     `taps` are the target's modules whose outputs it reads. `head` may also be a network of
     engine/heads/mtp.py or assistant.py: all have `join` and `norm`. `captured` are its recorded
-    steps, if a GPU has them."""
+    steps, a CapturedHead (captured_head.py), if a GPU has them."""
 
     head: Any
     embedding: torch.Tensor
@@ -233,7 +230,7 @@ class Eagle3Weights:
     tokens: NDArray[np.int64] | None
     taps: Sequence[nn.Module]
     info: HeadInfo
-    captured: "RecordedSteps | None" = None
+    captured: Any = None
 
 
 class Block(NamedTuple):
@@ -245,22 +242,6 @@ class Block(NamedTuple):
     before: torch.Tensor
     rows: Sequence[int]
     sees: NDArray[np.bool_]
-
-
-class RecordedSteps(Protocol):
-    """Steps of a head that need not be told again (captured_head.py), in memory that all sequences
-    share."""
-
-    def enter(self, head: "Eagle3Head") -> None:
-        """Let a head own the memory."""
-
-    def step(self, head: "Eagle3Head", block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The hidden states and the logits of a block; None if it cannot."""
-
-    def write(
-        self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put new keys and values at some rows; returns all."""
 
 
 class Rows:
@@ -291,11 +272,25 @@ class Rows:
         return 0 if self.values is None else self.values.untyped_storage().nbytes()
 
 
+class Level:
+    """A layer of a head: the input `states` of its rows, and keys and values of the first `done`
+    ones."""
+
+    def __init__(self) -> None:
+        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.done = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.states.bytes + self.keys.bytes + self.values.bytes
+
+
 class Eagle3Head:
     """The head of one sequence. Its backend reports the decided rows with `record` and `keep`.
+    `found` are hidden states of the last forward, each of shape (1, rows, width)."""
 
-    `found` are hidden states of the last forward, each of shape (1, rows, width).
-    """
+    depths = 1
+    """The number of layers; a single one guesses at all depths."""
 
     def __init__(self, weights: Eagle3Weights) -> None:
         self.weights, self.info = weights, weights.info
@@ -310,8 +305,7 @@ class Eagle3Head:
     def reset(self) -> None:
         self.rows: list[int] = []
         self.waiting: list[torch.Tensor] = []
-        self.done = 0
-        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
+        self.levels = [Level() for _ in range(self.depths)]
         self.aside: torch.Tensor | None = None
         self.logits: torch.Tensor | None = None
         self.found: list[torch.Tensor] = []
@@ -322,7 +316,11 @@ class Eagle3Head:
     def bytes(self) -> int:
         waiting = sum(each.untyped_storage().nbytes() for each in self.waiting)
         aside = 0 if self.aside is None else self.aside.nbytes
-        return self.states.bytes + self.keys.bytes + self.values.bytes + waiting + aside
+        return sum(level.bytes for level in self.levels) + waiting + aside
+
+    @property
+    def done(self) -> int:
+        return self.levels[0].done
 
     def listen(self, on: bool) -> None:
         self.on = on
@@ -358,7 +356,7 @@ class Eagle3Head:
         if self.waiting:
             start = len(self.rows) - self.waiting_rows
             waiting = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-            self.states.write(start, self.weights.head.join(waiting))
+            self.levels[0].states.write(start, self.weights.head.join(waiting))
             self.waiting.clear()
 
     def keep(self, length: int) -> None:
@@ -371,8 +369,10 @@ class Eagle3Head:
                 self.waiting[-1] = self.waiting[-1][:-1]
                 if not len(self.waiting[-1]):
                     self.waiting.pop()
-        while self.done and (self.done > len(self.rows) or self.rows[self.done - 1] >= length - 1):
-            self.done -= 1
+        for number, level in enumerate(self.levels):
+            level.done = min(level.done, len(self.rows))
+            while level.done and self.rows[level.done - 1] >= length - 1 - number:
+                level.done -= 1
 
     @torch.inference_mode()
     def start(
@@ -383,17 +383,9 @@ class Eagle3Head:
         if not self.rows or self.rows[-1] != last:
             return None
         self.join()
-        hidden: torch.Tensor | None = None
-        while self.done < len(self.rows):
-            if cancelled():
-                return None
-            rows = self.rows[self.done : self.done + CHUNK]
-            assert self.states.values is not None
-            before = self.states.values[self.done : self.done + len(rows)]
-            sees = np.tri(len(rows), self.done + len(rows), self.done, dtype=bool)
-            following = [tokens[row + 1] for row in rows]
-            hidden = self.step(Block(self.done, following, before, rows, sees))
-            self.done += len(rows)
+        hidden = self.catch_up(0, len(self.rows), tokens, cancelled)
+        if self.done < len(self.rows):
+            return None
         if hidden is not None:
             # A copy, as the next step may be computed in the same place.
             self.root = hidden[-1:].clone()
@@ -401,6 +393,23 @@ class Eagle3Head:
         self.seen = [[]]
         self.logits = None if hidden is None or self.logits is None else self.logits[-1:]
         return self.guesses(self.root)[0]
+
+    def catch_up(
+        self, number: int, end: int, tokens: Sequence[int], cancelled: Callable[[], bool]
+    ) -> torch.Tensor | None:
+        """Compute the rows of a layer before row `end`, unless cancelled; returns the last states
+        that were computed."""
+        level, out = self.levels[number], None
+        while level.done < end and not cancelled():
+            start, stop = level.done, min(end, level.done + CHUNK)
+            rows = self.rows[start:stop]
+            assert level.states.values is not None
+            before = level.states.values[start:stop]
+            sees = np.tri(len(rows), stop, start, dtype=bool)
+            following = [tokens[row + number + 1] for row in rows]
+            out = self.step(Block(start, following, before, rows, sees), number)
+            level.done = stop
+        return out
 
     @torch.inference_mode()
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
@@ -420,33 +429,28 @@ class Eagle3Head:
     def forget(self) -> None:
         self.drafted, self.seen = 0, []
 
-    def step(self, block: Block) -> torch.Tensor:
-        """Run the layer over a block; returns the next hidden states."""
+    def step(self, block: Block, number: int = 0) -> torch.Tensor:
+        """Run a layer over a block; returns the next hidden states."""
         start, tokens, before, rows, sees = block
         head, device = self.weights.head, before.device
-        captured = self.weights.captured
+        captured, level = self.weights.captured, self.levels[number]
         self.logits = None
         if captured is not None and (found := captured.step(self, block)):
+            hidden: torch.Tensor
             hidden, self.logits = found
             return hidden
         mask = None if sees.all() else torch.from_numpy(sees).to(device)
 
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
             if captured is None:
-                all_keys, all_values = (
-                    self.keys.write(start, keys),
-                    self.values.write(start, values),
-                )
+                held = level.keys.write(start, keys), level.values.write(start, values)
             else:
                 end = start + len(tokens)
-                held = captured.write(torch.arange(start, end, device=device), keys, values)
-                all_keys, all_values = (each[:, :, :end] for each in held)
+                both = captured.write(torch.arange(start, end, device=device), keys, values)
+                held = both[0][:, :, :end], both[1][:, :, :end]
+            grouped = queries.shape[1] != keys.shape[1]
             return functional.scaled_dot_product_attention(
-                queries,
-                all_keys,
-                all_values,
-                attn_mask=mask,
-                enable_gqa=queries.shape[1] != keys.shape[1],
+                queries, *held, attn_mask=mask, enable_gqa=grouped
             )
 
         ids, positions = torch.tensor([tokens, rows], device=device)

@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import llama_cpp
 import numpy as np
 
 from engine.errors import ModelError
 from engine.heads.base import HeadInfo, LogitGuess
+from engine.models.gguf import Batch, free, restored, saved
 from engine.sampling import Floats
 from engine.settings import Sampling
 
@@ -46,51 +47,30 @@ NUMBERS = ctypes.POINTER(ctypes.c_int32)
 CONTEXT, MODEL = llama_cpp.llama_context_p_ctypes, llama_cpp.llama_model_p_ctypes
 SYMBOLS: dict[str, tuple[str, str, list[Any], Any]] = {
     "llama_set_embeddings_nextn": (
-        "P13llama_contextbb",
-        "XPEAUllama_context@@_N1",
-        [CONTEXT, ctypes.c_bool, ctypes.c_bool],
-        None,
+        "P13llama_contextbb", "XPEAUllama_context@@_N1", [CONTEXT, *[ctypes.c_bool] * 2], None
     ),
     "llama_get_embeddings_nextn": (
-        "P13llama_context",
-        "PEAMPEAUllama_context@@",
-        [CONTEXT],
-        FLOATS,
+        "P13llama_context", "PEAMPEAUllama_context@@", [CONTEXT], FLOATS
     ),
     "llama_get_embeddings_nextn_ith": (
-        "P13llama_contexti",
-        "PEAMPEAUllama_context@@H",
-        [CONTEXT, ctypes.c_int32],
-        FLOATS,
+        "P13llama_contexti", "PEAMPEAUllama_context@@H", [CONTEXT, ctypes.c_int32], FLOATS
     ),
     "llama_set_embeddings_layer_inp": (
-        "P13llama_contextjb",
-        "XPEAUllama_context@@I_N",
-        [CONTEXT, ctypes.c_uint32, ctypes.c_bool],
+        "P13llama_contextjb", "XPEAUllama_context@@I_N", [CONTEXT, ctypes.c_uint32, ctypes.c_bool],
         None,
     ),
     "llama_get_embeddings_layer_inp": (
-        "P13llama_contextj",
-        "PEAMPEAUllama_context@@I",
-        [CONTEXT, ctypes.c_uint32],
-        FLOATS,
+        "P13llama_contextj", "PEAMPEAUllama_context@@I", [CONTEXT, ctypes.c_uint32], FLOATS
     ),
     "llama_model_target_layer_ids": (
-        "PK11llama_model",
-        "PEBHPEBUllama_model@@",
-        [MODEL],
-        NUMBERS,
+        "PK11llama_model", "PEBHPEBUllama_model@@", [MODEL], NUMBERS
     ),
     "llama_model_target_layer_ids_n": (
-        "PK11llama_model",
-        "IPEBUllama_model@@",
-        [MODEL],
-        ctypes.c_uint32,
+        "PK11llama_model", "IPEBUllama_model@@", [MODEL], ctypes.c_uint32
     ),
-}
+}  # fmt: skip
 """The unstable functions: the mangled parts of their names (Itanium, Microsoft), and the types of
 arguments and result."""
-
 NEEDED = ("LLAMA_CONTEXT_TYPE_MTP", "llama_model_n_layer_nextn")
 """Stable names that the library has since it supports heads."""
 
@@ -166,18 +146,12 @@ class HeadContext:
         self.capturing = False
         self.copies = set[int]()
         """Sequences other than the first that hold rows."""
-        self.rows = rows = min(ROWS, llama_cpp.llama_n_batch(context))
-        self.tokens: Any = (ctypes.c_int32 * rows)()
-        self.places: Any = (ctypes.c_int32 * rows)()
-        self.counts: Any = (ctypes.c_int32 * rows)(*[1] * rows)
-        self.with_logits: Any = (ctypes.c_int8 * rows)()
-        self.numbers: Any = (ctypes.c_int32 * (WIDTH + 1))(*range(WIDTH + 1))
-        self.sequences: Any = (ctypes.c_size_t * rows)()
+        self.rows = min(ROWS, llama_cpp.llama_n_batch(context))
+        self.batch = Batch(self.rows, WIDTH + 1)
         self.library.llama_set_embeddings_nextn(context, True, kind.cropped)
 
     @property
     def features(self) -> int:
-        """The size of the model's states in a row."""
         return int(self.width) * max(1, len(self.kind.layers))
 
     def capture(self, on: bool) -> None:
@@ -202,37 +176,30 @@ class HeadContext:
             parts.append(np.ctypeslib.as_array(found, (max(rows) + 1, self.width))[list(rows)])
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
-    def batch(
+    def rows_of(
         self,
         states: Floats,
         places: Sequence[int],
-        tokens: Sequence[int] = (),
+        tokens: Sequence[int],
+        outputs: int,
         sequences: Sequence[int] = (),
     ) -> Any:
-        """A batch of rows with these states at these places, and with tokens if given. The rows
-        belong to sequence 0 unless `sequences` are given."""
-        rows, first = len(states), ctypes.addressof(self.numbers)
-        step = ctypes.sizeof(ctypes.c_int32)
-        self.tokens[: len(tokens)] = tokens
-        self.places[:rows] = places
-        self.sequences[:rows] = [first + step * number for number in sequences or [0] * rows]
-        return llama_cpp.llama_batch(
-            n_tokens=rows,
-            token=self.tokens if tokens else None,
-            embd=states.ctypes.data_as(FLOATS),
-            pos=self.places,
-            n_seq_id=self.counts,
-            seq_id=ctypes.cast(self.sequences, ctypes.POINTER(NUMBERS)),
-            logits=self.with_logits,
-        )
+        """The library's batch of rows with these states and tokens, if any, at these places, with
+        logits of the last `outputs` rows. They belong to sequence 0 unless `sequences` are
+        given."""
+        count = len(states)
+        none, raw = [0] * count, self.batch.raw
+        self.batch.fill(tokens or none, places, sequences or none, [1] * count, outputs)
+        raw.token = self.batch.tokens if tokens else None
+        raw.embd = states.ctypes.data_as(FLOATS)
+        return raw
 
     def fused(self, states: Floats, places: Sequence[int]) -> Floats:
         """The inputs of rows at these places, from the model's states; shape (rows, inner)."""
         if not self.kind.layers:
             return states
         rows = len(states)
-        self.with_logits[:rows] = [True] * rows
-        self.check(llama_cpp.llama_encode(self.context, self.batch(states, places)))
+        self.check(llama_cpp.llama_encode(self.context, self.rows_of(states, places, (), rows)))
         found = self.library.llama_get_embeddings_nextn(self.context)
         return np.ctypeslib.as_array(found, (rows, self.inner)).copy()
 
@@ -240,21 +207,19 @@ class HeadContext:
         self, states: Floats, places: Sequence[int], tokens: Sequence[int], guess: bool
     ) -> None:
         """Compute rows of decided tokens; with `guess`, also the logits of the last row."""
-        rows = len(tokens)
-        self.with_logits[:rows] = [guess and self.kind.whole] * (rows - 1) + [guess]
-        self.check(llama_cpp.llama_decode(self.context, self.batch(states, places, tokens)))
+        outputs = len(tokens) if guess and self.kind.whole else int(guess)
+        batch = self.rows_of(states, places, tokens, outputs)
+        self.check(llama_cpp.llama_decode(self.context, batch))
 
     def branch(
         self, states: Floats, place: int, tokens: Sequence[int], sequences: Sequence[int]
     ) -> None:
         """Compute rows at one place, each of its own sequence, with all logits."""
         rows = len(tokens)
-        self.with_logits[:rows] = [True] * rows
-        batch = self.batch(states, [place] * rows, tokens, sequences)
+        batch = self.rows_of(states, [place] * rows, tokens, rows, sequences)
         self.check(llama_cpp.llama_decode(self.context, batch))
 
     def check(self, code: int) -> None:
-        """Raise ModelError for a forward that failed."""
         if code:
             raise ModelError(f"The head ({self.kind.name}) failed: llama.cpp returned {code}.")
 
@@ -279,32 +244,21 @@ class HeadContext:
         self.copies.clear()
 
     def split(self, source: int, number: int) -> None:
-        """Copy the rows of one sequence to another."""
         self.copies.add(number)
         llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
         llama_cpp.llama_memory_seq_cp(self.memory, source, number, -1, -1)
 
 
-class Serving(Protocol):
-    """The backend of a head: `cached` are the decided tokens, `enter` makes the caches hold this
-    sequence, and `lead_first` makes sequence 0 of the model's cache hold the decided tokens."""
-
-    cached: list[int]
-
-    def enter(self) -> None: ...
-
-    def lead_first(self) -> None: ...
-
-
 class LlamaHead:
-    """The head of one sequence; see engine/heads/base.py and the module's docstring."""
+    """The head of one sequence, whose backend is a LlamaCppBackend; see engine/heads/base.py and
+    the module's docstring."""
 
-    def __init__(self, shared: HeadContext, info: HeadInfo, backend: Serving) -> None:
+    def __init__(self, shared: HeadContext, info: HeadInfo, backend: Any) -> None:
         self.shared, self.info, self.owner = shared, info, weakref.ref(backend)
         self.on = False
         self.clear()
 
-    def open(self, backend: Serving) -> Self:
+    def open(self, backend: Any) -> Self:
         return type(self)(self.shared, self.info, backend)
 
     def clear(self) -> None:
@@ -358,9 +312,7 @@ class LlamaHead:
 
     def across(self, start: int, found: Floats) -> Floats:
         """Continue at place `start` with the states `found`, without the state before that place.
-
-        If only this one state is missing, it is replaced by zeros and the rows so far stay.
-        """
+        If only this one state is missing, it is replaced by zeros and the rows so far stay."""
         self.first, self.states = start, found[:0]
         if self.begin < start == self.fed:
             self.first -= 1
@@ -439,10 +391,7 @@ class LlamaHead:
 
     def parted(self, parents: Sequence[int]) -> list[int]:
         """A sequence for each child of these nodes: the parent's for the first child, copies for
-        others.
-
-        Sequence 0 is never a copy, because it keeps the decided rows.
-        """
+        others. Sequence 0 is never a copy, because it keeps the decided rows."""
         kept = {self.branches[parent] for parent in parents}
         free = iter([number for number in range(1, WIDTH + 1) if number not in kept])
         found: list[int] = []
@@ -467,10 +416,8 @@ class LlamaHead:
         self.shared.join()
 
     def feed(self, tokens: Sequence[int], end: int, guess: bool = False) -> None:
-        """Compute the rows up to place `end`, with `guess` also the logits of the last row.
-
-        A failure leaves the head empty.
-        """
+        """Compute the rows up to place `end`, with `guess` also the logits of the last row. A
+        failure leaves the head empty."""
         start = self.fed
         states = self.states[start - 1 - self.first : end - 1 - self.first]
         try:
@@ -487,26 +434,3 @@ class LlamaHead:
         """Drop the states that no later row needs; the last row may be computed again."""
         gone = max(0, self.fed - 2 - self.first)
         self.states, self.first = self.states[gone:], self.first + gone
-
-
-def saved(context: Any, place: int) -> Any:
-    """The content of a sequence in a context, as bytes; None if memory does not suffice."""
-    size = llama_cpp.llama_state_seq_get_size(context, place)
-    with suppress(MemoryError):
-        data = (ctypes.c_uint8 * size)()
-        if llama_cpp.llama_state_seq_get_data(context, data, size, place) == size:
-            return data
-    return None
-
-
-def restored(context: Any, place: int, data: Any) -> bool:
-    """Put saved bytes, if any, into a context; returns whether the context accepted them."""
-    size = len(data or ())
-    return bool(size and llama_cpp.llama_state_seq_set_data(context, data, size, place) == size)
-
-
-def free(context: Any, model: Any) -> None:
-    """Free the library's memory: the context, then its own model, if any."""
-    llama_cpp.llama_free(context)
-    if model:
-        llama_cpp.llama_model_free(model)

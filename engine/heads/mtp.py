@@ -33,7 +33,7 @@ from transformers.cache_utils import Cache
 
 from engine.backends.caches import cache_argument
 from engine.heads.base import LogitGuess
-from engine.heads.eagle3_head import CHUNK, Block, DirectNetwork, Eagle3Head, Rows
+from engine.heads.eagle3_head import Block, DirectNetwork, Eagle3Head, Eagle3Weights
 from engine.settings import Sampling
 
 Tensors = Mapping[str, torch.Tensor]
@@ -85,7 +85,7 @@ class Mtp(DirectNetwork):
         positions: torch.Tensor,
         mask: torch.Tensor,
         write: Write,
-        level: int = 0,
+        level: int,
     ) -> torch.Tensor:
         """One step of a layer: from tokens and the hidden states before them to the next hidden
         states, all of shape (1, rows, width). `mask` is added to the scores, shape (1, 1, rows,
@@ -106,10 +106,8 @@ class Mtp(DirectNetwork):
 
 
 def build(target: Any, joints: Sequence[Tensors], layers: Sequence[Tensors]) -> Mtp:
-    """The module of some weights, on the target's device and in its dtype.
-
-    Raises ValueError for weights that do not fit, and any exception of the library.
-    """
+    """The module of some weights, on the target's device and in its dtype. Raises ValueError for
+    weights that do not fit, and any exception of the library."""
     kind, hidden = type(target.get_decoder()), target.config.get_text_config().hidden_size
     config = config_of(target, len(layers), any(EXPERTS.match(name) for name in layers[0]))
     norm = torch.ones(hidden)
@@ -174,18 +172,14 @@ def config_of(target: Any, count: int, experts: bool) -> Any:
 
 
 class MtpHead(Eagle3Head):
-    """A head of one layer. It works like an EAGLE-3 head, except that its layer takes a mask and a
-    cache."""
+    """Like an EAGLE-3 head, except that its layers take a mask and a cache."""
 
-    def step(self, block: Block) -> torch.Tensor:
-        return self.computed(0, (self.keys, self.values), block)
-
-    def computed(self, level: int, kept: tuple[Rows, Rows], block: Block) -> torch.Tensor:
-        """Like `step`, for a layer whose keys and values are `kept`."""
+    def step(self, block: Block, number: int = 0) -> torch.Tensor:
         start, tokens, before, rows, sees = block
+        level = self.levels[number]
 
         def write(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return kept[0].write(start, keys), kept[1].write(start, values)
+            return level.keys.write(start, keys), level.values.write(start, values)
 
         head, device, dtype = self.weights.head, before.device, before.dtype
         mask = torch.zeros((1, 1, *sees.shape), dtype=dtype)
@@ -193,22 +187,9 @@ class MtpHead(Eagle3Head):
         ids, positions = torch.tensor([tokens, rows], device=device)
         embedded = functional.embedding(ids, self.weights.embedding).to(dtype)
         out: torch.Tensor = head(
-            embedded[None], before[None], positions[None], mask.to(device), write, level
+            embedded[None], before[None], positions[None], mask.to(device), write, number
         )[0]
         return out
-
-
-class Level:
-    """The data of a deeper layer: the input `states` of its rows, and keys and values of the first
-    `done` rows."""
-
-    def __init__(self) -> None:
-        self.states, self.keys, self.values = Rows(0), Rows(2), Rows(2)
-        self.done = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.states.bytes + self.keys.bytes + self.values.bytes
 
 
 class DeepMtpHead(MtpHead):
@@ -216,26 +197,19 @@ class DeepMtpHead(MtpHead):
     `paths` holds the guessed tokens before it, and `left` the states of the rows that depend on
     them."""
 
+    def __init__(self, weights: Eagle3Weights) -> None:
+        self.depths = weights.info.depth
+        super().__init__(weights)
+
     def reset(self) -> None:
         super().reset()
-        self.deeper = [Level() for _ in range(self.info.depth - 1)]
         self.paths: list[list[int]] = []
         self.left: list[torch.Tensor] = []
 
-    @property
-    def bytes(self) -> int:
-        return super().bytes + sum(each.bytes for each in self.deeper)
-
-    def keep(self, length: int) -> None:
-        super().keep(length)
-        for number, level in enumerate(self.deeper, 1):
-            level.done = min(level.done, len(self.rows))
-            while level.done and self.rows[level.done - 1] >= length - 1 - number:
-                level.done -= 1
-
-    def step(self, block: Block) -> torch.Tensor:
-        out = super().step(block)
-        self.deeper[0].states.write(block.start, out)
+    def step(self, block: Block, number: int = 0) -> torch.Tensor:
+        out = super().step(block, number)
+        if number + 1 < self.depths:
+            self.levels[number + 1].states.write(block.start, out)
         return out
 
     @torch.inference_mode()
@@ -245,12 +219,11 @@ class DeepMtpHead(MtpHead):
         guess = super().start(tokens, sampling, cancelled)
         if guess is None:
             return None
-        for number, level in enumerate(self.deeper, 1):
+        for number in range(1, self.depths):
             end = len(self.rows) - self.hanging(number)
-            while level.done < end:
-                if cancelled():
-                    return None
-                self.catch_up(number, min(end, level.done + CHUNK), tokens)
+            self.catch_up(number, end, tokens, cancelled)
+            if self.levels[number].done < end:
+                return None
         self.paths, self.left = [[]], [self.root[:0]]
         return guess
 
@@ -259,37 +232,22 @@ class DeepMtpHead(MtpHead):
         last = self.rows[-1]
         return sum(1 for _ in takewhile(lambda row: row > last - number, reversed(self.rows)))
 
-    def catch_up(self, number: int, end: int, tokens: Sequence[int]) -> None:
-        """Compute the rows of a layer up to number `end`, which depend on decided tokens only."""
-        level = self.deeper[number - 1]
-        start, rows = level.done, self.rows[level.done : end]
-        assert level.states.values is not None
-        before = level.states.values[start:end]
-        following = [tokens[row + number + 1] for row in rows]
-        sees = np.tri(len(rows), end, start, dtype=bool)
-        block = Block(start, following, before, rows, sees)
-        out = self.computed(number, (level.keys, level.values), block)
-        if number < len(self.deeper):
-            self.deeper[number].states.write(start, out)
-        level.done = end
-
     @torch.inference_mode()
     def extend(self, parents: Sequence[int], tokens: Sequence[int]) -> list[LogitGuess]:
         number = len(self.paths[0]) + 1
-        level, count = self.deeper[number - 1], self.hanging(number)
+        states, count = self.levels[number].states.values, self.hanging(number)
         first = len(self.rows) - count
         rows = self.rows[first:]
         paths = [[*self.paths[at], token] for at, token in zip(parents, tokens, strict=True)]
         known = count - len(self.left[0])
-        assert level.states.values is not None
-        decided = level.states.values[first : first + known]
+        assert states is not None
+        decided = states[first : first + known]
         before = torch.cat([part for at in parents for part in (decided, self.left[at])])
         # The token after row r of this layer is guess number r - last + number.
         following = [path[row - rows[-1] - 1] for path in paths for row in rows]
         sees = np.zeros((len(paths) * count, first + len(paths) * count), dtype=bool)
         sees[:, :first] = True
         sees[:, first:] = np.kron(np.eye(len(paths)), np.tri(count)) > 0
-        block = Block(first, following, before, rows * len(paths), sees)
-        out = self.computed(number, (level.keys, level.values), block)
+        out = super().step(Block(first, following, before, rows * len(paths), sees), number)
         self.paths, self.left = paths, [*torch.split(out, count)]
         return self.guesses(torch.stack([each[-1] for each in self.left]))

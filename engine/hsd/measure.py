@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.backends.base import Backend, Scores
+from engine.backends.base import Backend, LogitScores
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -404,7 +404,7 @@ class Profiler:
         backend.accept(())
         return scored
 
-    def scored(self, name: str, scores: Scores, row: int) -> Scored:
+    def scored(self, name: str, scores: LogitScores, row: int) -> Scored:
         """The choice at one place; its time is recorded for draft models."""
         clock = perf_counter()
         choice = scores.choose(row)

@@ -138,15 +138,7 @@ class Transformers(FileFormat):
     def load(self, source: str, runtime: Runtime) -> Backend:
         from engine.models.load_transformers import load_transformers
 
-        return load_transformers(
-            source,
-            runtime.device,
-            runtime.dtype,
-            runtime.context_length,
-            runtime.threads,
-            runtime.head,
-            runtime.bits,
-        )
+        return load_transformers(source, runtime)
 
     def tokenizer(self, source: str, progress: Callable[[int, int], None]) -> Tokenizer:
         from engine.models.load_transformers import load_tokenizer
@@ -330,11 +322,8 @@ def cause_of(error: ModelError) -> str:
 
 
 class Server(ModelFormat):
-    """Models that an OpenAI-compatible server runs: the source is its address.
-
-    Such a model has no files and needs no memory on this machine. No address is contacted before a
-    model is loaded.
-    """
+    """Models that an OpenAI-compatible server runs: the source is its address. Such a model has no
+    files and needs no memory on this machine. No address is contacted before a model is loaded."""
 
     kind = KIND
 

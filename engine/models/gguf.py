@@ -1,10 +1,8 @@
-"""Opens a GGUF file with llama.cpp: its parameters and error messages.
-
-The loader uses this, and so does the probe, which first opens each file in a separate process.
-"""
+"""What all code for llama.cpp shares: opening a file, its errors, rows, and saved sequences."""
 
 import ctypes
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ ATTENTION = {
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+LISTS = ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))
 EXACT = ("f32", "f16")
 """Types of cache numbers that can be read without flash attention."""
 EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
@@ -40,7 +39,6 @@ log: list[tuple[int, str]] = []
 
 
 def listen(level: int, text: bytes, _: Any) -> None:
-    """Called by the library for every line of its log."""
     log.append((level, text.decode("utf-8", "replace")))
 
 
@@ -202,10 +200,8 @@ def weights_type(model: Any) -> str:
 
 
 def complaint(start: int = 0) -> str:
-    """The library's first error, which is the cause of later ones.
-
-    Lines of the log before number `start` are ignored.
-    """
+    """The library's first error after line number `start` of the log, which is the cause of later
+    ones."""
     for severity in (ERROR, WARNING):
         for level, text in log[start:]:
             if level == severity and text.strip():
@@ -222,3 +218,72 @@ def metadata(model: Any, key: str) -> str:
         if length < size:
             return buffer.value.decode("utf-8", "replace") if length > 0 else ""
         size = length + 1
+
+
+class Batch:
+    """The rows of one forward, in arrays that the library reads in place.
+
+    `order` lists all sequences, the one that holds everything first. A tree's leaves take them in
+    the order of a walk from branch to branch, so the sequences of a row are neighbours in it.
+    """
+
+    def __init__(self, rows: int, sequences: int) -> None:
+        self.rows = rows
+        self.order: Any = (ctypes.c_int32 * sequences)(*range(sequences))
+        self.tokens: Any = (ctypes.c_int32 * rows)()
+        self.positions: Any = (ctypes.c_int32 * rows)()
+        self.counts: Any = (ctypes.c_int32 * rows)()
+        self.sequences: Any = (ctypes.c_size_t * rows)()
+        self.with_logits: Any = (ctypes.c_int8 * rows)()
+        self.first = ctypes.addressof(self.order)
+        self.step = ctypes.sizeof(ctypes.c_int32)
+        self.raw: Any = llama_cpp.llama_batch(
+            n_tokens=0,
+            token=self.tokens,
+            embd=None,
+            pos=self.positions,
+            n_seq_id=self.counts,
+            seq_id=ctypes.cast(self.sequences, LISTS),
+            logits=self.with_logits,
+        )
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        leaves: Sequence[int],
+        counts: Sequence[int],
+        outputs: int,
+    ) -> None:
+        """Set the rows: `leaves` is the first leaf below each, `counts` the number of its leaves.
+        Logits are computed for the last `outputs` rows."""
+        rows = len(tokens)
+        self.tokens[:rows] = tokens
+        self.positions[:rows] = positions
+        self.counts[:rows] = counts
+        self.sequences[:rows] = [self.first + self.step * leaf for leaf in leaves]
+        self.with_logits[:rows] = [*[0] * (rows - outputs), *[1] * outputs]
+        self.raw.n_tokens = rows
+
+
+def saved(context: Any, place: int) -> Any:
+    """The content of a sequence in a context, as bytes; None if memory does not suffice."""
+    size = llama_cpp.llama_state_seq_get_size(context, place)
+    with suppress(MemoryError):
+        data = (ctypes.c_uint8 * size)()
+        if llama_cpp.llama_state_seq_get_data(context, data, size, place) == size:
+            return data
+    return None
+
+
+def restored(context: Any, place: int, data: Any) -> bool:
+    """Put saved bytes, if any, into a context; returns whether the context accepted them."""
+    size = len(data or ())
+    return bool(size and llama_cpp.llama_state_seq_set_data(context, data, size, place) == size)
+
+
+def free(context: Any, model: Any) -> None:
+    """Free the library's memory: the context, then its own model, if any."""
+    llama_cpp.llama_free(context)
+    if model:
+        llama_cpp.llama_model_free(model)

@@ -40,12 +40,12 @@ MOST = 1 << 20
 """The most entries of a valid header."""
 MOST_SIZES = 4
 """The most dimensions of a tensor."""
-SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of the values of headers, by type; 8 is a text, 9 a list."""
 NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
     12: "<d",
 }  # fmt: skip
+"""The forms of numbers in headers, by type."""
+SIZES = {kind: struct.calcsize(form) for kind, form in NUMBERS.items()}
 TEXT, LIST = 8, 9
 ALIGNMENT = 32
 """The bytes of which tensors begin at a multiple, unless the header says another number."""
@@ -210,7 +210,6 @@ def header(path: Path) -> Header:
 
 @lru_cache(maxsize=64)
 def header_of(path: Path, state: tuple[int, int]) -> Header:
-    """The header of a file, which `state`, its size and time, identifies in the cache."""
     values: dict[str, object] = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:

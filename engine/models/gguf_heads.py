@@ -14,15 +14,15 @@ from typing import Any
 import llama_cpp
 
 from engine.backends.base import digest
+from engine.backends.check import gives_numbers
 from engine.backends.llamacpp import LlamaCppBackend
-from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.base import HeadInfo
 from engine.heads.llamacpp import DEPTH, ROWS, WIDTH, HeadContext, Kind, LlamaHead, NoHead, bound
 from engine.models.format import found_at
 from engine.models.gguf import complaint, context_parameters, log, metadata, model_parameters
 from engine.models.gguf_files import MAGIC, file_fingerprint, heads_for
-from engine.settings import Runtime, Sampling
+from engine.settings import Runtime
 
 NEXTN = "nextn_predict_layers"
 GUESSING = frozenset(
@@ -49,8 +49,8 @@ HEADS_ONLY = frozenset({"eagle3", "gemma4-assistant"})
 """Architectures of files that hold only a head."""
 SAMPLES = 512
 """The number of tokens by which two vocabularies are compared."""
-TOKENS = 12
-"""The length of the text after which a head is tested."""
+LEVELS = 2
+"""The levels that are guessed when a head is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,8 @@ class Opened:
 def opened_head(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
 ) -> Opened | None:
-    """The head of an opened model, None without one or if heads are off. Raises NoHead.
-
-    `fast` and `weights` are as for the model; see engine/models/gguf.py.
-    """
+    """The head of an opened model, None without one or if heads are off. Raises NoHead. `fast` and
+    `weights` are as for the model; see engine/models/gguf.py."""
     if runtime.head == "off":
         return None
     if runtime.head != "auto":
@@ -214,12 +212,9 @@ def head_context(model: Any, target: Any, kind: Kind, runtime: Runtime) -> Any:
 def with_head(
     backend: LlamaCppBackend, path: Path, runtime: Runtime, fast: bool, problem: str = ""
 ) -> HeadInfo | None:
-    """Give a checked backend the head of its model, and return its description, None without one.
-    `problem` is the reason why it cannot be used, if that is already known.
-
-    The note of the description gives the reason why a head cannot be used. A head that was named
-    explicitly raises ModelError instead.
-    """
+    """Give a checked backend the head of its model, and return its description, None without one;
+    its note says why it cannot be used. `problem` is the reason if that is already known. A head
+    that was named explicitly raises ModelError instead."""
     try:
         if problem:
             raise NoHead(problem)
@@ -240,8 +235,8 @@ def with_head(
             memory_bytes=found.weights,
             fingerprint=digest([named, found.kind.name]),
         )
-        backend.head = LlamaHead(shared, info, backend)
-        if fault := tried(backend):
+        backend.head = head = LlamaHead(shared, info, backend)
+        if fault := fault_of(backend, head):
             backend.head = None
             raise NoHead(fault)
         return info
@@ -255,23 +250,9 @@ def with_head(
         return HeadInfo("MTP", 0, branches=False, note=f"{note[:1].upper()}{note[1:]}.")
 
 
-def tried(backend: LlamaCppBackend) -> str:
-    """Test the guesses of a head; returns the problem, "" for none. Leaves all caches empty."""
-    head = backend.head
-    assert head is not None
-    tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
-    head.listen(True)
+def fault_of(backend: LlamaCppBackend, head: LlamaHead) -> str:
     try:
-        backend.prefill(tokens, never)
-        first = head.start(tokens, Sampling(), never)
-        if first is None:
-            return "it guesses nothing"
-        token = first.likeliest(1)[0][0]
-        chances = [first.likeliest(1)[0][1], head.extend([0], [token])[0].likeliest(1)[0][1]]
-        return "" if all(0 < chance <= 1 for chance in chances) else "it gives no numbers"
+        return "" if gives_numbers(backend, head, LEVELS) else "it gives no numbers"
     except Exception as error:
         # The library may raise any exception for a file whose content is wrong.
         return f"its first guess fails ({first_line(error)})"
-    finally:
-        head.listen(False)
-        backend.reset()

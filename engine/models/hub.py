@@ -61,10 +61,8 @@ def cached(repo: str, name: str, revision: str | None = None) -> str | None:
 
 
 def check_reachable(source: str) -> None:
-    """Raise ConnectionError if a hub id is not cached and the hub cannot be reached.
-
-    This is one quick query, because the hub's client itself retries for half a minute.
-    """
+    """Raise ConnectionError if a hub id is not cached and the hub cannot be reached. This is one
+    quick query, because the hub's client itself retries for half a minute."""
     if cached(source, "config.json"):
         return
     try:
@@ -199,10 +197,8 @@ def repo_folder(repo: str) -> Path:
 
 def tidy(folder: Path, unwanted: Callable[[str], bool]) -> int:
     """Delete the files of a repository in the cache whose names are `unwanted`, in each of its
-    commits, and all content without a name; returns the bytes that this frees.
-
-    Incomplete downloads are deleted as well. A repository without files is deleted completely.
-    """
+    commits, and all content without a name; returns the bytes that this frees. Incomplete downloads
+    are deleted as well. A repository without files is deleted completely."""
     before, named = disk_bytes(folder), set[str]()
     for snapshot in sorted((folder / "snapshots").glob("*")):
         for path in [p for p in snapshot.rglob("*") if p.is_symlink() or p.is_file()]:

@@ -91,11 +91,9 @@ def skeleton(config: Config, dtype: torch.dtype = torch.float32) -> dict[str, to
 
 
 def places(config: Config, shape: Shape) -> dict[str, torch.Tensor]:
-    """The places of the original's entries, per kind of axis.
-
-    All come first, except that an attention head is placed in the group of the kv head that it
-    reads, because the groups of the new model may be larger.
-    """
+    """The places of the original's entries, per kind of axis. All come first, except that an
+    attention head is placed in the group of the kv head that it reads, because the groups of the
+    new model may be larger."""
     old, size = Shape.of(config), head_size(config)
     group, wide = old.heads // old.kv_heads, shape.heads // shape.kv_heads
     head = torch.arange(old.heads)
@@ -113,10 +111,7 @@ def inflated_weights(
     model: Model, shape: Shape, names: Sequence[str], seed: int, device: str = "cpu"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The named weights of the inflated model in the original's dtype, created one at a time on a
-    device.
-
-    The random part depends on the seed, the order of the names, and the device.
-    """
+    device. The random part depends on the seed, the order of the names, and the device."""
     source = model.state_dict()
     inflated = skeleton(inflated_config(model.config, shape))
     where = places(model.config, shape)
@@ -141,10 +136,8 @@ def inflated_weights(
 
 
 def inflate(model: Model, shape: Shape, seed: int = 0) -> tuple[Model, dict[str, torch.Tensor]]:
-    """The config and the weights of a larger model with the function of `model`.
-
-    Raises SettingError if the model does not fit into the shape.
-    """
+    """The config and the weights of a larger model with the function of `model`. Raises
+    SettingError if the model does not fit into the shape."""
     config = inflated_config(model.config, shape)
     return config, dict(inflated_weights(model, shape, list(skeleton(config)), seed))
 
@@ -208,7 +201,6 @@ def check_space(folder: Path, size: int) -> None:
 
 
 def main(source: str, size: str, output: str) -> int:
-    """Write a model in one of the known sizes, and print the progress."""
     shown = -1
 
     def report(done: int, total: int) -> None:

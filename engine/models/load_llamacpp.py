@@ -31,12 +31,12 @@ from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabul
 from engine.backends.llamacpp_states import StatesBackend
 from engine.backends.special_tokens import imitable
 from engine.errors import first_line
-from engine.heads.llamacpp import free
 from engine.models.format import recommended
 from engine.models.gguf import (
     Unusable,
     context_length,
     exact,
+    free,
     keeps_state,
     metadata,
     offloads,

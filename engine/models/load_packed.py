@@ -192,7 +192,6 @@ class File:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A tensor with the rows of all experts behind each other."""
     *above, columns = tensor.shape
     return replace(tensor, shape=(math.prod(above), columns)) if above else tensor
 
@@ -218,7 +217,6 @@ def suits(path: Path, runtime: Runtime) -> bool:
 
 
 def weights_in(file: File, tensors: Sequence[Tensor], config: Any, bits: int) -> int:
-    """The bytes that the weights of a file will take."""
     weights = sum(room_of(each, each.name, bits) for each in tensors)
     if config.tie_word_embeddings:
         weights += room_of(file.tensor("token_embd.weight"), "output.weight", bits)
@@ -295,7 +293,6 @@ def packed_need(source: str, runtime: Runtime) -> Need:
 
 
 def heads_near(path: Path) -> list[str]:
-    """The files next to a model that may hold its head."""
     return heads_for(str(path), map(str, path.parent.iterdir()))
 
 

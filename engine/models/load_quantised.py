@@ -11,15 +11,16 @@ numbers along the inputs and zeros along the outputs.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import parse_local_safetensors_file_metadata
 from safetensors import safe_open
 
-from engine.backends.quantised import Layout, Numbers
+from engine.backends.quantised import Layout, Numbers, StoredMatrix
 from engine.models.memory import prediction
 from engine.models.quantised_files import (
     AWQ,
@@ -42,27 +43,6 @@ OUTPUTS_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where the numbers of eight outputs are."""
 
 
-class StoredMatrix(NamedTuple):
-    """A matrix in the files, which is read when it is needed."""
-
-    place: str
-    form: Form
-    matrix: Matrix
-    tensor: Callable[[str], torch.Tensor]
-    biased: bool
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.outputs, self.matrix.inputs
-
-    @property
-    def parts(self) -> Sequence[str]:
-        return [*self.matrix.tensors]
-
-    def read(self) -> Numbers:
-        return numbers_of(self)
-
-
 def stored(form: Form, layers: int | None, files: Sequence[str]) -> dict[str, StoredMatrix]:
     """The matrices of few bits in the weight files of a model with so many layers, by their places
     in it. Raises ValueError for one that the core cannot keep."""
@@ -80,19 +60,27 @@ def stored(form: Form, layers: int | None, files: Sequence[str]) -> dict[str, St
     ahead = prediction(listed, layers or len(listed))
     found = matrices(form, listed, ahead.names if ahead else ())
     return {
-        place: StoredMatrix(place, form, matrix, tensor, f"{place}.bias" in listed)
+        place: StoredMatrix(
+            (matrix.outputs, matrix.inputs),
+            f"{place}.bias" in listed,
+            [*matrix.tensors],
+            partial(numbers_of, place, form, matrix, tensor),
+        )
         for place, matrix in found.items()
     }
 
 
-def numbers_of(stored: StoredMatrix) -> Numbers:
-    form, matrix, half = stored.form, stored.matrix, 1 << (stored.matrix.bits - 1)
-    parts = {part: stored.tensor(name) for part, name in matrix.tensors.items()}
-    rows, scales = rows_of(parts[form.parts.numbers], stored), parts[form.parts.scales].float()
+def numbers_of(
+    place: str, form: Form, matrix: Matrix, tensor: Callable[[str], torch.Tensor]
+) -> Numbers:
+    half = 1 << (matrix.bits - 1)
+    parts = {part: tensor(name) for part, name in matrix.tensors.items()}
+    rows = rows_of(parts[form.parts.numbers], form, matrix.bits)
+    scales = parts[form.parts.scales].float()
     scales = scales.T if form.parts in (GPTQ, AWQ) else scales
-    zeros = zeros_of(parts[form.parts.zeros], stored) if form.parts.zeros in parts else None
+    zeros = zeros_of(parts[form.parts.zeros], form, matrix) if form.parts.zeros in parts else None
     if zeros is not None and not matrix.lows and bool((zeros != half).any()):
-        raise unknown(stored.place, "has zeros of its own, and config.json says that it has none")
+        raise unknown(place, "has zeros of its own, and config.json says that it has none")
     places, groups = None, torch.arange(matrix.inputs) // matrix.span
     index = parts.get(form.parts.groups, groups)
     if not torch.equal(index, groups):
@@ -101,7 +89,7 @@ def numbers_of(stored: StoredMatrix) -> Numbers:
     together = FINE if matrix.fine else COARSE
     chosen = groups[::together].long()
     if bool((chosen.repeat_interleave(together)[: len(groups)] != groups).any()):
-        raise unknown(stored.place, f"has groups that are no multiples of {together} inputs")
+        raise unknown(place, f"has groups that are no multiples of {together} inputs")
     lows, scales = None, scales[:, chosen]
     if zeros is not None and matrix.lows:
         lows = scales * (zeros[:, chosen] - (half if matrix.bits == 8 else 0))
@@ -110,18 +98,17 @@ def numbers_of(stored: StoredMatrix) -> Numbers:
     return Numbers(matrix.bits, layout, rows.numpy(), order, scales, lows, matrix.fine, places)
 
 
-def rows_of(numbers: torch.Tensor, stored: StoredMatrix) -> torch.Tensor:
+def rows_of(numbers: torch.Tensor, form: Form, bits: int) -> torch.Tensor:
     """The bytes of the outputs, shape (outputs, bytes); in 8 bits the numbers have a sign."""
-    parts, bits = stored.form.parts, stored.matrix.bits
+    parts = form.parts
     if parts == AWQ:
         return packed(outputs_of_awq(unpacked(bytes_of(numbers), bits)).T, bits)
     rows = bytes_of(numbers.T if parts == GPTQ else numbers)
     return rows ^ 128 if bits == 8 and parts != WHOLE else rows
 
 
-def zeros_of(zeros: torch.Tensor, stored: StoredMatrix) -> torch.Tensor:
+def zeros_of(zeros: torch.Tensor, form: Form, matrix: Matrix) -> torch.Tensor:
     """Zeros that count from the lowest number on, shape (outputs, groups), in int16."""
-    form, matrix = stored.form, stored.matrix
     if zeros.dtype == torch.int8:
         return zeros.short() + (1 << (matrix.bits - 1))
     words = zeros.T if form.parts == PACKED else zeros + form.less * ONES[matrix.bits]

@@ -23,7 +23,7 @@ from engine.backends.chat_template import FILLER, call_form, can_think
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
-from engine.backends.quantised import BITS, PackedConfig, problem, sizes
+from engine.backends.quantised import PackedConfig, problem, sizes
 from engine.backends.rounded import problem as device_problem
 from engine.backends.special_tokens import imitable
 from engine.backends.transformers import TransformersBackend
@@ -35,61 +35,54 @@ from engine.backends.transformers_tokenizer import (
 )
 from engine.errors import ModelError, first_line
 from engine.heads.captured_head import capture_head
-from engine.machine import computes_bfloat16
 from engine.models.format import looks_like_path, recommended
 from engine.models.hub import check_reachable
 from engine.models.load_quantised import stored
-from engine.models.memory import CHAIN
+from engine.models.memory import CHAIN, loading_of
 from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
+from engine.settings import Runtime
 from engine.thinking import marks_of
 
 # The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The same by their names in weight files."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """The largest logit difference that the check allows; a wrong mask or position differs by whole
 units."""
 PACKED_TOLERANCE = 0.5
 """The same for weights of few bits: a sum that rounds differently may move an input of a product to
 the next of its 8 bits."""
-DEFAULT_CONTEXT = 8192
+DEFAULT_RUNTIME = Runtime()
 USUAL_THREADS = torch.get_num_threads()
 NO_LIMIT = 1 << 60
 """Disables the tokenizer's own limit, which would only print a warning; prompts are checked where
 they are used."""
 
 
-def load_transformers(
-    source: str,
-    device: str = "auto",
-    dtype: str = "auto",
-    context_length: int = DEFAULT_CONTEXT,
-    threads: int = 0,
-    head: str = "auto",
-    bits: str = "auto",
-) -> TransformersBackend:
+def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> TransformersBackend:
     """Load a causal LM from a local folder or a hub id.
 
-    `device` is "auto", "cpu", "cuda" or "mps"; `dtype` is "auto", "float32", "bfloat16" or
-    "float16", see `pick_dtype`. The context is the model's own, at most `context_length`. `threads`
-    is the number of torch's threads for all models, 0 for the initial number. `head` is as for
-    `with_head`. `bits` is "auto" or "off" for the numbers of `dtype`, or "8" or "4" for the most
-    bits of a weight, whatever `dtype` is; with "auto", a processor keeps the numbers of a folder
-    that was quantised already. Raises ModelError.
+    `loading_of` says which dtype it gets. The threads are those of all models in torch. Few bits
+    are the most of a weight, whatever the dtype is; with "auto", a processor keeps the numbers of a
+    folder that was quantised already. Raises ModelError.
     """
-    torch.set_num_threads(threads or USUAL_THREADS)
+    device, dtype, bits = runtime.device, runtime.dtype, runtime.bits
+    torch.set_num_threads(runtime.threads or USUAL_THREADS)
     where = pick_device(device)
-    pick_dtype(dtype, where)  # refuse an unknown type before anything is read
+    if dtype not in ("auto", *DTYPES):
+        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
     pick_bits(bits, where)
     source = found(source)
     FILLER.prepare("transformers")
     model, tokenizer, packing = read(source, where, dtype, bits)
     backend = TransformersBackend(
-        model, tokenizer, describe(source, model, tokenizer, context_length, packing)
+        model, tokenizer, describe(source, model, tokenizer, runtime.context_length, packing)
     )
     examine(backend, PACKED_TOLERANCE if packing else TOLERANCE[model.dtype])
-    with_head(backend, source, head)
+    with_head(backend, source, runtime.head)
     if where.type == "cuda":
         with_captured(backend)
     elif packing:
@@ -159,10 +152,14 @@ def read(
         config, tokenizer = described(source)
         own = getattr(config.get_text_config(), "dtype", None) or getattr(config, "dtype", None)
         packing = packing_of(config, device, bits)
+        given = {"dtype": str(own).removeprefix("torch.")}
+        kind = loading_of(given, str(device), dtype, packing.bits if packing else 0).kind
+        if packing and device.type == "cpu":
+            kind = None  # what keeps its type is converted after it was read
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=pick_wide(dtype, device, own) if packing else pick_dtype(dtype, device, own),
+            dtype=STORED.get(kind or "", "auto"),
             quantization_config=packing,
             use_safetensors=True,
             trust_remote_code=False,
@@ -208,11 +205,8 @@ def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | N
 
 
 def choose_attention(device: torch.device) -> None:
-    """Switch off cuDNN's attention on CUDA devices.
-
-    It plans every new shape in 40 to 80 ms, and while an answer grows, every forward has a new one.
-    The library's other kernels need no plan.
-    """
+    """Switch off cuDNN's attention on CUDA devices: it plans every new shape in 40 to 80 ms, and
+    while an answer grows, every forward has a new one."""
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -238,10 +232,8 @@ def with_native(backend: TransformersBackend) -> None:
 
 
 def examine(backend: TransformersBackend, allowed: float) -> None:
-    """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError.
-
-    The model gets folded attention if it loses no ability by that, otherwise the library's.
-    """
+    """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError. The model
+    gets folded attention if it loses no ability by that, otherwise the library's."""
     described = backend.info
     if fold(backend.model):
         with suppress(ModelError):
@@ -255,11 +247,8 @@ def examine(backend: TransformersBackend, allowed: float) -> None:
 
 
 def examine_all(backend: TransformersBackend, allowed: float) -> None:
-    """Check a model with its present attention.
-
-    If the rotary factors change at some length, the check is repeated on both sides of it, with a
-    few tokens whose positions are shifted there.
-    """
+    """Check a model with its present attention. If the rotary factors change at some length, the
+    check is repeated on both sides of it, with a few tokens whose positions are shifted there."""
     reference = backend.alone
     reach = min(backend.spans.values(), default=0)
     backend.info = check(backend, reference, allowed, reach)
@@ -287,36 +276,11 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def pick_dtype(dtype: str, device: torch.device, own: object = None) -> torch.dtype | str:
-    """The torch dtype for a name. "auto" is the checkpoint's `own` on a GPU. On a processor it is
-    bfloat16 if the checkpoint has that and the processor computes with it, otherwise float32."""
-    if dtype == "auto":
-        if device.type != "cpu":
-            return "auto"
-        native = own == torch.bfloat16 and computes_bfloat16()
-        return torch.bfloat16 if native else torch.float32
-    if dtype not in DTYPES:
-        raise ModelError(f"The dtype {dtype!r} is unknown. Choose auto, {', '.join(DTYPES)}.")
-    return DTYPES[dtype]
-
-
-def pick_wide(dtype: str, device: torch.device, own: object) -> torch.dtype | str:
-    """The torch dtype of what keeps its type beside weights of few bits: on a processor that of the
-    files, on a GPU one of 16 bits."""
-    if device.type == "cpu":
-        return "auto"
-    known = [kind for kind in (DTYPES.get(dtype), own) if kind in (torch.bfloat16, torch.float16)]
-    return known[0] if known else torch.bfloat16
-
-
 def pick_bits(bits: str, device: torch.device) -> int:
     """The bits of a weight for a setting, 0 for those of its type. Raises ModelError where weights
     of few bits cannot be computed with."""
     if bits in ("auto", "off"):
         return 0
-    if not bits.isdigit() or int(bits) not in BITS:
-        known = ", ".join(map(str, BITS))
-        raise ModelError(f"Weights cannot have {bits!r} bits. Choose auto, off, {known}.")
     if device.type != "cpu":
         if reason := device_problem(device):
             raise ModelError(
@@ -386,10 +350,8 @@ def begin_of(tokenizer: Any) -> str:
 
 def counts_rows(config: Any, context_length: int) -> bool:
     """Whether some layer uses the number of a row in the cache as its position, and this matters.
-
     The layers of Llama 4 without rotary embeddings do, to scale attention by the position divided
-    by `floor_scale`. In a chain both numbers are equal; in a tree they are not.
-    """
+    by `floor_scale`. In a chain both numbers are equal; in a tree they are not."""
     scaled = getattr(config, "attn_temperature_tuning", False)
     layers = getattr(config, "no_rope_layers", None) or [1]
     return bool(scaled) and not all(layers) and config.floor_scale <= context_length

@@ -98,13 +98,10 @@ def weight_bytes(source: str) -> int:
 
 
 def check(source: str) -> int:
-    """The bytes of a model, on this machine or to be downloaded; 0 if a server runs it.
-
-    Raises ModelError unless the model exists, looks like one that writes text, and is in a format
-    whose library is installed. For a model on the hub this queries the hub, but downloads no
-    weights.
-    An address is only checked for its form.
-    """
+    """The bytes of a model, on this machine or to be downloaded; 0 if a server runs it, whose
+    address is only checked for its form. Raises ModelError unless the model exists, looks like one
+    that writes text, and is in a format whose library is installed. This may query the hub, but
+    downloads no weights."""
     model_format = format_of(source)
     if not isinstance(model_format, FileFormat):
         return model_format.need(source, DEFAULT_RUNTIME).total
@@ -137,11 +134,8 @@ def check(source: str) -> int:
 
 
 def scan(folder: str) -> list[str]:
-    """The models in a folder and up to 4 levels below, sorted; at most 500.
-
-    Folders and files that cannot be read are left out. Raises ModelError if the folder does not
-    exist.
-    """
+    """The models in a folder and up to 4 levels below, sorted; at most 500. Folders and files that
+    cannot be read are left out. Raises ModelError if the folder does not exist."""
     root = os.path.expanduser(folder)
     if not os.path.isdir(root):
         raise ModelError(f"There is no folder {folder!r}. Give one that holds models.")
@@ -208,11 +202,9 @@ def removable(source: str, folders: Sequence[Path] = ()) -> bool:
 
 
 def remove(source: str, folders: Sequence[Path] = ()) -> int:
-    """Delete a model from the disk; returns the bytes that this frees.
-
-    Only models in the hub's cache or in one of the `folders` are deleted. Raises ModelError for any
-    other model, and for files that cannot be deleted.
-    """
+    """Delete a model from the disk; returns the bytes that this frees. Only models in the hub's
+    cache or in one of the `folders` are deleted. Raises ModelError for any other model, and for
+    files that cannot be deleted."""
     from huggingface_hub import constants
 
     from engine.models.hub import repo_folder, tidy

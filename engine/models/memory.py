@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -115,11 +115,9 @@ def shared_layers(names: Iterable[str]) -> tuple[dict[str, str], Numbered]:
 
 
 def apart_layers(names: Iterable[str], layers: int) -> tuple[Numbered, Numbered, set[str]]:
-    """The tensors around each layer, those in it, and the names of all of them.
-
-    A layer after those of the model counts if a layer in the same place has a projection, because
-    the vision parts of a model number their layers, too.
-    """
+    """The tensors around each layer, those in it, and the names of all of them. A layer after those
+    of the model counts if a layer in the same place has a projection, because the vision parts of a
+    model number their layers, too."""
     found = [(name, layer) for name in names if (layer := LAYER.match(name))]
     later = [(name, layer) for name, layer in found if int(layer[2]) >= layers]
     places = {layer[1] for _, layer in later if JOINTS.get(layer[3]) == "fc"}
@@ -139,6 +137,8 @@ def apart_layers(names: Iterable[str], layers: int) -> tuple[Numbered, Numbered,
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "U32": 4, "U16": 2}
 """Bytes of a number in a weight file; types that are not listed take one byte."""
+FLOATING = ("F", "BF")
+"""How the names of types in floating point begin."""
 KEEPING = (
     "k_proj.weight", "v_proj.weight", "kv_b_proj.weight", "fc.weight", "eh_proj.weight",
     "post_projection.weight",
@@ -210,6 +210,81 @@ class Need:
         return self.weights + self.cache
 
 
+class Loading(NamedTuple):
+    """How the weights of a model with this config are loaded: numbers in floating point as `kind`,
+    None for the type of the files, and matrices with at most `few` bits, 0 for all of them."""
+
+    config: Mapping[str, Any]
+    on_cpu: bool
+    kind: str | None
+    few: int
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.config.get("tie_word_embeddings"))
+
+    def bytes_of(self, name: str, tensor: "TensorInfo") -> int:
+        """The bytes of a tensor (engine/backends/quantised.py). Next to matrices of few bits, what
+        is no matrix becomes float32 on a processor, and an embedding keeps its type."""
+        count, shape = tensor.parameter_count, list(tensor.shape)
+        if not self.few or not tensor.dtype.startswith(FLOATING):
+            return self.as_stored(tensor)
+        number = SIZES.get(tensor.dtype if self.on_cpu else str(self.kind), 1)
+        whole = count * (FLOAT32 if self.on_cpu else number)
+        if self.stays(name, tensor):
+            return whole
+        if EXPERTS in name and len(shape) == 3:
+            shape = [shape[0] * shape[1], shape[2]]
+        embedding = EMBEDDING.search(name) is not None
+        packed = self.packed_bytes(shape, 8 if embedding or HEAD.search(name) else self.few)
+        if embedding:
+            # It is the output matrix as well if it is tied.
+            return count * number + (packed or 0) * self.tied
+        return whole if packed is None else packed
+
+    def as_stored(self, tensor: "TensorInfo") -> int:
+        """The bytes of a tensor whose numbers do not get few bits."""
+        floating = tensor.dtype.startswith(FLOATING)
+        kind = self.kind if self.kind and floating else tensor.dtype
+        return tensor.parameter_count * SIZES.get(kind, 1)
+
+    def packed_bytes(self, shape: Sequence[int], bits: int) -> int | None:
+        """The bytes of a matrix of few bits, None for what cannot be one."""
+        if len(shape) != 2:
+            return None
+        if not self.on_cpu:
+            return rounded_size(shape, bits)
+        if shape[0] < PACKED_OUTPUTS or shape[1] % PACKED_INPUTS:
+            return None
+        return packed_size(shape, bits, *PACKED_SCALES[bits])
+
+    def stays(self, name: str, weight: "TensorInfo") -> bool:
+        """Whether a tensor is not converted because it belongs to a router, or to experts that the
+        core does not compute."""
+        if EXPERTS not in name:
+            return ROUTER.search(name) is not None
+        if not self.on_cpu or self.config.get("model_type") in ODD_EXPERTS:
+            return True
+        given = (self.config[key] for key in ACTIVATIONS if self.config.get(key))
+        uneven = any(size % PACKED_INPUTS for size in weight.shape[-2:])
+        return uneven or next(given, "silu") != "silu"
+
+
+def loading_of(config: Mapping[str, Any], device: str, dtype: str, few: int) -> Loading:
+    """How a model is loaded. On a processor "auto" is bfloat16 if the files have that and the
+    processor computes with it, otherwise float32; elsewhere it is the type of the files. Next to
+    matrices of few bits a GPU needs a type of 16 bits."""
+    on_cpu, kind = device.startswith("cpu"), DTYPES.get(dtype)
+    if dtype == "auto":
+        kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
+        if on_cpu and not (kind == "BF16" and computes_bfloat16()):
+            kind = "F32"
+    if few:
+        halves = (each for each in (DTYPES.get(dtype), kind) if each in ("BF16", "F16"))
+        kind = "F32" if on_cpu else next(halves, "BF16")
+    return Loading(config, on_cpu, kind, few)
+
+
 def memory_need(
     source: str,
     device: str,
@@ -221,55 +296,38 @@ def memory_need(
 ) -> Need:
     """The need of a model in a folder or in the hub's cache, in the `dtype` it would be loaded in.
 
-    `dtype` is as for `load_transformers`, where `pick_dtype` explains "auto". `head` is the folder
-    of the head that is loaded with the model; with `ahead` its prediction layers are loaded, if it
-    has any. `bits` is as for `load_transformers`. Raises ModelError for a source that is not a
-    model, or not on this machine.
+    `dtype` and `bits` are as for `load_transformers`. `head` is the folder of the head that is
+    loaded with the model; with `ahead` its prediction layers are loaded, if it has any. Raises
+    ModelError for a source that is not a model, or not on this machine.
     """
     folder = folder_of(source)
     config = config_of(source, folder)
-    kind = DTYPES.get(dtype)
-    if dtype == "auto":
-        kind = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")))
-        if device.startswith("cpu") and not (kind == "BF16" and computes_bfloat16()):
-            kind = "F32"
-    on_cpu = device.startswith("cpu")
     with reading(source, "its config.json does not tell how it was quantised"):
-        form = kept_form(config, bits) if on_cpu else None
-    few = int(bits) if bits.isdigit() else KEEPS if form else 0
-    if few:
-        halves = (each for each in (DTYPES.get(dtype), kind) if each in ("BF16", "F16"))
-        kind = "F32" if on_cpu else next(halves, "BF16")
+        form = kept_form(config, bits) if device.startswith("cpu") else None
+    loading = loading_of(
+        config, device, dtype, int(bits) if bits.isdigit() else KEEPS if form else 0
+    )
     listed = tensors(source, folder)
     layers = config.get("num_hidden_layers")
     found = prediction(listed, layers if isinstance(layers, int) else len(listed))
     parts = (*found.joints, *found.layers) if found and ahead and not found.problem else ()
     own = {name: listed[name] for part in parts for name in part.values()}
-    left = found.names - own.keys() if found else ()
-    # A tied output matrix may be stored as well; that of few bits is counted with the embedding.
-    tied = bool(config.get("tie_word_embeddings"))
-    copied = few and tied and any(map(EMBEDDING.search, listed))
     stored: dict[str, Matrix] = {}
     if form:
         with reading(source, "its quantised matrices are not known"):
             stored = matrices(form, listed, found.names if found else ())
-    kept_as_they_are = {name for matrix in stored.values() for name in matrix.tensors.values()}
     parameters = sum(matrix.outputs * matrix.inputs for matrix in stored.values())
-    weights = sum(stored_bytes(name, matrix, few) for name, matrix in stored.items())
-    for name, each in listed.items():
-        if name in left or name in kept_as_they_are or (copied and HEAD.search(name)):
-            continue
-        floating = each.dtype.startswith(("F", "BF"))
-        parameters += each.parameter_count
-        if few and floating and name not in own:
-            embedding = SIZES.get(each.dtype if on_cpu else str(kind), 1)
-            if stays(name, each, config, on_cpu):
-                weights += each.parameter_count * (FLOAT32 if on_cpu else embedding)
-                continue
-            weights += packed_bytes(name, each, few, tied, embedding, on_cpu)
-            continue
-        weights += each.parameter_count * SIZES.get(kind if kind and floating else each.dtype, 1)
-    number = SIZES[kind] if kind else SIZES["BF16"]
+    weights = sum(stored_bytes(name, matrix, loading.few) for name, matrix in stored.items())
+    left = {name for matrix in stored.values() for name in matrix.tensors.values()}
+    left |= found.names if found else set()
+    if loading.few and loading.tied and any(map(EMBEDDING.search, listed)):
+        # A tied output matrix may be stored as well; it is counted with the embedding.
+        left |= set(filter(HEAD.search, listed))
+    for name in listed.keys() - left:
+        weights += loading.bytes_of(name, listed[name])
+    weights += sum(map(loading.as_stored, own.values()))
+    parameters += sum(listed[name].parameter_count for name in listed.keys() - left | own.keys())
+    number = SIZES[loading.kind or "BF16"]
     with reading(source, "its config.json does not tell its sizes"):
         cache = cache_numbers(config, context_length) * number
     with reading(source, "its config.json does not tell its states"):
@@ -279,39 +337,6 @@ def memory_need(
         numbers, row = head_numbers(head)
         weights, cache = weights + numbers * number, cache + row * context_length * number
     return Need(parameters, weights, cache, forecast_of(config, folder, found))
-
-
-def stays(name: str, weight: "TensorInfo", config: Mapping[str, Any], on_cpu: bool) -> bool:
-    """Whether a tensor is not converted to few bits because it belongs to a router, or to experts
-    that the core does not compute."""
-    if EXPERTS not in name:
-        return ROUTER.search(name) is not None
-    if not on_cpu or config.get("model_type") in ODD_EXPERTS:
-        return True
-    activation = next((config[key] for key in ACTIVATIONS if config.get(key)), "silu")
-    return activation != "silu" or any(size % PACKED_INPUTS for size in weight.shape[-2:])
-
-
-def packed_bytes(
-    name: str, weight: "TensorInfo", bits: int, tied: bool, embedding: int, on_cpu: bool
-) -> int:
-    """The bytes of a tensor whose matrices have few bits (engine/backends/quantised.py): what is no
-    matrix becomes float32 on a processor, and a number of an embedding takes `embedding` bytes. An
-    embedding that is `tied` is the output matrix as well."""
-    count, shape = weight.parameter_count, list(weight.shape)
-    if EXPERTS in name and len(shape) == 3:
-        shape = [shape[0] * shape[1], shape[2]]
-    fits = len(shape) == 2
-    bits = 8 if HEAD.search(name) or EMBEDDING.search(name) else bits
-    packed, other = 0, FLOAT32 if on_cpu else embedding
-    if on_cpu:
-        fits = fits and shape[0] >= PACKED_OUTPUTS and shape[1] % PACKED_INPUTS == 0
-        packed = packed_size(shape, bits, *PACKED_SCALES[bits]) if fits else 0
-    elif fits:
-        packed = rounded_size(shape, bits)
-    if EMBEDDING.search(name):
-        return count * embedding + (packed if tied else 0)
-    return packed if fits else count * other
 
 
 def stored_bytes(place: str, matrix: Matrix, bits: int) -> int:
@@ -475,10 +500,8 @@ def forecast_of(
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[int, int]:
-    """How many layers of a model have attention, and how many keep a state.
-
-    If the config names no kinds, all have attention. Raises KeyError, TypeError or ValueError.
-    """
+    """How many layers of a model have attention, and how many keep a state. If the config names no
+    kinds, all have attention. Raises KeyError, TypeError or ValueError."""
     listed = config.get("layer_types") or config.get("layers_block_type") or ()
     count = len(listed) or whole(config, "num_hidden_layers", "n_layer")
     model = config.get("model_type")

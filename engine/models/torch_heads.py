@@ -15,8 +15,8 @@ import torch
 from safetensors import safe_open
 
 from engine.backends.base import digest
+from engine.backends.check import gives_numbers
 from engine.backends.transformers import TransformersBackend
-from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.assistant import TYPES, AssistantHead, read_assistant
 from engine.heads.base import HeadInfo
@@ -38,13 +38,10 @@ from engine.heads.mtp import DeepMtpHead, MtpHead, build
 from engine.models.format import found_at, head_folder
 from engine.models.gguf_files import ENDING
 from engine.models.memory import folder_of, prediction, weight_files
-from engine.settings import Sampling
 
 NAME, MTP = "EAGLE-3", "MTP"
 EDGE = 1 << 16
 """Bytes at either end of a file."""
-TOKENS = 12
-"""The length of the text after which prediction layers are tried."""
 
 
 def with_head(backend: TransformersBackend, source: str, choice: str) -> None:
@@ -187,22 +184,13 @@ def read(places: Mapping[str, Path], names: Sequence[str]) -> dict[str, torch.Te
 
 def tried(backend: TransformersBackend, head: Eagle3Head) -> Eagle3Head:
     """Test the guesses of a head and return it. Raises ValueError for guesses that are no numbers,
-    and any exception of the head. Leaves all caches empty."""
-    tokens = [7 * number % backend.info.vocabulary_size for number in range(1, TOKENS + 1)]
+    and any exception of the head."""
     backend.head = head
-    head.listen(True)
     try:
-        backend.prefill(tokens, never)
-        guess = head.start(tokens, Sampling(), never)
-        for depth in range(head.info.depth):
-            if guess is None or not 0 < guess.likeliest(1)[0][1] <= 1:
-                raise ValueError("they give no numbers")
-            if depth + 1 < head.info.depth:
-                (guess,) = head.extend([0], [guess.likeliest(1)[0][0]])
+        if not gives_numbers(backend, head, head.info.depth):
+            raise ValueError("they give no numbers")
         return head
     finally:
-        head.listen(False)
-        backend.reset()
         backend.head = None
 
 

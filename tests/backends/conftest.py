@@ -1,19 +1,28 @@
 """Models that several files of tests use: each is made and loaded once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
 
 import pytest
 
+from engine.native import core
 from tests.support.backends import Subject, subject_of
 
 # Triton's kernels are interpreted where there is no GPU; it looks for this when it is imported.
 if which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 collect_ignore = [] if find_spec("triton") else ["test_kernels.py"]
+
+
+@pytest.fixture(params=core.levels() if core else [])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A set of instructions that the compiled core may use here. A test chooses it; afterwards the
+    widest is in use again."""
+    yield request.param
+    core.use_level(core.levels()[-1])
 
 
 @pytest.fixture(scope="session")

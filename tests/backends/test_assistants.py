@@ -1,25 +1,26 @@
 """Gemma 4's assistant on transformers: it guesses as the library computes it, one that does not fit
 is told, and answers stay what they were."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import DynamicCache
 
+from engine.backends.caches import cache_argument
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.errors import ModelError
+from engine.heads.assistant import sharing
 from engine.models.loaders import need
 from engine.settings import Runtime
 from tests.support.heads import SAMPLINGS, loaded
 from tests.support.predicting import WINDOW, save_assistant, save_gemma
 from tests.support.tiny_hybrids import save_hybrid
-
-if TYPE_CHECKING:
-    from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
 
@@ -47,13 +48,6 @@ def backends(folders: dict[int, Path]) -> dict[int, TransformersBackend]:
 def laws(folder: Path, shared: int, text: Sequence[int], path: Sequence[int]) -> list[Any]:
     """What may follow a text and each token of a path behind it, by the library alone: a row at a
     time, all at the place of the text's last token."""
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.cache_utils import DynamicCache
-
-    from engine.backends.caches import cache_argument
-    from engine.heads.assistant import sharing
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with sharing():
         assistant = AutoModelForCausalLM.from_pretrained(folder / "head", dtype=torch.float32)
@@ -88,7 +82,6 @@ def test_an_assistant_guesses_as_the_library_does(
 ) -> None:
     backend, text = backends[shared].open(), TEXT[:length]
     head = backend.head
-    assert head is not None
     head.listen(True)
     backend.prefill(text, never)
     root: Any = head.start(text, SAMPLINGS[0], never)

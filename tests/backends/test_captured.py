@@ -4,14 +4,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from engine.backends import captured
+from engine.backends.device_scores import DeviceScores
+from engine.backends.fused import Joined, Products
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.databases import Databases
+from engine.heads.captured_head import capture_head
+from engine.heads.eagle3_head import Eagle3Head
 from engine.methods import method_named
+from engine.models.load_transformers import with_captured
+from engine.models.torch_heads import with_head
 from engine.settings import Generation, Sampling
+from tests.conftest import EMBEDDED
 from tests.support.backends import load, prompt_of, save_model, tree_of
-from tests.support.lossless import assert_lossless, events_of
+from tests.support.lossless import Adversary, assert_lossless, events_of
 
 pytestmark = pytest.mark.model
 SIZES = {"TREES": (1, 4, 16), "PROMPTS": (32,), "REACH": 64}
@@ -26,8 +37,6 @@ CONTEXT = 80
 
 @pytest.fixture(autouse=True)
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.backends import captured
-
     for name, sizes in SIZES.items():
         monkeypatch.setattr(captured, name, sizes)
 
@@ -51,8 +60,6 @@ def test_a_captured_forward_gives_what_the_others_give(
     models: Callable[[str], Any], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trees and prompts of all sizes, anywhere in the pool, with other tokens in the padding."""
-    from engine.backends import captured
-
     gaps, gap = [], captured.largest_gap
     monkeypatch.setattr(captured, "largest_gap", lambda *of: (gaps.append(gap(*of)), gaps[-1])[1])
     backend = models(kind)
@@ -64,8 +71,6 @@ def test_a_captured_forward_gives_what_the_others_give(
 def test_all_sizes_fit_into_any_context(
     models: Callable[[str], Any], context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import captured
-
     backend = models("llama-gqa")
     for name, sizes in ALL_SIZES.items():
         monkeypatch.setattr(captured, name, sizes)
@@ -102,10 +107,6 @@ def test_a_fault_is_found_at_load(
     models: Callable[[str], Any], fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by what is allowed in bfloat16."""
-    import torch
-
-    from engine.backends import captured
-
     backend, fill = models("llama-gqa"), captured.CapturedForward.fill
 
     def wrong(self: Any, tokens: Any, *rest: Any) -> None:
@@ -123,10 +124,6 @@ def test_a_fault_is_found_at_load(
 
 def test_joined_products_are_forgotten_once_all_have_taken_their_part() -> None:
     """Also if some are asked in another order, or twice."""
-    import torch
-
-    from engine.backends.fused import Joined, Products
-
     torch.manual_seed(0)
     parts = [torch.nn.Linear(6, size) for size in (4, 3, 2)]
     states, other = torch.randn(5, 6), torch.randn(5, 6)
@@ -147,8 +144,6 @@ def test_joined_products_are_forgotten_once_all_have_taken_their_part() -> None:
 def test_a_model_that_does_not_fit_is_told_with_the_reason(
     models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models.load_transformers import with_captured
-
     backend = models("phi3")
     monkeypatch.setattr(backend.rotary, "switches", [40])
     with_captured(backend)
@@ -161,8 +156,6 @@ def test_a_model_that_does_not_fit_is_told_with_the_reason(
 def test_code_that_cannot_be_recorded_is_told(
     models: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import captured
-
     def refuse(self: Any, compute: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -175,12 +168,6 @@ def test_code_that_cannot_be_recorded_is_told(
 @pytest.fixture(scope="module")
 def own(embedded: Any) -> Any:
     """The embedded model, with its head, in captured forwards."""
-    from engine.backends import captured
-    from engine.backends.transformers import TransformersBackend
-    from engine.heads.captured_head import capture_head
-    from engine.models.torch_heads import with_head
-    from tests.conftest import EMBEDDED
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(captured, "TREES", (1, 4, 16, 64))
         patch.setattr(captured, "PROMPTS", (96,))
@@ -215,8 +202,6 @@ def test_the_text_is_that_of_plain_decoding(
 
 def test_the_survey_comes_with_the_forward(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And choices are made from it: no row is read."""
-    from engine.backends.device_scores import DeviceScores
-
     monkeypatch.setattr(DeviceScores, "survey", lambda scores: pytest.fail("a second survey"))
     prompt = prompt_of(30)
     for sampling in (Sampling(0.0), Sampling(0.7, seed=1), Sampling(1.0, 40, 0.9, seed=2)):
@@ -237,9 +222,6 @@ def test_a_tree_of_more_rows_is_computed_outside(own: Any) -> None:
 
 
 def test_no_more_is_drafted_than_fits(models: Callable[[str], Any]) -> None:
-    from engine.models.load_transformers import with_captured
-    from tests.support.lossless import Adversary
-
     backend = models("llama-gqa")
     with_captured(backend)
     assert backend.info.nodes == 15 and backend.info.note == ""
@@ -253,10 +235,6 @@ def test_no_more_is_drafted_than_fits(models: Callable[[str], Any]) -> None:
 
 def test_recorded_steps_of_a_head_guess_as_others_do(own: Any) -> None:
     """For two texts in turn, whose keys take turns in the same memory."""
-    import numpy as np
-
-    from engine.heads.eagle3_head import Eagle3Head
-
     pairs = []
     for length in (20, 45):
         prompt, pair = prompt_of(length), [own.open(), own.open()]

@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import psutil
 import pytest
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from engine.backends import chat_template
 from engine.backends.chat_template import (
@@ -29,6 +31,7 @@ from engine.backends.chat_template import (
 from engine.backends.special_tokens import LITERAL, SpecialTokens
 from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
+from engine.models.loaders import load
 from engine.tools import CallSplitter
 from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
@@ -309,9 +312,6 @@ CONVERSATIONS = (
 def test_the_text_is_that_of_the_libraries_in_this_process(
     embedded: Any, gguf_target: Any, turns: list[tuple[str, str]]
 ) -> None:
-    import llama_cpp
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
     messages = [Message(role, text) for role, text in turns]
     listed: Any = [{"role": role, "content": text} for role, text in turns]
     raw, vocabulary = gguf_target.tokens.raw, gguf_target.tokens
@@ -354,30 +354,6 @@ def test_whether_thinking_can_be_switched_is_tried(
 ) -> None:
     fill = partial(filler.fill, library, template, TOKENS)
     assert chat_template.can_think(template, fill) is wanted
-
-
-@pytest.mark.gguf
-def test_a_gguf_file_thinks_or_not_as_it_is_told(tmp_path: Path) -> None:
-    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=THINKS))
-    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template="{{ 1 }}"))
-    assert backend.info.can_think and not plain.info.can_think
-    for thinking, end in SWITCHED.items():
-        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
-
-
-@pytest.mark.model
-def test_a_folder_thinks_or_not_as_it_is_told(embedded: Any, tmp_path: Path) -> None:
-    from engine.models.loaders import load
-
-    assert not embedded.info.can_think
-    folder = tmp_path / "thinks"
-    shutil.copytree(EMBEDDED.with_name("small"), folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    (folder / "chat_template.jinja").write_text(THINKS)
-    backend = load(str(folder))
-    assert backend.info.can_think
-    for thinking, end in SWITCHED.items():
-        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
 
 
 def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:
@@ -478,25 +454,33 @@ def test_the_form_of_calls_is_found_and_written(
     ]
 
 
-@pytest.mark.gguf
-def test_a_gguf_file_calls_tools_or_not_as_its_template_says(tmp_path: Path) -> None:
-    backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", tokenizer__chat_template=HERMES))
-    plain = opened_gguf(tiny_gguf(tmp_path / "y.gguf", tokenizer__chat_template=THINKS))
-    assert backend.info.calls == CALLS and plain.info.calls is None
-    assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
-    assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)
+def with_template(kind: str, template: str, folder: Path) -> Any:
+    """A loaded model whose files bring this template."""
+    if kind == "gguf":
+        return opened_gguf(tiny_gguf(folder / "x.gguf", tokenizer__chat_template=template))
+    shutil.copytree(EMBEDDED.with_name("small"), folder / "x")
+    (folder / "x" / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "x" / "chat_template.jinja").write_text(template)
+    return load(str(folder / "x"))
 
 
-@pytest.mark.model
-def test_a_folder_calls_tools_or_not_as_its_template_says(embedded: Any, tmp_path: Path) -> None:
-    from engine.models.loaders import load
+of_both = pytest.mark.parametrize(
+    "kind",
+    [pytest.param("gguf", marks=pytest.mark.gguf), pytest.param("folder", marks=pytest.mark.model)],
+)
 
-    assert embedded.info.calls is None
-    folder = tmp_path / "calls"
-    shutil.copytree(EMBEDDED.with_name("small"), folder)
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    (folder / "chat_template.jinja").write_text(HERMES)
-    backend = load(str(folder))
-    assert backend.info.calls == CALLS
+
+@of_both
+def test_a_model_thinks_or_not_as_it_is_told(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, THINKS, tmp_path)
+    assert backend.info.can_think and backend.info.calls is None
+    for thinking, end in SWITCHED.items():
+        assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
+
+
+@of_both
+def test_a_model_calls_tools_as_its_template_says(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, HERMES, tmp_path)
+    assert backend.info.calls == CALLS and not backend.info.can_think
     assert '"name": "look"' in backend.render(CALLED, None, (TOOL,))
     assert '<tool_call>\n{"name": "look"' in backend.render(CALLED)

@@ -5,7 +5,6 @@ begun anew before, and whichever conversation had the model in between. So draft
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ from tests.support.backends import (
     tree_of,
     wrong_at,
 )
-from tests.support.lossless import assert_lossless, events_of, tokens_of
+from tests.support.lossless import assert_lossless, events_of, ids
 
 FIXED = Drafting(budget="fixed", nodes=32)
 SIZES = (1, 2, 5, 7, 8, 9, 17, 40, 63, 64, 65)
@@ -51,10 +50,6 @@ one_of_each = pytest.mark.parametrize(
     "subject", [each for each in SUBJECTS if each.values[0] in ("llama-gqa", "gguf-small")],
     indirect=True,
 )  # fmt: skip
-
-
-def ids(steps: Any) -> list[int]:
-    return [token.id for token in tokens_of(steps)]
 
 
 @every

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
+from engine.backends.device_scores import NEAR, DeviceScores, draws_on, noise_on, states_of
 from engine.sampling import BITS, draws_of, noise_of
 from engine.settings import Sampling
 from tests.support.choices import by_law, on_device
@@ -10,10 +12,6 @@ from tests.support.choices import by_law, on_device
 
 @pytest.mark.parametrize("seed", [0, 5, 2**63 - 1])
 def test_torch_draws_the_same_integers(seed: int) -> None:
-    import torch
-
-    from engine.backends.device_scores import draws_on, states_of
-
     positions = [0, 9, 2**31]
     found = draws_on(torch.tensor(states_of(seed, positions)), 10_000).numpy()
     wanted = [draws_of(seed, position, range(10_000)) for position in positions]
@@ -21,10 +19,6 @@ def test_torch_draws_the_same_integers(seed: int) -> None:
 
 
 def test_torch_knows_the_noise_of_every_draw_well_enough() -> None:
-    import torch
-
-    from engine.backends.device_scores import noise_on
-
     ends = np.r_[: 2**16, 2**23 - 2**16 : 2**23 + 2**16, 2**BITS - 2**16 : 2**BITS]
     draws = np.concatenate([ends, np.arange(0, 2**BITS, 97)]).astype(np.uint64)
     found = noise_on(torch.from_numpy(draws.astype(np.int64))).numpy()
@@ -33,8 +27,6 @@ def test_torch_knows_the_noise_of_every_draw_well_enough() -> None:
 
 def test_sums_too_near_to_tell_have_the_row_read() -> None:
     """More tokens than come have the largest sum, up to what a device may be off."""
-    from engine.backends.device_scores import NEAR
-
     size, sampling, read = 5_000, Sampling(1.0, seed=3), list[int]()
     noise = noise_of(draws_of(3, 8, range(size)))
     row = np.full(size, -50.0, dtype=np.float32)
@@ -66,8 +58,6 @@ def test_half_precision_is_chosen_from_as_on_the_host(sampling: Sampling) -> Non
 
 
 def test_one_copy_brings_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.backends.device_scores import NEAR, DeviceScores
-
     rows, surveys = np.random.default_rng(3).normal(0, 3, (9, 4_000)).astype(np.float32), []
     real = DeviceScores.survey
     monkeypatch.setattr(

@@ -1,21 +1,27 @@
 """EAGLE-3 heads on transformers: the network computes what its definition says, every format gives
 the same head, a head that does not fit is told, and answers stay what they were."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.budget import Budget
 from engine.errors import ModelError
+from engine.heads import eagle3_head
+from engine.heads.eagle3_head import CHUNK, LATEST, EightBits, bytes_of, linear, packed
+from engine.models import torch_heads
 from engine.models.loaders import load, need, scan
+from engine.models.torch_heads import weights_of
 from engine.prompt import Chat
 from engine.settings import Runtime, Sampling
 from engine.tree import Tree
@@ -23,9 +29,6 @@ from engine.types import Message, Work
 from tests.conftest import EMBEDDED
 from tests.support.heads import SAMPLINGS, Guessing, answer, fresh, law
 from tests.support.lossless import assert_lossless, tokens_of
-
-if TYPE_CHECKING:
-    from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
 
@@ -38,8 +41,6 @@ TEXT = [0, 3, 500, 41, 2000, 17, 3000, 12, 9, 700, 4, 31, 800, 5000]
 
 def numbers(seed: int, known: int = 0, own_embedding: bool = False) -> Tensors:
     """The weights of a head, as the flat formats name them."""
-    import torch
-
     made = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Any:
@@ -104,8 +105,6 @@ def speculators(**more: Any) -> dict[str, Any]:
 
 def written(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     """A head's folder."""
-    from safetensors.torch import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({name: each.contiguous() for name, each in tensors.items()}, folder / "a.safetensors")
@@ -119,9 +118,6 @@ def of_speculators(tensors: Tensors) -> Tensors:
 
 def loaded(head: Path | str, eight_bits: bool = False) -> TransformersBackend:
     """The embedded model with a head, of weights of eight bits or as they are in its file."""
-    from engine.backends.transformers import TransformersBackend
-    from engine.models import torch_heads
-
     runtime = Runtime(dtype="float32", threads=1, head=str(head))
     with pytest.MonkeyPatch.context() as here:
         here.setattr(torch_heads, "faster", lambda matrices: eight_bits)
@@ -132,9 +128,6 @@ def loaded(head: Path | str, eight_bits: bool = False) -> TransformersBackend:
 
 def states_of(text: Sequence[int]) -> Any:
     """The target's hidden states of a text by the library alone, side by side."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(str(EMBEDDED), dtype=torch.float32)
     with torch.no_grad():
         found = model(torch.tensor([list(text)]), output_hidden_states=True)
@@ -212,7 +205,6 @@ class Reference:
 
 def read(backend: TransformersBackend, text: Sequence[int] = TEXT) -> Any:
     """The head of a backend after it has read a text, and what it guesses then."""
-    assert backend.head is not None
     backend.head.listen(True)
     backend.prefill(text, lambda: False)
     return backend.head, backend.head.start(text, Sampling(temperature=0), lambda: False)
@@ -243,7 +235,10 @@ FORMS = {
     "speculators": (speculators, of_speculators, {}),
     "known": (lambda: flat("LlamaForCausalLMEagle3"), dict, {"known": KNOWN}),
     "embedding": (speculators, of_speculators, {"known": KNOWN, "own_embedding": True}),
-}
+    "flags": (
+        lambda: speculators(norm_before_residual=True, norm_before_fc=True), of_speculators, {},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -252,25 +247,15 @@ def test_a_head_computes_its_definition_along_a_tree_in_every_format(
 ) -> None:
     config, names, more = FORMS[form]
     tensors = numbers(1, **more)
+    if form == "flags":
+        tensors["input_norm.weight"] = torch.full((3 * HIDDEN,), 0.7)
     backend = loaded(written(tmp_path / "a", config(), names(tensors)))
-    reference = Reference(tensors)
+    reference = Reference(tensors, before_residual=form == "flags")
     for path, logits in guessed(backend).items():
         wanted = reference.logits(path)
         if "d2t" in tensors:
             ids = np.arange(KNOWN) + tensors["d2t"].numpy()
             wanted = wanted[np.argsort(ids)]
-        assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max(), path
-
-
-def test_the_flags_of_speculators_change_what_is_normalised(tmp_path: Path) -> None:
-    import torch
-
-    tensors = numbers(2) | {"input_norm.weight": torch.full((3 * HIDDEN,), 0.7)}
-    config = speculators(norm_before_residual=True, norm_before_fc=True)
-    backend = loaded(written(tmp_path / "a", config, of_speculators(tensors)))
-    reference = Reference(tensors, before_residual=True)
-    for path, logits in guessed(backend).items():
-        wanted = reference.logits(path)
         assert np.abs(logits - wanted).max() < 1e-4 * np.abs(wanted).max(), path
 
 
@@ -290,12 +275,9 @@ def ask(backend: TransformersBackend, text: str, before: Sequence[int] = ()) -> 
 def test_long_prompts_are_read_in_parts_and_stopped_between_them(
     random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.heads.eagle3_head import CHUNK
-
     monkeypatch.setattr("engine.heads.eagle3_head.LATEST", 2000)
     backend = random_head.open()
     head = backend.head
-    assert head is not None
     tokens = [3 + at * 37 % 6000 for at in range(1300)]
     head.listen(True)
     backend.prefill(tokens, never)
@@ -312,16 +294,13 @@ def test_long_prompts_are_read_in_parts_and_stopped_between_them(
 
 
 def test_of_what_waits_to_be_read_the_latest_is_kept(random_head: TransformersBackend) -> None:
-    from engine.heads.eagle3_head import LATEST
-
     backend = random_head.open()
     head = backend.head
-    assert head is not None
     tokens = [3 + at * 37 % 6000 for at in range(700)]
     head.listen(True)
     backend.prefill(tokens, never)
     # Nothing was computed yet: the states are as the target left them, and few.
-    assert head.done == 0 and head.states.values is None
+    assert head.done == 0 and head.levels[0].states.values is None
     assert head.rows == list(range(699 - LATEST, 699)) and head.waiting_rows == LATEST
     assert head.bytes == 4 * LATEST * 3 * HIDDEN
     one = law(backend, tokens)
@@ -347,7 +326,6 @@ def test_a_step_of_which_the_head_is_not_asked_takes_a_copy_of_states_alone(
     random_head: TransformersBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = random_head.open()
-    assert backend.head is not None
     multiplied = []
     seam = "engine.heads.eagle3_head.linear"
     monkeypatch.setattr(seam, lambda *args: multiplied.append(args) or fail())
@@ -363,8 +341,6 @@ def test_a_step_of_which_the_head_is_not_asked_takes_a_copy_of_states_alone(
 
 
 def test_eight_bits_guess_nearly_the_same_and_say_the_same(tmp_path: Path) -> None:
-    import torch
-
     tensors = numbers(1)
     backend = loaded(written(tmp_path / "a", speculators(), of_speculators(tensors)), True)
     exact = loaded(tmp_path / "a")
@@ -457,25 +433,25 @@ WRONG: dict[str, tuple[Change, str]] = {
 }
 
 
+def refused(backend: Any, folder: Path, target: str = "") -> str:
+    with pytest.raises(ModelError) as raised:
+        weights_of(backend, folder, target)
+    return str(raised.value)
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_head_that_does_not_fit_is_told(
     wrong: str, embedded: TransformersBackend, tmp_path: Path
 ) -> None:
-    from engine.models.torch_heads import weights_of
-
     change, words = WRONG[wrong]
     config, tensors = flat("LlamaForCausalLMEagle3"), numbers(1, known=KNOWN)
     change(config, tensors)
     folder = written(tmp_path / "a", config, tensors)
-    with pytest.raises(ModelError) as raised:
-        weights_of(embedded, folder, "4567")
-    assert words in str(raised.value)
-    assert str(folder) in str(raised.value) and "load the model without one" in str(raised.value)
+    text = refused(embedded, folder, "4567")
+    assert words in text and str(folder) in text and "load the model without one" in text
 
 
 def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path: Path) -> None:
-    from engine.models.torch_heads import weights_of
-
     config = speculators()
     del config["norm_before_residual"]
     folder = written(tmp_path / "a", config, of_speculators(numbers(1)))
@@ -484,27 +460,21 @@ def test_files_that_are_no_head_are_told(embedded: TransformersBackend, tmp_path
         "the folder holds config.json. Give a folder with config.json and": "config.json",
         "the folder is empty. Give a folder": "",
     }.items():
-        with pytest.raises(ModelError) as raised:
-            weights_of(embedded, folder, "")
-        assert words in str(raised.value)
+        assert words in refused(embedded, folder)
         if file:
             (folder / file).unlink()
     written(folder, speculators(), {})
     (folder / "a.safetensors").write_bytes(b"12345678" * 9)
-    with pytest.raises(ModelError, match="cannot be used"):
-        weights_of(embedded, folder, "")
+    assert "cannot be used" in refused(embedded, folder)
 
 
 def test_a_path_without_a_head_is_told_with_what_is_there(
     embedded: TransformersBackend, tmp_path: Path
 ) -> None:
-    from engine.models.torch_heads import weights_of
-
     def said(path: Path) -> str:
-        with pytest.raises(ModelError) as raised:
-            weights_of(embedded, path, "")
-        assert str(path) in str(raised.value) and "*.safetensors" in str(raised.value)
-        return str(raised.value)
+        text = refused(embedded, path)
+        assert str(path) in text and "*.safetensors" in text
+        return text
 
     assert "there is no such file or folder" in said(tmp_path / "none")
     for number in range(9):
@@ -588,10 +558,8 @@ def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
     assert other.info.head.name == one.info.head.name
     assert other.info.head.parameters == one.info.head.parameters
     for backend in (one, other):
-        assert backend.head is not None
         backend.head.listen(True)
         backend.prefill(tokens, never)
-    assert one.head is not None and other.head is not None
     left: Any = one.head.start(tokens, SAMPLINGS[0], never)
     right: Any = other.head.start(tokens, SAMPLINGS[0], never)
     for token in (310, 17, 900):
@@ -606,10 +574,6 @@ def test_the_head_that_comes_along_guesses_the_same_in_both_formats(
 
 @pytest.mark.parametrize("shape", [(6, 64), (500, 256), (2048, 128), (3, 192)])
 def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
-    import torch
-
-    from engine.heads.eagle3_head import EightBits, bytes_of, linear
-
     made = torch.Generator().manual_seed(3)
     weight = torch.randn(shape, generator=made) * torch.rand((shape[0], 1), generator=made)
     weight[0] = 0.0
@@ -624,19 +588,11 @@ def test_a_rounded_matrix_gives_nearly_the_same(shape: tuple[int, int]) -> None:
 
 
 def test_a_width_that_the_library_would_read_beyond_stays_as_it_is() -> None:
-    import torch
-
-    from engine.heads.eagle3_head import EightBits, packed
-
     narrow = torch.ones(8, 40)
     assert packed(narrow) is narrow and isinstance(packed(torch.ones(8, 64)), EightBits)
 
 
 def test_without_the_librarys_function_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from engine.heads import eagle3_head
-
     def never(*_: Any) -> float:
         raise AssertionError("nothing to time")
 

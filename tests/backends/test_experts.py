@@ -12,9 +12,17 @@ from transformers import AutoModelForCausalLM
 from engine.backends import native_forward
 from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import SORTED, PackedExperts, PackedLinear, Room
-from engine.models.memory import memory_need
 from engine.native import core
-from tests.support.backends import BROAD, MIXTURES, after, load, prompt_of, save_model
+from tests.support.backends import (
+    BROAD,
+    MIXTURES,
+    after,
+    assert_counted,
+    load,
+    numbers,
+    prompt_of,
+    save_model,
+)
 
 pytestmark = pytest.mark.model
 COUNT, CHOSEN, WIDTH, INNER = 8, 3, 160, 96
@@ -25,10 +33,6 @@ class Stacks:
     """The library's experts as far as their shape matters."""
 
     down_proj = torch.empty(COUNT, WIDTH, INNER)
-
-
-def numbers(*shape: int, seed: int = 0) -> Any:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def experts_of(bits: int) -> PackedExperts:
@@ -71,23 +75,19 @@ def test_rows_get_what_their_experts_give(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("level", core.levels())
 def test_a_row_has_the_same_bits_whatever_the_others_chose(level: str, bits: int) -> None:
     """With every set of instructions, and where more rows are given than are sorted at once."""
     experts = experts_of(bits)
     rows = SORTED + 9
     states, choices, shares = routed(rows)
-    try:
-        core.use_level("plain")
-        expected = experts(states[:40], choices[:40], shares[:40])
-        core.use_level(level)
-        whole = experts(states, choices, shares)
-        assert torch.equal(whole[:40], expected)
-        for first, many in ((0, 1), (7, 1), (39, 1), (3, 2), (5, 4), (SORTED - 2, 5)):
-            part = slice(first, first + many)
-            assert torch.equal(experts(states[part], choices[part], shares[part]), whole[part])
-    finally:
-        core.use_level(core.levels()[-1])
+    core.use_level("plain")
+    expected = experts(states[:40], choices[:40], shares[:40])
+    core.use_level(level)
+    whole = experts(states, choices, shares)
+    assert torch.equal(whole[:40], expected)
+    for first, many in ((0, 1), (7, 1), (39, 1), (3, 2), (5, 4), (SORTED - 2, 5)):
+        part = slice(first, first + many)
+        assert torch.equal(experts(states[part], choices[part], shares[part]), whole[part])
 
 
 def test_more_threads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,16 +181,7 @@ def test_a_mixture_computes_with_the_weights_that_it_has(
 def test_the_memory_of_experts_is_told_before(kind: str, bits: int, tmp_path: Path) -> None:
     """Also for routers, which stay in float32, and the gate of an expert that all rows have."""
     folder = save_model(kind, tmp_path)
-    info = load(folder, bits=str(bits)).info
-    need = memory_need(str(folder), "cpu", "auto", 1024, bits=str(bits))
-    assert (need.weights, need.parameters) == (info.memory_bytes, info.parameters)
-
-
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3-moe"])
-def test_the_core_computes_whole_forwards_with_experts(kind: str, tmp_path: Path) -> None:
-    model = load(save_model(kind, tmp_path), bits="4")
-    assert isinstance(model.captured, NativeForwards) and model.info.exact
-    assert model.info.note == ""
+    assert_counted(folder, load(folder, bits=str(bits)).info, bits=str(bits))
 
 
 def test_the_weights_of_the_chosen_need_not_add_up_to_one(tmp_path: Path) -> None:
@@ -201,13 +192,6 @@ def test_the_weights_of_the_chosen_need_not_add_up_to_one(tmp_path: Path) -> Non
     assert np.linalg.norm(inside - outside) < 0.02 * np.linalg.norm(outside)
 
 
-def test_some_layers_may_have_no_experts(tmp_path: Path) -> None:
-    folder = save_model("qwen3-moe", tmp_path, mlp_only_layers=[0])
-    model = load(folder, bits="8")
-    assert not hasattr(model.model.model.layers[0].mlp, "experts")
-    assert isinstance(model.captured, NativeForwards), model.info.note
-
-
 @pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"moe_intermediate_size": 72}])
 def test_other_experts_stay_as_they_are(changes: dict[str, Any], tmp_path: Path) -> None:
     """With other gates, or with sizes that are no whole groups."""
@@ -215,8 +199,7 @@ def test_other_experts_stay_as_they_are(changes: dict[str, Any], tmp_path: Path)
     model = load(folder, bits="4")
     experts = model.model.model.layers[0].mlp.experts
     assert experts.gate_up_proj.dtype == torch.float32 and model.info.can_tree
-    need = memory_need(str(folder), "cpu", "auto", 1024, bits="4")
-    assert need.weights == model.info.memory_bytes
+    assert_counted(folder, model.info, bits="4")
 
 
 def test_experts_that_stay_leave_forwards_to_torch(tmp_path: Path) -> None:
@@ -243,13 +226,3 @@ def test_some_rows_of_a_mixture_may_have_had_other_experts(
     monkeypatch.setattr(native_forward, "logits_of", logits_of)
     model = load(save_model(kind, tmp_path, **BROAD), bits="8")
     assert (model.captured is not None) == used, model.info.note
-
-
-def test_a_wrong_forward_of_a_mixture_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Although some of its rows may differ from those of torch."""
-    factors = native_forward.rotary_factors
-    monkeypatch.setattr(native_forward, "rotary_factors", lambda *given: [factors(*given)[0]] * 2)
-    model = load(save_model("qwen3-moe", tmp_path), bits="4")
-    assert model.captured is None and "its logits are off by" in model.info.note

@@ -5,10 +5,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+import numpy as np
 import pytest
 
 from engine import process
 from engine.backends import fast_path
+from engine.backends.llamacpp import alone
 from engine.models.loaders import load
 from engine.models.probe import found, probe
 from engine.settings import Runtime
@@ -83,7 +86,7 @@ def test_a_trial_reads_a_prompt_with_weights_of_the_type(
 
 def test_a_real_crash_is_found() -> None:
     """The library has no kernel for rows of this type, and calls it nevertheless."""
-    assert fast_path.problem(["f32", "q8_1"]) == CRASHES
+    assert fast_path.problem(["f32", "q8_K"]) == CRASHES
 
 
 def test_a_made_up_crash_is_found_where_weights_are_quantized(broken: None) -> None:
@@ -192,8 +195,6 @@ def test_the_types_of_a_file_are_known_before_it_is_loaded(gguf_files: dict[str,
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each file that is opened with its weights: whether they may be rearranged."""
-    import llama_cpp
-
     given: list[bool] = []
     before = llama_cpp.llama_model_load_from_file
 
@@ -230,30 +231,11 @@ def test_both_paths_say_the_same(
     gguf_files: dict[str, Path], broken: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of 100 tokens, longer than what is read row by row."""
-    import numpy as np
-
-    from engine.backends.llamacpp import alone
-
     path, prompt = str(gguf_files["small-Q8_0"]), [7 * at % 6000 for at in range(100)]
     safe = alone(load(path, RUNTIME), prompt)  # type: ignore[arg-type]
     monkeypatch.delenv(fast_path.FAULT)
     other = alone(load(path, RUNTIME), prompt)  # type: ignore[arg-type]
     assert np.isfinite(safe).all() and abs(safe - other).max() < 0.5
-
-
-@pytest.mark.soak
-def test_the_peers_of_a_benchmark_take_the_same_path(
-    broken: None, gguf_files: dict[str, Path]
-) -> None:
-    from contextlib import closing
-
-    from bench.llama_peers import LlamaPeer
-
-    for name, fast in (("small-Q8_0", False), ("small-F32", True)):
-        source = str(gguf_files[name])
-        peer = LlamaPeer(load(source, RUNTIME), source, RUNTIME)
-        with closing(peer):
-            assert peer.llama.model_params.use_extra_bufts is fast
 
 
 def calls(path: Path) -> list[str]:

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from engine.backends import folded_attention
+from engine.backends.folded_attention import FOLDED, LIBRARY, attend, unfolded
 from engine.decode import never
 from engine.tree import Tree
 from tests.support.backends import GREEDY, KINDS, load, prompt_of, save_model
@@ -29,8 +35,6 @@ def call(
     mask_heads: int = 1,
 ) -> tuple[Any, ...]:
     """Arguments of an attention function; `masked` is the form of the mask, "" for none."""
-    import torch
-
     torch.manual_seed(heads + 31 * rows + cached)
     kind, tokens = getattr(torch, dtype), cached + rows
     query = torch.randn(batch, rows, heads, 8, dtype=kind).transpose(1, 2)
@@ -48,10 +52,6 @@ def call(
 
 def both(arguments: Sequence[Any], **others: Any) -> tuple[Any, Any]:
     """What the library's attention makes of a call, and what this one makes of it."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    from engine.backends.folded_attention import attend
-
     return sdpa_attention_forward(*arguments, **others)[0], attend(*arguments, **others)[0]
 
 
@@ -89,10 +89,6 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_what_the_fold_does_not_know_is_left_to_the_library(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    from engine.backends import folded_attention
-
     changes, others = FORMS[form]
     arguments = call(
         **{"heads": 6, "shared": 2, "rows": 4, "cached": 5, "masked": "added", **changes}
@@ -114,17 +110,12 @@ def test_what_the_fold_does_not_know_is_left_to_the_library(
 
 
 def test_a_soft_cap_is_refused_as_the_library_refuses_it() -> None:
-    from engine.backends.folded_attention import attend
-
     with pytest.raises(ValueError, match="softcap"):
         attend(*call(4, 2, 3, 3, "added"), softcap=30.0)
 
 
 def largest_made(backend: Any, nodes: int) -> int:
     """The numbers in the largest tensor that a forward over a tree makes anew."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     sizes = [0]
 
     class Counting(TorchDispatchMode):
@@ -155,8 +146,6 @@ def test_the_cache_is_not_copied(nodes: int, tmp_path: Path) -> None:
 
     The library repeats keys and values for each tree, which shows that the count can fail.
     """
-    from engine.backends.folded_attention import FOLDED, unfolded
-
     sizes = {"vocab_size": 160, "max_position_embeddings": 2048, "hidden_size": 128}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
     backend = load(save_model("llama-gqa", tmp_path, **sizes, **heads))
@@ -174,8 +163,6 @@ GROUPED = ["llama-gqa", "qwen3", "mistral-window", "gemma3-mixed", "qwen3-next"]
 @pytest.mark.parametrize("kind", [*KINDS, "qwen3-next"])
 def test_logits_are_those_of_the_librarys_attention(kind: str, subjects: Any) -> None:
     """Of plain steps and trees, before and beyond a window; where heads are grouped, folded."""
-    from engine.backends.folded_attention import FOLDED, unfolded
-
     subject = subjects(kind)
     backend = subject.model.open()
     folds = backend.model.config._attn_implementation == FOLDED
@@ -200,10 +187,6 @@ def test_logits_are_those_of_the_librarys_attention(kind: str, subjects: Any) ->
 def test_a_model_that_a_fold_gets_wrong_or_breaks_keeps_the_librarys_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    from transformers import AttentionInterface
-
-    from engine.backends.folded_attention import FOLDED, LIBRARY, attend
-
     def faulty(module: Any, query: Any, *others: Any, **named: Any) -> tuple[Any, None]:
         if fault == "broken":
             raise RuntimeError("no such kernel")

@@ -16,7 +16,7 @@ from tests.backends.test_eagle3 import KNOWN, flat, numbers, written
 from tests.backends.test_eagle3 import loaded as with_head
 from tests.support.head_files import model_with_head, opened_head
 from tests.support.heads import DRAFTING, SAMPLINGS, answer, fresh, guessing, law, law_ahead, loaded
-from tests.support.lossless import assert_lossless, tokens_of
+from tests.support.lossless import assert_lossless, ids
 from tests.support.predicting import (
     save_assistant,
     save_deepseek,
@@ -72,10 +72,6 @@ def backend(made: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
 
 
 every = pytest.mark.parametrize("backend", HEADS, indirect=True)
-
-
-def ids(steps: Any) -> list[int]:
-    return [token.id for token in tokens_of(steps)]
 
 
 @pytest.mark.soak(stay=3)

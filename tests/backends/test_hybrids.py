@@ -5,17 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from engine.backends.base import Filled
+from engine.backends.caches import StateLayer, bytes_of, tensors_in
 from engine.decode import never
 from engine.drafting.costs import measure_costs
 from engine.errors import ModelError
-from engine.models.memory import CHAIN
+from engine.models.memory import CHAIN, memory_need
 from engine.settings import Drafting, Generation, Sampling
-from engine.tree import Tree
+from tests.backends.test_lengths import FACTORS, SWITCH
 from tests.support.backends import (
     GREEDY,
-    Broken,
     after,
     chain_of,
     counted,
@@ -57,28 +58,6 @@ def test_a_family_whose_states_cannot_be_followed_says_that_it_decodes_plainly(
     assert gap(after(backend, text), backend.alone(text)) < CLOSE
 
 
-def test_a_state_of_one_token_too_many_would_show(
-    subjects: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a recurrence as in a convolution."""
-    from engine.backends.caches import StateLayer
-
-    settle = StateLayer.settle
-
-    def late(layer: StateLayer, kept: int, rows: int) -> None:
-        settle(layer, min(kept + 1, rows), rows)
-
-    for family in ("qwen3.5", "lfm2", "mamba", "nemotron-h"):
-        backend, text = subjects(family).model.open(), prompt_of(9)
-        backend.prefill(text, never)
-        backend.score(chain_of(text[-1], [5, 6, 7]), GREEDY)
-        with monkeypatch.context() as patch:
-            patch.setattr(StateLayer, "settle", late)
-            backend.accept([1])
-        row = backend.score(Tree(77), GREEDY).row(0)
-        assert gap(row, backend.alone([*text, 5, 77])) > 10 * CLOSE, family
-
-
 @pytest.mark.parametrize("family", ["qwen3.5", "nemotron-h", "lfm2", "falcon-h1", "mamba"])
 def test_a_text_that_begins_otherwise_is_read_from_the_best_mark(
     subjects: Any, monkeypatch: pytest.MonkeyPatch, family: str
@@ -98,35 +77,6 @@ def test_a_text_that_begins_otherwise_is_read_from_the_best_mark(
         assert gap(after(backend, other), backend.alone(other)) < CLOSE
 
 
-@pytest.mark.parametrize("family", ["llama-gqa", "qwen3.5", "falcon-h1", "mamba"])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_forward_that_breaks_between_two_layers_leaves_nothing(
-    subjects: Any, monkeypatch: pytest.MonkeyPatch, family: str, layer: int
-) -> None:
-    """The layers before the one that fails have added to their part of the cache."""
-    import torch
-
-    subject = subjects(family)
-    backend, text = subject.model.open(), subject.prompt(60)
-    wanted = Generation(Sampling(0.7, seed=1), max_tokens=12)
-    plain = events_of(subject.model.open(), text, wanted)
-    stacks = [m for m in backend.model.modules() if isinstance(m, torch.nn.ModuleList)]
-    module, left = stacks[0][layer], iter([False] * 3)
-    forward = module.forward
-
-    def broken(*given: Any, **named: Any) -> Any:
-        if next(left, True):
-            raise Broken
-        return forward(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "forward", broken)
-        with pytest.raises(Broken):
-            events_of(backend, text, wanted)
-    assert backend.cached == [] and backend.bytes == 0
-    assert_lossless(plain, events_of(backend, text, wanted))
-
-
 def test_databases_draft_by_a_measured_curve(subjects: Any) -> None:
     backend = subjects("qwen3.5").model.open()
     curve = measure_costs(backend, seconds=0.05)
@@ -137,8 +87,6 @@ def test_databases_draft_by_a_measured_curve(subjects: Any) -> None:
 def test_a_model_whose_chains_cannot_be_undone_decodes_plainly_and_says_so(
     subjects: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    from engine.backends.caches import StateLayer
-
     with monkeypatch.context() as patch:
         patch.setattr(StateLayer, "settle", lambda *_: None)
         backend = load(save_hybrid("qwen3.5", tmp_path))
@@ -151,8 +99,6 @@ def test_a_model_whose_chains_cannot_be_undone_decodes_plainly_and_says_so(
 
 def test_the_librarys_own_recurrences_are_untouched(subjects: Any) -> None:
     """Its generate() says what plain decoding says, before and behind forwards of ours."""
-    import torch
-
     for family in FAMILIES:
         backend, prompt = subjects(family).model.open(), prompt_of(20)
         plain = events_of(backend, prompt, Generation(GREEDY, max_tokens=10))
@@ -167,9 +113,6 @@ def test_what_a_family_takes_is_told_before_it_is_loaded(
     subjects: Any, family: str, tmp_path: Any
 ) -> None:
     """All states that are kept: the current ones, three marks, those of the longest chain."""
-    from engine.backends.caches import bytes_of, tensors_in
-    from engine.models.memory import memory_need
-
     backend, text = subjects(family).model.open(), prompt_of(400)
     backend.prefill(text[:100], never)
     backend.prefill(text, never)
@@ -192,13 +135,6 @@ def test_a_model_that_remembers_beside_its_cache_is_refused(tmp_path: Any) -> No
     folder = save_hybrid("recurrent-gemma", tmp_path)
     with pytest.raises(ModelError, match="with a second conversation open, the first one is off"):
         load(folder)
-
-
-SWITCH = 64
-FACTORS = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
-    "long_factor": [2.0, 3.0, 5.0, 9.0], "original_max_position_embeddings": SWITCH, "factor": 4.0,
-}  # fmt: skip
 
 
 def test_a_hybrid_whose_rotary_factors_depend_on_the_length(tmp_path: Any) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from engine.backends import captured
+from engine.backends.pool import Table
+from engine.backends.rounded import RoundedLinear
 from tests.support.backends import load, save_model
 
 
@@ -20,14 +25,10 @@ def kernels() -> Any:
 
 
 def device() -> str:
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:
-    import torch
-
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=generator).to(device())
 
@@ -39,8 +40,6 @@ def off(found: Any, wanted: Any) -> float:
 
 def reference(queries: Any, keys: Any, values: Any, table: Any, visible: Any, scale: float) -> Any:
     """Row by row, over the tokens that it sees, in float64."""
-    import torch
-
     starts, lengths, places = table.tolist()
     _, heads, rows, size = queries.shape
     group, out = heads // keys.shape[1], torch.zeros(1, rows, heads, size, dtype=torch.float64)
@@ -71,8 +70,6 @@ CASES = {
 
 def case(name: str) -> tuple[Any, ...]:
     """Queries, keys, values and the table of the rows; a case lists (start, length, rows)."""
-    import torch
-
     heads, shared, size, sequences = CASES[name]
     table = [(start, length, place) for start, length, count in sequences for place in range(count)]
     pool = 64 + max(start + length + count for start, length, count in sequences)
@@ -82,8 +79,6 @@ def case(name: str) -> tuple[Any, ...]:
 
 
 def paths_of(table: Any, visible: Any) -> Any:
-    from engine.backends.pool import Table
-
     return Table(*table, visible, 0).with_paths().paths
 
 
@@ -91,8 +86,6 @@ def paths_of(table: Any, visible: Any) -> Any:
 @pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_attends_to_its_text_and_its_ancestors(kernels: Any, name: str, prompt: bool) -> None:
-    import torch
-
     queries, keys, values, table = case(name)
     rows = queries.shape[2]
     visible = None
@@ -109,8 +102,6 @@ def test_a_row_attends_to_its_text_and_its_ancestors(kernels: Any, name: str, pr
 
 def test_nothing_else_is_read(kernels: Any) -> None:
     """Neither rows of the pool that a row does not see, nor rows that were not drafted."""
-    import torch
-
     queries, keys, values, table = case("a tree, groups of heads")
     paths = paths_of(table, torch.eye(7, dtype=torch.int64).to(device()))
     wanted = kernels.tree_attention(queries, keys, values, *table, paths, 0.3)
@@ -121,8 +112,6 @@ def test_nothing_else_is_read(kernels: Any) -> None:
 @pytest.mark.parametrize("length", [0, 31, 251])
 def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(kernels: Any, length: int) -> None:
     """In the order of the text, wherever its ancestors lie; on a GPU to the last bit."""
-    import torch
-
     rows, path = 9, [0, 2, 5, 8]
     queries, keys, values, _ = case("a tree across two parts")
     size = queries.shape[3]
@@ -161,10 +150,6 @@ def test_a_row_sums_up_alike_in_a_tree_alone_and_in_a_prompt(kernels: Any, lengt
 def test_a_product_is_that_of_its_weights(
     kernels: Any, rows: int, width: int, outputs: int, bits: int
 ) -> None:
-    import torch
-
-    from engine.backends.rounded import RoundedLinear
-
     states, weight = drawn(1, rows, width).half(), drawn(outputs, width, seed=1).half()
     matrix: tuple[Any, ...] = (weight,)
     if bits < 16:
@@ -179,9 +164,6 @@ def test_a_product_is_that_of_its_weights(
 
 
 def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:
-    import torch
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
-
     states = drawn(1, 5, 96)
     norm = LlamaRMSNorm(96, 1e-5).to(device())
     norm.requires_grad_(False)
@@ -207,15 +189,13 @@ def test_the_kernels_compute_whole_models(
     kernels: Any, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton's interpreter sums up in an order that depends on the shape."""
-    from engine.backends import captured
-
     gaps, gap = [], captured.largest_gap
     monkeypatch.setattr(captured, "largest_gap", lambda *of: (gaps.append(gap(*of)), gaps[-1])[1])
     monkeypatch.setattr(captured, "kernels_for", lambda model: kernels)
     monkeypatch.setattr(captured, "same_bits", lambda *of: True)
     monkeypatch.setattr(captured, "TREES", (4,))
     monkeypatch.setattr(captured, "PROMPTS", (6,))
-    backend = load(save_model("qwen3", tmp_path), device(), context_length=50, dtype=dtype)
+    backend = load(save_model("qwen3", tmp_path), device(), context_length=64, dtype=dtype)
     assert captured.capture(backend) == ""
     assert backend.captured.exact == (dtype == "float16")
     assert 0 < gaps[0] < {"float16": 0.02, "float32": 1e-5}[dtype]

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.databases import Databases
 from engine.methods import METHODS
@@ -28,7 +31,7 @@ from tests.support.backends import (
     tree_of,
     wrong_at,
 )
-from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
+from tests.support.lossless import Adversary, assert_lossless, events_of, ids, tokens_of
 from tests.support.replies import reply
 
 pytestmark = pytest.mark.model
@@ -83,15 +86,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, An
     return found
 
 
-def ids(steps: Sequence[Step]) -> list[int]:
-    return [token.id for token in tokens_of(steps)]
-
-
 def generated(folder: Path, prompt: Sequence[int], most: int, ends: Sequence[int]) -> list[int]:
     """What the library's own greedy decoding says, in a model that nothing else has used."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.inference_mode():
         found = model.generate(
@@ -283,8 +279,6 @@ def broken(*_: Any) -> Any:
 def test_the_check_goes_beyond_what_layers_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any]
 ) -> None:
-    from engine.backends.transformers import TransformersBackend
-
     folder = save_model(kind, tmp_path, **changes)
     assert load(folder).info.can_tree
     monkeypatch.setattr(TransformersBackend, "far", broken)
@@ -294,8 +288,6 @@ def test_the_check_goes_beyond_what_layers_see(
 
 def test_the_check_goes_beyond_the_switch(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without reading the tokens before it."""
-    from engine.backends.transformers import TransformersBackend
-
     folder, _ = models["phi3-long"]
     rows = list[int]()
     forward = TransformersBackend.forward
@@ -336,5 +328,6 @@ def test_where_rows_are_taken_for_positions_chains_are_verified(tmp_path: Path) 
         truth = [*prompt, *ids(plain)]
         fast = events_of(backend, prompt, wanted, [wrong_at(truth, 160, branches=True)])
         assert_lossless(plain, fast)
-    context = load(folder, context_length=31)
+    longer = save_model("llama4-chunks", tmp_path / "longer", **{**settings, "floor_scale": 65})
+    context = load(longer, context_length=64)
     assert context.info.leaves is None and not context.info.note, "it never matters there"

@@ -1,18 +1,19 @@
 """The llama.cpp backend beside the contract: its cells after any trees, chunks and stops, forwards
 that fail, memory, texts, and what other settings and architectures change."""
 
-import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.backends import check
 from engine.backends.base import Filled
+from engine.backends.llamacpp import LONGEST, parts
 from engine.decode import never
 from engine.errors import ModelError, PromptError
 from engine.hsd.family import check_vocabulary
@@ -98,8 +99,6 @@ def test_ten_thousand_random_trees(small: Any, other: Any) -> None:
 
 def size_of(backend: Any, number: int) -> int:
     """Bytes it would take to store what a sequence holds."""
-    import llama_cpp
-
     return int(llama_cpp.llama_state_seq_get_size(backend.context, number))
 
 
@@ -225,8 +224,6 @@ def test_what_is_no_token_is_refused(tiny: Any, token: int) -> None:
 def test_a_failed_forward_is_an_error_and_the_next_answer_works(
     small: Any, other: Any, monkeypatch: pytest.MonkeyPatch, when: str, code: int
 ) -> None:
-    import llama_cpp
-
     prompt = prompt_of(40)
     small.prefill(prompt[:20] if when == "prompt" else prompt, never)
     with monkeypatch.context() as patched:
@@ -252,8 +249,6 @@ def test_a_failed_forward_is_an_error_and_the_next_answer_works(
 def test_a_cache_that_does_not_roll_back_is_an_error(
     small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_cpp
-
     small.prefill([5, 6, 7], never)
     small.score(tree_of(7), GREEDY)
     with monkeypatch.context() as patched:
@@ -268,27 +263,6 @@ def test_a_cache_that_does_not_roll_back_is_an_error(
 
 
 # Memory.
-
-
-def test_a_model_is_freed_with_its_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The context before the model, each once, and without waiting for the garbage collector."""
-    import llama_cpp
-
-    path, freed = tiny_gguf(tmp_path / "tiny.gguf"), list[str]()
-    backend = opened_gguf(path)
-    for name in ("llama_free", "llama_model_free"):
-        own = getattr(llama_cpp, name)
-        monkeypatch.setattr(
-            llama_cpp, name, lambda raw, name=name, own=own: (freed.append(name), own(raw))
-        )
-    events_of(backend, [5, 6, 7], Generation(GREEDY, max_tokens=5))
-    dropped = weakref.ref(backend)
-    gc.disable()
-    try:
-        del backend
-        assert dropped() is None and freed == ["llama_free", "llama_model_free"]
-    finally:
-        gc.enable()
 
 
 @pytest.mark.soak
@@ -346,8 +320,6 @@ def test_texts_of_any_length_are_tokenized(tmp_path: Path, pre: str, text: str) 
 
 
 def test_where_a_long_text_is_cut_its_words_stay_whole() -> None:
-    from engine.backends.llamacpp import LONGEST, parts
-
     words = " ".join(["word"] * LONGEST)
     assert parts(words) == [words] and parts("") == [""]
     for run in ("x" * (2 * LONGEST + 5), " " * (LONGEST + 1)):
@@ -372,14 +344,6 @@ def test_padding_behind_the_vocabulary_is_left_out(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "x.gguf", tokenizer__ggml__token_type=kinds)
     backend = opened_gguf(path)
     assert backend.vocabulary() == words[:256] and backend.info.vocabulary_size == 260
-
-
-def test_another_vocabulary_is_refused(tiny: Any, gguf_target: Any) -> None:
-    with pytest.raises(ModelError) as caught:
-        check_vocabulary(gguf_target, tiny)
-    text = str(caught.value)
-    assert "tiny cannot draft for target-F32: it has 260 tokens, not 6,144; " in text
-    assert "the first token that differs is 0: '<s>', not '<|bos|>'" in text
 
 
 def test_a_tokenizer_of_another_type_is_refused(tmp_path: Path, tiny: Any) -> None:
@@ -452,21 +416,6 @@ def test_both_read_and_write_alike(
         assert embedded.detokenize(found) == turn.content
 
 
-@pytest.mark.model
-def test_both_have_the_same_vocabulary(
-    gguf_target: Any, gguf_drafts: dict[str, Any], embedded: Any, embedded_drafts: dict[str, Any]
-) -> None:
-    for one in (embedded, *embedded_drafts.values()):
-        for other in (gguf_target, *gguf_drafts.values()):
-            assert one.vocabulary() == other.vocabulary()
-            assert one.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
-            assert one.info.tokenizer_type == other.info.tokenizer_type == "BPE"
-            assert one.info.vocabulary_size == other.info.vocabulary_size
-            assert one.info.eos_ids == other.info.eos_ids
-            check_vocabulary(one, other)
-            check_vocabulary(other, one)
-
-
 # Settings.
 
 
@@ -507,8 +456,6 @@ def test_settings_change_no_number_but_by_rounding(
 def test_a_tree_across_the_window_is_checked_at_load(
     gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import check
-
     sizes, tree_gap = list[int](), check.tree_gap
 
     def noted(*given: Any) -> float:

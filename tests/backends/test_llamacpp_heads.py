@@ -6,6 +6,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -14,8 +15,13 @@ from engine.decode import never
 from engine.drafting.base import Drafter, FailSafeDrafter
 from engine.drafting.databases import Databases
 from engine.errors import ModelError
+from engine.heads import llamacpp
 from engine.methods import method_named
-from engine.models.loaders import load
+from engine.models import probe
+from engine.models.formats import Gguf
+from engine.models.gguf_files import is_model
+from engine.models.loaders import load, need
+from engine.models.probe import probe_of
 from engine.sampling import Floats
 from engine.settings import Drafting, Runtime, Sampling
 from engine.types import HEAD, Step
@@ -289,11 +295,6 @@ def test_a_library_without_the_bindings_is_told_and_all_else_works(
     kind: str,
     name: str,
 ) -> None:
-    import llama_cpp
-
-    from engine.heads import llamacpp
-    from engine.models.probe import probe_of
-
     slow = plain(models[kind], 0.7, 1)
     if name in llamacpp.SYMBOLS:
         missing = f"{name}_hidden"
@@ -368,8 +369,6 @@ def test_a_head_that_ends_the_process_costs_nothing_but_itself(
     files: dict[str, Path], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that tries files dies over it, and tries the file again without it."""
-    from engine.models import probe
-
     asked: list[str] = []
     real = probe.run
 
@@ -393,8 +392,6 @@ def test_a_head_that_ends_the_process_costs_nothing_but_itself(
 def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
     files: dict[str, Path], models: dict[str, Any]
 ) -> None:
-    from engine.models.loaders import need
-
     for kind in (*BESIDE, "MTP"):
         path = str(files[kind])
         whole, without = need(path, Runtime()), need(path, Runtime(head="off"))
@@ -404,9 +401,6 @@ def test_the_memory_of_a_head_is_counted_before_it_is_loaded(
 
 
 def test_files_of_heads_are_no_models(tmp_path: Path) -> None:
-    from engine.models.formats import Gguf
-    from engine.models.gguf_files import is_model
-
     head, model = eagle3_gguf(tmp_path), llama_gguf(tmp_path)
     assert is_model(str(model)) and not is_model(str(head))
     with pytest.raises(ModelError, match="holds the head of a model"):

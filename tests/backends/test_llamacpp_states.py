@@ -4,16 +4,17 @@ they go back, by snapshots or by marks, and what is left unread."""
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
 from engine.backends.base import Filled
+from engine.backends.llamacpp_states import MOST, MOST_UNREAD, Marks
 from engine.decode import decode, never
 from engine.drafting.budget import Budget
 from engine.settings import Drafting, Runtime
 from engine.tree import Tree
 from tests.support.backends import (
     GREEDY,
-    Broken,
     Stop,
     Subject,
     chain_of,
@@ -67,8 +68,6 @@ def decide(model: Any, text: list[int], length: int, taken: int) -> Any:
 
 @every([*ARCHITECTURES])
 def test_what_cannot_branch_verifies_chains(model: Any) -> None:
-    import llama_cpp
-
     name = model.info.name
     assert (model.info.can_tree, model.info.leaves, model.info.note) == (True, 1, "")
     assert llama_cpp.llama_n_rs_seq(model.context) == SNAPSHOTS.get(name, 0)
@@ -115,31 +114,7 @@ def test_the_beginning_of_an_answer_may_be_written_otherwise_later(
     model.prefill(text, never)
     other = [*text[:-6], 7, 8, 9, *prompt_of(40)]
     assert model.prefill(other, never).reused >= len(text) - 20
-    row = model.score(Tree(other[-1]), GREEDY).row(0)
-    assert gap(row, subject.alone(other)) < subject.close
-
-
-@every(STATES)
-def test_after_an_exception_the_answer_is_the_same(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted, prompt = generation(0.7, 2, LENGTH), prompt_of(30)
-    plain = events_of(model.open(), prompt, wanted)
-    drafters = [wrongly([*prompt, *ids(plain)])]
-    with monkeypatch.context() as patch:
-        patch.setattr("engine.verify.Match.walk", lambda *_: (_ for _ in ()).throw(Broken))
-        with pytest.raises(Broken):
-            events_of(model, prompt, wanted, drafters)
-    assert model.dirty and model.cached == prompt[:-1]
-    # Its root was decided, so it stays where the drafts can be taken back alone.
-    assert model.prefill([*prompt, 9], never) == Filled(30 if model.snapshots else 29, True)
-    assert_lossless(plain, events_of(model, prompt, wanted, drafters))
-    # A run that nobody reads to its end.
-    run = decode(model, prompt, drafters, wanted, Drafting())
-    for _ in range(4):
-        next(run)
-    run.close()
-    assert_lossless(plain, events_of(model, prompt, wanted, drafters))
+    assert gap(model.score(Tree(other[-1]), GREEDY).row(0), subject.alone(other)) < subject.close
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -161,8 +136,6 @@ def test_what_is_said_depends_on_all_that_was_read(tmp_path: Path, name: str) ->
 @every(BOTH)
 def test_without_marks_a_text_is_read_again(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for them may be missing: then it takes longer, and says the same."""
-    from engine.backends.llamacpp_states import Marks
-
     wanted, prompt = generation(0.7, 4, 24), prompt_of(300)
     plain = events_of(model.open(), prompt, wanted)
     monkeypatch.setattr(Marks, "keep", lambda *_: None)
@@ -216,8 +189,6 @@ def test_copies_may_stay_on_the_device(model: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_too_much_unread_is_read_by_a_plain_step(subjects: Any) -> None:
-    from engine.backends.llamacpp_states import MOST_UNREAD
-
     model, text = subjects("gguf-qwen3next").model.open(), prompt_of(20)
     model.prefill(text, never)
     while model.depth_limit(len(text)):
@@ -231,7 +202,6 @@ def test_too_much_unread_is_read_by_a_plain_step(subjects: Any) -> None:
 def test_memory_is_told_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state is large beside these weights: with fewer snapshots less is needed, by whole states.
     The marks are counted as well."""
-    from engine.backends.llamacpp_states import MOST
     from engine.models.probe import found
 
     path = tiny(tmp_path, "qwen35")

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.errors import ModelError
 from engine.models.format import recommended
-from engine.settings import Sampling
+from engine.models.load_transformers import choose_attention, load_transformers
+from engine.settings import Runtime, Sampling
 from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import load, save_model
@@ -35,11 +39,8 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path | str, **options: Any) -> str:
-    from engine.errors import ModelError
-    from engine.models.load_transformers import load_transformers
-
     with pytest.raises(ModelError) as caught:
-        load_transformers(str(folder), **{"device": "cpu", **options})
+        load_transformers(str(folder), Runtime(**{"device": "cpu", **options}))
     text = str(caught.value)
     assert text.endswith(".") and "\n" not in text and "Traceback" not in text
     return text
@@ -59,8 +60,6 @@ def test_what_is_known_of_a_loaded_model(embedded: Any) -> None:
 
 
 def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
     def begins() -> list[str]:
         return [marks.begin for marks in load(folder).info.marks]
 
@@ -75,10 +74,6 @@ def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
 
 
 def test_attention_that_plans_every_length_is_switched_off_on_a_gpu_alone() -> None:
-    import torch
-
-    from engine.models.load_transformers import choose_attention
-
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
         for device, enabled in (("cpu", True), ("cuda:0", False)):
@@ -135,9 +130,6 @@ def test_the_precision_of_weights_on_a_processor(
     loaded: str,
 ) -> None:
     """The checkpoint's own only where it is bfloat16 and the processor computes with that."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     folder = Path(shutil.copytree(sound, tmp_path / "model"))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, stored))
     model.save_pretrained(folder)
@@ -183,11 +175,9 @@ def test_missing_folders_and_folders_without_a_config(tmp_path: Path) -> None:
 def test_a_home_folder_is_found(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models.load_transformers import load_transformers
-
     shutil.copytree(sound, tmp_path / "model")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert load_transformers("~/model", device="cpu").info.name == "model"
+    assert load_transformers("~/model", Runtime(device="cpu")).info.name == "model"
 
 
 def test_damaged_files(folder: Path) -> None:
@@ -291,8 +281,9 @@ LOADER = """
 import sys
 from engine.models.load_transformers import load_transformers
 from engine.errors import ModelError
+from engine.settings import Runtime
 try:
-    info = load_transformers(sys.argv[1], device="cpu").info
+    info = load_transformers(sys.argv[1], Runtime(device="cpu")).info
     print(info.name, info.can_tree, info.fingerprint, info.tokenizer_fingerprint)
 except ModelError as error:
     print(error)
@@ -328,23 +319,6 @@ def test_a_hub_id_is_fetched_once_and_works_offline_afterwards(
     hub.asked.clear()
     status, again = in_process("someone/tiny", hub.url, tmp_path, HF_HUB_OFFLINE="1")
     assert (status, again) == (0, first) and hub.asked == []
-
-
-@pytest.mark.soak
-def test_an_unknown_hub_id_is_one_clear_sentence(hub: Hub, tmp_path: Path) -> None:
-    status, text = in_process("someone/else", hub.url, tmp_path)
-    assert status == 2 and "'someone/else' could not be loaded" in text
-
-
-@pytest.mark.soak
-def test_a_hub_repository_with_pickled_weights_only_is_refused(
-    hub: Hub, folder: Path, tmp_path: Path
-) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    hub.repos["someone/tiny"] = files_of(folder)
-    status, text = in_process("someone/tiny", hub.url, tmp_path / "home")
-    assert status == 2 and "could not be loaded" in text and "safetensors" in text
-    assert not hub.fetched("pytorch_model.bin")
 
 
 @pytest.mark.soak

@@ -9,10 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
+import numpy as np
 import pytest
 
 from engine.decode import never
 from engine.errors import ModelError, PromptError
+from engine.models.gguf import metadata
+from engine.models.gguf_files import BLOCK, BLOCKS, file_fingerprint
+from engine.models.load_llamacpp import chat_template
 from engine.models.loaders import device as device_of
 from engine.models.loaders import load
 from engine.models.loaders import need as memory_need
@@ -127,8 +132,6 @@ def test_a_fingerprint_looks_all_over_a_large_file(
     gguf_files: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of two fine-tunes the sizes and headers are the same."""
-    from engine.models.gguf_files import BLOCK, BLOCKS, file_fingerprint
-
     source, path = gguf_files["small-F32"], tmp_path / "x.gguf"
     size, known = source.stat().st_size, {file_fingerprint(source)}
     assert size > 2 * BLOCK * BLOCKS
@@ -206,38 +209,8 @@ def test_files_of_another_kind(tmp_path: Path, data: bytes, problem: str) -> Non
     assert problem in refused(tmp_path / "x.gguf")
 
 
-@pytest.mark.soak
-def test_damaged_files(tiny: Path, tmp_path: Path) -> None:
-    """Cut in the header, in the numbers, of an old version, of another architecture, ..."""
-    data, path = tiny.read_bytes(), tmp_path / "x.gguf"
-    for broken, problem in [
-        (data[:20], "cannot be used"),
-        (data[: header_size(tiny) - 100], "cannot be used"),
-        (data[: header_size(tiny)], "not within the file bounds, model is corrupted"),
-        (data[:-2000], "not within the file bounds, model is corrupted"),
-        (data[:4] + b"\x63" + data[5:], "version 99"),
-        (data[:4] + b"\1" + data[5:], "GGUFv1 is no longer supported"),
-        (data.replace(b"llama", b"gemma", 1), "key not found in model: gemma."),
-    ]:
-        path.write_bytes(broken)
-        assert problem in refused(path)
-    path.write_bytes(data)
-    assert load(str(path), RUNTIME).info.can_tree
-
-
-@pytest.mark.soak
-def test_a_vocabulary_without_weights(gguf_files: dict[str, Path], tmp_path: Path) -> None:
-    from gguf import GGUFReader
-
-    source = gguf_files["small-F32"]
-    names = {tensor.name: None for tensor in GGUFReader(source).tensors}
-    assert "not found" in refused(rewritten(source, tmp_path / "x.gguf", arrays=names))
-
-
 def test_weights_that_are_no_numbers(gguf_files: dict[str, Path], tmp_path: Path) -> None:
     """Every logit would be nan, which no comparison notices by itself."""
-    import numpy as np
-
     norm = np.full(WIDTH, np.nan, np.float32)
     source = gguf_files["small-F32"]
     path = rewritten(source, tmp_path / "x.gguf", arrays={"output_norm.weight": norm})
@@ -275,8 +248,6 @@ def test_what_fails_after_the_probe_is_the_same_error(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes meanwhile, memory that is gone."""
-    import llama_cpp
-
     tiny = Path(shutil.copy(tiny, tmp_path))
     monkeypatch.setattr("engine.models.probe.probe", lambda *_: Probe())
     for name in ("llama_init_from_model", "llama_model_load_from_file"):
@@ -377,8 +348,6 @@ class Templated:
         self.own = backend.template
 
     def fill(self, template: str | None, *messages: Message) -> str:
-        from engine.models.load_llamacpp import chat_template
-
         found, self.note = chat_template(template or "", self.backend.tokens)
         with self.monkeypatch.context() as patched:
             patched.setattr(self.backend, "template", found)
@@ -562,8 +531,6 @@ def test_the_makers_sampler_settings_are_taken_where_they_are_usable(
 
 
 def test_long_values_of_a_header_are_read_whole(tmp_path: Path) -> None:
-    from engine.models.gguf import metadata
-
     words = "x" * 5000 + "é"
     backend = opened_gguf(tiny_gguf(tmp_path / "x.gguf", general__description=words))
     assert metadata(backend.model, "general.description") == words

@@ -1,6 +1,8 @@
 """Folders that were quantised already: the core keeps their numbers, its logits are those of the
 weights that the numbers stand for, and drafts change no token."""
 
+import gc
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +12,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, modeling_utils
 
 from engine.backends.native_forward import NativeForwards
 from engine.backends.quantised import Layout, Numbers, PackedLinear
 from engine.errors import ModelError
 from engine.models import load_quantised, quantised_files
+from engine.models.load_transformers import packing_of
 from engine.models.memory import memory_need
 from engine.native import core
 from engine.settings import Generation, Sampling
-from tests.support.backends import after, assert_exact, load, prompt_of
-from tests.support.quantised_folders import WIDE, Way, configure, quantised
+from tests.support.backends import after, assert_counted, assert_exact, load, prompt_of
+from tests.support.quantised_folders import WIDE, Way, configure, quantised, rewrite
 
 pytestmark = pytest.mark.model
 EIGHT, ASYMMETRIC = Way(bits=8, group=-1), Way(symmetric=False)
@@ -92,9 +96,8 @@ def test_a_model_has_the_numbers_of_its_folder(kind: str, way: Way, tmp_path: Pa
             assert float((layer.weight - expected).abs().max()) <= most
     title = TITLES.get(way.format, "compressed-tensors")
     assert mine.info.dtype == f"{title}, {way.bits} bits" and mine.info.can_tree
-    need = memory_need(str(few), "cpu", "auto", 1024)
-    assert need.weights == mine.info.memory_bytes
-    assert need.parameters == mine.info.parameters == other.info.parameters
+    assert_counted(few, mine.info)
+    assert mine.info.parameters == other.info.parameters
     text = prompt_of(60, 160)
     found, unrounded = after(mine, text), after(other, text)
     with_rounded_inputs(other.model)
@@ -141,8 +144,7 @@ def test_the_bits_are_the_most_of_a_weight(tmp_path: Path) -> None:
         name: 8 if name == "lm_head" else 4 for name in packed_layers(eight)
     }
     for bits, model in models.items():
-        need = memory_need(str(few), "cpu", "auto", 1024, bits=bits)
-        assert need.weights == model.info.memory_bytes
+        assert_counted(few, model.info, bits)
     assert four.info.memory_bytes < 0.7 * eight.info.memory_bytes
     assert four.info.fingerprint != eight.info.fingerprint
     weights = [packed_layers(each)["model.layers.0.mlp.up_proj"].weight for each in (four, eight)]
@@ -161,25 +163,21 @@ def test_what_the_folder_has_in_16_bits_is_rounded_as_without(tmp_path: Path) ->
         model = load(few, bits=bits)
         layer = packed_layers(model)[name]
         assert layer.bits == expected and model.info.exact
-        need = memory_need(str(few), "cpu", "auto", 1024, bits=bits)
-        assert need.weights == model.info.memory_bytes
+        assert_counted(few, model.info, bits)
 
 
 def test_an_output_matrix_that_is_the_embedding(tmp_path: Path) -> None:
     few, _ = quantised("qwen2", tmp_path, Way(), **WIDE, tie_word_embeddings=True)
     model = load(few)
     assert model.info.exact and packed_layers(model)["lm_head"].bits == 8
-    need = memory_need(str(few), "cpu", "auto", 1024)
-    assert (need.weights, need.parameters) == (model.info.memory_bytes, model.info.parameters)
+    assert_counted(few, model.info)
 
 
 def test_biases_that_the_model_does_not_have(tmp_path: Path) -> None:
     """Some programs store one for each matrix: zeros, and other values count as well."""
     few, exact = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     name = "model.layers.0.mlp.up_proj"
-    stored = load_file(few / "model.safetensors")
-    stored[f"{name}.bias"] = torch.linspace(-1, 1, 384)
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, lambda stored: stored.update({f"{name}.bias": torch.linspace(-1, 1, 384)}))
     mine, other = load(few), load(exact, dtype="float32", bits="off")
     linear = other.model.get_submodule(name)
     text = prompt_of(40, 160)
@@ -187,12 +185,10 @@ def test_biases_that_the_model_does_not_have(tmp_path: Path) -> None:
     linear.bias = torch.nn.Parameter(torch.linspace(-1, 1, 384))
     found = after(mine, text)
     assert mine.info.exact and gap(found, other.alone(text)) < 0.15 < gap(found, without)
-    assert memory_need(str(few), "cpu", "auto", 1024).weights == mine.info.memory_bytes
+    assert_counted(few, mine.info)
 
 
 def test_nothing_is_reported_as_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import modeling_utils
-
     reports: list[str] = []
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     monkeypatch.setattr(modeling_utils.logger, "warning", reports.append)
@@ -210,7 +206,7 @@ def test_an_output_matrix_of_few_bits(tmp_path: Path) -> None:
     expected = load_file(exact / "model.safetensors")["lm_head.weight"]
     assert head.bits == 4 and model.info.exact
     assert float((head.weight - expected).abs().max()) <= 2.0**-10 * float(expected.abs().max())
-    assert memory_need(str(few), "cpu", "auto", 1024).weights == model.info.memory_bytes
+    assert_counted(few, model.info)
 
 
 def test_a_scale_for_all_inputs_is_kept_in_float32(tmp_path: Path) -> None:
@@ -221,21 +217,16 @@ def test_a_scale_for_all_inputs_is_kept_in_float32(tmp_path: Path) -> None:
     layer = packed_layers(model)[name]
     assert layer.scales.dtype == torch.float32
     assert torch.equal(layer.weight, load_file(exact / "model.safetensors")[f"{name}.weight"])
-    assert memory_need(str(few), "cpu", "auto", 1024).weights == model.info.memory_bytes
+    assert_counted(few, model.info)
 
 
 def test_prediction_layers_are_no_matrices_of_the_model(tmp_path: Path) -> None:
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     usual = load(few).info
-    stored = load_file(few / "model.safetensors")
-    for part in ("qweight", "qzeros", "scales", "g_idx"):
-        name = f"layers.0.mlp.up_proj.{part}"
-        stored[f"mtp.{name}"] = stored[f"model.{name}"].clone()
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, copied("model.layers.0.mlp.up_proj", "mtp.layers.0.mlp.up_proj"))
     found = load(few, head="off").info
     assert (found.memory_bytes, found.exact) == (usual.memory_bytes, True)
-    need = memory_need(str(few), "cpu", "auto", 1024, ahead=False)
-    assert need.weights == usual.memory_bytes
+    assert_counted(few, usual, ahead=False)
 
 
 def test_matrices_are_read_one_after_the_other(
@@ -246,13 +237,10 @@ def test_matrices_are_read_one_after_the_other(
     held: list[Any] = []
     inner = load_quantised.numbers_of
 
-    def numbers_of(stored: Any) -> Numbers:
-        import gc
-        import weakref
-
+    def numbers_of(*given: Any) -> Numbers:
         gc.collect()
         assert not [each for each in held if each() is not None]
-        found = inner(stored)
+        found = inner(*given)
         held.append(weakref.ref(found.scales))
         return found
 
@@ -332,6 +320,16 @@ def test_off_leaves_a_folder_to_transformers(
     assert memory_need(str(few), "cpu", "auto", 1024) != kept
 
 
+def copied(source: str, place: str) -> Any:
+    """Store the tensors of a matrix once more, in another place."""
+
+    def change(stored: dict[str, torch.Tensor]) -> None:
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            stored[f"{place}.{part}"] = stored[f"{source}.{part}"].clone()
+
+    return change
+
+
 def spoil(name: str, value: Any) -> Any:
     """Put another tensor in the place of one of a matrix, or none."""
 
@@ -372,9 +370,7 @@ def spoil(name: str, value: Any) -> Any:
 )
 def test_damaged_matrices_are_refused(way: Way, change: Any, part: str, tmp_path: Path) -> None:
     few, _ = quantised("llama-gqa", tmp_path, way, **WIDE)
-    stored = load_file(few / "model.safetensors")
-    change(stored)
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, change)
     told = refused(few)
     assert part in told
     if part.startswith("has"):
@@ -392,20 +388,12 @@ def test_a_folder_without_such_matrices_is_refused(tmp_path: Path) -> None:
 def test_matrices_without_a_place_in_the_model_are_refused(tmp_path: Path) -> None:
     """As those of experts, which are one tensor in the library's model."""
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
-    stored = load_file(few / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj"
-    for part in ("qweight", "qzeros", "scales", "g_idx"):
-        stored[f"model.layers.1.mlp.experts.0.up_proj.{part}"] = stored[f"{name}.{part}"].clone()
-    save_file(stored, few / "model.safetensors", metadata={"format": "pt"})
+    rewrite(few, copied("model.layers.1.mlp.up_proj", "model.layers.1.mlp.experts.0.up_proj"))
     assert "its matrix model.layers.1.mlp.experts.0.up_proj" in refused(few)
 
 
 def test_on_a_gpu_such_folders_are_loaded_as_before(tmp_path: Path) -> None:
     """By transformers, and never with other bits."""
-    from transformers import AutoConfig
-
-    from engine.models.load_transformers import packing_of
-
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     config, gpu = AutoConfig.from_pretrained(few), torch.device("cuda")
     assert packing_of(config, gpu, "auto") is None
@@ -417,7 +405,6 @@ def test_on_a_gpu_such_folders_are_loaded_as_before(tmp_path: Path) -> None:
 # Numbers of 8 bits in the core
 
 
-@pytest.mark.parametrize("level", core.levels())
 @pytest.mark.parametrize("fine", [True, False])
 def test_every_set_of_instructions_multiplies_them_alike(fine: bool, level: str) -> None:
     draw = np.random.default_rng(2)
@@ -434,11 +421,8 @@ def test_every_set_of_instructions_multiplies_them_alike(fine: bool, level: str)
     states = torch.randn((21, 352), generator=torch.Generator().manual_seed(2))
     core.use_level("plain")
     plain = linear(states)
-    try:
-        core.use_level(level)
-        found = linear(states)
-        assert torch.equal(found, plain)
-        assert torch.equal(torch.cat([linear(row[None]) for row in states]), found)
-    finally:
-        core.use_level(core.levels()[-1])
+    core.use_level(level)
+    found = linear(states)
+    assert torch.equal(found, plain)
+    assert torch.equal(torch.cat([linear(row[None]) for row in states]), found)
     assert gap(found, states @ linear.weight.T) < 0.01

@@ -5,12 +5,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from engine.decode import never
 from engine.errors import ModelError
-from engine.models import memory
+from engine.models import hub, memory
+from engine.models.load_transformers import load_transformers
 from engine.models.memory import Need, free_memory, memory_need
+from engine.settings import Runtime
 from tests.conftest import ROOT
 from tests.support.processors import processor
 
@@ -127,10 +130,6 @@ def test_what_is_no_model_is_told(folder: Path, name: str, content: bytes | None
 def test_a_model_on_the_hub_is_known_by_its_headers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
-
-    from engine.models import hub
-
     (folder / "model.safetensors").unlink()
     config = str(folder / "config.json")
     tensor = SimpleNamespace(dtype="BF16", shape=[3, 4], parameter_count=12)
@@ -159,9 +158,7 @@ def test_what_is_free_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.model
 def test_the_need_is_what_a_loaded_model_takes() -> None:
-    from engine.models.load_transformers import load_transformers
-
-    backend = load_transformers(str(SMALL), "cpu", "auto", 600)
+    backend = load_transformers(str(SMALL), Runtime(device="cpu", context_length=600))
     need = memory_need(str(SMALL), "cpu", "auto", 600)
     assert (need.parameters, need.weights) == (backend.info.parameters, backend.info.memory_bytes)
     backend.prefill([5] * 300, never)

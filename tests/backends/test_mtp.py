@@ -1,25 +1,27 @@
 """Prediction layers on transformers: they compute what their definition says, in the model's own
 layer; they are found by themselves; and answers stay what they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.ceiling import timed
+from engine.heads.eagle3_head import CHUNK
+from engine.heads.mtp import DeepMtpHead
 from engine.models.loaders import need
 from engine.settings import Runtime, Sampling
 from tests.support.heads import SAMPLINGS, Guessing, answer, fresh, law, loaded
 from tests.support.lossless import tokens_of
 from tests.support.predicting import Tensors, put, save_deepseek, save_glm, save_qwen, tensors_of
-
-if TYPE_CHECKING:
-    from engine.backends.transformers import TransformersBackend
 
 pytestmark = pytest.mark.model
 
@@ -54,10 +56,7 @@ class Reference:
     """
 
     def __init__(self, folder: Path, copies: Path, layers: int = 1) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        self.torch, self.tensors = torch, tensors_of(folder)
+        self.tensors = tensors_of(folder)
         self.layers: list[Any] = []
         for number in range(layers):
             own = f"mtp.layers.{number}."
@@ -80,7 +79,6 @@ class Reference:
 
     def step(self, number: int, tokens: Sequence[int], states: Any) -> Any:
         """What a layer makes of tokens and the states before them, all from the first on."""
-        torch = self.torch
         embedded = self.model.get_input_embeddings()(torch.tensor([list(tokens)]))
         both = (
             self.norm(embedded, "pre_fc_norm_embedding"),
@@ -99,7 +97,7 @@ class Reference:
         One layer goes on from its own states behind the text. Of several, layer k takes those that
         layer k - 1 left at all rows.
         """
-        torch, found, several = self.torch, [], len(self.layers) > 1
+        found, several = [], len(self.layers) > 1
         with torch.no_grad():
             states = self.model.model(torch.tensor([list(text)])).last_hidden_state[:, :-1]
             tokens = [*text[1:], *path]
@@ -115,7 +113,6 @@ class Reference:
 def guessed(backend: TransformersBackend, text: Sequence[int], path: Sequence[int]) -> list[Any]:
     """The head's logits behind a text and behind each token of a path."""
     own = backend.open()
-    assert own.head is not None
     own.head.listen(True)
     own.prefill(text, never)
     guess: Any = own.head.start(text, SAMPLINGS[0], never)
@@ -155,11 +152,6 @@ def test_of_several_layers_each_guesses_at_its_own_depth(
 def test_layers_behind_those_of_the_model_guess_as_the_library_does(
     name: str, folders: dict[str, Path], backends: dict[str, TransformersBackend]
 ) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.cache_utils import MtpCache
-    from transformers.modeling_layers import MtpModel
-
     model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
     model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[345]\."]
     ahead = MtpModel.from_pretrained(model)
@@ -197,8 +189,6 @@ def test_branches_of_deep_layers_do_not_see_each_other(
 def test_deep_layers_catch_up_in_parts_and_over_gaps(
     backends: dict[str, TransformersBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.heads.mtp import CHUNK, DeepMtpHead
-
     monkeypatch.setattr("engine.heads.eagle3_head.LATEST", 2000)
     backend = backends["glm"].open()
     head = backend.head
@@ -208,7 +198,7 @@ def test_deep_layers_catch_up_in_parts_and_over_gaps(
     backend.prefill(tokens, never)
     asked = [False] * 4 + [True]
     assert head.start(tokens, SAMPLINGS[0], lambda: asked.pop(0)) is None
-    assert head.done == len(tokens) - 1 and head.deeper[0].done == CHUNK
+    assert head.done == len(tokens) - 1 and head.levels[1].done == CHUNK
     assert np.abs(law(backend, tokens) - fresh(backend, tokens)).max() < 1e-4
     head.forget()
     for path in ([5, 6], [9, 8]):
@@ -277,8 +267,6 @@ def halved(part: str) -> Callable[[Tensors], Tensors]:
 
 
 def of_bytes(tensors: Tensors) -> Tensors:
-    import torch
-
     name = "mtp.layers.0.self_attn.q_proj.weight"
     return tensors | {name: tensors[name].to(torch.int8)}
 

@@ -1,9 +1,12 @@
 """Sequences in one pool hold what they would hold in caches of their own."""
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.backends.pool import Pool, PoolCache, Table
 
 pytestmark = pytest.mark.model
 LAYERS, ROOM, SEQUENCES = 2, 24, 3
@@ -15,7 +18,6 @@ class Pooled(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        from engine.backends.pool import Pool
 
         self.pool = Pool(LAYERS, ROOM)
         self.caches = [self.opened() for _ in range(SEQUENCES)]
@@ -24,16 +26,10 @@ class Pooled(RuleBasedStateMachine):
         self.number = 0
 
     def opened(self):
-        from engine.backends.pool import PoolCache
-
         return PoolCache([("full_attention", 1)] * LAYERS, self.pool)
 
     def written(self, which: int, count: int, captured: bool) -> list[int]:
         """A forward over new rows, each of which is a number; returns them."""
-        import torch
-
-        from engine.backends.pool import Table
-
         cache = self.caches[which]
         rows = list(range(self.number, self.number + count))
         self.number += count
@@ -104,10 +100,6 @@ TestPooled = Pooled.TestCase
 
 def test_the_mask_shows_a_row_its_text_and_its_ancestors() -> None:
     """Of its own sequence, wherever that begins in the pool."""
-    import torch
-
-    from engine.backends.pool import Table
-
     starts, lengths, places = torch.tensor([[0, 0, 5], [2, 2, 1], [0, 1, 0]])
     visible = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 1]])
     for shown in (visible, None):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
 from engine.models import probe as probes
@@ -124,8 +125,6 @@ def test_other_architectures_are_told(
 
 
 def test_a_model_with_an_encoder_is_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import llama_cpp
-
     monkeypatch.setattr(llama_cpp, "llama_model_has_encoder", lambda model: True)
     assert "no model that writes text" in probes.found(tiny, RUNTIME).problem
     monkeypatch.undo()

@@ -1,7 +1,9 @@
 """Prompt lookup beside the one of transformers: both draft the same."""
 
 import pytest
+import torch
 from hypothesis import given, settings
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from engine.drafting.baselines import LONGEST_COPY, LONGEST_MATCH, LookupDrafter
 from tests.unit.test_baselines import TEXTS, draft
@@ -11,9 +13,6 @@ from tests.unit.test_baselines import TEXTS, draft
 @settings(deadline=None, derandomize=True)
 @given(TEXTS)
 def test_it_drafts_what_the_library_drafts(tokens: list[int]) -> None:
-    import torch
-    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
-
     library = PromptLookupCandidateGenerator(
         num_output_tokens=LONGEST_COPY, max_matching_ngram_size=LONGEST_MATCH, max_length=999
     )

@@ -4,8 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.backends import captured, quantised
+from engine.backends.rounded import GROUP, RoundedLinear
+from engine.drafting.databases import Databases
 from engine.methods import METHODS
+from engine.models.memory import memory_need
 from engine.settings import Generation, Sampling
 from tests.conftest import EMBEDDED
 from tests.support.backends import load, save_model
@@ -19,10 +24,6 @@ STEPS = {4: 1 / 8, 8: 1 / 128}
 @pytest.mark.parametrize("bits", STEPS)
 @pytest.mark.parametrize("inputs", [64, 200])
 def test_a_weight_is_rounded_to_the_nearest_number(bits: int, inputs: int) -> None:
-    import torch
-
-    from engine.backends.rounded import GROUP, RoundedLinear
-
     torch.manual_seed(0)
     weight = torch.randn(6, inputs)
     weight[2] = 0.0
@@ -43,8 +44,6 @@ def test_a_weight_is_rounded_to_the_nearest_number(bits: int, inputs: int) -> No
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models get the weights of a GPU, but on the processor."""
-    from engine.backends import quantised
-
     packer = quantised.Packer.__init__
 
     def prepare(self: Any, *of: Any, **others: Any) -> None:
@@ -53,14 +52,11 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(quantised.Packer, "__init__", prepare)
     monkeypatch.setattr("engine.models.load_transformers.with_native", lambda backend: None)
-    monkeypatch.setattr("engine.models.load_transformers.pick_wide", lambda *of: "auto")
 
 
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("bits", ["8", "4"])
 def test_its_memory_is_told_to_the_byte(bits: str) -> None:
-    from engine.models.memory import memory_need
-
     backend = load(EMBEDDED, bits=bits, head="off")
     need = memory_need(str(EMBEDDED), "cuda", "auto", 1024, bits=bits)
     assert backend.info.memory_bytes == need.weights
@@ -74,10 +70,6 @@ def test_captured_forwards_compute_with_them(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Joined ones, with biases, and an output matrix that is the embedding."""
-    from engine.backends import captured
-    from engine.backends.rounded import RoundedLinear
-    from engine.drafting.databases import Databases
-
     monkeypatch.setattr(captured, "TREES", (1, 4, 16))
     monkeypatch.setattr(captured, "PROMPTS", (32,))
     backend = load(save_model(kind, tmp_path), bits="8", context_length=80)

@@ -3,13 +3,15 @@ turns, and what memory they take. What each says is in the contract."""
 
 import ctypes
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
+from engine.backends import caches
 from engine.backends.base import Filled
 from engine.decode import decode, never
 from engine.drafting.databases import Databases
@@ -19,7 +21,6 @@ from engine.loaded import Sequences
 from engine.methods import method_named
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
-from engine.types import Step
 from tests.support.backends import (
     GREEDY,
     Broken,
@@ -37,15 +38,10 @@ from tests.support.lossless import (
     events_of,
     made_up,
     tokens_of,
-    toy_family,
 )
 from tests.support.tiny_gguf import tiny
 from tests.unit.test_stack import FIXED, drafted_by_models, ids
 
-MODELS = [
-    pytest.param("embedded", marks=pytest.mark.model),
-    pytest.param("gguf_target", id="gguf", marks=pytest.mark.gguf),
-]
 TURN = 12
 """New tokens of a second turn."""
 BEHIND = 8
@@ -54,36 +50,12 @@ CLOSE = 1e-4
 """Rounding of float32 was seen to make a hundredth of this."""
 
 
-@pytest.fixture
-def model(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
 def text_of(model: Any, size: int, number: int = 0) -> list[int]:
     """So many tokens of a text that begins and ends like no other."""
     words = " ".join(f"{number + at} {QUESTIONS[at % 2]}" for at in range(1 + size // 8))
     tokens: list[int] = model.tokenize(words)
     assert len(tokens) >= size
     return tokens[:size]
-
-
-def alone(model: Any, prompt: Sequence[int], wanted: Generation) -> list[Step]:
-    """What the model says after a prompt in a sequence that nobody else uses, plainly."""
-    sequence = model.open()
-    steps = events_of(sequence, prompt, wanted)
-    sequence.close()
-    return steps
-
-
-def families(model: Any, drafts: Mapping[str, Any]) -> Callable[[Sequences, str], Family]:
-    """Makes the target and the draft models of a conversation."""
-    profile = made_up([*drafts, model.info.name])
-
-    def family(sequences: Sequences, name: str) -> Family:
-        own = {each: sequences.get(("me", name), draft) for each, draft in drafts.items()}
-        return Family(sequences.get(("me", name), model), own, profile)
-
-    return family
 
 
 def prefills(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Filled]:
@@ -98,52 +70,44 @@ def prefills(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Filled]:
     return found
 
 
-@pytest.fixture
-def family_of(request: pytest.FixtureRequest) -> Callable[[Sequences, str], Family]:
-    if request.param == "toy":
-        whole = toy_family()
-        return families(whole.target, whole.drafts)
-    target, drafts = request.param
-    return families(request.getfixturevalue(target), request.getfixturevalue(drafts))
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "family_of",
+    ("target", "drafts"),
     [
-        "toy",
-        pytest.param(("embedded", "embedded_drafts"), id="embedded", marks=pytest.mark.model),
-        pytest.param(("gguf_target", "gguf_drafts"), id="gguf", marks=pytest.mark.gguf),
+        pytest.param("embedded", "embedded_drafts", marks=pytest.mark.model),
+        pytest.param("gguf_target", "gguf_drafts", marks=pytest.mark.gguf),
     ],
-    indirect=True,
 )
 def test_draft_models_have_a_sequence_per_conversation(
-    family_of: Callable[[Sequences, str], Family], monkeypatch: pytest.MonkeyPatch
+    target: str, drafts: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a stack over databases, turns of three conversations interleaved; in the second turn
     each draft model reads only what is new, though its level is another one."""
     warm, wanted, drafted = Sequences(), Generation(Sampling(0.7, seed=3), max_tokens=32), 0
     names, databases = ("a", "b", "c"), Databases()
     method, read = method_named("hsd:databases/small@3/mid@5", FIXED), {}
-    target = family_of(warm, "a").target
-    texts = {name: text_of(target, 60, number) for number, name in enumerate(names)}
+    model, small = map(request.getfixturevalue, (target, drafts))
+    profile = made_up([*small, model.info.name])
+    texts = {name: text_of(model, 60, number) for number, name in enumerate(names)}
     for turn in range(2):
-        truths = {name: alone(target, texts[name], wanted) for name in names}
+        truths = {name: events_of(model.open(), texts[name], wanted) for name in names}
         runs = []
         for name in names:
-            family = family_of(warm, name)
+            key = ("me", name)
+            own = {each: warm.get(key, draft) for each, draft in small.items()}
+            family = Family(warm.get(key, model), own, profile)
             drafters = method.drafters(databases, family, wanted.sampling)
             runs.append(decode(family.target, texts[name], drafters, wanted, FIXED))
-            for level in ("small", "mid"):
-                read[name, turn, level] = prefills(family.drafts[level], monkeypatch)
+            for level in own:
+                read[name, turn, level] = prefills(own[level], monkeypatch)
         for name, steps in zip(names, interleaved(runs, turn), strict=True):
             assert_lossless(truths[name], steps)
             drafted += drafted_by_models(steps)
             held = len(texts[name]) - TURN if turn else 0
-            for level in ("small", "mid"):
+            for level in small:
                 known = read[name, turn, level][0].reused
                 assert held - BEHIND <= known <= held, (name, turn, level)
-            texts[name] += [*ids(steps), *text_of(target, TURN, 7)]
+            texts[name] += [*ids(steps), *text_of(model, TURN, 7)]
     assert drafted > 30
 
 
@@ -173,38 +137,9 @@ def test_rows_that_could_not_be_moved_empty_the_sequence(
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_a_cache_that_grows_scores_what_a_large_one_scores(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the last bit: prompts, trees and accepted rows, at every size of the cache."""
-    module = "engine.backends.transformers.TREE_ROWS"
-    made, rows = Trees(7), list[list[np.ndarray]]()
-    text = text_of(embedded, 300)
-    trees = [made.tree(text[size]) for size in range(40)]
-    paths = [made.path(tree) for tree in trees]
-    for behind in (129, 3000):
-        monkeypatch.setattr(module, behind)
-        sequence = embedded.open()
-        rows.append([])
-        for size, tree, path in zip(range(40), trees, paths, strict=True):
-            sequence.prefill([*text[: 7 * size], tree.tokens[0]], never)
-            scores = sequence.score(tree, GREEDY)
-            rows[-1] += [scores.row(row).copy() for row in range(len(tree) + 1)]
-            sequence.accept(path)
-            follow = sequence.score(Tree(9), GREEDY)
-            rows[-1].append(follow.row(0).copy())
-            sequence.accept([])
-    assert len(rows[0]) == len(rows[1]) > 200
-    assert all(np.array_equal(left, right) for left, right in zip(*rows, strict=True))
-
-
-@pytest.mark.soak
-@pytest.mark.model
 def test_a_cache_takes_what_its_text_needs_and_grows_in_few_steps(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.backends import caches
-
     sequence, grown, enlarged = embedded.open(), list[int](), caches.enlarged
 
     def noted(states: Any, rows: int, length: int) -> Any:
@@ -247,8 +182,6 @@ class Saved:
     """Counts the states that the library is asked to write and to read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import llama_cpp
-
         self.written = self.read = 0
         write, read = llama_cpp.llama_state_seq_get_data, llama_cpp.llama_state_seq_set_data
 
@@ -301,8 +234,6 @@ def test_a_cache_that_is_full_to_its_last_cell_can_be_parked(gguf_files: dict[st
 
 def llama_cells(backend: Any) -> int:
     """The tokens in the library's cache, by the positions of all its sequences."""
-    import llama_cpp
-
     return 1 + max(
         int(llama_cpp.llama_memory_seq_pos_max(backend.memory, number)) for number in backend.order
     )
@@ -394,7 +325,6 @@ def test_what_cannot_be_restored_begins_from_nothing(
     gguf_small: Any, gguf_other: Any, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """A prompt is read again. A forward within an answer is refused: it would say nonsense."""
-    import llama_cpp
 
     def full(*_: Any) -> None:
         raise MemoryError
@@ -423,22 +353,24 @@ def test_what_cannot_be_restored_begins_from_nothing(
 
 
 @pytest.mark.gguf
-def test_the_model_is_freed_with_its_last_sequence(
+def test_a_model_is_freed_with_its_last_sequence(
     gguf_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import llama_cpp
-
+    """The context before the model, each once, and without waiting for the garbage collector."""
     freed: list[str] = []
-    own = llama_cpp.llama_model_free
     backend = opened_gguf(gguf_files["small-F32"], context_length=128)
     sequence = backend.open()
-    monkeypatch.setattr(
-        llama_cpp, "llama_model_free", lambda raw: (freed.append("model"), own(raw))
-    )
-    del backend
-    gc.collect()
-    wanted = Generation(GREEDY, max_tokens=3)
-    assert freed == [] and tokens_of(events_of(sequence, [5, 6], wanted))
-    del sequence
-    gc.collect()
-    assert freed == ["model"]
+    for name in ("llama_free", "llama_model_free"):
+        own = getattr(llama_cpp, name)
+        monkeypatch.setattr(
+            llama_cpp, name, lambda raw, name=name, own=own: (freed.append(name), own(raw))
+        )
+    gc.disable()
+    try:
+        del backend
+        wanted = Generation(GREEDY, max_tokens=3)
+        assert freed == [] and tokens_of(events_of(sequence, [5, 6], wanted))
+        del sequence
+        assert freed == ["llama_free", "llama_model_free"]
+    finally:
+        gc.enable()

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from engine.backends.base import TokenizerInfo
 from engine.backends.special_tokens import LITERAL
+from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.prompt import Chat
 from engine.types import Message
 from tests.support.gguf_files import opened_gguf, tiny_gguf
@@ -41,9 +44,6 @@ TEMPLATE = (
 def sentencepiece() -> Any:
     """A tokenizer that puts a space before the first word of a text, but not after a special
     token; `<turn>` is no special token by its own account."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     letters = [*"▁abcdefghijklmnopqrstuvwxyz<>/|."]
     words = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *letters])}
     made = Tokenizer(models.BPE(words, [], unk_token="<unk>"))
@@ -59,8 +59,6 @@ def sentencepiece() -> Any:
 
 @pytest.mark.model
 def test_text_is_read_as_after_a_special_token_and_own_marks_of_a_template_are_special() -> None:
-    from engine.backends.transformers_tokenizer import TransformersTokenizer
-
     library = sentencepiece()
     turn = library.convert_tokens_to_ids("<turn>")
     backend: Any = TransformersTokenizer(library, TokenizerInfo("x", "x", 99, frozenset({2})))

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
 from engine.backends.base import TokenizerInfo
 from engine.backends.transformers_tokenizer import TransformersTokenizer
 from engine.errors import ModelError
 from engine.local import document_text
+from engine.models import load_llamacpp
 from engine.models.loaders import load, tokenizer
 from engine.settings import Runtime
 from engine.types import Document, Message
@@ -74,8 +77,6 @@ def test_from_the_hub_no_weights_are_downloaded(tmp_path: Path) -> None:
 
 @pytest.mark.gguf
 def test_of_a_gguf_file_the_header_alone_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.models import load_llamacpp
-
     opened, asked = load_llamacpp.opened, list[bool]()
 
     def spied(*arguments: Any, weights: bool = True, **options: Any) -> Any:
@@ -108,9 +109,6 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_the_bytes_of_a_vocabulary_of_pieces_are_those_of_the_text() -> None:
     """As Llama 2's: a space before a word belongs to it, and unknown letters are bytes."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-    from transformers import PreTrainedTokenizerFast
-
     names = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁Hithero", "▁H", "▁Hi"]
     words = {name: number for number, name in enumerate(names)}
     made = Tokenizer(

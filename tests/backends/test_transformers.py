@@ -8,26 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine.backends.base import Filled
+from engine.backends.device_scores import DeviceScores
+from engine.backends.transformers import TransformersBackend
 from engine.decode import never
+from engine.drafting.costs import LEAST, measure_costs
 from engine.drafting.databases import Databases
 from engine.errors import ModelError, PromptError
 from engine.hsd.family import Family, check_vocabulary
 from engine.methods import METHODS
-from engine.settings import Generation, Sampling
+from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import Message
 from tests.support.backends import (
     GREEDY,
     PLAIN,
+    after,
     counted,
     gap,
     load,
     load_kind,
     prompt_of,
     save_model,
-    tree_of,
 )
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 
@@ -38,35 +42,6 @@ pytestmark = pytest.mark.model
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny Llama."""
     return save_model("llama-gqa", tmp_path_factory.mktemp("grouped"))
-
-
-def test_rolling_back_leaves_no_trace(embedded: Any) -> None:
-    """Rejected rows of a big tree, then another text behind a shared prefix."""
-    backend, prompt = embedded.open(), prompt_of(40)
-    backend.prefill(prompt, never)
-    backend.score(tree_of(prompt[-1], [(token,) for token in range(100)]), GREEDY)
-    backend.accept([])
-    edited = [*prompt[:25], 9, 8, 7]
-    assert backend.prefill(edited, never).reused == 25
-    row = backend.score(Tree(edited[-1]), GREEDY).row(0)
-    assert gap(row, backend.alone(edited)) < 1e-3
-
-
-@pytest.mark.parametrize("layers", [0, 1, 2])
-def test_a_cancelled_prompt_goes_on_where_it_stopped(
-    embedded: Any, monkeypatch: pytest.MonkeyPatch, layers: int
-) -> None:
-    """Before its second forward, or between two layers of that."""
-    backend, prompt = embedded.open(), prompt_of(1201)
-    rows, left = counted(backend, monkeypatch), iter([False] * layers)
-    stopped = backend.prefill(prompt, lambda: len(backend.cached) == 512 and next(left, True))
-    assert stopped == Filled(0, False)
-    assert backend.cached == prompt[:512] and backend.cache.length == 512
-    rows.clear()
-    assert backend.prefill(prompt, never).reused == 512
-    assert rows == [512, 176], "a long prompt is read in chunks"
-    row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
-    assert gap(row, backend.alone(prompt)) < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -88,9 +63,9 @@ def test_which_states_are_gone_on_from_with_several_tokens_is_measured(subjects:
     backend, prompt = subjects(PLAIN).model.open(), prompt_of(60, 160)
     backend.resumes = True
     backend.prefill(prompt[:30], never)
-    backend.prefill(prompt, never)
-    row = backend.score(Tree(prompt[-1]), GREEDY).row(0)
-    assert gap(row, backend.alone(prompt)) > 0.1, "one that says so wrongly would be noticed"
+    assert gap(after(backend, prompt), backend.alone(prompt)) > 0.1, (
+        "one that says so wrongly would be noticed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,8 +75,6 @@ def test_logits_that_stay_on_a_device_give_the_same_answer(
     embedded: Any, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the device is the host; what is copied of the logits is little all the same."""
-    from engine.backends.device_scores import DeviceScores
-
     wanted, prompt, rows = Generation(sampling, max_tokens=40), prompt_of(30), list[int]()
     host = embedded.open()
     assert not host.on_device
@@ -151,8 +124,6 @@ def test_a_model_that_decodes_plainly_does_not_draft(embedded: Any, subjects: An
 
 def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the time of a forward would count as that of sampling."""
-    import torch
-
     backend, waits = embedded.open(), list[str]()
     backend.prefill([5, 6], never)
     logits = SimpleNamespace(is_cuda=True, device="cuda:0")
@@ -162,21 +133,10 @@ def test_forwards_on_a_gpu_are_waited_for(embedded: Any, monkeypatch: pytest.Mon
     assert waits == ["cuda:0"]
 
 
-def test_text_and_template(embedded: Any) -> None:
-    text = "Ünïcode, 日本語 and 😀."
-    assert embedded.detokenize(embedded.tokenize(text)) == text
-    rendered = embedded.render([Message("user", " hi "), Message("assistant", "yes")])
-    assert rendered.endswith("<|user|>hi<|end|><|assistant|>yes<|end|><|assistant|>")
-    pieces = [embedded.detokenize([token]) for token in embedded.tokenize("😀")]
-    assert len(pieces) == 1 or "\ufffd" in pieces[0]
-
-
 def test_a_model_that_decodes_wrongly_even_with_its_own_cache_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache that the forward does not take would be ignored, and every answer be nonsense."""
-    from engine.backends.transformers import TransformersBackend
-
     reset = TransformersBackend.reset
 
     def misnamed(backend: Any) -> None:
@@ -192,8 +152,6 @@ def test_a_deprecation_warning_makes_no_model_unusable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an error it is reported as what it is; usually it is only a warning."""
-    from engine.backends.transformers import TransformersBackend
-
     forward = TransformersBackend.forward
 
     def warned(backend: Any, *arguments: Any, **named: Any) -> Any:
@@ -228,22 +186,6 @@ def test_a_model_whose_tree_check_fails_decodes_plainly_and_says_so(
     assert_lossless(events_of(good, prompt, wanted), steps)
 
 
-def test_a_model_that_refuses_our_mask_decodes_plainly_and_says_so(
-    grouped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine.backends.transformers import TransformersBackend
-
-    def refuse(*arguments: Any) -> None:
-        raise ValueError("only 2-D masks here\nand a long explanation")
-
-    monkeypatch.setattr(TransformersBackend, "mask", refuse)
-    backend = load(grouped)
-    assert not backend.info.can_tree
-    assert "its tree forward fails (only 2-D masks here)" in backend.info.note
-    wanted = Generation(GREEDY, max_tokens=5)
-    assert len(tokens_of(events_of(backend, prompt_of(9, 160), wanted))) > 0
-
-
 @pytest.mark.parametrize("kind", ["llama-gqa", "gemma2-mixed"])
 def test_bfloat16_runs(kind: str, tmp_path: Path) -> None:
     backend = load(save_model(kind, tmp_path), dtype="bfloat16")
@@ -275,16 +217,10 @@ def test_every_end_token_ends_an_answer(tmp_path: Path) -> None:
     [
         (None, "<s>System: be kind\n\nUser: hi\n\nAssistant:"),
         (
-            "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}",
-            "system=be kind;user=hi;",
-        ),
-        (
             "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
             "{% endif %}{{ m.role }}={{ m.content }};{% endfor %}",
             "user=be kind\n\nhi;",
         ),
-        ("{{ raise_exception('never') }}", None),
-        ("{{ messages[9].content.x }}", None),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", None),
     ],
 )
@@ -300,3 +236,42 @@ def test_templates_with_and_without_a_place_for_a_system_prompt(
             backend.render(messages)
     else:
         assert backend.render(messages) == wanted
+
+
+# What forwards cost.
+
+
+def test_a_real_model_is_measured_and_left_usable(embedded: Any) -> None:
+    backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
+    curve = measure_costs(backend, (0, 7, 63), seconds=0.1)
+    assert curve.points[63] > curve.points[0] > 0
+    wanted = Generation(Sampling(0.8, seed=3), max_tokens=12)
+    prompt = backend.tokenize("And now for something else")
+    after = events_of(backend, prompt, wanted, [], Drafting(), costs=curve)
+    embedded.reset()
+    assert_lossless(events_of(embedded, prompt, wanted), after)
+
+
+def test_a_real_model_is_timed_behind_a_long_text_that_nobody_reads(
+    embedded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TransformersBackend(embedded.model, embedded.tokenizer, embedded.info)
+    read, behind = list[int](), list[int]()
+    reading, score = TransformersBackend.read, TransformersBackend.score
+
+    def noting_read(self: Any, chunk: Any) -> None:
+        read.append(len(chunk))
+        reading(self, chunk)
+
+    def noting_score(self: Any, *given: Any) -> Any:
+        assert self.cache.length == len(self.cached)
+        behind.append(len(self.cached))
+        return score(self, *given)
+
+    monkeypatch.setattr(TransformersBackend, "read", noting_read)
+    monkeypatch.setattr(TransformersBackend, "score", noting_score)
+    curve = measure_costs(backend, (0, 7), seconds=0.01)
+    assert sum(read) == min(behind) == 255
+    assert LEAST < max(behind) < backend.info.context_length - 7
+    assert backend.bytes == 0, "what it took is freed"
+    assert min(curve.growth.token, curve.growth.row) >= 0

@@ -1,13 +1,11 @@
 """Beside vLLM: what is put right in its build for processors, and a tokenizer's name without its
 model, which is the one that the loaded model has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from app.arguments import EMBEDDED
 from app.vllm.proposer import expanded, fix_sampler
@@ -15,9 +13,6 @@ from assets import ASSETS
 from engine.backends.transformers_tokenizer import tokenizer_fingerprint
 from engine.errors import ModelError
 from storage.statistics import SUFFIX
-
-if TYPE_CHECKING:
-    import torch
 
 pytestmark = pytest.mark.model
 
@@ -28,8 +23,6 @@ def lost(x: torch.Tensor, ends: torch.Tensor, rows: int, *replaced: int) -> torc
 
 
 def test_values_of_requests_are_those_of_their_rows() -> None:
-    import torch
-
     ends = torch.tensor([3, 3, 5], dtype=torch.int32)
     rows = expanded(torch.tensor([0.7, 0.5, 0.0]), ends, 5, 0, 1)
     assert torch.equal(rows, torch.tensor([0.7, 0.7, 0.7, 1.0, 1.0]))

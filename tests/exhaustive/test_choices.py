@@ -68,36 +68,25 @@ def check_device(
         assert scores.probability(row, token) == pytest.approx(share, rel=1e-4, abs=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["usual", "spiked", "nearly alike"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_whole_rows_stay_on_the_device(kind: str, temperature: float) -> None:
+SHAPES = ("usual", "spiked", "nearly alike")
+WHOLE = [
+    (kind, Sampling(temperature, min_p=min_p, seed=7))
+    for kind in SHAPES
+    for temperature in (0.0, 0.7, 1.0)
+    for min_p in (0.0, 0.05)
+]
+CUT = [Sampling(0.7, top_k=20), Sampling(0.7, top_p=0.9), Sampling(0.2, 50, 0.9, 0.1)]
+
+
+@pytest.mark.parametrize(("kind", "sampling"), [*WHOLE, *(("spiked", each) for each in CUT)])
+def test_whole_rows_stay_on_the_device(kind: str, sampling: Sampling) -> None:
     """Where all fewest tokens of a nucleus or all largest sums are among those that come."""
-    stream, read = np.random.default_rng(1), list[int]()
-    for sampling in (Sampling(temperature, seed=7), Sampling(temperature, min_p=0.05, seed=8)):
-        rows = rows_of(kind, stream, 20_000, 12)
-        scores = on_device(rows, range(12), sampling, read)
-        assert [scores.choose(row) for row in range(12)] == [
-            by_law(rows[row], sampling, row) for row in range(12)
-        ]
-        assert [scores.probability(row, scores.choose(row)) > 0 for row in range(12)]
-    assert read == []
-
-
-def test_only_what_came_is_read_of_a_cut_row() -> None:
-    from engine.backends.device_scores import KEPT
-
-    stream, read = np.random.default_rng(2), list[int]()
-    for sampling in (
-        Sampling(0.7, top_k=20),
-        Sampling(0.7, top_p=0.9),
-        Sampling(0.2, 50, 0.9, 0.1),
-    ):
-        rows = rows_of("spiked", stream, 20_000, 12)
-        scores = on_device(rows, range(12), sampling, read)
-        assert [scores.choose(row) for row in range(12)] == [
-            by_law(rows[row], sampling, row) for row in range(12)
-        ]
-        assert scores.found is not None and scores.found.shape == (12, 4 + 2 * KEPT)
+    read = list[int]()
+    rows = rows_of(kind, np.random.default_rng(1), 20_000, 12)
+    scores = on_device(rows, range(12), sampling, read)
+    chosen = [scores.choose(row) for row in range(12)]
+    assert chosen == [by_law(rows[row], sampling, row) for row in range(12)]
+    assert all(scores.probability(row, token) > 0 for row, token in enumerate(chosen))
     assert read == []
 
 

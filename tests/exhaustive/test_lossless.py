@@ -1,7 +1,7 @@
 """The promise: whatever drafts, in whatever order, the answer is the plain one, token by token."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import numpy as np
@@ -13,9 +13,10 @@ from engine.decode import never
 from engine.drafting.base import Tier
 from engine.drafting.calibration import Calibration
 from engine.drafting.controller import DRAFTED
+from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.drafting.hierarchy import Hierarchy
-from engine.methods import METHODS, method_named
+from engine.methods import METHODS, Method, method_named
 from engine.prompt import Chat
 from engine.sampling import Floats, choose
 from engine.settings import Drafting, Generation, Sampling
@@ -29,6 +30,7 @@ from tests.support.lossless import (
     Adversary,
     Paths,
     Stated,
+    accepted,
     as_plain,
     assert_lossless,
     curves,
@@ -50,44 +52,40 @@ from tests.support.replies import reply
 SEEDS = (0, 1, 7)
 
 
+def accelerated(
+    method: Method,
+    temperatures: Sequence[float] = TEMPERATURES,
+    seeds: Iterable[int] = SEEDS,
+    costs: CostCurve | None = None,
+) -> list[Step]:
+    """The steps of answers from warm databases, each of which is the plain one."""
+    databases, steps = warm_toy(), list[Step]()
+    for temperature, seed in product(temperatures, seeds):
+        wanted = generation(temperature, seed)
+        drafters = method.drafters(databases, None, wanted.sampling)
+        steps += as_plain(wanted, drafters, method.drafting, costs=costs)
+    return steps
+
+
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 def test_every_subset_and_order_at_every_temperature(order: tuple[str, ...]) -> None:
-    databases, accepted = warm_toy(), 0
-    for temperature in TEMPERATURES:
-        for seed in SEEDS:
-            wanted = generation(temperature, seed)
-            method = method_named("hd", Drafting(tiers=order, nodes=12))
-            drafters = method.drafters(databases, None, wanted.sampling)
-            fast = as_plain(wanted, drafters, method.drafting)
-            accepted += sum(sum(step.accepted.values()) for step in fast)
-    assert accepted > 100, "a run that accepts nothing proves nothing"
+    steps = accelerated(method_named("hd", Drafting(tiers=order, nodes=12)))
+    assert accepted(steps) > 100, "a run that accepts nothing proves nothing"
 
 
 @pytest.mark.parametrize("costs", curves())
 def test_every_cost_of_a_forward(costs: str) -> None:
-    databases, curve, accepted, drafted = warm_toy(), curves()[costs], 0, set[bool]()
-    drafting = Drafting(nodes=24)
-    for temperature in TEMPERATURES:
-        for seed in SEEDS:
-            wanted = generation(temperature, seed)
-            drafters = method_named("hd", drafting).drafters(databases, None, wanted.sampling)
-            fast = as_plain(wanted, drafters, drafting, costs=curve)
-            accepted += sum(sum(step.accepted.values()) for step in fast)
-            drafted |= {bool(step.proposed) for step in fast}
+    steps = accelerated(method_named("hd", Drafting(nodes=24)), costs=curves()[costs])
     # Against a curve that follows the clock, drafts for this fast a model soon back off.
-    assert accepted > {"never": -1, "learning": 0}.get(costs, 100)
+    assert accepted(steps) > {"never": -1, "learning": 0}.get(costs, 100)
     if costs == "usual":
+        drafted = {bool(step.proposed) for step in steps}
         assert drafted == {True, False}, "some steps paid, some did not"
 
 
 @pytest.mark.parametrize("tiers", ORDERS, ids="-".join)
 def test_every_subset_and_order_where_drafting_costs(tiers: tuple[str, ...]) -> None:
-    databases, curve = warm_toy(), curves()["usual"]
-    method = method_named("hd", Drafting(tiers=tiers))
-    for number, temperature in enumerate(TEMPERATURES):
-        wanted = generation(temperature, number)
-        drafters = method.drafters(databases, None, wanted.sampling)
-        as_plain(wanted, drafters, method.drafting, costs=curve)
+    accelerated(method_named("hd", Drafting(tiers=tiers)), seeds=[2], costs=curves()["usual"])
 
 
 @pytest.mark.soak(stay=28)
@@ -106,13 +104,8 @@ def test_every_method_with_every_cut(name: str, cuts: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_the_published_method(temperature: float) -> None:
-    databases, lengths = warm_toy(), []
-    for seed in range(6):
-        wanted = generation(temperature, seed)
-        drafters = METHODS["hd-published"].drafters(databases, None, wanted.sampling)
-        drafting = METHODS["hd-published"].drafting
-        fast = as_plain(wanted, drafters, drafting)
-        lengths += [len(step.tokens) for step in fast]
+    steps = accelerated(METHODS["hd-published"], [temperature], range(6))
+    lengths = [len(step.tokens) for step in steps]
     assert max(lengths) == 5, "four drafted tokens and the bonus"
 
 
@@ -189,14 +182,11 @@ def test_tiers_that_lie_change_nothing(say: Callable[[random.Random], Followers]
 )
 def test_noise_that_lies_changes_nothing(wrong: Sampling | None) -> None:
     """Drafts that are weighed by another noise than that which decides."""
-    databases, accepted = warm_toy(), 0
-    for temperature in TEMPERATURES:
-        for seed in SEEDS:
-            wanted, drafting = generation(temperature, seed), Drafting(nodes=12)
-            drafters = METHODS["hd"].drafters(databases, None, wrong)
-            fast = as_plain(wanted, drafters, drafting)
-            accepted += sum(sum(step.accepted.values()) for step in fast)
-    assert accepted > 100
+    databases, steps = warm_toy(), list[Step]()
+    for temperature, seed in product(TEMPERATURES, SEEDS):
+        drafters = METHODS["hd"].drafters(databases, None, wrong)
+        steps += as_plain(generation(temperature, seed), drafters, Drafting(nodes=12))
+    assert accepted(steps) > 100
 
 
 @pytest.mark.parametrize(
@@ -211,38 +201,23 @@ def test_noise_that_is_poisoned_changes_nothing(
         return np.array(lie(len(tokens)), dtype=np.float32)
 
     monkeypatch.setattr("engine.drafting.hierarchy.gumbel", poisoned)
-    databases = warm_toy()
-    for temperature in TEMPERATURES:
-        wanted, drafting = generation(temperature, 3), Drafting(nodes=12)
-        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        as_plain(wanted, drafters, drafting)
+    accelerated(method_named("hd", Drafting(nodes=12)), seeds=[3])
 
 
 def test_where_drafting_never_pays_every_step_is_plain_but_the_probes() -> None:
     """The gate is not one-way: drafting is tried again, in case it has become worth it. Each time
     it is not, the wait for the next try doubles."""
-    databases, drafting, curve = warm_toy(), Drafting(), curves()["never"]
-    kinds: list[bool] = []
-    for seed in range(24):
-        wanted = generation(0.7, seed)
-        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        fast = as_plain(wanted, drafters, drafting, costs=curve)
-        kinds += [bool(step.proposed) for step in fast]
-    probes = [at for at, drafted in enumerate(kinds) if drafted]
+    steps = accelerated(method_named("hd", Drafting()), [0.7], range(24), curves()["never"])
+    probes = [at for at, step in enumerate(steps) if step.proposed]
     gaps = [after - before for before, after in zip([-1, *probes], probes, strict=False)]
     assert gaps == [1 + DRAFTED * 2**number for number in range(len(gaps))] and len(gaps) == 3
 
 
 def test_where_drafting_always_pays_plain_steps_are_still_tried() -> None:
-    databases, curve, kinds = warm_toy(), curves()["free"], list[bool]()
-    for seed in range(12):
-        wanted = generation(0.7, seed)
-        drafters = METHODS["hd"].drafters(databases, None, wanted.sampling)
-        fast = as_plain(wanted, drafters, Drafting(), costs=curve)
-        # The last token of an answer leaves no room for a draft.
-        kinds += [bool(step.proposed) for step in fast]
-    plain = kinds.count(False)
-    assert plain >= 1 and plain < len(kinds) / 4
+    steps = accelerated(method_named("hd", Drafting()), [0.7], range(12), curves()["free"])
+    # The last token of an answer leaves no room for a draft.
+    plain = sum(not step.proposed for step in steps)
+    assert 1 <= plain < len(steps) / 4
 
 
 @pytest.mark.parametrize("method", ["hd", "hd-published"])

@@ -18,7 +18,6 @@ from engine.decode import never
 from engine.drafting.base import Drafter
 from engine.drafting.costs import measure_costs
 from engine.drafting.databases import Databases
-from engine.errors import ModelError
 from engine.hsd.family import Family, Stack
 from engine.methods import METHODS, method_named
 from engine.prompt import Chat
@@ -32,6 +31,7 @@ from tests.support.lossless import (
     QUESTIONS,
     Adversary,
     Paths,
+    accepted,
     assert_lossless,
     curves,
     deep,
@@ -132,10 +132,6 @@ def test_answers_in_a_format(subject: Subject, kind: int, temperature: float) ->
 
 of_llamacpp = pytest.mark.parametrize("subject", ["llama.cpp"], indirect=True)
 """For what only a GGUF model has."""
-
-
-def accepted(steps: Sequence[Step]) -> int:
-    return sum(sum(step.accepted.values()) for step in steps)
 
 
 # The databases.
@@ -264,29 +260,6 @@ def test_the_context_can_be_filled_to_its_end(
             assert_lossless(plain, fast)
             assert fast[-1].finish == "context" and len(ids(fast)) == length - start
             assert accepted(fast) > 0 or start > length - 3
-
-
-@pytest.mark.soak(stay=1)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_what_was_cancelled_goes_on_as_if_it_had_not_been(
-    subject: Subject, temperature: float
-) -> None:
-    """Continued with what was kept as a part of the prompt, or begun again."""
-    wanted, prompt, lengths = generation(temperature, 1, STEPS), subject.prompts[0], set[int]()
-    plain, known = subject.plain(wanted, 0), knowing(subject.truth(wanted, 0), 2)
-    truth, backend = ids(plain), subject.backend
-    for at in range(1, 14):
-        backend.prefill(prompt, never)
-        left: Iterator[bool] = iter([False] * at + [True] * 999)
-        steps = events_of(backend, prompt, wanted, [known], cancelled=lambda left=left: next(left))
-        kept = ids(steps)
-        assert steps[-1].finish == "cancelled" and kept == truth[: len(kept)]
-        lengths.add(len(kept))
-        rest = generation(temperature, 1, STEPS - len(kept))
-        more = events_of(backend, [*prompt, *kept], rest, [known])
-        assert [*kept, *ids(more)] == truth, f"after {len(kept)} tokens"
-    assert len(lengths) == 13 and max(lengths) < STEPS
-    assert_lossless(plain, events_of(backend, prompt, wanted, [known]))
 
 
 # Conversations.
@@ -508,48 +481,3 @@ def test_the_comparison_above_can_fail(gguf_files: dict[str, Path], table: Any) 
     given = [subject.prompts[0]], [plain], [wrong]
     (found,) = divergences(subject.backend, *given, wanted.sampling)
     assert found.position == 20 and found.gap is not None and found.gap > 10 * NEAR["Q8_0"]
-
-
-def forgetful(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sequence that was accepted is not led on: the library itself notices."""
-    accept = backend.accept
-
-    def broken(rows: Sequence[int]) -> None:
-        before = list(backend.order)
-        accept(rows)
-        backend.order[: len(before)] = before
-
-    monkeypatch.setattr(backend, "accept", broken)
-
-
-def confused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the tree are read in another order."""
-    score = backend.score
-
-    def broken(tree: Tree, sampling: Sampling) -> Any:
-        scores = score(tree, sampling)
-        scores.read = lambda row: backend.logits[len(tree) - row]
-        return scores
-
-    monkeypatch.setattr(backend, "score", broken)
-
-
-@of_llamacpp
-@pytest.mark.parametrize("broken", [forgetful, confused])
-def test_a_broken_backend_fails_these_tests(
-    subject: Subject,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: Callable[[Any, pytest.MonkeyPatch], None],
-) -> None:
-    wanted, prompt, twin = generation(0.7, 1, STEPS), subject.prompts[0], subject.twin
-    plain, truth = subject.plain(wanted, 0), subject.truth(wanted, 0)
-
-    def say(tokens: Sequence[int]) -> Paths:
-        rest = tuple(truth[len(tokens) : len(tokens) + 2])
-        return [(9, 9, 9), (9, 8), *(rest[:end] for end in (1, 2))]
-
-    assert_lossless(plain, events_of(twin, prompt, wanted, [Adversary(say)]))
-    broken(twin, monkeypatch)
-    with pytest.raises((AssertionError, ModelError)):
-        assert_lossless(plain, events_of(twin, prompt, wanted, [Adversary(say)]))
-    twin.reset()

@@ -16,8 +16,9 @@ import pytest
 
 from engine.decode import never
 from engine.errors import ModelError
+from engine.models.memory import memory_need
 from engine.sampling import Floats
-from engine.settings import Generation, Sampling
+from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree, graft
 from engine.types import Step
 from tests.support.gguf_files import alone, opened_gguf, window_gguf
@@ -124,7 +125,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
 def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
     from engine.models.load_transformers import load_transformers
 
-    return load_transformers(str(folder), device=device, **options)
+    return load_transformers(str(folder), Runtime(device=device, **options))
 
 
 def load_kind(kind: str, folder: Path) -> Any:
@@ -155,6 +156,19 @@ def chain_of(root: int, tokens: Sequence[int]) -> Tree:
     tree = Tree(root)
     graft(tree, tokens, "context", 1, len(tokens))
     return tree
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    """Random numbers of the normal distribution, as a tensor."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_counted(folder: Path, info: Any, bits: str = "auto", ahead: bool = True) -> None:
+    """The memory that is told before a model is loaded is what it takes."""
+    need = memory_need(str(folder), "cpu", "auto", 1024, ahead=ahead, bits=bits)
+    assert (need.weights, need.parameters) == (info.memory_bytes, info.parameters)
 
 
 def gap(left: Floats, right: Floats) -> float:

@@ -62,6 +62,14 @@ def assert_lossless(plain: Sequence[Step], fast: Sequence[Step]) -> None:
     assert [token.probability for token in right] == pytest.approx(values, rel=1e-3, abs=1e-6)
 
 
+def ids(steps: Sequence[Step]) -> list[int]:
+    return [token.id for token in tokens_of(steps)]
+
+
+def accepted(steps: Sequence[Step]) -> int:
+    return sum(sum(step.accepted.values()) for step in steps)
+
+
 class Counts:
     """A table of texts in memory, made the slow and obvious way."""
 

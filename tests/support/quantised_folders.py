@@ -179,3 +179,11 @@ def quantised(
 def configure(folder: Path, **changes: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors in the weight file of a folder."""
+    stored = load_file(folder / "model.safetensors")
+    change(stored)
+    tensors = {name: each.contiguous() for name, each in stored.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from engine.settings import Runtime
 from tests.conftest import EMBEDDED
 from tests.support.backends import save_model
 from training.__main__ import main as training
@@ -313,7 +314,7 @@ def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     assert (config["dtype"], config["hidden_size"]) == ("bfloat16", 1024)
     assert (output / "model.safetensors").stat().st_size > report["bytes"] - 1
 
-    info = load_transformers(str(output), device="cpu", dtype="bfloat16").info
+    info = load_transformers(str(output), Runtime(device="cpu", dtype="bfloat16")).info
     assert (info.name, info.parameters) == ("larger", report["parameters"])
     assert info.memory_bytes == report["bytes"] and info.sampling == embedded.info.sampling
     assert info.eos_ids == embedded.info.eos_ids
@@ -445,7 +446,7 @@ def test_a_written_model_computes_what_the_original_computes(
 ) -> None:
     from engine.backends.llamacpp import alone
     from engine.models.loaders import load
-    from engine.settings import Runtime, Sampling
+    from engine.settings import Sampling
     from engine.types import Message
 
     file = tmp_path / "written.gguf"

@@ -28,6 +28,7 @@ from tests.support.lossless import (
     as_plain,
     events_of,
     generation,
+    ids,
     made_up,
     tokens_of,
 )
@@ -61,10 +62,6 @@ def stacked(
 
 def stack_of(models: Mapping[str, Backend], batches: Sequence[int], sampling: Sampling) -> Stack:
     return Stack(stacked(models, batches, sampling)[-1], 2.0, 0.0)
-
-
-def ids(steps: Sequence[Step]) -> list[int]:
-    return [token.id for token in tokens_of(steps)]
 
 
 def drafted_by_models(steps: Sequence[Step]) -> int:
