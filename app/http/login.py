@@ -11,10 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from http.cookies import SimpleCookie
 from typing import Any
 
-from app.http.problems import App, Headers, Message, Receive, Send, answer
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN = "access-token-"
 """The prefix of the names of Gradio's log-in cookies."""
@@ -97,7 +98,7 @@ class Throttle:
         now = self.clock()
         return max(attempts.add(now), self.all.add(now))
 
-    async def slow(self, scope: Message) -> str:
+    async def slow(self, scope: Scope) -> str:
         """Make an attempt wait; returns its source address."""
         source = str((scope.get("client") or ("",))[0])
         await self.sleep(self.wait(source))
@@ -108,7 +109,7 @@ class LogIns(Throttle):
     """Handles logging in and out. `tokens` are Gradio's sessions, by the values of their
     cookies."""
 
-    async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
+    async def enter(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an attempt to the app after its wait. A success forgets the attempts of its
         source."""
         source = await self.slow(scope)
@@ -120,11 +121,11 @@ class LogIns(Throttle):
 
         await app(scope, receive, noted)
 
-    async def leave(self, tokens: MutableMapping[str, str], headers: Headers, send: Send) -> None:
-        """End the session of the request, and no other."""
-        cookies: SimpleCookie = SimpleCookie(headers.one("cookie"))
-        own = {name: morsel for name, morsel in cookies.items() if name.startswith(TOKEN)}
-        for morsel in own.values():
-            tokens.pop(morsel.value, None)
-        over = [(b"set-cookie", f'{name}=""; Max-Age=0; Path=/'.encode()) for name in own]
-        await answer(send, 200, "Logged out.", over)
+    def leave(self, tokens: MutableMapping[str, str], cookie: str) -> PlainTextResponse:
+        """End the session of a request with this `cookie` header, and no other."""
+        response = PlainTextResponse("Logged out.", headers={"cache-control": "no-store"})
+        for name, value in cookie_parser(cookie).items():
+            if name.startswith(TOKEN):
+                tokens.pop(value, None)
+                response.delete_cookie(name)
+        return response
