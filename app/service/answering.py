@@ -46,7 +46,7 @@ from engine.errors import Cancelled, EngineDied, StrataError
 from engine.metrics import Metrics, tallied
 from engine.queue import Waiting
 from engine.runs import Collector, planned
-from engine.settings import MOST_TOKENS, Generation
+from engine.settings import MOST_TOKENS
 from engine.streams import Stream
 from engine.thinking import Splitter, named
 from engine.types import NO_RUN, Learned, Part, Prefill, Run, Step
@@ -82,9 +82,8 @@ class Recorder:
         later: Callable[[Callable[[], Any]], None] = lambda write: None,
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
-        self.keep, self.later = keep, later
+        self.keep, self.later, self.after = keep, later, after
         self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
-        self.after = after
         self.others = self.messages.following(conversation_id, after)
         self.continued, run = continued, continued.run if continued else NO_RUN
         self.message_id = continued.message.id if continued else ""
@@ -133,19 +132,15 @@ class Recorder:
         self.prompt, self.certain_text = prompt, text
         if continued is None or not continued.run_id:
             self.collector.plan = plan
-            self.split_again()
-            return
-        nothing = Prefill(0, 0)
-        self.part = Part(
-            self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
-        )
-        steps = self.collector.steps
-        steps[-1] = without_end([step for step in steps if step.index >= continued.start], text)
-        count = len(steps[-1].tokens)
-        self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
-        self.split_again()
-
-    def split_again(self) -> None:
+        else:
+            nothing = Prefill(0, 0)
+            self.part = Part(
+                self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
+            )
+            steps = self.collector.steps
+            steps[-1] = without_end([s for s in steps if s.index >= continued.start], text)
+            count = len(steps[-1].tokens)
+            self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
         settings = self.collector.plan.settings
         self.splitter = Splitter(named(settings.get("marks", ())), bool(settings.get("thinks")))
         self.splitter.push(self.text)
@@ -193,7 +188,8 @@ class Recorder:
         """Store the new part of the answer, if it has text or the answer is over. Returns whether
         nothing is left to store."""
         with self.writing:
-            return not self.due(over) or bool(self.keep(lambda: self.store(over)))
+            counts = over and self.counted is not None and (self.run_id or self.due(over))
+            return not (counts or self.due(over)) or bool(self.keep(lambda: self.store(over)))
 
     def due(self, over: bool) -> bool:
         run, opened = self.run, self.opened
@@ -203,14 +199,17 @@ class Recorder:
 
     def store(self, over: bool) -> bool:
         """Store what is due, in one transaction. Raises StorageError."""
-        if self.due(over):
-            run = self.run
-            fresh = run.steps[self.stored :]
-            text = "".join(token.text for step in fresh for token in step.tokens)
-            with self.database.write():
+        due, ids = self.due(over), (self.message_id, self.run_id)
+        run = self.run
+        with self.database.write():
+            if due:
+                fresh = run.steps[self.stored :]
+                text = "".join(token.text for step in fresh for token in step.tokens)
                 ids = self.write(run, fresh, text)
-            self.message_id, self.run_id = ids
-            self.stored, self.opened = len(run.steps), True
+            if over and self.counted is not None and ids[1]:
+                self.traces.store_counts(ids[1], asdict(self.counted))
+        self.message_id, self.run_id = ids
+        self.stored, self.opened = len(run.steps), True
         return True
 
     def write(self, run: Run, fresh: Sequence[Step], text: str) -> tuple[str, str]:
@@ -252,20 +251,7 @@ class Recorder:
         if self.thread.ident is not None:
             self.thread.join()
         if not self.flush(over=True):
-            self.later(self.end)
-        elif self.counted is not None and self.run_id:
-            self.keep(self.store_counts)
-
-    def end(self) -> None:
-        """Store the rest of an answer that is over. Raises StorageError."""
-        with self.writing, self.database.write():
-            self.store(over=True)
-            if self.counted is not None and self.run_id:
-                self.store_counts()
-
-    def store_counts(self) -> None:
-        assert self.counted is not None
-        self.traces.store_counts(self.run_id, asdict(self.counted))
+            self.later(partial(self.store, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,16 +290,17 @@ class Update:
         return "".join(piece.text for piece in self.pieces)
 
 
+@dataclass(slots=True)
 class RunningAnswer:
-    """Feeds the events of one answer to its recorder."""
+    """Feeds the events of one answer to its recorder. `finished` is what it takes to prove the
+    answer, once it is over."""
 
-    def __init__(
-        self, core: Core, request: Request, stream: Stream[Event], recorder: Recorder
-    ) -> None:
-        self.core, self.request, self.stream, self.recorder = core, request, stream, recorder
-        self.started: Started | None = None
-        self.finished: FinishedAnswer | None = None
-        """What it takes to prove the answer, once it is over."""
+    core: Core
+    request: Request
+    stream: Stream[Event]
+    recorder: Recorder
+    started: Started | None = None
+    finished: FinishedAnswer | None = None
 
     def take(self, event: Event) -> bool:
         """Process an event; returns whether there is a step to show."""
@@ -433,7 +420,10 @@ class Answering:
         continued = self.core.chat.started_answer(owner, conversation_id, target)
         generation = chosen(continued, preferences) if continued else preferences.seeded()
         prediction = self.core.chat.prediction(owner, conversation_id, target.after)
-        generation = with_room_for(prediction, generation)
+        # The limit holds for what an answer adds to the text that it repeats. A text has at most
+        # about half as many tokens as characters.
+        most = min(generation.max_tokens + len(prediction) // 2, MOST_TOKENS)
+        generation = replace(generation, max_tokens=most)
         request = Request(
             tuple(self.core.chat.prompt(owner, conversation_id, target.after)),
             (),
@@ -461,13 +451,6 @@ class Answering:
         yield from growing.updates()
         if preferences.check and growing.finished:
             self.prove(owner, conversation_id, growing.finished)
-
-
-def with_room_for(text: str, generation: Generation) -> Generation:
-    """The settings for an answer that repeats a text: the limit holds for what it adds. A text has
-    at most about half as many tokens as characters."""
-    most = min(generation.max_tokens + len(text) // 2, MOST_TOKENS)
-    return replace(generation, max_tokens=most)
 
 
 KEPT = 16
