@@ -24,7 +24,7 @@ from engine.types import DATABASES, Costs
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.machine import CostStore
-from tests.support.inside import OWNER, local
+from tests.support.inside import OWNER, compare, local
 
 INFO = ToyBackend().info
 MTP = HeadInfo("MTP", 8, branches=False)
@@ -233,7 +233,7 @@ def test_a_comparison_leaves_the_curve_as_it_was(db: Database, method: str) -> N
     assert used is not None
     before, points = stored(db), dict(used.points)
     chosen = Preferences(GENERATION, method, fresh_seed=False)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 2)
+    *_, last = compare(session, OWNER, "hello there", chosen, 2)
     answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
     assert len(answers) == 1
     assert used.points == points and used.other == 0 and stored(db) == before

@@ -30,6 +30,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
+from tests.support.inside import compare
 
 OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)
@@ -427,7 +428,7 @@ def test_draft_models_change_no_word_of_an_answer(
     assert update.text == plain.text and session.notices.take(OWNER) == []
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert proof.verdict is not None and proof.verdict.identical
-    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(method), 2)
+    *_, last = compare(session, OWNER, "hello there", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
         replace(token, source="target", match_length=0) for token in last.pairs[0][1].tokens
@@ -453,7 +454,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
     points = dict(curve.points)
     for method in ("hsd", "hsd:small@4"):
         assert loaded.curve_of(preferences(method).chosen()) is curve
-        list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
+        list(compare(session, OWNER, "hello there", preferences(method), 1))
         assert curve.points == points and session.costs.record is None
     ask(session, preferences("hsd:small@4"))
     assert session.costs.record == loaded.costs and loaded.costs.points != points
@@ -469,7 +470,7 @@ def test_missing_models_are_reported_before_anything_is_lost(
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, preferences(method))
     with pytest.raises(SettingError, match="none is loaded"):
-        list(session.proofs.compare(OWNER, "hello", "", preferences(method), 1))
+        list(compare(session, OWNER, "hello", preferences(method), 1))
     session.stacks.load(shelf.sources("small"))
     with pytest.raises(SettingError, match="not profiled"):
         session.stacks.check(chosen, sampling)
@@ -507,7 +508,7 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
     *_, proof = session.proofs.prove(OWNER, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
     stack = preferences("hsd:small@4", rejection)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", stack, 1)
+    *_, last = compare(session, OWNER, "hello there", stack, 1)
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
@@ -536,7 +537,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(small, "prefill", read)
-    list(session.proofs.compare(OWNER, "hello there", "", preferences("hsd:small@4"), 2))
+    list(compare(session, OWNER, "hello there", preferences("hsd:small@4"), 2))
     assert known == [0, 0]
     measure(session, Drafting(), "small@4")
     assert len(known) > 2 + len(TEXTS) and not any(known)

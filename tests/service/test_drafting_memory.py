@@ -24,7 +24,7 @@ from engine.types import Gram
 from storage.database import Database
 from storage.drafting import ContextStore
 from storage.ngrams import ModelNgrams
-from tests.support.inside import memory, open_conversation, past_answers
+from tests.support.inside import compare, memory, open_conversation, past_answers
 
 MB = 1 << 20
 
@@ -97,7 +97,7 @@ def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> No
     ask(session, "ann")
     memory(session).limit = 1
     chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
-    for _ in session.proofs.compare("bob", "hello there", "", chosen, 1):
+    for _ in compare(session, "bob", "hello there", chosen, 1):
         pass
     assert list(memory(session).past_answers) == ["bob"]
 

@@ -38,7 +38,7 @@ from storage.machine import SourceStore
 from storage.ngrams import ModelNgrams
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
-from tests.support.inside import OWNER, local, preferences
+from tests.support.inside import OWNER, compare, local, preferences
 from tests.support.inside import ask as answered
 from tests.support.shop import Shop, ask, fails, load_model
 
@@ -140,7 +140,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
         conversation, "other tokens"
     )
     load_model(session, shop.source("one"))
-    list(session.proofs.compare(OWNER, "hello", "", preferences(tokens=1), 1))
+    list(compare(session, OWNER, "hello", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
     session.chat.again(OWNER, conversation)
     list(session.answering.answer(OWNER, conversation, preferences()))
@@ -217,7 +217,7 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
 def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
     conversation, _ = answered(session, "hello there", method=method)
     list(session.proofs.prove(OWNER, conversation))
-    list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
+    list(compare(session, OWNER, "hello there", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
     left = session.answering.answer(
@@ -326,7 +326,7 @@ def test_without_any_model_the_app_continues_and_says_so(session: Session, shop:
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
         lambda: session.chat.say(OWNER, conversation, "more"),
-        lambda: list(session.proofs.compare(OWNER, "hello", "", preferences(), 1)),
+        lambda: list(compare(session, OWNER, "hello", preferences(), 1)),
         session.costs.measure,
         lambda: session.stacks.load([shop.source("draft")]),
         lambda: loaded(session).detokenize([1]),

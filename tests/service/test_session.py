@@ -39,6 +39,7 @@ from tests.support.inside import (
     OWNER,
     Held,
     ask,
+    compare,
     first_pair,
     local,
     memory,
@@ -295,7 +296,7 @@ def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
         lambda: session.chat.say("guest:a", conversations[0], "three"),
         lambda: session.chat.edit("guest:a", conversations[1], message.id, "three"),
         lambda: session.chat.again("guest:a", conversations[1]),
-        lambda: next(session.proofs.compare("guest:a", "three", "", preferences(), 1)),
+        lambda: next(compare(session, "guest:a", "three", preferences(), 1)),
     ):
         with pytest.raises(Busy, match="waits for the model already"):
             refused()
@@ -318,7 +319,7 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
         answer(engine, request, stream)
 
     monkeypatch.setattr(Local, "answer", noted)
-    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)
     toy.allow(8)
     next(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
@@ -338,7 +339,7 @@ def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs
     db: Database, toy: Held
 ) -> None:
     session = Session(Local(backend=toy, each=1, store=DraftingStore(db)), db, guests=True)
-    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)
     first_pair(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
     answer = session.answering.answer("guest:b", conversation, preferences("plain", tokens=500))
@@ -361,7 +362,7 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
     """What was broken off says nothing of a speed, whoever ended it."""
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
     session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
-    pairs = session.proofs.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
+    pairs = compare(session, OWNER, "tell me", preferences("plain", tokens=60), 5)
     first_pair(pairs)
     toy.allow(2)
     next(pairs)
@@ -867,7 +868,7 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
         proof.speedup.whole,
         proof.speedup.decoding,
     )
-    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
+    *_, last = compare(session, OWNER, "hello there", preferences(), 1)
     fast, plain, _ = store.history()
     assert plain.method == "plain" and plain.speedup is None
     assert fast.speedup == last.speedup.whole is not None
@@ -896,7 +897,7 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     before, trusted = known(session), past_answers(session).calibration.rows()
     stored = CalibrationStore(session.database, OWNER, "toy").load()
     chosen = replace(preferences(), method=method)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 3)
+    *_, last = compare(session, OWNER, "hello there", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
     kept = {summarise(fast).kept > 0 for _, fast in last.pairs}
     assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.service.answering import Update
-from app.service.comparison import Progress
+from app.service.comparison import Progress, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
 from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnswers
 from engine.local import Local
+from engine.methods import PLAIN
 from engine.queue import Waiting
 from engine.settings import Drafting, Generation, Runtime, Sampling
 
@@ -63,6 +64,15 @@ def ask(session: Session, text: str = "hello there", method: str = "hd") -> tupl
     """The id of a new conversation, and its first answer."""
     conversation = session.chat.say(OWNER, None, text)
     return conversation, run(session.answering.answer(OWNER, conversation, preferences(method)))
+
+
+def compare(
+    session: Session, owner: str, text: str, chosen: Preferences, repeats: int
+) -> Iterator[Progress | Waiting]:
+    """A prompt answered plainly and by the chosen method, with the same settings."""
+    generation = chosen.seeded()
+    sides = Side(PLAIN, generation), Side(chosen.chosen(), generation)
+    return session.proofs.compare_sides(owner, text, "", sides, repeats)
 
 
 def first_pair(items: Iterator[Progress | Waiting]) -> None:
