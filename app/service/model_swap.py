@@ -8,11 +8,11 @@ the waiting tasks get the usual model first. If the user loads a model meanwhile
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 
 from app.service.comparison import Side
-from app.service.draft_models import ModelSetup, Stacks
+from app.service.draft_models import ModelSetup
 from app.service.jobs import WAIT_SECONDS, Job, Slot, Task, Tasks
 from app.service.models import Models, title_of
 from engine.engine import Engine
@@ -29,15 +29,9 @@ class ModelSwap:
     """`notify` shows a notice to everyone."""
 
     def __init__(
-        self,
-        engine: Engine,
-        models: Models,
-        stacks: Stacks,
-        tasks: Tasks,
-        notify: Callable[[str], None],
+        self, engine: Engine, models: Models, tasks: Tasks, notify: Callable[[str], None]
     ) -> None:
-        self.engine, self.models, self.stacks = engine, models, stacks
-        self.tasks, self.notify = tasks, notify
+        self.engine, self.models, self.tasks, self.notify = engine, models, tasks, notify
         self.slot = Slot[str, None]()
         """Taken during a swap. Its job loads the usual model again."""
         self.closed = False
@@ -96,7 +90,7 @@ class ModelSwap:
                 "There is no model that could be loaded again afterwards. Load one in the Models "
                 "tab first."
             )
-        swap = Swap(self, task, self.stacks.setup(state))
+        swap = Swap(self, task, self.models.stacks.setup(state))
         job = self.slot.take(lambda: Job(swap.end, ""), swapped())
         try:
             yield swap
@@ -116,13 +110,15 @@ def swapped() -> ModelError:
     )
 
 
+@dataclass(slots=True)
 class Swap:
     """The models of one comparison. `other` is the model that it loaded last, with its runtime;
     None while the usual model is loaded."""
 
-    def __init__(self, swaps: ModelSwap, task: Task, home: ModelSetup) -> None:
-        self.swaps, self.task, self.home = swaps, task, home
-        self.other: tuple[str, Runtime] | None = None
+    swaps: ModelSwap
+    task: Task
+    home: ModelSetup
+    other: tuple[str, Runtime] | None = None
 
     def use(self, source: str, runtime: Runtime | None = None) -> Iterator[Waiting]:
         """Load a model, or the usual one for "". It runs as it ran last, unless `runtime` is given.
@@ -132,12 +128,10 @@ class Swap:
             # The waiting tasks use the usual model first, until all of them are done.
             yield from self.go_home()
             yield from self.task.wait(lambda: not swaps.tasks.others(self.task))
-        if not source:
-            if self.other:
-                yield from self.go_home()
-            return
+        if not source and self.other:
+            yield from self.go_home()
         required = source, runtime or swaps.runtime(source)
-        if self.other == required:
+        if not source or self.other == required:
             return
         swaps.closed = True
         yield from self.task.wait(lambda: set(swaps.tasks.others(self.task)) <= swaps.waiting)
@@ -147,12 +141,9 @@ class Swap:
             yield Waiting(1, loading=True)
 
     def go_home(self) -> Iterator[Waiting]:
-        home, swaps = self.home, self.swaps
-        for _ in swaps.models.start(home.source, home.runtime, home.drafts):
+        for _ in self.swaps.models.load_again(self.home):
             yield Waiting(1, loading=True)
-        if swaps.engine.state.drafts:
-            swaps.stacks.spec = home.spec
-        self.other, swaps.closed = None, False
+        self.other, self.swaps.closed = None, False
 
     def end(self, job: Job[str, None]) -> None:
         """Load the usual model again, unless the user loaded another one meanwhile."""

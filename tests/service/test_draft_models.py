@@ -19,7 +19,7 @@ from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
 from engine.drafting import costs as engine_costs
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
-from engine.hsd.planner import Recursion, stack_of
+from engine.hsd.planner import Recursion, outcome_of, stack_of
 from engine.hsd.profile import ENOUGH
 from engine.hsd.trials import Trial, prompts_of
 from engine.local import Local
@@ -639,9 +639,16 @@ def test_a_plan_that_is_off_is_made_again_and_is_there_after_a_restart(
     family = stacks.loaded(SAMPLING)
     plan, plain = family.plan("small@4", "match"), family.profiled().target.seconds(0)
     expected = Recursion(family.profiled(), "match").latency(plan) / plain
-    families.learn(SAMPLING, plan, "match", took(ENOUGH, 1.05 * expected, 1.0))
+
+    def answered(seconds: float) -> None:
+        known = families.learned(SAMPLING)
+        outcome = known and outcome_of(known, plan, "match", took(ENOUGH, seconds, 1.0))
+        assert known and outcome
+        families.note(known.learned(stack_of(plan, "match"), outcome))
+
+    answered(1.05 * expected)
     assert stacks.loaded(SAMPLING) is family, "within the bound nothing is planned again"
-    families.learn(SAMPLING, plan, "match", took(ENOUGH, 40.0 * expected, 1.0))
+    answered(40.0 * expected)
     again = stacks.loaded(SAMPLING)
     assert again is not family
     predicted = Recursion(again.profiled(), "match").latency(plan)
