@@ -29,6 +29,7 @@ from typing import Any
 
 from app.service.comparison import Pace
 from app.service.core import Core
+from app.service.current import seen_in
 from app.service.history import (
     FinishedAnswer,
     StartedAnswer,
@@ -351,7 +352,8 @@ class RunningAnswer:
             return
         run, continued = self.recorder.run, self.recorder.continued
         if started.info == self.core.current.info:
-            self.core.current.answered(self.recorder.tally.metrics())
+            current = self.core.current
+            current.plain = seen_in(self.recorder.tally.metrics()) or current.plain
         with suppress(StrataError), self.core.database.at_once():
             self.core.stacks.learn(self.request, run)
         if continued:

@@ -16,11 +16,12 @@ from statistics import median, quantiles
 from typing import Any
 
 from app.service.exports import harmless
+from app.service.preferences import generation_of
 from engine.compare import Speedup, overall
 from engine.errors import SettingError, StorageError
 from engine.methods import PLAIN, Method, method_named
 from engine.runs import keeps_text
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting, Generation
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
 
@@ -64,8 +65,6 @@ def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
     """The plan of a stored benchmark. Raises StorageError if it is damaged."""
     values = benchmark.plan
     try:
-        generation = dict(values["generation"])
-        sampling = Sampling.from_mapping(generation.pop("sampling"))
         methods = [
             method_named(each["name"], Drafting.from_mapping(each["drafting"]))
             for each in values["methods"]
@@ -74,7 +73,7 @@ def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
             benchmark.title,
             tuple(questions),
             tuple(methods),
-            Generation.from_mapping({**generation, "sampling": sampling}),
+            generation_of({"generation": values["generation"]}),
             int(values["repeats"]),
             bool(values["known"]),
         )

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.service.pages import LimitedDict, Notices
-from app.service.preferences import Preferences, mapping_of
+from app.service.preferences import Preferences, generation_of
 from engine.backends.base import BackendInfo
 from engine.compare import Speedup
 from engine.engine import Request
 from engine.errors import PromptError, SettingError, StorageError
 from engine.methods import Method
-from engine.settings import Generation, Sampling
+from engine.settings import Generation
 from engine.types import NO_RUN, TARGET, CalibrationRow, Part, Run, Step
 from storage.conversations import Conversations, Piece, StoredMessage, text_of
 from storage.database import Database
@@ -151,9 +151,7 @@ def started_answer(database: Database, owner: str, message: StoredMessage) -> St
 def settings_of(made: Run | Part) -> Generation | None:
     """The generation settings of a run or a part; None if they cannot be used any more."""
     try:
-        values = mapping_of(made.settings, "generation")
-        sampling = Sampling.from_mapping(mapping_of(values, "sampling"))
-        return Generation.from_mapping({**values, "sampling": sampling})
+        return generation_of(made.settings)
     except SettingError:
         return None
 

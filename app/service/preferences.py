@@ -64,14 +64,12 @@ class Preferences:
                     f"There is no setting named {shortened(name)}. The settings are: "
                     f"{', '.join(known)}."
                 )
-        generation = mapping_of(values, "generation")
-        sampling = Sampling.from_mapping(mapping_of(generation, "sampling"))
         drafting = mapping_of(values, "drafting")
         if "budget" not in drafting:
             # Kept before budgets were measured: these limited what every machine drafts.
             drafting.pop("nodes", None)
             drafting.pop("threshold", None)
-        method, fresh = values.get("method", cls().method), values.get("fresh_seed", True)
+        method, fresh = values.get("method", USUAL.name), values.get("fresh_seed", True)
         check = values.get("check", False)
         if not isinstance(method, str) or not isinstance(fresh, bool):
             raise SettingError(
@@ -82,13 +80,8 @@ class Preferences:
             raise SettingError(
                 f"Checking in the background cannot be {shortened(check)}. Give true or false."
             )
-        found = cls(
-            Generation.from_mapping({**generation, "sampling": sampling}),
-            method,
-            Drafting.from_mapping(drafting),
-            fresh,
-            check,
-        )
+        drafts = Drafting.from_mapping(drafting)
+        found = cls(generation_of(values), method, drafts, fresh, check)
         found.chosen()
         return found
 
@@ -99,6 +92,13 @@ class Preferences:
             return cls.from_mapping(values), ""
         except SettingError as error:
             return cls(), str(error)
+
+
+def generation_of(values: Mapping[str, Any]) -> Generation:
+    """The generation settings in stored values. Raises SettingError."""
+    generation = mapping_of(values, "generation")
+    sampling = Sampling.from_mapping(mapping_of(generation, "sampling"))
+    return Generation.from_mapping({**generation, "sampling": sampling})
 
 
 def mapping_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -243,8 +243,8 @@ class Presets:
     def update(
         self, owner: str, id: str, system_prompt: str, preferences: Preferences
     ) -> StoredPreset:
-        known = self.own(owner, id)
-        changed = replace(known, system_prompt=system_prompt, settings=preferences.mapping())
+        settings = preferences.mapping()
+        changed = replace(self.own(owner, id), system_prompt=system_prompt, settings=settings)
         return self.store(owner).update(changed)
 
     def rename(self, owner: str, id: str, name: str) -> StoredPreset:

@@ -91,12 +91,10 @@ class StatisticsFiles:
 
     def own(self) -> bool:
         """Whether there is a file that can be removed, besides the bundled one."""
-        return bool(
-            self.engine.state.is_loaded
-            and not self.guests
-            and self.current.folders
-            and self.path.is_file()
-        )
+        try:
+            return self.path.is_file()
+        except (SettingError, StorageError):
+            return False
 
     def use(self) -> None:
         self.current.table = None
@@ -137,12 +135,14 @@ class StatisticsFiles:
                     f"The file was not made: {error}. Free some room first."
                 ) from error
             finally:
-                if uploaded:
-                    delete(files)
+                for file in files if uploaded else ():
+                    with suppress(OSError):
+                        file.unlink()
 
         busy = StorageError("A file is being built already. Wait until that is done.")
-        job = self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy)
-        return job.start("statistics")
+        return self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy).start(
+            "statistics"
+        )
 
     def stop(self) -> None:
         self.slot.cancel()
@@ -304,9 +304,3 @@ def reading(name: str, share: float, count: int, seconds: float) -> Progress:
         f"Reading {name} · {count:,} tokens · {count / spent:,.0f} tokens/s · about "
         f"{minutes}:{rest:02} left",
     )
-
-
-def delete(files: Sequence[Path]) -> None:
-    for file in files:
-        with suppress(OSError):
-            file.unlink()
