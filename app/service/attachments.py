@@ -134,7 +134,10 @@ def without_files(content: str) -> str:
 
 def read(name: str, content: bytes) -> Attachment:
     """Read the text of a file. Raises PromptError if it cannot be read."""
-    name = clean_name(name)
+    # One short line, without folders and invisible characters.
+    last = re.split(r"[\\/]", name)[-1]
+    seen = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in last)
+    name = " ".join(seen.split())[:MAX_NAME].strip() or "file"
     if len(content) > MAX_BYTES:
         raise PromptError(
             f"{name} has {len(content):,} bytes, and at most {MAX_BYTES:,} can be attached. "
@@ -155,13 +158,6 @@ def read(name: str, content: bytes) -> Attachment:
             "Attach a part of it."
         )
     return Attachment(name, text, note)
-
-
-def clean_name(name: str) -> str:
-    """A file's name as one short line, without folders and invisible characters."""
-    last = re.split(r"[\\/]", name)[-1]
-    seen = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in last)
-    return " ".join(seen.split())[:MAX_NAME].strip() or "file"
 
 
 def decoded(name: str, content: bytes) -> tuple[str, str]:
@@ -246,6 +242,9 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     from pypdf.errors import PyPdfError
 
     end = time.monotonic() + seconds
+    encrypted = PromptError(
+        f"{name} is encrypted. Save it without a password, and attach that file."
+    )
 
     def in_time(*_: object) -> None:
         if time.monotonic() > end:
@@ -255,9 +254,7 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     try:
         reader = PdfReader(io.BytesIO(content))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise PromptError(
-                f"{name} is encrypted. Save it without a password, and attach that file."
-            )
+            raise encrypted
         count = len(reader.pages)
         if count > MAX_PAGES:
             raise PromptError(
@@ -276,9 +273,7 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     except Exception as error:
         # For a damaged file pypdf may raise almost any error, even RecursionError.
         if "cryptography" in str(error):
-            raise PromptError(
-                f"{name} is encrypted. Save it without a password, and attach that file."
-            ) from error
+            raise encrypted from error
         kind = "damaged" if isinstance(error, PyPdfError) else "damaged, or of an unknown kind"
         raise PromptError(
             f"{name} cannot be read as PDF: it is {kind} ({first_line(error)}). Open it elsewhere "

@@ -92,22 +92,17 @@ class Sessions:
         return best
 
     def enter(self, owner: str, name: str, text: str) -> None:
+        dropped = []
         with self.lock:
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
-            dropped = self.drop_oldest()
+            left = sum(len(text) for text, _ in self.known.values())
+            while len(self.known) > self.KEPT or len(self.known) > 1 and left > self.CHARACTERS:
+                key, (text, _) = self.known.popitem(last=False)
+                left -= len(text)
+                dropped.append(key)
         for key in dropped:
             self.forget(*key)
-
-    def drop_oldest(self) -> list[tuple[str, str]]:
-        """Drop the oldest sessions beyond the limits; returns their owners and names."""
-        characters = sum(len(text) for text, _ in self.known.values())
-        dropped = []
-        while len(self.known) > 1 and (len(self.known) > self.KEPT or characters > self.CHARACTERS):
-            key, (text, _) = self.known.popitem(last=False)
-            characters -= len(text)
-            dropped.append(key)
-        return dropped
 
     def leave(self, owner: str, name: str) -> None:
         """Forget a session, because its conversation does not fit the context."""
@@ -225,7 +220,13 @@ class Programs:
         try:
             for event in stream:
                 if isinstance(event, Started):
-                    check_whole(event)
+                    if event.dropped:
+                        raise PromptError(
+                            f"The messages do not fit: {event.info.name} reads at most "
+                            f"{event.info.context_length:,} tokens with the answer, and the "
+                            f"{event.dropped} oldest messages would be left out. Send fewer or "
+                            "shorter ones."
+                        )
                     self.sessions.enter(owner, name, text)
                 if isinstance(event, Step):
                     reply += [token.text for token in event.tokens]
@@ -248,14 +249,3 @@ class Programs:
                 answer = "".join(reply)
                 begins = request.messages and not request.begun
                 self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
-
-
-def check_whole(started: Started) -> None:
-    """Raise PromptError if messages were left out: a program itself decides which ones to send."""
-    if started.dropped:
-        length = started.info.context_length
-        raise PromptError(
-            f"The messages do not fit: {started.info.name} reads at most {length:,} tokens with "
-            f"the answer, and the {started.dropped} oldest messages would be left out. Send fewer "
-            "or shorter ones."
-        )

@@ -140,9 +140,8 @@ class StatisticsFiles:
                         file.unlink()
 
         busy = StorageError("A file is being built already. Wait until that is done.")
-        return self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy).start(
-            "statistics"
-        )
+        job = self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy)
+        return job.start("statistics")
 
     def stop(self) -> None:
         self.slot.cancel()

@@ -90,14 +90,10 @@ def counted_sentence(counted: ServerCounted) -> str:
     if not counted.drafted:
         return "The server as a whole drafted nothing while it answered."
     share = 100 * counted.accepted / counted.drafted
-    sentence = (
-        f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
-        f"tokens ({share:.0f} %) while it answered."
-    )
+    own = "" if counted.own is None else f" {counted.own:,} were drafted for this answer."
     return (
-        sentence
-        if counted.own is None
-        else f"{sentence} {counted.own:,} were drafted for this answer."
+        f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
+        f"tokens ({share:.0f} %) while it answered.{own}"
     )
 
 
@@ -163,16 +159,14 @@ def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Occurrence | N
     if it is not found."""
     *earlier, answer = spoken
     found = by_tokens(answer, guess, until) if guess.whole else None
-    if found is not None:
-        return found
     for message in reversed(earlier):
+        if found is not None:
+            break
         if message.ids:
             found = by_tokens(message, guess, len(message.ids))
         elif guess.whole:
             found = by_text(message, guess.text)
-        if found is not None:
-            return found
-    return None
+    return found
 
 
 def by_tokens(message: Spoken, guess: Guess, until: int) -> Occurrence | None:
@@ -192,16 +186,15 @@ def by_text(message: Spoken, text: str) -> Occurrence | None:
     """The last place of a text as whole words, or else anywhere."""
     if not text.strip():
         return None
-    content, any_place = message.text, -1
-    at = content.rfind(text)
+    content = message.text
+    at = last = content.rfind(text)
     while at >= 0:
         end = at + len(text)
         if end == len(content) or not (content[end].isalnum() and text[-1].isalnum()):
             return placed(message, at, end)
-        any_place = at if any_place < 0 else any_place
         at = content.rfind(text, 0, end - 1)
-    if any_place >= 0:
-        return placed(message, any_place, any_place + len(text))
+    if last >= 0:
+        return placed(message, last, last + len(text))
     # At the beginning of a message a word has no leading space.
     begins = text.lstrip()
     return placed(message, 0, len(begins)) if content.startswith(begins) else None
@@ -286,30 +279,24 @@ class Origins:
             copied = "" if text is None else "".join(each.text for each in before) + text
             found = origin(self.spoken, Guess(match, node.token, copied, whole), self.first)
             return {"place": None if found is None else found._asdict()}
-        long = node.source == MODEL and size >= LONGEST
-        if long and (kept := self.text_of((*match, node.token))):
-            return {"conversation": kept[0], "title": kept[1]}
+        info = self.current.info
+        loaded = info.fingerprint == self.model_fingerprint
+        if node.source == MODEL and size >= LONGEST and loaded:
+            texts = TextStore(self.database, self.owner, info.tokenizer_fingerprint)
+            if kept := texts.place((*match, node.token), self.trace.conversation_id or ""):
+                return {"conversation": kept[0], "title": kept[1]}
         if not whole or not size:
             return {}
         if node.source == MODEL:
             past = ModelNgrams(self.database, self.owner, self.model_fingerprint)
-            match = match[-MODEL_KEY:]
-            times, of = past.follows(match, node.token)
+            times, of = past.follows(match[-MODEL_KEY:], node.token)
             return {"times": times, "of": of} if times else {}
-        if node.source == STATISTICS and self.current.info.fingerprint == self.model_fingerprint:
+        if node.source == STATISTICS and loaded:
             table = self.current.statistics
             followers = table.look_up(match) if table else None
             if followers is not None and node.token in followers.counts:
                 return {"share": round(followers.counts[node.token] / followers.total, 4)}
         return {}
-
-    def text_of(self, tokens: Sequence[int]) -> tuple[str, str] | None:
-        """The id and the title of another conversation that has these tokens; None if unknown."""
-        info = self.current.info
-        if info.fingerprint != self.model_fingerprint:
-            return None
-        texts = TextStore(self.database, self.owner, info.tokenizer_fingerprint)
-        return texts.place(tokens, self.trace.conversation_id or "")
 
     @cached_property
     def spoken(self) -> list[Spoken]:
@@ -327,12 +314,9 @@ class Origins:
 
     def read(self, traces: Traces, message: StoredMessage) -> Spoken:
         """A message, with its tokens if it is an undamaged answer of the same model."""
-        if message.run_id:
+        if message.run_id and self.model_fingerprint:
             with suppress(StorageError):
-                if (
-                    self.model_fingerprint
-                    and traces.model_fingerprint(message.run_id) == self.model_fingerprint
-                ):
+                if traces.model_fingerprint(message.run_id) == self.model_fingerprint:
                     return spoken_of(message.id, traces.tokens(message.run_id))
         return Spoken(message.id, message.content)
 
