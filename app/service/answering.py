@@ -214,7 +214,6 @@ class Recorder:
         return True
 
     def write(self, run: Run, fresh: Sequence[Step], text: str) -> tuple[str, str]:
-        """Store these further steps; returns the ids of the message and the run."""
         if not self.opened:
             return self.message_id, self.write_continuation(run, fresh, text)
         if self.message_id:
@@ -228,7 +227,6 @@ class Recorder:
         return message.id, run_id
 
     def write_continuation(self, run: Run, fresh: Sequence[Step], text: str) -> str:
-        """Store the first steps that continue an answer; returns the id of its run."""
         continued = self.continued
         assert continued is not None
         head = "".join(piece.text for piece in continued.head)
@@ -274,7 +272,6 @@ class Update:
     counted: ServerCounted | None = None
 
     def since(self, start: int, most: int | None = None) -> Sequence[Piece]:
-        """The tokens from number `start` on, at most `most` of them."""
         end = self.tokens if most is None else min(self.tokens, start + most)
         return self.recorder.pieces[start:end]
 
@@ -515,7 +512,6 @@ class Answer:
         return self.update.recorder.message_id if self.update else ""
 
     def run(self, items: Iterator[Update | Waiting | None]) -> None:
-        """Follow an answer to its end."""
         while self.take(items):
             pass
 

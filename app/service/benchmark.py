@@ -216,7 +216,6 @@ class BenchmarkRuns:
         return report(stored, plan, store.results(benchmark))
 
     def before(self, owner: str, now: Benchmark) -> Report | None:
-        """The last earlier benchmark that measured the same, if there is one."""
         for stored in self.store(owner).list():
             if stored.created < now.created and stored.done and not differences(stored, now):
                 return self.report(owner, stored.id)
@@ -309,7 +308,6 @@ class Runner:
         raise AssertionError("the last attempt is not given up")
 
     def wait_for_others(self) -> None:
-        """Wait until no other task runs, for at most QUIET seconds."""
         latest = monotonic() + QUIET
         for _ in self.task.wait(lambda: not self.core.tasks.others(None) or monotonic() >= latest):
             self.runs.show_waiting(True)

@@ -235,7 +235,6 @@ def rate(count: int, over: float) -> float:
 
 
 def spread(plain: Sequence[Typical], own: Sequence[Typical]) -> tuple[float, float, float] | None:
-    """The quartiles of the speedups of single questions."""
     ratios = [
         (base.seconds / base.tokens) / (mine.seconds / mine.tokens)
         for base, mine in zip(plain, own, strict=False)
@@ -293,7 +292,6 @@ def shared(one: Report, other: Report) -> Sides:
 
 
 def drops(now: Report, before: Report) -> list[Drop]:
-    """The methods that became slower by more than DROP, over the questions that both answered."""
     new, old = shared(now, before)
     plain = None
     if PLAIN in new:

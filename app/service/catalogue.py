@@ -60,8 +60,6 @@ Several = Field(strict=False)
 
 
 class Listed(Outside):
-    """Base of all objects in the file; an undeclared name is an error."""
-
     model_config = ConfigDict(extra="forbid")
 
 
@@ -136,7 +134,6 @@ class Head(Sized):
 
     @model_validator(mode="after")
     def whole(self) -> Self:
-        """`bytes` and `bytes_are` must be given together."""
         if len({"bytes", "bytes_are"} & self.model_fields_set) == 1:
             raise refusal("The head has one of 'bytes' and 'bytes_are'. Give both, or none.")
         return self
@@ -164,7 +161,6 @@ class Entry(Listed):
 
     @model_validator(mode="after")
     def in_order(self) -> Self:
-        """Its drafts are smaller than the target, and ordered."""
         sizes = [each.parameters for each in (*self.drafts, self.target)]
         if sizes != sorted(set(sizes)):
             raise refusal("The drafts must be smaller than the target, in the order of their size.")

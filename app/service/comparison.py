@@ -235,7 +235,6 @@ class Pairs:
                 )
 
     def sharing(self, side: int) -> tuple[int, ...]:
-        """The sides with the same model as this one."""
         return (side,) if self.differs == "model" else (LEFT, RIGHT)
 
     @property

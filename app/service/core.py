@@ -65,7 +65,6 @@ class Core:
         self.say(notice)
 
     def say(self, notice: str) -> None:
-        """Print a notice where the program was started."""
         self.notices.say(notice)
 
     def take_aside(self, owner: str, event: Event) -> None:

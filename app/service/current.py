@@ -74,9 +74,6 @@ def seen_in(metrics: Metrics) -> PlainSpeed | None:
 
 
 class Costs:
-    """The cost curve of the loaded model. `known` is the last curve from the engine, with its
-    model."""
-
     def __init__(self, engine: Engine, database: Database) -> None:
         self.engine, self.database = engine, database
         self.known: tuple[BackendInfo, CostRecord] | None = None
@@ -160,7 +157,6 @@ def tokens(count: int) -> str:
 
 
 def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
-    """What drafts, as one line for the header."""
     if info.server is not None:
         how, problem = on_server(info.server)
         return f"The server drafts {how}." if how else f"The server {problem}."
@@ -169,7 +165,6 @@ def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
 
 
 def on_server(server: ServerInfo) -> tuple[str, str]:
-    """How a server drafts, or why it does not."""
     if not server.drafting:
         return "", "does not draft now" if server.sources else "does not report whether it drafts"
     if not server.databases:

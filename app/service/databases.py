@@ -47,7 +47,6 @@ class PastAnswersStore:
         return len(held.grams)
 
     def drop(self, owner: str, fingerprint: str, pruning: Pruning) -> int:
-        """Drop n-grams by a pruning; returns their number."""
         dropped = self.ngrams(owner, fingerprint).drop(pruning)
         self.forget(owner)
         return dropped

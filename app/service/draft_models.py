@@ -40,7 +40,6 @@ that the next start finds a profile whatever its sampler is."""
 
 
 def sampler_of(sampling: Sampling) -> dict[str, float]:
-    """The settings that acceptance depends on."""
     return {name: float(getattr(sampling, name)) for name in SAMPLER}
 
 
@@ -118,12 +117,10 @@ class Families:
         self.save(profile)
 
     def learned(self, sampling: Sampling) -> Profile | None:
-        """The profile for a sampler, with the outcomes of later answers."""
         profile = self.of(sampling).profile
         return profile and self.latest.get(sampler_key(profile), profile)
 
     def save(self, profile: Profile) -> None:
-        """Store a profile for its sampler, and as the latest one."""
         for sampler in (profile.sampling, LATEST):
             self.store.save(self.key(sampler), profile.mapping())
 
@@ -281,7 +278,6 @@ class Stacks:
         self.offered += [source for source in requested if source not in self.offered]
 
     def fetch(self, source: str) -> None:
-        """Download the missing files of a model without showing progress, until it is stopped."""
         with self.tasks.begin(OWNER, "") as task:
             self.loaders.download(source, lambda done, total: None, task.stop.is_set)
 
@@ -352,7 +348,6 @@ class Stacks:
         return self.families.of(sampling).profile if self.families else None
 
     def loaded(self, sampling: Sampling) -> Family:
-        """Like `family_for`, but raises SettingError without draft models."""
         family = self.family_for(sampling)
         if family is None:
             raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
@@ -384,7 +379,6 @@ class Stacks:
             families.note(known.learned(stack_of(plan, rule), outcome))
 
     def learned(self, sampling: Sampling) -> Profile | None:
-        """The profile for a sampler with the outcomes of later answers, if there is any."""
         return self.families.learned(sampling) if self.families else None
 
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
@@ -408,7 +402,6 @@ class Stacks:
         return [(method_named(name).title, name) for name in names]
 
     def stop(self) -> None:
-        """Stop the waiting or running profile, measurement or download."""
         self.tasks.stop(OWNER, "")
 
     def profile(

@@ -220,7 +220,6 @@ class Decoded(NamedTuple):
 
 
 def decode(content: bytes) -> Decoded | None:
-    """The text of a file; None if it is not text."""
     for mark, codec in MARKS:
         if content.startswith(mark):
             return sound(content, codec)
@@ -243,7 +242,6 @@ def sound(content: bytes, codec: str) -> Decoded | None:
 
 
 def utf_8(content: bytes, wrong: int = 0) -> Decoded | None:
-    """The content in UTF-8, if at most BAD_SHARE of it, or at most `wrong` places, are invalid."""
     found = sound(content, "utf-8")
     if found is None or not found.bad:
         return found
@@ -252,7 +250,6 @@ def utf_8(content: bytes, wrong: int = 0) -> Decoded | None:
 
 
 def guessed(content: bytes) -> Decoded | None:
-    """The content in the encoding with the most plausible text."""
     first = next((at for at, byte in enumerate(content) if byte > 0x7F or not byte), 0)
     begin = max(content.rfind(b"\n", 0, first) + 1, first - SAMPLE // 2)
     samples = dict.fromkeys(ENCODINGS, content[begin : begin + SAMPLE])

@@ -142,7 +142,6 @@ def archived(texts: Iterator[tuple[str, str]], suffix: str) -> Iterator[bytes]:
 
 
 def named(title: str) -> str:
-    """A title as the name of a file, on any system."""
     bare = " ".join(re.sub(r"[^\w\s.,()'-]", " ", title).split())
     return bare[:LONGEST_NAME].strip(" .") or "conversation"
 
@@ -193,7 +192,6 @@ def runs_csv(runs: Iterable[Trace]) -> str:
 
 
 def steps_csv(steps: Sequence[Step]) -> str:
-    """A line per step, with two columns per source: what it drafted, and what was accepted."""
     drafted = {source for step in steps for source in (*step.proposed, *step.accepted)}
     columns = dict(STEPS)
     for source in [*TIERS, *sorted(drafted - {*TIERS})]:
@@ -209,7 +207,6 @@ def counts_of(source: str) -> dict[str, Callable[[Step], Cell]]:
 
 
 def run_json(trace: Trace, run: Run) -> str:
-    """A run with all its stored data; draft trees are written as lists of guesses."""
     steps = []
     for step in run.steps:
         guesses = guesses_of(step)

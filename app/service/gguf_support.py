@@ -127,7 +127,6 @@ def after(progress: Progress, line: str) -> Progress:
 
 
 def reason(lines: Sequence[str], command: Sequence[str]) -> str:
-    """Why the set-up failed, as far as the output shows, and what to do."""
     output = "\n".join(lines)
     again = "Then press Set up GGUF support again."
     if NO_COMPILER.search(output):

@@ -192,7 +192,6 @@ class Tasks:
             return not self.known
 
     def others(self, task: Task | None) -> list[Task]:
-        """All waiting and running tasks of all owners, except this one."""
         with self.lock:
             return [one for known in self.known.values() for one in known if one is not task]
 

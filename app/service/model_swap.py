@@ -76,7 +76,6 @@ class ModelSwap:
         return replace(side, source=source)
 
     def runtime(self, source: str) -> Runtime:
-        """The runtime that a model had last, or the default."""
         ran = (each.runtime for each in self.models.candidates() if each.source == source)
         return next(ran, DEFAULT_RUNTIME)
 
@@ -157,7 +156,6 @@ class Swap:
             swaps.closed = False
 
     def restore(self) -> None:
-        """`go_home`, after any load in progress, and again if the engine's process is replaced."""
         swaps, latest = self.swaps, monotonic() + PATIENCE
         while True:
             swaps.models.slot.wait()

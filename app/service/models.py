@@ -239,7 +239,6 @@ class Models:
         return self.found[folder]
 
     def stop(self) -> None:
-        """Stop the current load while it downloads, or waits for the model."""
         self.slot.cancel()
         for job in [*self.downloads]:
             job.cancel()
@@ -300,7 +299,6 @@ class Models:
             self.stacks.spec = setup.spec
 
     def load_all(self, source: str, runtime: Runtime, drafts: Sequence[str], job: Loading) -> None:
-        """Download a model if needed, load it with its draft models, and remember it."""
         name = title_of(source)
         self.notices = []
         if not self.loaders.present(source):
@@ -315,7 +313,6 @@ class Models:
         job.report(Progress(1.0, f"{name} is loaded."))
 
     def key_of(self, source: str) -> str:
-        """The API key for the server that a source names; "" if there is none."""
         return self.keys.get(parsed(source).origin, "") if is_address(source) else ""
 
     def give_key(self, source: str, key: str) -> None:
@@ -327,7 +324,6 @@ class Models:
             self.keys[parsed(source).origin] = key.strip()
 
     def fetch(self, source: str, job: Loading) -> None:
-        """Download the missing files of a model, until the job is stopped."""
         text = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
@@ -368,8 +364,6 @@ class Models:
         return need.total <= room.free
 
     def exchange(self, request: Load, job: Loading) -> None:
-        """Load a model in place of the current one, and offer the embedded models that can draft
-        for it."""
         spec, drafts = self.stacks.spec, self.engine.state.drafts
         try:
             for item in job.stop.start(lambda: self.engine.load(request)):
@@ -463,7 +457,6 @@ def title_of(source: str) -> str:
 
 
 def embedded_drafts(source: str) -> list[str]:
-    """The embedded draft models for an embedded model, in the same format."""
     if not is_embedded(source):
         return []
     ending = format_of(source).ending

@@ -202,7 +202,6 @@ class Presets:
         return PresetStore(self.database, owner)
 
     def list(self, owner: str) -> Sequence[StoredPreset]:
-        """The built-in presets, and the owner's."""
         return [*PRESETS, *self.store(owner).list()]
 
     def get(self, owner: str, id: str) -> StoredPreset:
@@ -284,7 +283,6 @@ class Presets:
         return found
 
     def free(self, owner: str, name: str) -> str:
-        """The name, with a number if it is taken."""
         taken = {folded(preset.name) for preset in self.list(owner)}
         if folded(name) not in taken:
             return name

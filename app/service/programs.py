@@ -105,7 +105,6 @@ class Sessions:
             self.forget(*key)
 
     def leave(self, owner: str, name: str) -> None:
-        """Forget a session, because its conversation does not fit the context."""
         with self.lock:
             self.known.pop((owner, name), None)
         self.forget(owner, name)

@@ -198,7 +198,6 @@ class Proofs:
                 self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
 
     def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
-        """Store the last pair, with the speedup of drafting if one side was plain."""
         pair, gained = progress.pairs[-1], None
         if not progress.differs and PLAIN in (sides[LEFT].method, sides[RIGHT].method):
             pair = pair if sides[LEFT].method == PLAIN else (pair[RIGHT], pair[LEFT])
@@ -306,7 +305,6 @@ class Background:
                 self.thread.start()
 
     def forget(self, owner: str, conversation: str) -> None:
-        """Drop the waiting proofs of a conversation, and stop a running one."""
         with self.changed:
             known = [*self.checks, *([self.running] if self.running else [])]
             for check in known:

@@ -111,7 +111,6 @@ class Padded:
             yield from job.start("padded").watch()
 
     def work(self, job: Loading) -> None:
-        """Make the model. If another page is already making it, wait for that instead."""
         while not self.busy.acquire(timeout=LOOK_SECONDS):
             if job.stop.is_set():
                 raise Cancelled("The race was stopped.")
@@ -122,7 +121,6 @@ class Padded:
             self.busy.release()
 
     def written(self, job: Loading) -> None:
-        """Write the files in a separate process, because torch would stay in this one's memory."""
         assert self.path is not None
         title, last = title_of(PADDED), ""
         try:
@@ -162,8 +160,6 @@ GAIN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Both runs, the model that made them, whether their texts agree, and the speedup."""
-
     plain: Run
     fast: Run
     verdict: Verdict
@@ -172,7 +168,6 @@ class Race:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property

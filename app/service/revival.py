@@ -185,14 +185,12 @@ class Revival:
         self.tell(f"{reason} {last.name} is tried again {self.when}.{advice if self.page else ''}")
 
     def put_off(self, last: ModelSetup) -> None:
-        """Try to load a model later; each wait is longer than the last."""
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self.waits)
         self.waits += 1
         self.given_up, self.due = last, monotonic() + wait
         self.later(wait, lambda: self.try_again(last))
 
     def try_again(self, last: ModelSetup) -> None:
-        """Load a model that was given up, unless another one was loaded meanwhile."""
         with self.lock:
             if self.given_up is not last:
                 return
@@ -205,7 +203,6 @@ class Revival:
 
     @property
     def when(self) -> str:
-        """When a model that was given up is tried again, in words."""
         seconds = max(1, round(self.due - monotonic()))
         if seconds < 120:
             return f"in {seconds} second{'s' * (seconds != 1)}"
@@ -255,6 +252,5 @@ class Revival:
 
 
 def end_hung(engine: Engine) -> None:
-    """End a process that did not stop an answer."""
     if isinstance(engine, Mortal):
         engine.kill("The engine did not stop when asked, so it was ended.")

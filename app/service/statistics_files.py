@@ -161,7 +161,6 @@ class StatisticsFiles:
     def read(
         self, files: Sequence[Path], spec: Spec, tokens: IO[bytes], job: Building
     ) -> tuple[int, bool]:
-        """Write the tokens of all documents; returns their number, and whether reading was cut."""
         meter, whole = Meter(), sum(file.stat().st_size for file in files) or 1
         most = min(MOST_TOKENS, int(psutil.virtual_memory().available * SPARED) // TOKEN_BYTES)
         count = 0
@@ -181,13 +180,11 @@ class StatisticsFiles:
         return count, False
 
     def rest(self, job: Building) -> None:
-        """Pause while an answer grows, for at most REST_SECONDS."""
         until = monotonic() + REST_SECONDS
         while self.answering() and not job.stop.is_set() and monotonic() < until:
             job.stop.event.wait(GLANCE_SECONDS)
 
     def count(self, spec: Spec, tokens: IO[bytes], count: int, job: Building) -> dict[str, str]:
-        """Count the tokens in another process; returns the file's metadata."""
         job.report(Progress(None, f"Counting {count:,} tokens"))
         tokens.seek(0)
         command = process.command("storage.statistics_build", spec.command())
@@ -294,7 +291,6 @@ class StatisticsFiles:
 
 
 def reading(name: str, share: float, count: int, seconds: float) -> Progress:
-    """The progress of reading after `seconds`, with the rate and the estimated time left."""
     share, spent = min(1.0, share), max(seconds, 1e-3)
     left = spent * (1 - share) / share if share else 0.0
     minutes, rest = divmod(round(left), 60)

@@ -155,8 +155,6 @@ class Occurrence(NamedTuple):
 
 
 def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Occurrence | None:
-    """The last place of a guess before token `until` of the last message, which is the answer. None
-    if it is not found."""
     *earlier, answer = spoken
     found = by_tokens(answer, guess, until) if guess.whole else None
     for message in reversed(earlier):
@@ -183,7 +181,6 @@ def by_tokens(message: Spoken, guess: Guess, until: int) -> Occurrence | None:
 
 
 def by_text(message: Spoken, text: str) -> Occurrence | None:
-    """The last place of a text as whole words, or else anywhere."""
     if not text.strip():
         return None
     content = message.text
@@ -270,7 +267,6 @@ class Origins:
     token: int
 
     def origin(self, node: Node, text: str | None) -> Data:
-        """A place in the conversation or how often the guess was seen; empty if unknown."""
         size = min(node.match_length, self.token)
         whole = size == node.match_length
         before = self.answer[self.token - size : self.token]
@@ -300,7 +296,6 @@ class Origins:
 
     @cached_property
     def spoken(self) -> list[Spoken]:
-        """The messages of the conversation up to the answer, which comes last."""
         traces, key, found = Traces(self.database, self.owner), "", list[Spoken]()
         if self.trace.conversation_id is not None:
             store = Conversations(self.database, self.owner)
@@ -313,7 +308,6 @@ class Origins:
         return [*found, spoken_of(key, self.answer)]
 
     def read(self, traces: Traces, message: StoredMessage) -> Spoken:
-        """A message, with its tokens if it is an undamaged answer of the same model."""
         if message.run_id and self.model_fingerprint:
             with suppress(StorageError):
                 if traces.model_fingerprint(message.run_id) == self.model_fingerprint:
@@ -401,7 +395,6 @@ class Why:
 
 
 def guesses_of(step: Step) -> tuple[Node, ...] | None:
-    """The guesses of a step; None if they were not recorded or are damaged."""
     try:
         return nodes(step)
     except (IndexError, ValueError):
