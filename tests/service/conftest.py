@@ -8,10 +8,8 @@ import openai
 import pytest
 
 from app.service.session import Session
-from engine.local import Local
 from storage.database import Database
-from storage.drafting import DraftingStore
-from tests.support.inside import Held
+from tests.support.inside import Held, on_toy
 from tests.support.quick import each_step, quick
 from tests.support.served import Served
 from tests.support.shop import shop
@@ -26,7 +24,7 @@ def toy() -> Held:
 
 @pytest.fixture
 def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy, store=DraftingStore(db)), db)
+    return on_toy(db, toy)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
-from tests.support.inside import compare
+from tests.support.inside import FULL, compare, failing, messages, prove
 
 OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)
@@ -339,10 +339,7 @@ def test_a_profile_that_is_left_frees_the_model(stacks: Stacks) -> None:
 
 
 def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(local(stacks).drafts["mid"], "score", fail)
+    monkeypatch.setattr(local(stacks).drafts["mid"], "score", failing(MemoryError("no room")))
     with pytest.raises(ModelError, match=r"profile failed \(no room\)"):
         profile(stacks)
     monkeypatch.undo()
@@ -352,11 +349,8 @@ def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.Mo
 def test_a_profile_that_cannot_be_stored_is_used(
     stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(ProfileStore, "save", full)
-    monkeypatch.setattr(ProfileStore, "load", full)
+    monkeypatch.setattr(ProfileStore, "save", failing(FULL))
+    monkeypatch.setattr(ProfileStore, "load", failing(FULL))
     warm = replace(SAMPLING, temperature=1.5)
     with pytest.raises(StorageError):
         profile(stacks, warm)
@@ -426,8 +420,8 @@ def test_draft_models_change_no_word_of_an_answer(
     _, plain = ask(session, preferences("plain"))
     conversation, update = ask(session, preferences(method))
     assert update.text == plain.text and session.notices.take(OWNER) == []
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert proof.verdict is not None and proof.verdict.identical
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
     *_, last = compare(session, OWNER, "hello there", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
@@ -442,7 +436,7 @@ def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
     found = {piece.source for piece in update.pieces} - {"target"}
     assert found and found <= {DRAFT + "small", DRAFT + "mid"}
     assert set(update.metrics.levels) == {DRAFT + "small", DRAFT + "mid"}
-    stored = session.chat.conversations(OWNER).messages(conversation)[1].pieces
+    stored = messages(session, conversation)[1].pieces
     assert stored == tuple(update.pieces)
 
 
@@ -505,7 +499,7 @@ def test_a_draft_model_that_fails_costs_speed_only(
 def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: Stacks) -> None:
     rejection = Drafting(rule="rejection")
     conversation, _ = ask(session, preferences("hsd:small@4", rejection))
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
     stack = preferences("hsd:small@4", rejection)
     *_, last = compare(session, OWNER, "hello there", stack, 1)
@@ -514,7 +508,7 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
     conversation = session.chat.say(OWNER, None, "hello there")
     list(session.answering.answer(OWNER, conversation, cold))
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
 

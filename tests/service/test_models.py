@@ -25,7 +25,7 @@ from app.service.session import Session
 from engine.backends.base import Backend, LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.engine import Event, Request
-from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
+from engine.errors import Cancelled, ModelError, PromptError, SettingError
 from engine.local import Local
 from engine.queue import Waiting
 from engine.runs import UNMEASURED
@@ -38,7 +38,7 @@ from storage.machine import SourceStore
 from storage.ngrams import ModelNgrams
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
-from tests.support.inside import OWNER, compare, local, preferences
+from tests.support.inside import FULL, OWNER, compare, failing, local, preferences
 from tests.support.inside import ask as answered
 from tests.support.shop import Shop, ask, fails, load_model
 
@@ -362,10 +362,7 @@ def test_a_download_that_no_one_foresaw_to_fail_says_so(session: Session) -> Non
 def test_a_memory_of_models_that_fails_costs_no_model(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(SourceStore, "add", full)
+    monkeypatch.setattr(SourceStore, "add", failing(FULL))
     load_model(session, shop.source("two"))
     assert session.models.notices == ["The disk is full."] and ask(session).text
 
