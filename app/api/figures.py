@@ -1,12 +1,10 @@
 """Figures of each answer in the formats of llama-server, vLLM and Strata, and counters of all
 answers for Prometheus.
 
-All figures come from `engine.metrics`. A drafted token is a node of a draft tree, and an accepted
-token is one that was kept. The token that the model adds after them (the bonus token) counts as
-neither in all three formats. As in vLLM, only a step that drafted counts as a vLLM step.
-
-A counter with the same meaning as in vLLM has vLLM's name, so that its dashboards work. The names
-of other counters begin with `strata_`. All counters start at 0 with the program.
+A drafted token is a node of a draft tree, and an accepted token is one that was kept. The token
+that the model adds after them (the bonus token) counts as neither in all three formats. As in vLLM,
+only a step that drafted counts as a vLLM step. A counter with the same meaning as in vLLM has
+vLLM's name, so that its dashboards work. All counters start at 0 with the program.
 """
 
 import threading

@@ -1,19 +1,17 @@
 """Answers the user's last message: decodes the answer, stores it, and updates the pages it grows
 on.
 
-Two invariants hold. First, if the program is killed or the engine crashes, at most the last second
-of the answer is lost. New text is stored by a separate thread, because the model may take long over
-a step or over learning, and no page may be open to fetch the next update. The last step is stored
-before anyone sees it. A message is created together with its first text and its run, so that no
-empty message remains.
+If the program is killed or the engine crashes, at most the last second of the answer is lost: a
+separate thread stores new text, because the model may take long over a step, and no page may be
+open. The last step is stored before anyone sees it. A message is created together with its first
+text and its run, so that no empty message remains.
 
-Second, what was added never changes, so an `Update` copies nothing: the cost of adding an event
-depends on the length of the event, not of the answer. The same holds for storing, except for the
-text itself.
+What was added never changes, so an `Update` copies nothing: adding and storing an event costs time
+by the length of the event, not of the answer, except for the text itself.
 
-An answer needs no page. It runs to its end on its own thread, and several pages may watch it. A
-page that knows the answer's token may watch, as tokens cannot be guessed. Watching holds no thread:
-an answer rings a bell in the event loops that wait for updates.
+An answer needs no page. It runs to its end on its own thread. Any page that knows its token may
+watch, as tokens cannot be guessed. Watching holds no thread: an answer rings a bell in the event
+loops that wait for updates.
 """
 
 import asyncio

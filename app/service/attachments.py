@@ -1,7 +1,5 @@
-"""Files that go with a message: read once, as text, and written into the message itself.
-
-A message with files begins with a block for each of them, which the model reads like any other
-text:
+"""Files that go with a message: read once, as text, and written into the message itself, as a block
+before the user's text. The model reads them like any other text:
 
     Attached file: notes.md
     ```md
@@ -11,17 +9,12 @@ text:
     text of the user
 
 The fence is longer than any run of backticks in the file, so `split` finds the end of every block,
-and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
-copies and other programs keep it with the message.
-
-A text to rewrite (app/service/rewriting.py) is such a file as well, with REWRITE in place of LABEL.
+and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports and
+copies keep it. A text to rewrite (app/service/rewriting.py) has REWRITE in place of LABEL.
 
 If a text does not state its encoding, the encoding is guessed (encodings.py), and the guess is
-shown with the file. A file in another format is refused, and the message names the format, even if
-a few bytes precede its signature.
-
-PDF files are read in the calling thread, within a time limit. The limit is checked at every drawing
-command, so even a page that never ends is stopped. pypdf itself limits what a file may unpack.
+shown. A file in another format is refused, and the message names the format. PDF files are read in
+the calling thread, within a time limit that is checked at every drawing command.
 """
 
 import io

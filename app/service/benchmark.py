@@ -4,9 +4,8 @@ Every method begins every question from the same state: it knows what was stored
 began, or nothing, and no run teaches another. The order of the methods is rotated from question to
 question, so that a drifting load of the machine affects all of them alike.
 
-Chats have priority. A run waits up to QUIET seconds until no other task runs. If another task
-begins to wait during a run, the run is given up at once and repeated afterwards. The last of
-ATTEMPTS is not given up, but stored as disturbed.
+Chats have priority. A run waits up to QUIET seconds until no other task runs, and is given up for
+a task that begins to wait. The last of ATTEMPTS is not given up, but stored as disturbed.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
 The sides differ in their method (plain decoding is one of them), in their settings, or in their
 model. Every run starts from an empty state (engine/compare.py) and no run learns from another. The
 order is swapped from pair to pair, so that a machine that warms up or slows down favours neither
-side. Both sides are drawn in the same way while they run, so a page costs both the same.
+side.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,7 @@
 """What drafting remembers for an owner: wiping, importing, exporting, pruning and looking it up.
 
 The engine reads past answers and adds to them (storage/drafting.py). Changes by the user are stored
-here, and then the engine drops its copy. N-grams and calibration belong together: both come from
-the same answers, are stored for the same owner and model, and are wiped together.
+here, and then the engine drops its copy.
 """
 
 from collections import Counter

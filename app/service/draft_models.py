@@ -1,7 +1,7 @@
 """The draft models for the loaded target: the candidates, the memory they need, and their profiles.
 
-A model that does not fit into memory is refused before it is loaded. If anything fails, the loaded
-models and profiles stay as they were. Draft models can cost speed, but they never change an answer.
+If anything fails, the loaded models and profiles stay as they were. Draft models can cost speed,
+but they never change an answer.
 
 How often a draft is accepted depends on the sampler, so each profile is measured and stored for one
 sampler. Other samplers use the nearest profile: it may lead to a slower plan, but never to another

@@ -2,9 +2,8 @@
 
 Any of the `ENCODINGS` decodes a file to some text. The one whose characters are most plausible for
 a language written in it wins (`plausibility`). UTF-8 is not a guess, because text in other
-encodings is hardly ever valid UTF-8. A few wrong bytes in it are replaced; a single one, such as a
-character that was cut off, only if no other encoding is plausible. The caller learns what was
-guessed. A file without plausible text is not decoded.
+encodings is hardly ever valid UTF-8. A few wrong bytes in it are replaced; a single one only if no
+other encoding is plausible. A file without plausible text is not decoded.
 """
 
 import codecs

@@ -1,10 +1,9 @@
 """Exports to files: conversations, runs and their steps.
 
 Conversations are written one by one while they are sent, so that thousands of them need the memory
-of one. Numbers are written as they are stored, and times in seconds. A spreadsheet runs a cell that
-begins like a formula, so in CSV an apostrophe precedes any such text. Some spreadsheets also split
-lines at semicolons or tabs and ignore our quotes, so an apostrophe is put before everything that
-could begin a cell there as well. Our own ids, and all JSON, are exact.
+of one. A spreadsheet runs a cell that begins like a formula, so in CSV an apostrophe precedes any
+such text, and everything that could begin a cell where lines are split at semicolons or tabs. Our
+own ids, and all JSON, are exact.
 """
 
 import csv

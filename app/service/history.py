@@ -1,8 +1,5 @@
 """Finished answers, with the data that is needed to prove or to continue them.
 
-The last answer of each conversation is remembered so that it can be proved. The runs of a
-comparison are stored here; an answer's own run is stored while it grows (app/service/answering.py).
-
 An answer that was stopped, or cut by a limit or a crash, can be continued. The same model reads
 exactly the same tokens again, and the next token depends only on them, the seed and the position
 (engine/sampling.py). So with the same settings the whole answer equals, token for token, that of a

@@ -1,9 +1,8 @@
 """Temporarily swaps the loaded model for another one, so that two models can be compared.
 
-The usual model, which was loaded before, is loaded again however the comparison ends: completed,
-stopped, failed, or with its page closed. The other model never answers a chat: requests wait at the
-gate meanwhile. The other model is loaded only when no other task runs, and after each of its runs
-the waiting tasks get the usual model first. If the user loads a model meanwhile, that model stays.
+The usual model is loaded again however the comparison ends, unless the user loads one meanwhile.
+The other model never answers a chat: requests wait at the gate. It is loaded only when no other
+task runs, and after each of its runs the waiting tasks get the usual model first.
 """
 
 from collections.abc import Callable, Iterator

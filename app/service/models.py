@@ -2,7 +2,6 @@
 
 If loading fails, the app keeps the model it had. If both models fit into memory, the new one is
 loaded first. Otherwise the old one is unloaded to make room, and loaded again if the new one fails.
-All work with a model runs on one thread, so a single model writes each answer from start to end.
 
 Models in folders that Strata manages (the hub's cache, and `models` in the data directory) can be
 deleted from the disk; other models can only be taken off the list. A model that is in use, or that

@@ -1,8 +1,8 @@
 """The user's settings for answers, as one value that a conversation stores, and presets of them.
 
-New conversations begin with a preset. Some presets come with the program, and each owner has their
-own. A preset may leave settings out; for these the recommendations of the loaded model's makers are
-used, so one preset fits every model. Deletions can be undone until the program ends.
+Some presets come with the program, and each owner has their own. A preset may leave settings out;
+for these the recommendations of the loaded model's makers are used, so one preset fits every model.
+Deletions can be undone until the program ends.
 """
 
 import secrets

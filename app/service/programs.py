@@ -1,10 +1,9 @@
 """Answers for other programs: they use the same queue as the page's answers, and are not stored.
 
 A program sends the whole conversation with every request. A request that continues an earlier one
-shares its session, so the model reads only the new part. What drafting knows about the conversation
-is kept in memory as long as the session. Only n-grams and their calibration are stored, for the
-owner of the request: each key is an owner, and so are all programs without a key together. So the
-page and every key take turns, and no key drafts from another key's text.
+shares its session, so the model reads only the new part. Only n-grams and their calibration are
+stored, for the owner of the request: each key is an owner, and so are all programs without a key
+together. So the page and every key take turns, and no key drafts from another key's text.
 """
 
 import secrets

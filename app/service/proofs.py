@@ -2,11 +2,10 @@
 
 Both decode in the same pairs of runs (app/service/comparison.py).
 
-Answers can also be proved in the background, which shows a badge on each answer. This costs time,
-so it is off by default. Such proofs begin only while no other request needs the model, and are
-stopped as soon as one does (engine/queue.py). A stopped proof begins again later. The outcome is
-stored with the answer's run and deleted with it. Waiting proofs are forgotten when the program
-ends, as the prompt of an answer is not stored.
+Answers can also be proved in the background, while no other request needs the model
+(engine/queue.py). A proof that is stopped for one begins again later. The outcome is stored with
+the answer's run. Waiting proofs are forgotten when the program ends, as the prompt of an answer is
+not stored.
 """
 
 import logging

@@ -1,13 +1,9 @@
-"""A race of plain decoding against drafting: one short prompt, decoded in both ways and timed.
-
-Both runs start from an empty state, one after the other, so each has the machine to itself
-(app/service/comparison.py). Afterwards the recorded runs are shown side by side at their real pace.
+"""A race of plain decoding against drafting: one short prompt, decoded in both ways and timed, one
+after the other, so each has the machine to itself (app/service/comparison.py).
 
 A race is meant to show a gain. If measurements on this machine say that the loaded model has none,
 the page says so before anything is recorded. The race can also be run with the padded demonstration
-model, which is loaded for it (app/service/model_swap.py).
-
-That is the demonstration model at the cost of a real one: the same weights, padded to 0.5 B
+model, which is loaded for it (app/service/model_swap.py): the same weights at the cost of 0.5 B
 parameters (engine/models/inflate.py), because a model of 10 M parameters fits into the processor's
 cache. On a processor it races in 4 bits, elsewhere in float32: in bfloat16 near-ties are so
 frequent that the texts part within a few words. It is made on demand, and stays in the data

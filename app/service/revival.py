@@ -1,11 +1,9 @@
 """Restarts the engine's process after a crash, and loads its model again.
 
 The cause of a crash may crash the next process as well. So the model is given up for a while if the
-process crashes while loading it again, or for the third time within five minutes. The app then runs
-without a model, says so, and tries again later. Each wait is twice as long as the one before.
-
-llama.cpp's fast path may be the cause of a crash, even if its trial once passed. So the results of
-trials are forgotten, and the next GGUF file is tried again (engine/backends/fast_path.py).
+process crashes while loading it again, or for the third time within five minutes, and each wait is
+twice as long as the one before. llama.cpp's fast path may be the cause, even if its trial once
+passed, so the results of trials are forgotten (engine/backends/fast_path.py).
 """
 
 import threading

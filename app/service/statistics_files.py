@@ -1,12 +1,9 @@
 """Builds, imports, exports and removes statistics files for the loaded model's tokenizer.
 
-A build continues if the page that began it closes, and leaves no files if it is stopped. It has two
-parts. First the engine tokenizes the texts, batch by batch: one batch in REST_SECONDS while an
-answer grows, otherwise as fast as it can. Then a separate process with low priority counts the
-tokens (storage/statistics_build.py). The new file replaces the old one atomically, and later
-answers draft from it.
-
-An imported file is opened read-only and checked before it is copied to its place.
+First the engine tokenizes the texts, batch by batch: one batch in REST_SECONDS while an answer
+grows, otherwise as fast as it can. Then a separate process with low priority counts the tokens
+(storage/statistics_build.py). The new file replaces the old one atomically, and later answers draft
+from it. A stopped build leaves no files. An imported file is checked before it is copied.
 """
 
 import json

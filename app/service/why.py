@@ -1,19 +1,16 @@
 """Why an answer was fast: in one sentence, and step by step with the origin of each guess.
 
-Everything comes from stored data of the owner. The loaded model turns token ids into text if it is
-the model that gave the answer; otherwise only the texts in the answer itself are known. All results
-are plain data, and text of a model or a user is never treated as anything but text.
+Everything comes from stored data of the owner, and is plain data. The loaded model turns token ids
+into text if it gave the answer; otherwise only the texts in the answer itself are known.
 
 Guessed tokens are accepted drafts. The time saved is the time of plain decoding at the same load
-minus the time of the answer, as for the live speedup (engine/compare.py). It is left out where it
-means little: for a few tokens, and below what a clock can measure. If guessing cost more than it
-saved, the sentence says so. For an answer from a server only the server's counters are known. They
-count the whole server, so they include requests of other users at the same time.
+minus the time of the answer, as for the live speedup (engine/compare.py). It is left out for a few
+tokens, and below what a clock can measure. For an answer from a server only the counters of the
+whole server are known, which include requests of other users at the same time.
 
-The context tier counts what followed the last tokens; it stores no positions. So the place that a
-guess was copied from is searched when a user asks for it: the last place before the step with the
-same tokens. In answers of the same model tokens are compared, which is exact. User messages are
-stored as text only, so there the same text is searched, whole words first.
+The context tier stores no positions. So the place that a guess was copied from is searched when a
+user asks for it: the last place before the step with the same tokens. User messages are stored as
+text only, so there the same text is searched, whole words first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
