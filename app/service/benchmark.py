@@ -91,9 +91,8 @@ class BenchmarkRuns:
     early."""
 
     def __init__(self, core: Core) -> None:
-        self.core = core
+        self.core, self.owner = core, ""
         self.slot = Slot[BenchmarkStatus, str]()
-        self.owner = ""
 
     @property
     def status(self) -> BenchmarkStatus | None:
@@ -141,9 +140,8 @@ class BenchmarkRuns:
                 f"This benchmark was started with version {stored.version}, and this is "
                 f"{__version__}: their figures do not mix. Start a new one."
             )
-        job = self.slot.take(
-            lambda: self.job(owner, benchmark, plan, store.results(benchmark)), under_way()
-        )
+        results = store.results(benchmark)
+        job = self.slot.take(lambda: self.job(owner, benchmark, plan, results), under_way())
         return job.start("benchmark")
 
     def check(self, plan: Plan) -> None:
@@ -316,8 +314,7 @@ class Runner:
     ) -> tuple[Run | None, bool]:
         """One run, None if it was given up for another task; and whether it was disturbed."""
         generation = self.plan.generation
-        if tokens is not None:
-            generation = replace(generation, max_tokens=tokens)
+        generation = replace(generation, max_tokens=tokens or generation.max_tokens)
         profile = self.core.stacks.profile_for(generation.sampling)
         messages = (Message("user", question.text),)
         request = Request(messages, (), generation, method, profile, BENCHMARK, measured=Measured())

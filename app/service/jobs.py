@@ -269,8 +269,7 @@ class Job(Generic[P, R]):
             yield self.progress
             self.over.wait(LOOK_SECONDS)
         yield self.progress
-        if self.error is not None:
-            raise self.error
+        self.result()
 
     def result(self) -> R:
         """Wait until the job is over; return what `work` returned. Raises the job's error."""
@@ -282,8 +281,7 @@ class Job(Generic[P, R]):
     @property
     def problem(self) -> str:
         """Why the job failed; "" while it runs, and if it succeeded or was stopped."""
-        failed = self.error is not None and not isinstance(self.error, Cancelled)
-        return str(self.error) if failed else ""
+        return "" if isinstance(self.error, Cancelled) else str(self.error or "")
 
     @property
     def seconds(self) -> float:
@@ -328,12 +326,10 @@ class Slot(Generic[P, R]):
             job.ended = free
         return job
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the current job is over, for at most `seconds`. Returns whether there was a
-        job."""
+    def wait(self) -> None:
+        """Wait until the current job is over."""
         if (job := self.running) is not None:
-            job.over.wait(seconds)
-        return job is not None
+            job.over.wait()
 
     def cancel(self, hung: Callable[[], None] | None = None) -> None:
         if (job := self.running) is not None:
