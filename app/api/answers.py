@@ -226,7 +226,7 @@ class OpenAIReply(Reply):
         super().__init__(completion, info)
         assert isinstance(completion.body, OpenAI)
         self.kind = completion.body.kind
-        self.with_logprobs = completion.wanted.likeliest is not None
+        self.with_logprobs = completion.options.likeliest is not None
         self.id = PREFIX[self.kind] + secrets.token_hex(12)
 
     def take(self, event: AnswerEvent) -> list[Data]:
@@ -237,7 +237,7 @@ class OpenAIReply(Reply):
         grown = self.choices[event.choice]
         if isinstance(event, Over):
             grown.over = event
-            last = len(self.answered) == len(self.choices) and not self.completion.wanted.usage
+            last = len(self.answered) == len(self.choices) and not self.completion.options.usage
             more = figures(self.answered) if last else {}
             return [self.chunk(event.choice, "", grown.finish, **more)]
         before = len(grown.calls)
@@ -269,7 +269,7 @@ class OpenAIReply(Reply):
         return self.head(WHOLE) | {"choices": choices, **self.totals()}
 
     def last(self) -> list[Data]:
-        if not self.completion.wanted.usage:
+        if not self.completion.options.usage:
             return []
         return [self.head(CHUNK) | {"choices": [], **self.totals()}]
 
@@ -307,6 +307,6 @@ class OpenAIReply(Reply):
             shown = {"content": text} if text else {}
             content = {"delta": (delta or {}) | shown | with_reasoning(reasoning)}
         choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
-        if self.completion.wanted.usage:
+        if self.completion.options.usage:
             more["usage"] = None
         return self.head(CHUNK) | {"choices": [choice], **more}

@@ -190,7 +190,7 @@ class Service:
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
     ) -> Generator[AnswerEvent, None, None]:
-        texts = self.texts if completion.wanted.likeliest is not None else None
+        texts = self.texts if completion.options.likeliest is not None else None
         arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
         self.count(1, 0)
@@ -202,9 +202,9 @@ class Service:
                         self.count(-1, 1)
                         choice.info = event.info
                         if request.tools and event.info.calls:
-                            form, single = event.info.calls, completion.wanted.single
+                            form, single = event.info.calls, completion.options.single
                             choice.calls = CallSplitter(form, request.tools, single)
-                        if completion.wanted.parted:
+                        if completion.options.parted:
                             known = len(request.begun)
                             choice.splitter = Splitter(event.info.marks, event.thinks, known)
                             choice.splitter.push(request.begun)

@@ -183,42 +183,26 @@ def is_address(host: str, port: int) -> bool:
         return False
 
 
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def is_free(host: str, port: int) -> bool:
-    with socket.socket(family_of(host), socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
 def pick_port(host: str, requested: int | None) -> int:
     """The requested port, or a free one for None and 0. Raises SettingError if there is none."""
+    usual = range(FIRST_PORT, FIRST_PORT + PORTS_TRIED) if requested is None else ()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    why = ""
+    for port in (*usual, requested or 0):
+        try:
+            with socket.create_server((host, port), family=family) as probe:
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            why = error.strerror or str(error)
     if requested:
-        if not is_free(host, requested):
-            raise SettingError(
-                f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
-                "not this machine's. Choose another with --port, or leave it out."
-            )
-        return requested
-    if requested is None:
-        for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
-            if is_free(host, port):
-                return port
-    try:
-        with socket.socket(family_of(host)) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
         raise SettingError(
-            f"The address {host!r} cannot be listened on ({error.strerror or error}). "
-            "Give an address of this machine with --host."
-        ) from error
+            f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
+            "not this machine's. Choose another with --port, or leave it out."
+        )
+    raise SettingError(
+        f"The address {host!r} cannot be listened on ({why}). Give an address of this machine with "
+        "--host."
+    )
 
 
 class Access:

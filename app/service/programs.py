@@ -43,12 +43,12 @@ def common_prefix(left: str, right: str) -> int:
 def text_of(request: Request) -> str:
     """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
-        turns = (*map(str, request.tools), *map(said, request.messages))
+        turns = (*map(str, request.tools), *map(turn_of, request.messages))
         return "".join(turns) + (turn("assistant", request.begun) if request.begun else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
 
 
-def said(message: Message) -> str:
+def turn_of(message: Message) -> str:
     return turn(message.role, message.content) + "".join(map(str, message.calls))
 
 
@@ -127,7 +127,7 @@ class Answers:
 
     def keep(self, owner: str, id: str, messages: tuple[Message, ...]) -> None:
         with self.lock:
-            self.known[owner, id] = messages, sum(len(said(each)) for each in messages)
+            self.known[owner, id] = messages, sum(len(turn_of(each)) for each in messages)
             left = sum(size for _, size in self.known.values())
             while len(self.known) > self.KEPT or len(self.known) > 1 and left > Sessions.CHARACTERS:
                 left -= self.known.popitem(last=False)[1][1]
