@@ -210,6 +210,7 @@ class Counters:
             lambda: defaultdict(float)
         )
         """The value of each series, in Prometheus' format, by the name of its metric."""
+        self.waiting, self.running = 0, 0
         self.lock = threading.Lock()
 
     def answered(self, one: AnswerFigures, finish: str, first: float | None, whole: float) -> None:
@@ -229,6 +230,12 @@ class Counters:
             if first is not None:
                 self.add_duration(FIRST, first, model)
 
+    def change(self, waiting: int = 0, running: int = 0) -> None:
+        """Count requests that begin or end to wait, and to run."""
+        with self.lock:
+            self.waiting += waiting
+            self.running += running
+
     def failed(self, status: int) -> None:
         with self.lock:
             self.add(REFUSED, 1, status=str(status))
@@ -244,12 +251,12 @@ class Counters:
         values[series(f"{name}_sum", model_name=model)] += seconds
         values[series(f"{name}_count", model_name=model)] += 1
 
-    def text(self, waiting: int, running: int, model: str) -> str:
+    def text(self, model: str) -> str:
         """All counters in Prometheus' format; `model` is the name of the loaded model, "" if there
         is none."""
         gauges = {
-            "vllm:num_requests_running": running,
-            "vllm:num_requests_waiting": waiting,
+            "vllm:num_requests_running": self.running,
+            "vllm:num_requests_waiting": self.waiting,
             "strata_model_loaded": int(bool(model)),
         }
         lines = []

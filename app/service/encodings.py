@@ -36,6 +36,9 @@ MARKS = (
 )
 CUT = "\ufffd"
 
+DATA = json.loads(read("encodings.json"))
+"""The encodings, the letters that are not ASCII by script and language, the most frequent first, and
+the most usual characters of Eastern languages."""
 PUNCTUATION = {
     *"“”‘’„‚«»‹›–—…•·°§©®™€£¥№×±²³µ¼½¾\u00a0\u00ad¿¡",
     *"、。，：；！？（）「」『』《》〈〉【】・　～ー－／％＋",
@@ -79,17 +82,14 @@ def weights_of(languages: Mapping[str, str], roman: bool) -> tuple[Weigh, ...]:
     return tuple(alphabetic(letters, others, slope) for letters in languages.values())
 
 
-LETTERS = json.loads(read("letters.json"))
-"""The letters that are not ASCII, by script and language, the most frequent first, and the most
-usual characters of Eastern languages."""
 EASTERN: dict[str, Weigh] = {
-    "zh": ideographic(LETTERS["common"]["zh"], 0.1, -0.5),
-    "tw": ideographic(LETTERS["common"]["tw"], 0.1, -0.5),
-    "ja": ideographic(LETTERS["common"]["ja"], 1.0, -0.5),
-    "ko": ideographic(LETTERS["common"]["ko"], 0.0, 0.3),
+    "zh": ideographic(DATA["common"]["zh"], 0.1, -0.5),
+    "tw": ideographic(DATA["common"]["tw"], 0.1, -0.5),
+    "ja": ideographic(DATA["common"]["ja"], 1.0, -0.5),
+    "ko": ideographic(DATA["common"]["ko"], 0.0, 0.3),
 }
 SCRIPTS: dict[str, tuple[Weigh, ...]] = {
-    **{name: weights_of(known, name in ROMAN) for name, known in LETTERS["alphabets"].items()},
+    **{name: weights_of(known, name in ROMAN) for name, known in DATA["alphabets"].items()},
     **{name: (weigh,) for name, weigh in EASTERN.items()},
 }
 
@@ -103,42 +103,8 @@ class Encoding(NamedTuple):
 
 
 ALL = tuple(SCRIPTS)
-ENCODINGS = (
-    Encoding("cp1252", "Windows-1252", ("latin",)),
-    Encoding("gb18030", "GB18030", ("zh",)),
-    Encoding("cp932", "Shift_JIS", ("ja",)),
-    Encoding("big5hkscs", "Big5", ("tw",)),
-    Encoding("cp950", "Big5", ("tw",)),
-    Encoding("cp949", "EUC-KR", ("ko",)),
-    Encoding("euc_jp", "EUC-JP", ("ja",)),
-    Encoding("cp1251", "Windows-1251", ("cyrillic",)),
-    Encoding("koi8_r", "KOI8-R", ("cyrillic",)),
-    Encoding("koi8_u", "KOI8-U", ("cyrillic",)),
-    Encoding("cp866", "CP866", ("cyrillic",)),
-    Encoding("iso8859_5", "ISO-8859-5", ("cyrillic",)),
-    Encoding("mac_cyrillic", "Mac Cyrillic", ("cyrillic",)),
-    Encoding("cp1250", "Windows-1250", ("central",)),
-    Encoding("iso8859_2", "ISO-8859-2", ("central",)),
-    Encoding("cp1253", "Windows-1253", ("greek",)),
-    Encoding("iso8859_7", "ISO-8859-7", ("greek",)),
-    Encoding("cp1254", "Windows-1254", ("turkish",)),
-    Encoding("cp1257", "Windows-1257", ("baltic",)),
-    Encoding("cp1255", "Windows-1255", ("hebrew",)),
-    Encoding("iso8859_8", "ISO-8859-8", ("hebrew",)),
-    Encoding("cp1256", "Windows-1256", ("arabic",)),
-    Encoding("iso8859_6", "ISO-8859-6", ("arabic",)),
-    Encoding("cp874", "Windows-874", ("thai",)),
-    Encoding("cp1258", "Windows-1258", ("vietnamese",)),
-    Encoding("iso8859_15", "ISO-8859-15", ("latin",)),
-    Encoding("mac_roman", "Mac Roman", ("latin",)),
-    Encoding("cp850", "CP850", ("latin",)),
-    Encoding("cp437", "CP437", ("latin",)),
-    Encoding("cp852", "CP852", ("central",)),
-    Encoding("iso8859_4", "ISO-8859-4", ("baltic",)),
-    Encoding("cp737", "CP737", ("greek",)),
-    Encoding("cp862", "CP862", ("hebrew",)),
-    Encoding("cp857", "CP857", ("turkish",)),
-    Encoding("cp775", "CP775", ("baltic",)),
+ENCODINGS = tuple(
+    Encoding(codec, name, tuple(scripts)) for codec, name, scripts in DATA["encodings"]
 )
 """The more usual ones come first."""
 RARER = 0.002
