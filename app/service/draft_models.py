@@ -200,8 +200,6 @@ class Stacks:
 
     def drop(self) -> None:
         self.families: Families | None = None
-        self.sources: dict[str, str] = {}
-        """The source of each loaded draft model by its name, the smallest first."""
         self.spec = ""
         """The plan that was chosen for the chat, as text; "" means the planner's choice."""
         self.trials: list[Trial] = []
@@ -213,8 +211,7 @@ class Stacks:
             self.drop()
         if state.drafts and (self.families is None or before.drafts != state.drafts):
             self.families, self.trials = Families(state, self.store), []
-            self.sources = {draft.name: draft.source for draft in state.drafts}
-            rank(list(self.sources))
+            rank([draft.name for draft in state.drafts])
 
     def setup(self, state: State) -> ModelSetup:
         """What is needed to load the models of a state again, with the chosen plan."""
@@ -335,6 +332,11 @@ class Stacks:
                 "machine. Press Profile in the Stack tab."
             ]
         return []
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The source of each loaded draft model by its name, the smallest first."""
+        return {draft.name: draft.source for draft in self.state.drafts}
 
     @property
     def drafts(self) -> dict[str, BackendInfo]:

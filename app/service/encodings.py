@@ -37,8 +37,8 @@ MARKS = (
 CUT = "\ufffd"
 
 DATA = json.loads(read("encodings.json"))
-"""The encodings, the letters that are not ASCII by script and language, the most frequent first, and
-the most usual characters of Eastern languages."""
+"""The encodings, the letters of languages that are not ASCII, the most frequent first, and the most
+usual characters of Eastern languages."""
 PUNCTUATION = {
     *"“”‘’„‚«»‹›–—…•·°§©®™€£¥№×±²³µ¼½¾\u00a0\u00ad¿¡",
     *"、。，：；！？（）「」『』《》〈〉【】・　～ー－／％＋",

@@ -193,21 +193,6 @@ class Models:
             if Path(source).exists() or not Path(source).is_absolute()
         ]
 
-    def scan(self, folder: str) -> int:
-        """Add the models in a folder to the candidates; returns how many there are.
-
-        Raises ModelError if there is none.
-        """
-        folder = resolve_source(folder)
-        found = self.read_folder(folder)
-        if not found:
-            raise ModelError(
-                f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
-                "that hold config.json and *.safetensors files."
-            )
-        self.store.add(folder, {}, "folder")
-        return len(found)
-
     def add(self, name: str) -> str:
         """Add a model, or those in a folder, to the candidates; returns the source to choose.
 
@@ -217,10 +202,16 @@ class Models:
         if not source:
             raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
         if Path(source).is_dir():
-            if [resolve_source(found) for found in self.loaders.scan(source)] == [source]:
+            found = self.read_folder(source)
+            if not found:
+                raise ModelError(
+                    f"There is no model in {source!r}. Give a folder with GGUF files, or with "
+                    "folders that hold config.json and *.safetensors files."
+                )
+            if found == [source]:
                 self.inspect(source)
-            self.scan(source)
-            return self.found[source][0]
+            self.store.add(source, {}, "folder")
+            return found[0]
         if source not in {candidate.source for candidate in self.candidates()}:
             self.added[source] = self.inspect(source)
         return source

@@ -648,7 +648,7 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
     folder = shop.root / "more"
     folder.mkdir()
     (folder / "four.gguf").write_text("bytes")
-    assert session.models.scan(f"{folder}/../more") == 1
+    assert session.models.add(f"{folder}/../more") == str(folder / "four.gguf")
     assert ("four", False) in names(session)
     later = shop.session(db, "three")
     assert names(later)[-3:] == [("three", False), ("one", False), ("four", False)]
@@ -661,7 +661,7 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
 def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
     session: Session, shop: Shop, db: Database
 ) -> None:
-    session.models.scan(str(shop.root))
+    session.models.add(str(shop.root))
 
     def gone(folder: str) -> list[str]:
         raise ModelError(f"The folder {folder!r} cannot be read.")
