@@ -114,22 +114,6 @@ def test_the_client_s_own_reader_of_streams_agrees(program: openai.OpenAI) -> No
     ]
 
 
-def test_the_client_s_own_schemas_are_understood(program: openai.OpenAI) -> None:
-    from pydantic import BaseModel
-
-    class get_weather(BaseModel):
-        city: str
-
-    found = program.chat.completions.parse(
-        model="scripted", messages=QUESTION, tools=[openai.pydantic_function_tool(get_weather)]
-    )
-    calls = found.choices[0].message.tool_calls or []
-    assert [call.function.parsed_arguments for call in calls] == [
-        get_weather(city="Paris 😀"),
-        get_weather(city="Rome"),
-    ]
-
-
 def test_one_call_is_enough_where_no_more_are_wanted(program: openai.OpenAI) -> None:
     for stream in (False, True):
         found = answer(program, parallel_tool_calls=False, stream=stream)

@@ -21,7 +21,6 @@ from tests.support.inside import (
     local,
     memory,
     on_toy,
-    open_conversation,
     past_answers,
     under_way,
 )
@@ -50,12 +49,6 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     conversation = ask(later)
     assert sorted(later.history.last[OWNER, conversation].calibration) == sorted(rows)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
-
-
-def test_every_conversation_of_an_owner_teaches_one_calibration(session: Session) -> None:
-    rooms = [open_conversation(session, ask(session)) for _ in range(2)]
-    first, second = (room.databases for room in rooms)
-    assert first.calibration is second.calibration is past_answers(session).calibration
 
 
 def test_owners_teach_each_other_nothing(session: Session, db: Database) -> None:
@@ -208,14 +201,9 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
 ) -> None:
     ask(session)
     rows = stored(db)
-
     later = on_toy(db)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            CalibrationStore,
-            "load",
-            failing(FULL),
-        )
+        patch.setattr(CalibrationStore, "load", failing(FULL))
         ask(later)
     assert later.notices.take(OWNER) == [str(FULL)]
     assert stored(db) == rows
