@@ -270,7 +270,6 @@ class Check:
     finished: FinishedAnswer
     run_id: str
     task: Task
-    tries: int = 0
 
 
 class Background:
@@ -326,27 +325,25 @@ class Background:
             self.prove(self.running)
 
     def prove(self, check: Check) -> None:
-        try:
-            found = self.outcome(check)
-        except Cancelled:
-            found = None
-        except EngineDied:
-            return
-        except ModelError:
-            found = skipped("Another model was loaded before this answer could be checked.")
-        except StrataError as error:
-            found = skipped(str(error))
-        except Exception:
-            logger.exception("A proof in the background broke off.")
-            found = skipped("The check broke off. The log says why.")
-        if check.task.stop.is_set():
-            return
-        check.tries += 1
-        if found is None and check.tries < TRIES:
-            with self.changed:
-                self.checks.appendleft(check)
-        else:
-            self.store(check, found or skipped("Other requests needed the model."))
+        found, tries = None, 0
+        while found is None and tries < TRIES:
+            tries += 1
+            try:
+                found = self.outcome(check)
+            except Cancelled:
+                pass  # Another request needed the model.
+            except EngineDied:
+                return
+            except ModelError:
+                found = skipped("Another model was loaded before this answer could be checked.")
+            except StrataError as error:
+                found = skipped(str(error))
+            except Exception:
+                logger.exception("A proof in the background broke off.")
+                found = skipped("The check broke off. The log says why.")
+            if check.task.stop.is_set():
+                return
+        self.store(check, found or skipped("Other requests needed the model."))
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""
