@@ -150,33 +150,31 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 DRAFTED, ACCEPTED = "strata_drafted_tokens_total", "strata_accepted_tokens_total"
 FIRST, WHOLE = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
 METRICS = {
-    "vllm:num_requests_running": ("gauge", "Requests that are answered now."),
-    "vllm:num_requests_waiting": ("gauge", "Requests that wait now."),
-    "strata_model_loaded": ("gauge", "Whether a model is loaded."),
-    REFUSED: ("counter", "Requests not answered."),
-    "vllm:prompt_tokens_total": ("counter", "Prompt tokens."),
-    "vllm:generation_tokens_total": ("counter", "Generated tokens."),
-    "vllm:prefix_cache_queries_total": ("counter", "Prompt tokens looked up in the cache."),
-    "vllm:prefix_cache_hits_total": ("counter", "Prompt tokens found in the cache."),
-    "vllm:spec_decode_num_drafts_total": ("counter", "Steps that drafted."),
-    "strata_forwards_total": ("counter", "Steps of the model, plain ones included."),
-    "strata_prompt_seconds_total": ("counter", "Seconds of reading prompts."),
-    "strata_decode_seconds_total": ("counter", "Seconds of decoding."),
-    "strata_plain_seconds_total": (
-        "counter",
-        "Seconds that plain decoding would have taken, for answers with an estimate.",
-    ),
-    "strata_compared_seconds_total": ("counter", "Seconds that these answers took."),
-    FINISHED: ("counter", "Answers by how they ended."),
-    PER_POSITION: ("counter", "Accepted drafted tokens by their place in the draft."),
-    DRAFTED: ("counter", "Drafted tokens by source."),
-    "vllm:spec_decode_num_draft_tokens_total": ("counter", "Drafted tokens."),
-    ACCEPTED: ("counter", "Accepted drafted tokens by source."),
-    "vllm:spec_decode_num_accepted_tokens_total": ("counter", "Accepted drafted tokens."),
-    FIRST: ("histogram", "Seconds from the request to the first token."),
-    WHOLE: ("histogram", "Seconds from the request to its end."),
+    "vllm:num_requests_running": "Requests that are answered now.",
+    "vllm:num_requests_waiting": "Requests that wait now.",
+    "strata_model_loaded": "Whether a model is loaded.",
+    REFUSED: "Requests not answered.",
+    "vllm:prompt_tokens_total": "Prompt tokens.",
+    "vllm:generation_tokens_total": "Generated tokens.",
+    "vllm:prefix_cache_queries_total": "Prompt tokens looked up in the cache.",
+    "vllm:prefix_cache_hits_total": "Prompt tokens found in the cache.",
+    "vllm:spec_decode_num_drafts_total": "Steps that drafted.",
+    "strata_forwards_total": "Steps of the model, plain ones included.",
+    "strata_prompt_seconds_total": "Seconds of reading prompts.",
+    "strata_decode_seconds_total": "Seconds of decoding.",
+    "strata_plain_seconds_total": "Seconds that plain decoding would have taken, for answers with "
+    "an estimate.",
+    "strata_compared_seconds_total": "Seconds that these answers took.",
+    FINISHED: "Answers by how they ended.",
+    PER_POSITION: "Accepted drafted tokens by their place in the draft.",
+    DRAFTED: "Drafted tokens by source.",
+    "vllm:spec_decode_num_draft_tokens_total": "Drafted tokens.",
+    ACCEPTED: "Accepted drafted tokens by source.",
+    "vllm:spec_decode_num_accepted_tokens_total": "Accepted drafted tokens.",
+    FIRST: "Seconds from the request to the first token.",
+    WHOLE: "Seconds from the request to its end.",
 }
-"""The kind and the description of each metric, by its name."""
+"""The description of each metric, by its name."""
 
 
 def sums(one: AnswerFigures) -> dict[str, float]:
@@ -261,7 +259,9 @@ class Counters:
         }
         lines = []
         with self.lock:
-            for name, (kind, description) in METRICS.items():
+            for name, description in METRICS.items():
+                kind = "counter" if name.endswith("_total") else "histogram"
+                kind = "gauge" if name in gauges else kind
                 lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
                 if name in gauges:
                     lines.append(f"{series(name, model_name=model)} {gauges[name]}")

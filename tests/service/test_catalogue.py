@@ -17,12 +17,12 @@ from app.service.catalogue import (
     Model,
     entries,
     parse,
-    table,
 )
 from engine.errors import ModelError
 from engine.models.gguf_files import hub_file
 from engine.models.memory import Need
 from tests.conftest import ROOT
+from tests.support.catalogue_table import table
 
 DRAFT = {
     "name": "Small",
@@ -356,7 +356,7 @@ def test_the_documentation_has_the_table() -> None:
     text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     begin, end = "<!-- catalogue -->\n", "<!-- end of catalogue -->\n"
     assert text.partition(begin)[2].partition(end)[0] == table(entries()), (
-        "print it with: python -m app.service.catalogue"
+        "print it with: python -m tests.support.catalogue_table"
     )
 
 
