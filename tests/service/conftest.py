@@ -8,10 +8,12 @@ import openai
 import pytest
 
 from app.service.session import Session
+from engine.backends.toy import ToyBackend
 from storage.database import Database
 from tests.support.inside import Held, on_toy
 from tests.support.quick import each_step, quick
-from tests.support.served import Served
+from tests.support.scripted import Scripted
+from tests.support.served import Served, served
 from tests.support.shop import shop
 
 __all__ = ["each_step", "quick", "shop"]
@@ -25,6 +27,19 @@ def toy() -> Held:
 @pytest.fixture
 def session(db: Database, toy: Held) -> Session:
     return on_toy(db, toy)
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> ToyBackend:
+    """The toy that a module's `script` speaks for, or the usual one."""
+    script = getattr(request.module, "script", None)
+    return Scripted(script) if script else ToyBackend()
+
+
+@pytest.fixture(scope="module")
+def server(backend: ToyBackend) -> Iterator[Served]:
+    with served(backend) as made:
+        yield made
 
 
 @pytest.fixture

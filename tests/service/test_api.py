@@ -35,12 +35,6 @@ from tests.support.served import Served, ask, served
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as made:
-        yield made
-
-
 # OpenAI's client
 
 
