@@ -7,6 +7,7 @@ single run. Another model, or an answer whose tokens are not known, continues fr
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from app.service.pages import LimitedDict, Notices
@@ -115,10 +116,8 @@ class StartedAnswer:
 def started_answer(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
     traces, run = Traces(database, owner), NO_RUN
     if message.run_id is not None:
-        try:
+        with suppress(StorageError):  # It may be damaged.
             run = traces.load(message.run_id)
-        except StorageError:
-            run = NO_RUN  # It is damaged.
     run = replace(run, steps=tuple(step for step in run.steps if step.tokens))
     text, pieces = "".join(token.text for token in run.tokens), message.pieces or ()
     count = len(pieces) - len(run.tokens)
