@@ -181,6 +181,8 @@ def parts_of(run: Run) -> Sequence[Run | Part]:
 
 
 def one_run(run: Run) -> bool:
+    """Whether a single run could have made all parts of an answer: by one model, with one seed and
+    one way to choose tokens."""
     parts = [(made.fingerprint, settings_of(made)) for made in parts_of(run)]
     choices = [(model, made.sampling, made.stop) for model, made in parts if made is not None]
     return len(choices) == len(parts) and all(choice == choices[0] for choice in choices)

@@ -155,6 +155,7 @@ class Swap:
             swaps.closed = False
 
     def restore(self) -> None:
+        """`go_home`, after any load in progress, and again if the engine's process is replaced."""
         swaps, latest = self.swaps, monotonic() + PATIENCE
         while True:
             swaps.models.slot.wait()

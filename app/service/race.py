@@ -107,7 +107,7 @@ class Padded:
             yield from job.start("padded").watch()
 
     def work(self, job: Loading) -> None:
-        while not self.busy.acquire(timeout=LOOK_SECONDS):
+        while not self.busy.acquire(timeout=LOOK_SECONDS):  # Another page is making it.
             if job.stop.is_set():
                 raise Cancelled("The race was stopped.")
         try:
@@ -117,6 +117,7 @@ class Padded:
             self.busy.release()
 
     def written(self, job: Loading) -> None:
+        """Write the files in a separate process, because torch would stay in this one's memory."""
         assert self.path is not None
         title, last = title_of(PADDED), ""
         try:
