@@ -217,9 +217,8 @@ def parse(found: object) -> tuple[Entry, ...]:
     if not isinstance(found, list):
         raise unusable(f"it is {quoted(found)}, not a list")
     read = tuple(map(entry, found))
-    names = [each.name for each in read]
     sizes = [each.target.parameters for each in read]
-    if len(set(names)) < len(names):
+    if len({each.name for each in read}) < len(read):
         raise unusable("two entries have the same name")
     if sizes != sorted(sizes):
         raise unusable("the entries are not in the order of the size of their targets")

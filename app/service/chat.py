@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from app.service.attachments import without_files
 from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
-from app.service.jobs import AnswerTarget, Tasks
+from app.service.jobs import AnswerTarget, Tasks, later
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
 from app.service.rewriting import to_rewrite
@@ -43,7 +43,8 @@ class Trash:
         self.engine, self.database, self.history = engine, database, history
         self.proofs: LimitedDict[str, tuple[tuple[str, str], FinishedAnswer]] = LimitedDict()
         """The data for proving the last answers of deleted conversations, by undo token."""
-        self.timer: threading.Timer | None = None
+        self.watching = False
+        """Whether a timer for the oldest deletion runs."""
         self.lock = threading.Lock()
 
     def remember(self, token: str, owner: str, conversation_id: str = "") -> None:
@@ -60,16 +61,13 @@ class Trash:
     def watch(self) -> None:
         oldest = deletions.oldest(self.database)
         with self.lock:
-            if self.timer is not None or oldest is None:
+            if self.watching or oldest is None:
                 return
-            seconds = max(0.0, oldest + deletions.SECONDS - time.time()) + 1.0
-            self.timer = threading.Timer(seconds, self.sweep)
-            self.timer.daemon = True
-            self.timer.start()
+            self.watching = True
+        later(max(0.0, oldest + deletions.SECONDS - time.time()) + 1.0, self.sweep)
 
     def sweep(self) -> None:
-        with self.lock:
-            self.timer = None
+        self.watching = False
         with suppress(StorageError):  # A closed or locked database is purged at the next start.
             for deletion in deletions.purge(self.database, deletions.SECONDS):
                 self.proofs.pop(deletion.token, None)

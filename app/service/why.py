@@ -60,13 +60,12 @@ def sentence(worth: Worth) -> str:
     if worth.plain_seconds is None or worth.tokens < FEWEST:
         return f"{count}."
     saved = worth.plain_seconds - worth.seconds
-    if abs(saved) <= SLIGHT * max(worth.seconds, worth.plain_seconds):
-        # Without an accepted guess nothing could be saved.
-        return f"{count}, which saved no time to speak of." if worth.guessed else f"{count}."
-    if saved < 0:
+    slight = abs(saved) <= SLIGHT * max(worth.seconds, worth.plain_seconds)
+    if saved < 0 and not slight:
         return f"{count}. Looking for guesses cost about {about(-saved)} more than it saved."
-    # A run that accepted no draft cannot be faster: an apparent gain is noise.
-    return f"{count}, which saved about {about(saved)}." if worth.guessed else f"{count}."
+    if not worth.guessed:
+        return f"{count}."  # Without an accepted guess nothing could be saved: a gain is noise.
+    return f"{count}, which saved {'no time to speak of' if slight else f'about {about(saved)}'}."
 
 
 def guessed(worth: Worth) -> str:
