@@ -23,7 +23,7 @@ from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, on_toy, prove
+from tests.support.inside import OWNER, Held, answer, on_toy, prove
 
 LONG = 70
 """Tokens of the whole answers: the toy does not end them earlier with SEED."""
@@ -50,12 +50,6 @@ def wanted(
 ) -> Preferences:
     generation = Generation(Sampling(temperature, seed=seed), max_tokens=tokens, stop=tuple(stop))
     return Preferences(generation, method, METHODS[method].drafting, fresh_seed=False)
-
-
-def answer(session: Session, conversation: str, how: Preferences) -> Update:
-    *_, last = session.answering.answer(OWNER, conversation, how)
-    assert isinstance(last, Update)
-    return last
 
 
 def ask(session: Session, how: Preferences) -> tuple[str, Update]:

@@ -30,7 +30,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
-from tests.support.inside import FULL, compare, failing, messages, prove
+from tests.support.inside import FULL, answer, compare, failing, messages, prove
 
 OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)
@@ -131,7 +131,7 @@ def preferences(method: str, drafting: Drafting = METHODS["hd"].drafting) -> Pre
 
 def ask(session: Session, chosen: Preferences) -> tuple[str, Update]:
     conversation = session.chat.say(OWNER, None, "hello there")
-    *_, last = session.answering.answer(OWNER, conversation, chosen)
+    last = answer(session, conversation, chosen)
     return conversation, last
 
 
@@ -507,7 +507,7 @@ def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: 
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
     conversation = session.chat.say(OWNER, None, "hello there")
-    list(session.answering.answer(OWNER, conversation, cold))
+    answer(session, conversation, cold)
     proof = prove(session, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
@@ -593,7 +593,7 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     monkeypatch.setattr(draft, "prefill", reading)
     conversation = session.chat.say(OWNER, None, "hello there")
     method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
-    *_, last = session.answering.answer(OWNER, conversation, method)
+    last = answer(session, conversation, method)
     assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]
 
 
