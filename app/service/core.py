@@ -51,7 +51,7 @@ class Core:
         self.tasks = Tasks(partial(end_hung, engine))
         self.stacks = Stacks(engine, database, loaders)
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
-        self.model_swap = ModelSwap(engine, self.models, self.tasks, self.tell)
+        self.model_swap = ModelSwap(self.models, self.tasks, self.tell)
         self.revival = Revival(
             engine, self.models, self.tell, self.model_swap.gate, self.say, self.page
         )

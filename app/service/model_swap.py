@@ -14,7 +14,6 @@ from app.service.comparison import Side
 from app.service.draft_models import ModelSetup
 from app.service.jobs import WAIT_SECONDS, Job, Slot, Task, Tasks
 from app.service.models import Models, title_of
-from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, SettingError, StrataError
 from engine.models.loaders import DEFAULT_RUNTIME, resolve_source
 from engine.queue import Waiting
@@ -27,10 +26,8 @@ PATIENCE = 20.0
 class ModelSwap:
     """`notify` shows a notice to everyone."""
 
-    def __init__(
-        self, engine: Engine, models: Models, tasks: Tasks, notify: Callable[[str], None]
-    ) -> None:
-        self.engine, self.models, self.tasks, self.notify = engine, models, tasks, notify
+    def __init__(self, models: Models, tasks: Tasks, notify: Callable[[str], None]) -> None:
+        self.models, self.tasks, self.notify = models, tasks, notify
         self.slot = Slot[str, None]()
         """Taken during a swap. Its job loads the usual model again."""
         self.closed = False
@@ -82,7 +79,7 @@ class ModelSwap:
     def start(self, task: Task) -> Iterator["Swap"]:
         """A swap for a task. When the block ends, the usual model is loaded again. Raises
         ModelError during another swap."""
-        state = self.engine.state
+        state = self.models.engine.state
         if not state.source:
             raise ModelError(
                 "There is no model that could be loaded again afterwards. Load one in the Models "
@@ -159,7 +156,7 @@ class Swap:
         swaps, latest = self.swaps, monotonic() + PATIENCE
         while True:
             swaps.models.slot.wait()
-            state = swaps.engine.state
+            state = swaps.models.engine.state
             usual = self.home.source, self.home.runtime
             loaded = (state.source, state.runtime) if state.is_loaded else None
             if loaded not in (None, self.other, usual):
