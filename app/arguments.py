@@ -72,34 +72,25 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     page = argv[:1] != [SERVE]
     parser = parser_of(page)
-    given = parser.parse_args(argv if page else argv[1:])
-    auth = given.auth if page else None
+    given = vars(parser.parse_args(argv if page else argv[1:]))
+    auth, given["origins"] = given.pop("auth"), tuple(given["origins"])
     user, colon, password = (auth or "").partition(":")
     if auth is not None and not (user and colon and password):
         parser.error(f"--auth {auth!r} is not of the form USER:PASSWORD. Give both parts.")
     try:
-        runtime = runtime_of(given)
+        runtime = Runtime(**{item.name: given.pop(item.name) for item in fields(Runtime)})
     except SettingError as error:
         parser.error(str(error))
-    named = (source.strip() for source in given.drafts.split(","))
-    share = page and given.share
-    public = share or not is_local(given.host)
-    made_up = page and public and auth is None
+    public = given["share"] or not is_local(given["host"])
+    if made_up := page and public and auth is None:
+        user, password = "guest", secrets.token_urlsafe(12)
     return Options(
-        model=given.model,
-        data_dir=given.data_dir,
-        host=given.host,
-        port=given.port,
-        share=share,
-        user="guest" if made_up else user or None,
-        password=secrets.token_urlsafe(12) if made_up else password or None,
+        **given,
+        user=user or None,
+        password=password or None,
         made_up=made_up,
-        browser=page and not given.no_browser,
         runtime=runtime,
-        drafts=tuple(source for source in named if source not in ("", "auto")),
         page=page,
-        api=not page or given.api,
-        origins=tuple(given.api_origin),
     )
 
 
@@ -124,6 +115,7 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     add(
         "--drafts",
         default="",
+        type=draft_names,
         metavar="PATH|ID[,PATH|ID...]",
         help="draft models to load with it (default, or auto: those chosen in the Stack tab; a "
         "built-in head is found automatically, see --head)",
@@ -139,10 +131,18 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
     if page:
         add("--share", action="store_true", help="make a public link; always asks for a password")
         add("--auth", metavar="USER:PASSWORD", help="ask for this name and password")
-        add("--no-browser", action="store_true", help="do not open a browser window")
+        add(
+            "--no-browser",
+            dest="browser",
+            action="store_false",
+            help="do not open a browser window",
+        )
         add("--api", action="store_true", help="answer other programs as well, at /v1")
+    else:
+        parser.set_defaults(share=False, auth=None, browser=False, api=True)
     add(
         "--api-origin",
+        dest="origins",
         action="append",
         default=[],
         type=origin,
@@ -175,6 +175,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             FLAGS.get(item.name, "--" + item.name.replace("_", "-")),
             dest=item.name,
+            default=item.default,
             type=type(item.default),
             metavar="N"
             if isinstance(item.default, int)
@@ -183,10 +184,9 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def runtime_of(given: argparse.Namespace) -> Runtime:
-    """The given settings. Raises SettingError for a value out of its range."""
-    values = {item.name: getattr(given, item.name) for item in fields(Runtime)}
-    return Runtime(**{name: value for name, value in values.items() if value is not None})
+def draft_names(text: str) -> tuple[str, ...]:
+    names = (source.strip() for source in text.split(","))
+    return tuple(source for source in names if source not in ("", "auto"))
 
 
 def port_number(text: str) -> int:

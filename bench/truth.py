@@ -12,7 +12,7 @@ from statistics import median
 
 from tqdm import tqdm
 
-from app.service.comparison import Progress, Proof
+from app.service.comparison import Progress, Proof, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from bench.harness import (
@@ -27,6 +27,7 @@ from bench.harness import (
 from bench.page import loaded
 from bench.report import Record, show_rows
 from engine.compare import live
+from engine.methods import PLAIN
 from engine.metrics import summarise
 
 HOT = 2.0
@@ -108,7 +109,9 @@ def measured(
     shown = summarise(session.history.last[owner, conversation].run)
     *_, proof = session.proofs.prove(owner, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None and proof.reruns is not None
-    *_, progress = session.proofs.compare(owner, text, "", preferences, repeats)
+    generation = preferences.seeded()
+    sides = Side(PLAIN, generation), Side(preferences.chosen(), generation)
+    *_, progress = session.proofs.compare_sides(owner, text, "", sides, repeats)
     assert isinstance(progress, Progress)
     return {
         "tokens": shown.tokens,

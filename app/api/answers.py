@@ -226,32 +226,32 @@ class OpenAIReply(Reply):
         super().__init__(completion, info)
         assert isinstance(completion.body, OpenAI)
         self.kind = completion.body.kind
-        self.with_logprobs = completion.wanted.likeliest is not None
+        self.with_logprobs = completion.options.likeliest is not None
         self.id = PREFIX[self.kind] + secrets.token_hex(12)
 
     def take(self, event: AnswerEvent) -> list[Data]:
         if isinstance(event, AnswerStart):
             self.info = event.info
-            role = {"role": "assistant", "content": ""}
-            return [] if self.kind == "text" else [self.chunk(event.choice, "", delta=role)]
+            first = self.content("", role="assistant", content="")
+            return [] if self.kind == "text" else [self.chunk(event.choice, first)]
         grown = self.choices[event.choice]
         if isinstance(event, Over):
             grown.over = event
-            last = len(self.answered) == len(self.choices) and not self.completion.wanted.usage
+            last = len(self.answered) == len(self.choices) and not self.completion.options.usage
             more = figures(self.answered) if last else {}
-            return [self.chunk(event.choice, "", grown.finish, **more)]
+            return [self.chunk(event.choice, self.content(""), grown.finish, **more)]
         before = len(grown.calls)
         grown.add(event)
         chunks = list[Data]()
         if event.text or event.reasoning or self.with_logprobs and event.tokens:
-            how = event.reasoning, self.logprobs(event)
-            chunks.append(self.chunk(event.choice, event.text, None, None, *how))
+            content = self.content(event.text, **with_reasoning(event.reasoning))
+            chunks.append(self.chunk(event.choice, content, logprobs=self.logprobs(event)))
         for number, call in enumerate(event.calls, before):
             whole = called(number, call)
             name = whole | {"function": whole["function"] | {"arguments": ""}}
             rest = {"index": number, "function": {"arguments": call.arguments}}
             for part in (name, rest):
-                chunks.append(self.chunk(event.choice, "", delta={"tool_calls": [part]}))
+                chunks.append(self.chunk(event.choice, self.content("", tool_calls=[part])))
         return chunks
 
     def whole(self) -> Data:
@@ -269,7 +269,7 @@ class OpenAIReply(Reply):
         return self.head(WHOLE) | {"choices": choices, **self.totals()}
 
     def last(self) -> list[Data]:
-        if not self.completion.wanted.usage:
+        if not self.completion.options.usage:
             return []
         return [self.head(CHUNK) | {"choices": [], **self.totals()}]
 
@@ -292,21 +292,21 @@ class OpenAIReply(Reply):
             return chat_logprobs(grown.tokens, grown.names)
         return text_logprobs(grown.tokens, grown.starts, grown.names)
 
+    def content(self, text: str, **delta: Any) -> Data:
+        """What a chunk adds: text, and what only answers to messages have."""
+        if self.kind == "text":
+            return {"text": text}
+        return {"delta": ({"content": text} if text else {}) | delta}
+
     def chunk(
         self,
         number: int,
-        text: str,
+        content: Data,
         finish: str | None = None,
-        delta: Data | None = None,
-        reasoning: str = "",
         logprobs: Data | None = None,
         **more: Any,
     ) -> Data:
-        content: Data = {"text": text}
-        if self.kind == "chat":
-            shown = {"content": text} if text else {}
-            content = {"delta": (delta or {}) | shown | with_reasoning(reasoning)}
         choice = {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
-        if self.completion.wanted.usage:
+        if self.completion.options.usage:
             more["usage"] = None
         return self.head(CHUNK) | {"choices": [choice], **more}

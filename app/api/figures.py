@@ -1,20 +1,17 @@
 """Figures of each answer in the formats of llama-server, vLLM and Strata, and counters of all
 answers for Prometheus.
 
-All figures come from `engine.metrics`. A drafted token is a node of a draft tree, and an accepted
-token is one that was kept. The token that the model adds after them (the bonus token) counts as
-neither in all three formats. As in vLLM, only a step that drafted counts as a vLLM step.
-
-A counter with the same meaning as in vLLM has vLLM's name, so that its dashboards work. The names
-of other counters begin with `strata_`. All counters start at 0 with the program.
+A drafted token is a node of a draft tree, and an accepted token is one that was kept. The token
+that the model adds after them (the bonus token) counts as neither in all three formats. As in vLLM,
+only a step that drafted counts as a vLLM step. A counter with the same meaning as in vLLM has
+vLLM's name, so that its dashboards work. All counters start at 0 with the program.
 """
 
 import threading
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from math import inf
 from typing import Any
 
 from engine.compare import live
@@ -144,190 +141,138 @@ def figures(answers: Sequence[AnswerFigures]) -> dict[str, Any]:
     return {"timings": timings(one), "metrics": metrics, "strata": ours(one)}
 
 
-class Totals:
-    """Sums over all answers of one model."""
-
-    def __init__(self) -> None:
-        self.finished: Counter[str] = Counter()
-        self.sums: defaultdict[str, float] = defaultdict(float)
-        self.drafted: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
-        self.per_position: list[int] = []
-
-    def add(self, one: AnswerFigures, finish: str) -> None:
-        """Count an answer; `finish` says how it ended."""
-        metrics = one.metrics
-        self.finished[finish] += 1
-        self.drafted.update(metrics.proposed)
-        self.accepted.update(metrics.accepted)
-        kept = (kept for _, kept in metrics.by_depth)
-        self.per_position = [a + b for a, b in zip_longest(self.per_position, kept, fillvalue=0)]
-        sums = {
-            "prompt": one.prefill.tokens,
-            "cached": one.prefill.reused,
-            "emitted": metrics.tokens,
-            "forwards": metrics.forwards,
-            "drafts": one.drafts,
-            "prompt_seconds": metrics.prefill_seconds,
-            "decode_seconds": metrics.decode_seconds,
-        }
-        if metrics.plain_seconds is not None:
-            plain = metrics.plain_prefill_seconds
-            prompt = metrics.prefill_seconds if plain is None else plain
-            sums["plain_seconds"] = prompt + metrics.plain_seconds
-            sums["compared_seconds"] = metrics.seconds
-        for name, value in sums.items():
-            self.sums[name] += value
-
-
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the classes in which durations are counted."""
-Labels = Mapping[str, str]
-Samples = Sequence[tuple[Labels, float]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+REFUSED = "strata_requests_refused_total"
+FINISHED = "vllm:request_success_total"
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+DRAFTED, ACCEPTED = "strata_drafted_tokens_total", "strata_accepted_tokens_total"
+FIRST, WHOLE = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
+METRICS = {
+    "vllm:num_requests_running": "Requests that are answered now.",
+    "vllm:num_requests_waiting": "Requests that wait now.",
+    "strata_model_loaded": "Whether a model is loaded.",
+    REFUSED: "Requests not answered.",
+    "vllm:prompt_tokens_total": "Prompt tokens.",
+    "vllm:generation_tokens_total": "Generated tokens.",
+    "vllm:prefix_cache_queries_total": "Prompt tokens looked up in the cache.",
+    "vllm:prefix_cache_hits_total": "Prompt tokens found in the cache.",
+    "vllm:spec_decode_num_drafts_total": "Steps that drafted.",
+    "strata_forwards_total": "Steps of the model, plain ones included.",
+    "strata_prompt_seconds_total": "Seconds of reading prompts.",
+    "strata_decode_seconds_total": "Seconds of decoding.",
+    "strata_plain_seconds_total": "Seconds that plain decoding would have taken, for answers with "
+    "an estimate.",
+    "strata_compared_seconds_total": "Seconds that these answers took.",
+    FINISHED: "Answers by how they ended.",
+    PER_POSITION: "Accepted drafted tokens by their place in the draft.",
+    DRAFTED: "Drafted tokens by source.",
+    "vllm:spec_decode_num_draft_tokens_total": "Drafted tokens.",
+    ACCEPTED: "Accepted drafted tokens by source.",
+    "vllm:spec_decode_num_accepted_tokens_total": "Accepted drafted tokens.",
+    FIRST: "Seconds from the request to the first token.",
+    WHOLE: "Seconds from the request to its end.",
+}
+"""The description of each metric, by its name."""
 
 
-class Histogram:
-    def __init__(self) -> None:
-        self.counts, self.sum = [0] * (len(SECONDS) + 1), 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(SECONDS, seconds)] += 1
-        self.sum += seconds
+def sums(one: AnswerFigures) -> dict[str, float]:
+    """What an answer adds to the counters that have no other label than the model."""
+    metrics, plain, compared = one.metrics, 0.0, 0.0
+    if metrics.plain_seconds is not None:
+        prompt = metrics.plain_prefill_seconds
+        plain = metrics.plain_seconds + (metrics.prefill_seconds if prompt is None else prompt)
+        compared = metrics.seconds
+    return {
+        "vllm:prompt_tokens_total": one.prefill.tokens,
+        "vllm:generation_tokens_total": metrics.tokens,
+        "vllm:prefix_cache_queries_total": one.prefill.tokens,
+        "vllm:prefix_cache_hits_total": one.prefill.reused,
+        "vllm:spec_decode_num_drafts_total": one.drafts,
+        "vllm:spec_decode_num_draft_tokens_total": sum(metrics.proposed.values()),
+        "vllm:spec_decode_num_accepted_tokens_total": sum(metrics.accepted.values()),
+        "strata_forwards_total": metrics.forwards,
+        "strata_prompt_seconds_total": metrics.prefill_seconds,
+        "strata_decode_seconds_total": metrics.decode_seconds,
+        "strata_plain_seconds_total": plain,
+        "strata_compared_seconds_total": compared,
+    }
 
 
 class Counters:
     """The counters of all answers to programs. Any thread may count."""
 
     def __init__(self) -> None:
-        self.totals: defaultdict[str, Totals] = defaultdict(Totals)
-        self.first: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.whole: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.refused: Counter[int] = Counter()
+        self.values: defaultdict[str, defaultdict[str, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        """The value of each series, in Prometheus' format, by the name of its metric."""
+        self.waiting, self.running = 0, 0
         self.lock = threading.Lock()
 
     def answered(self, one: AnswerFigures, finish: str, first: float | None, whole: float) -> None:
-        """Count a finished answer, whose first token came `first` seconds after its request."""
+        """Count a finished answer, whose first token came `first` seconds after its request;
+        `finish` says how it ended."""
+        model, metrics = one.model, one.metrics
         with self.lock:
-            self.totals[one.model].add(one, finish)
-            self.whole[one.model].add(whole)
+            for name, value in sums(one).items():
+                self.add(name, value, model_name=model)
+            self.add(FINISHED, 1, model_name=model, finished_reason=finish)
+            for place, (_, kept) in enumerate(metrics.by_depth):
+                self.add(PER_POSITION, kept, model_name=model, position=str(place))
+            for name, tokens in ((DRAFTED, metrics.proposed), (ACCEPTED, metrics.accepted)):
+                for source, count in tokens.items():
+                    self.add(name, count, model_name=model, source=source)
+            self.add_duration(WHOLE, whole, model)
             if first is not None:
-                self.first[one.model].add(first)
+                self.add_duration(FIRST, first, model)
+
+    def change(self, waiting: int = 0, running: int = 0) -> None:
+        """Count requests that begin or end to wait, and to run."""
+        with self.lock:
+            self.waiting += waiting
+            self.running += running
 
     def failed(self, status: int) -> None:
         with self.lock:
-            self.refused[status] += 1
+            self.add(REFUSED, 1, status=str(status))
 
-    def text(self, waiting: int, running: int, model: str) -> str:
+    def add(self, name: str, value: float, **labels: str) -> None:
+        self.values[name][series(name, **labels)] += value
+
+    def add_duration(self, name: str, seconds: float, model: str) -> None:
+        values = self.values[name]
+        for bound in (*SECONDS, inf):
+            label = "+Inf" if bound == inf else str(bound)
+            values[series(f"{name}_bucket", model_name=model, le=label)] += seconds <= bound
+        values[series(f"{name}_sum", model_name=model)] += seconds
+        values[series(f"{name}_count", model_name=model)] += 1
+
+    def text(self, model: str) -> str:
         """All counters in Prometheus' format; `model` is the name of the loaded model, "" if there
         is none."""
+        gauges = {
+            "vllm:num_requests_running": self.running,
+            "vllm:num_requests_waiting": self.waiting,
+            "strata_model_loaded": int(bool(model)),
+        }
+        lines = []
         with self.lock:
-            return "\n".join([*self.lines(waiting, running, model), ""])
-
-    def lines(self, waiting: int, running: int, model: str) -> Iterator[str]:
-        for name, description, value in (
-            ("vllm:num_requests_running", "Requests that are answered now.", running),
-            ("vllm:num_requests_waiting", "Requests that wait now.", waiting),
-            ("strata_model_loaded", "Whether a model is loaded.", int(bool(model))),
-        ):
-            yield from family(name, "gauge", description, [({"model_name": model}, value)])
-        refused = [({"status": str(status)}, n) for status, n in sorted(self.refused.items())]
-        name = "strata_requests_refused_total"
-        yield from family(name, "counter", "Requests not answered.", refused)
-        totals = self.totals.items()
-        for name, description, key in SUMS:
-            yield from counter(name, description, {model: {"": t.sums[key]} for model, t in totals})
-        yield from counter(
-            "vllm:request_success_total",
-            "Answers by how they ended.",
-            {model: t.finished for model, t in totals},
-            "finished_reason",
-        )
-        yield from counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-            "Accepted drafted tokens by their place in the draft.",
-            {model: dict(enumerate(t.per_position)) for model, t in totals},
-            "position",
-        )
-        for name, total, description, sources in (
-            ("drafted", "draft", "Drafted", {model: t.drafted for model, t in totals}),
-            ("accepted", "accepted", "Accepted drafted", {m: t.accepted for m, t in totals}),
-        ):
-            of_each = f"{description} tokens by source."
-            yield from counter(f"strata_{name}_tokens_total", of_each, sources, "source")
-            sums = {model: {"": found.total()} for model, found in sources.items()}
-            name = f"vllm:spec_decode_num_{total}_tokens_total"
-            yield from counter(name, f"{description} tokens.", sums)
-        for name, description, known in (
-            (
-                "vllm:time_to_first_token_seconds",
-                "Seconds from the request to the first token.",
-                self.first,
-            ),
-            (
-                "vllm:e2e_request_latency_seconds",
-                "Seconds from the request to its end.",
-                self.whole,
-            ),
-        ):
-            yield from histogram(name, description, known)
+            for name, description in METRICS.items():
+                kind = "counter" if name.endswith("_total") else "histogram"
+                kind = "gauge" if name in gauges else kind
+                lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+                if name in gauges:
+                    lines.append(f"{series(name, model_name=model)} {gauges[name]}")
+                lines += [f"{key} {value:.17g}" for key, value in self.values[name].items()]
+        return "\n".join([*lines, ""])
 
 
-SUMS = (
-    ("vllm:prompt_tokens_total", "Prompt tokens.", "prompt"),
-    ("vllm:generation_tokens_total", "Generated tokens.", "emitted"),
-    ("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", "prompt"),
-    ("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", "cached"),
-    ("vllm:spec_decode_num_drafts_total", "Steps that drafted.", "drafts"),
-    ("strata_forwards_total", "Steps of the model, plain ones included.", "forwards"),
-    ("strata_prompt_seconds_total", "Seconds of reading prompts.", "prompt_seconds"),
-    ("strata_decode_seconds_total", "Seconds of decoding.", "decode_seconds"),
-    (
-        "strata_plain_seconds_total",
-        "Seconds that plain decoding would have taken, for answers with an estimate.",
-        "plain_seconds",
-    ),
-    ("strata_compared_seconds_total", "Seconds that these answers took.", "compared_seconds"),
-)
-
-
-def family(name: str, kind: str, description: str, samples: Samples) -> Iterator[str]:
-    yield f"# HELP {name} {description}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        yield f"{name}{{{written(labels)}}} {value:.17g}"
-
-
-def counter(
-    name: str, description: str, models: Mapping[str, Mapping[Any, float]], label: str = ""
-) -> Iterator[str]:
-    """A metric that only grows, by model and, if there is a `label`, by its values."""
-    samples = [
-        ({"model_name": model, label: str(value)} if label else {"model_name": model}, n)
-        for model, values in models.items()
-        for value, n in values.items()
-    ]
-    return family(name, "counter", description, samples)
-
-
-def histogram(name: str, description: str, known: Mapping[str, Histogram]) -> Iterator[str]:
-    """Durations by model: each class counts all durations up to its bound."""
-    yield f"# HELP {name} {description}"
-    yield f"# TYPE {name} histogram"
-    for model, found in known.items():
-        below = 0
-        for bound, count in zip((*map(str, SECONDS), "+Inf"), found.counts, strict=True):
-            below += count
-            yield f"{name}_bucket{{{written({'model_name': model, 'le': bound})}}} {below}"
-        labels = written({"model_name": model})
-        yield f"{name}_sum{{{labels}}} {found.sum:.17g}"
-        yield f"{name}_count{{{labels}}} {below}"
-
-
-def written(labels: Labels) -> str:
-    """Labels in Prometheus' format, with special characters escaped."""
+def series(name: str, **labels: str) -> str:
+    """A metric with its labels in Prometheus' format, with special characters escaped."""
     pairs = []
-    for name, value in labels.items():
+    for label, value in labels.items():
         value = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        pairs.append(f'{name}="{value}"')
-    return ",".join(pairs)
+        pairs.append(f'{label}="{value}"')
+    return f"{name}{{{','.join(pairs)}}}"

@@ -11,6 +11,7 @@ from app.api.figures import figures
 from app.api.requests import (
     LIST,
     NO_ARGUMENTS,
+    AnswerOptions,
     Body,
     Choice,
     Content,
@@ -22,7 +23,6 @@ from app.api.requests import (
     Stops,
     ToolFunction,
     ToolName,
-    Wanted,
     in_parts,
     joined,
     offer,
@@ -118,9 +118,9 @@ class Messages(Body):
     thinking: SentThinking | None = None
 
     @property
-    def wanted(self) -> Wanted:
+    def options(self) -> AnswerOptions:
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        return Wanted(
+        return AnswerOptions(
             self.max_tokens or MOST_TOKENS,
             self.stop_sequences,
             single=self.tool_choice.disable_parallel_tool_use,
@@ -181,7 +181,7 @@ class MessagesReply(Blocks):
     @property
     def stop_sequence(self) -> str | None:
         """The stop string that ended the answer. Of several, it is not known which one did."""
-        stops = self.completion.wanted.stop
+        stops = self.completion.options.stop
         return stops[0] if self.stop_reason == "stop_sequence" and len(stops) == 1 else None
 
     @property

@@ -366,7 +366,7 @@ class Speculative(Outside):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AnswerOptions:
     """What a request says about its answer, whatever the names of the parameters are.
 
     `likeliest` is None if no probabilities are requested, else the number of alternatives for each
@@ -408,7 +408,7 @@ class Body(Given):
     )
 
     @property
-    def wanted(self) -> Wanted:
+    def options(self) -> AnswerOptions:
         """Raises ApiError for parameters that contradict each other."""
         raise NotImplementedError
 
@@ -436,8 +436,8 @@ class OpenAI(Body, Formats):
         return {**values, "max_tokens": None} if newer else values
 
     @property
-    def wanted(self) -> Wanted:
-        return Wanted(
+    def options(self) -> AnswerOptions:
+        return AnswerOptions(
             self.max_completion_tokens or self.max_tokens or USUAL_TOKENS[self.kind],
             self.stop,
             self.n,
@@ -458,11 +458,11 @@ class Chat(OpenAI):
     reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
 
     @property
-    def wanted(self) -> Wanted:
+    def options(self) -> AnswerOptions:
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
         return replace(
-            super().wanted,
+            super().options,
             likeliest=self.top_logprobs if self.logprobs else None,
             parted=self.reasoning_format != "none",
             single=not self.parallel_tool_calls,
@@ -487,8 +487,8 @@ class Continuation(OpenAI):
     )
 
     @property
-    def wanted(self) -> Wanted:
-        return replace(super().wanted, likeliest=self.logprobs, parted=False)
+    def options(self) -> AnswerOptions:
+        return replace(super().options, likeliest=self.logprobs, parted=False)
 
     def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
         return prompts_of(self.prompt, basic, info)
@@ -500,7 +500,7 @@ class Completion:
     answer. The choices of the first of the `prompts` come first."""
 
     body: Body
-    wanted: Wanted
+    options: AnswerOptions
     requests: tuple[Request, ...]
     prompts: int
 
@@ -545,13 +545,13 @@ def completion(
         name = spelled(path[: 3 if path[0] in LISTS else 1])
         raise refused(message, name, code if code == UNSUPPORTED else None) from error
     check_model(body.model, info)
-    wanted = body.wanted
+    options = body.options
     generation = Generation(
         sampling_of(body, info),
-        min(MOST_TOKENS, wanted.limit),
-        tuple(string for string in wanted.stop if string),
+        min(MOST_TOKENS, options.limit),
+        tuple(string for string in options.stop if string),
         thinking_of(body, info),
-        wanted.form,
+        options.form,
     )
     try:
         method = body.speculative.chosen
@@ -560,15 +560,15 @@ def completion(
     basic = Request(
         generation=generation,
         method=method,
-        prediction=wanted.prediction,
-        likeliest=wanted.likeliest or 0,
-        whole=not wanted.parted,
+        prediction=options.prediction,
+        likeliest=options.likeliest or 0,
+        whole=not options.parted,
     )
     prompts = body.requests(basic, info, earlier)
-    if len(prompts) * wanted.choices > MOST_CHOICES:
+    if len(prompts) * options.choices > MOST_CHOICES:
         raise refused(f"{len(prompts)} prompts make too many choices. Ask in parts.", "prompt")
-    choices = (reseeded(one, number) for one in prompts for number in range(wanted.choices))
-    return Completion(body, wanted, tuple(choices), len(prompts))
+    choices = (reseeded(one, number) for one in prompts for number in range(options.choices))
+    return Completion(body, options, tuple(choices), len(prompts))
 
 
 def check_neutral(values: Mapping[str, Any], model: type[Body]) -> None:
@@ -606,7 +606,7 @@ def thinking_of(body: Body, info: BackendInfo) -> bool | None:
     if True in chosen and not info.can_think:
         text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
         raise refused(text, name, UNSUPPORTED)
-    return chosen.pop() if chosen else body.wanted.thinking if info.can_think else None
+    return chosen.pop() if chosen else body.options.thinking if info.can_think else None
 
 
 def sampling_of(body: Body, info: BackendInfo) -> Sampling:
@@ -654,8 +654,8 @@ def enforced(info: BackendInfo, tools: Sequence[Tool], choice: Choice) -> Answer
     """The format of an answer that calls one of the tools. Raises ApiError."""
     among = [tool for tool in tools if choice.name in ("", tool.name)]
     if not among:
-        wanted = quoted(choice.name) if choice.name else "a call"
-        raise refused(f"tool_choice demands {wanted}, which is none of the tools.", "tool_choice")
+        demanded = quoted(choice.name) if choice.name else "a call"
+        raise refused(f"tool_choice demands {demanded}, which is none of the tools.", "tool_choice")
     frame = None if info.calls is None else info.calls.frame
     if frame is None:
         raise refused(

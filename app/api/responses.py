@@ -11,6 +11,7 @@ from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
     LIST,
+    AnswerOptions,
     Arguments,
     Body,
     Choice,
@@ -23,7 +24,6 @@ from app.api.requests import (
     ToolChoice,
     ToolFunction,
     ToolName,
-    Wanted,
     joined,
     offer,
     result,
@@ -116,9 +116,9 @@ class Responses(Body):
     prompt: Nothing = None
 
     @property
-    def wanted(self) -> Wanted:
+    def options(self) -> AnswerOptions:
         schema = self.text.format.schema_text
-        return Wanted(
+        return AnswerOptions(
             self.max_output_tokens or MOST_TOKENS,
             single=not self.parallel_tool_calls,
             thinking=False if self.reasoning.effort == "none" else None,

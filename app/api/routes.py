@@ -235,10 +235,8 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         await self.gate.enter(request)
-        service = self.service
-        state = service.engine.state
-        name = state.info.name if state.is_loaded else ""
-        text = service.counters.text(service.waiting, service.running, name)
+        state = self.service.engine.state
+        text = self.service.counters.text(state.info.name if state.is_loaded else "")
         return Response(text.encode("utf-8", "replace"), media_type=CONTENT_TYPE)
 
     async def models(self, request: Request) -> Response:

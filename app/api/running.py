@@ -168,18 +168,10 @@ class Service:
     engine: Engine
     programs: Programs
     counters: Counters = field(default_factory=Counters)
-    waiting: int = 0
-    running: int = 0
     texts: Texts = field(init=False)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.texts = Texts(self.engine)
-
-    def count(self, waiting: int, running: int) -> None:
-        with self.lock:
-            self.waiting += waiting
-            self.running += running
 
     def events(
         self, owner: str, completion: Completion, task: Task
@@ -190,21 +182,21 @@ class Service:
     def choice(
         self, number: int, request: Request, owner: str, task: Task, completion: Completion
     ) -> Generator[AnswerEvent, None, None]:
-        texts = self.texts if completion.wanted.likeliest is not None else None
+        texts = self.texts if completion.options.likeliest is not None else None
         arrived, first, began = monotonic(), None, False
         choice = Choice(number, request, self.engine.state.info)
-        self.count(1, 0)
+        self.counters.change(waiting=1)
         try:
             with closing(self.programs.answer(owner, request, task)) as events:
                 for event in events:
                     if isinstance(event, Started):
                         began = True
-                        self.count(-1, 1)
+                        self.counters.change(waiting=-1, running=1)
                         choice.info = event.info
                         if request.tools and event.info.calls:
-                            form, single = event.info.calls, completion.wanted.single
+                            form, single = event.info.calls, completion.options.single
                             choice.calls = CallSplitter(form, request.tools, single)
-                        if completion.wanted.parted:
+                        if completion.options.parted:
                             known = len(request.prefix)
                             choice.splitter = Splitter(event.info.marks, event.thinks, known)
                             choice.splitter.push(request.prefix)
@@ -218,7 +210,7 @@ class Service:
                         yield choice.piece(event, texts)
             yield Over(number, choice.finish, choice.answered)
         finally:
-            self.count(*((0, -1) if began else (-1, 0)))
+            self.counters.change(waiting=began - 1, running=-began)
             if began:
                 ended = FINISHES[choice.finish] if choice.finish else "abort"
                 self.counters.answered(choice.answered, ended, first, monotonic() - arrived)

@@ -15,14 +15,18 @@ server named its origin, and needs a key as well.
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from app.arguments import FIRST_PORT, PORTS_TRIED, is_local
 from app.http.login import LogIns
-from app.http.problems import App, Headers, Message, Pairs, Receive, Send, answer, encoded, problem
+from app.http.problems import encoded, problem
 from engine.errors import SettingError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -47,12 +51,13 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-robots-tag", b"noindex"),
 )
+NO_STORE = {"cache-control": "no-store"}
 MEGABYTE = 2**20
 MAX_UPLOAD, GUESTS_UPLOAD = 128 * MEGABYTE, 32 * MEGABYTE
 """An export of thousands of conversations is large; reading it takes several times its size."""
 MAX_REQUEST = 8 * MEGABYTE
 """The largest request of another program, which is more than any context holds."""
-CORS: Pairs = (
+CORS = (
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
     (b"access-control-max-age", b"600"),
@@ -178,42 +183,26 @@ def is_address(host: str, port: int) -> bool:
         return False
 
 
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def is_free(host: str, port: int) -> bool:
-    with socket.socket(family_of(host), socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
-
-
 def pick_port(host: str, requested: int | None) -> int:
     """The requested port, or a free one for None and 0. Raises SettingError if there is none."""
+    usual = range(FIRST_PORT, FIRST_PORT + PORTS_TRIED) if requested is None else ()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    why = ""
+    for port in (*usual, requested or 0):
+        try:
+            with socket.create_server((host, port), family=family) as probe:
+                return int(probe.getsockname()[1])
+        except OSError as error:
+            why = error.strerror or str(error)
     if requested:
-        if not is_free(host, requested):
-            raise SettingError(
-                f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
-                "not this machine's. Choose another with --port, or leave it out."
-            )
-        return requested
-    if requested is None:
-        for port in range(FIRST_PORT, FIRST_PORT + PORTS_TRIED):
-            if is_free(host, port):
-                return port
-    try:
-        with socket.socket(family_of(host)) as probe:
-            probe.bind((host, 0))
-            return int(probe.getsockname()[1])
-    except OSError as error:
         raise SettingError(
-            f"The address {host!r} cannot be listened on ({error.strerror or error}). "
-            "Give an address of this machine with --host."
-        ) from error
+            f"{host}:{requested} cannot be listened on: the port is in use, or the address is "
+            "not this machine's. Choose another with --port, or leave it out."
+        )
+    raise SettingError(
+        f"The address {host!r} cannot be listened on ({why}). Give an address of this machine with "
+        "--host."
+    )
 
 
 class Access:
@@ -222,7 +211,7 @@ class Access:
 
     def __init__(
         self,
-        app: App,
+        app: ASGIApp,
         hosts: Hosts,
         log_ins: LogIns,
         routes: Sequence[Route] = ROUTES,
@@ -231,20 +220,20 @@ class Access:
         self.app, self.hosts, self.log_ins = app, hosts, log_ins
         self.routes, self.origins = routes, frozenset(origins)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers, method, path = Headers(scope["headers"]), scope["method"], scope["path"]
-        origin = headers.one("origin") if for_programs(path) else ""
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        origin = only(headers, "origin") if for_programs(path) else ""
         named = origin if origin in self.origins else ""
         asks_first = bool(named) and method == "OPTIONS"
         if asks_first:
-            method = headers.one("access-control-request-method")
-        secure = (self.hosts.origin(headers.one("host")) or "").startswith("https:")
+            method = only(headers, "access-control-request-method")
+        secure = (self.hosts.origin(only(headers, "host")) or "").startswith("https:")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -255,16 +244,17 @@ class Access:
         try:
             check(self.hosts, method, path, headers, self.routes, named)
         except Refusal as refusal:
-            await refuse(sealed, path, refusal)
+            await refused(path, refusal)(scope, receive, sealed)
             return
         if asks_first:
-            await answer(sealed, 200, "")
+            await PlainTextResponse("", headers=NO_STORE)(scope, receive, sealed)
             return
-        if scope["path"] == "/":
+        if path == "/":
             scope["query_string"] = b""
-        if scope["path"] == "/logout":
-            await self.log_ins.leave(scope["app"].tokens, headers, sealed)
-        elif scope["path"] == "/login":
+        if path == "/logout":
+            response = self.log_ins.leave(scope["app"].tokens, only(headers, "cookie"))
+            await response(scope, receive, sealed)
+        elif path == "/login":
             await self.log_ins.enter(self.app, scope, receive, sealed)
         else:
             await self.app(scope, receive, sealed)
@@ -275,14 +265,21 @@ def for_programs(path: str) -> bool:
     return path.startswith("/v1/") or path in ("/v1", "/metrics", "/health")
 
 
-async def refuse(send: Send, path: str, refusal: Refusal) -> None:
-    if path != JOIN and not for_programs(path):
-        await answer(send, refusal.status, refusal.message)
-        return
-    body = problem(refusal.status, refusal.message)
+def refused(path: str, refusal: Refusal) -> Response:
     if path == JOIN:  # The page's script reads JSON.
-        body = {"error": refusal.message, "detail": refusal.message}
-    await answer(send, refusal.status, encoded(body).decode(), kind=b"application/json")
+        body = encoded({"error": refusal.message, "detail": refusal.message})
+    elif for_programs(path):
+        body = encoded(problem(refusal.status, refusal.message))
+    else:
+        text = refusal.message.encode("utf-8", "replace")
+        return PlainTextResponse(text, refusal.status, NO_STORE)
+    return Response(body, refusal.status, NO_STORE, "application/json")
+
+
+def only(headers: Headers, name: str) -> str:
+    """A header's value; "" if it is missing or given twice."""
+    found = headers.getlist(name)
+    return found[0].strip() if len(found) == 1 else ""
 
 
 def opened(origin: str) -> list[tuple[bytes, bytes]]:
@@ -303,11 +300,11 @@ def check(
 ) -> None:
     """Raise Refusal for a request that neither our page nor a program would send. `named` is the
     foreign origin of the request, if the owner allowed it."""
-    own = hosts.origin(headers.one("host"))
+    own = hosts.origin(only(headers, "host"))
     if own is None:
         raise Refusal(
             421,
-            f"This server does not answer under the name {headers.one('host')!r}. "
+            f"This server does not answer under the name {only(headers, 'host')!r}. "
             f"Open http://127.0.0.1:{hosts.port} on its own machine. From others, open the address "
             "that was given with --host, or the link of --share. The port must be "
             f"{hosts.port} on both sides of a forwarding.",
@@ -317,7 +314,7 @@ def check(
         raise Refusal(404, f"There is nothing at {path!r} to {method}.")
     if not named:
         check_source(found, method, own, headers)
-    if found.longest and not (found.programs and not headers.has("content-length")):
+    if found.longest and not (found.programs and "content-length" not in headers):
         check_length(found.longest, headers)
 
 
@@ -325,30 +322,30 @@ def check_source(found: Route, method: str, own: str, headers: Headers) -> None:
     """Raise Refusal for a request of another page, or of this page for another purpose. Programs
     other than browsers send no such headers; they may read, but not change anything."""
     origin, site, destination = (
-        headers.one(n) for n in ("origin", "sec-fetch-site", "sec-fetch-dest")
+        only(headers, n) for n in ("origin", "sec-fetch-site", "sec-fetch-dest")
     )
-    opens = found is PAGE and headers.one("sec-fetch-mode") == "navigate"
-    if headers.has("origin") and origin != own:
+    opens = found is PAGE and only(headers, "sec-fetch-mode") == "navigate"
+    if "origin" in headers and origin != own:
         raise Refusal(403, f"Only pages of {own} may ask for this, and {origin!r} is not one.")
-    if headers.has("sec-fetch-site") and site not in ("same-origin", "none") and not opens:
+    if "sec-fetch-site" in headers and site not in ("same-origin", "none") and not opens:
         raise Refusal(403, f"Only pages of {own} may ask for this.")
-    if headers.has("sec-fetch-dest") and found.destination not in ("", destination):
+    if "sec-fetch-dest" in headers and found.destination not in ("", destination):
         raise Refusal(403, f"This cannot be shown as {destination!r}.")
-    names_itself = headers.has("origin") or site == "same-origin"
+    names_itself = "origin" in headers or site == "same-origin"
     if method == "POST" and not names_itself and not found.programs:
         raise Refusal(403, f"Only the page itself may send this. Open {own} in a browser.")
 
 
 def check_length(longest: int, headers: Headers) -> None:
     """Raise Refusal for a body that is too long, or of unknown length, before it is read."""
-    length = headers.one("content-length")
+    length = only(headers, "content-length")
     if not length.isdecimal():
         raise Refusal(411, "The length of what is sent is missing.")
     if int(length) > longest:
         raise Refusal(413, f"{int(length):,} bytes are too many. Send at most {longest:,}.")
 
 
-def isolated(headers: Pairs, secure: bool) -> list[tuple[bytes, bytes]]:
+def isolated(headers: Iterable[tuple[bytes, bytes]], secure: bool) -> list[tuple[bytes, bytes]]:
     """The headers of a response, extended so that no other origin can read it, frame it or send its
     cookies."""
     kept, policy = [], POLICY

@@ -10,11 +10,12 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass
-from http.cookies import SimpleCookie
+from dataclasses import dataclass, replace
 from typing import Any
 
-from app.http.problems import App, Headers, Message, Receive, Send, answer
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN = "access-token-"
 """The prefix of the names of Gradio's log-in cookies."""
@@ -38,40 +39,30 @@ class Gate:
         return name_fits and password_fits
 
 
-@dataclass(frozen=True, slots=True)
-class Slowing:
-    """How attempts are slowed down: after `free` of them the wait doubles from a quarter of a
-    second up to `longest` seconds. One attempt is forgotten every `forget` seconds."""
+@dataclass(slots=True)
+class Attempts:
+    """Recent attempts to log in: after `free` of them the wait doubles from a quarter of a second
+    up to `longest` seconds. One attempt is forgotten every `forget` seconds, and their count is
+    bounded, so that waits end soon after a flood of attempts."""
 
     free: int
     longest: float
     forget: float
-
-    def wait(self, attempts: float) -> float:
-        """The seconds that the last of `attempts` attempts waits."""
-        over = attempts - self.free
-        return 0.0 if over <= 0 else min(self.longest, 0.25 * 2 ** (over - 1))
-
-
-BY_SOURCE = Slowing(free=5, longest=8.0, forget=30.0)
-BY_ALL = Slowing(free=30, longest=2.0, forget=2.0)
-
-
-class Attempts:
-    """Recent attempts to log in, which fade with time. Their count is bounded, so that waits end
-    soon after a flood of attempts."""
-
-    MARGIN = 8.0
-
-    def __init__(self, slowing: Slowing) -> None:
-        self.slowing, self.count, self.last = slowing, 0.0, 0.0
+    count: float = 0.0
+    last: float = 0.0
 
     def add(self, now: float) -> float:
         """Count an attempt; returns the seconds that it waits."""
-        self.count = max(0.0, self.count - (now - self.last) / self.slowing.forget)
-        self.count = min(self.count + 1, self.slowing.free + self.MARGIN)
-        self.last = now
-        return self.slowing.wait(self.count)
+        faded = max(0.0, self.count - (now - self.last) / self.forget)
+        self.count, self.last = min(faded + 1, self.free + MARGIN), now
+        over = self.count - self.free
+        return 0.0 if over <= 0 else min(self.longest, 0.25 * 2 ** (over - 1))
+
+
+MARGIN = 8.0
+BY_SOURCE = Attempts(free=5, longest=8.0, forget=30.0)
+BY_ALL = Attempts(free=30, longest=2.0, forget=2.0)
+"""How attempts from one address, and all together, begin."""
 
 
 class Throttle:
@@ -86,18 +77,18 @@ class Throttle:
     ) -> None:
         self.clock, self.sleep = clock, sleep
         self.sources: OrderedDict[str, Attempts] = OrderedDict()
-        self.all = Attempts(BY_ALL)
+        self.all = replace(BY_ALL)
 
     def wait(self, source: str) -> float:
         """Count an attempt from an address; returns the seconds that it waits."""
-        attempts = self.sources.setdefault(source, Attempts(BY_SOURCE))
+        attempts = self.sources.setdefault(source, replace(BY_SOURCE))
         self.sources.move_to_end(source)
         while len(self.sources) > self.SOURCES:
             self.sources.popitem(last=False)
         now = self.clock()
         return max(attempts.add(now), self.all.add(now))
 
-    async def slow(self, scope: Message) -> str:
+    async def slow(self, scope: Scope) -> str:
         """Make an attempt wait; returns its source address."""
         source = str((scope.get("client") or ("",))[0])
         await self.sleep(self.wait(source))
@@ -108,7 +99,7 @@ class LogIns(Throttle):
     """Handles logging in and out. `tokens` are Gradio's sessions, by the values of their
     cookies."""
 
-    async def enter(self, app: App, scope: Message, receive: Receive, send: Send) -> None:
+    async def enter(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an attempt to the app after its wait. A success forgets the attempts of its
         source."""
         source = await self.slow(scope)
@@ -120,11 +111,11 @@ class LogIns(Throttle):
 
         await app(scope, receive, noted)
 
-    async def leave(self, tokens: MutableMapping[str, str], headers: Headers, send: Send) -> None:
-        """End the session of the request, and no other."""
-        cookies: SimpleCookie = SimpleCookie(headers.one("cookie"))
-        own = {name: morsel for name, morsel in cookies.items() if name.startswith(TOKEN)}
-        for morsel in own.values():
-            tokens.pop(morsel.value, None)
-        over = [(b"set-cookie", f'{name}=""; Max-Age=0; Path=/'.encode()) for name in own]
-        await answer(send, 200, "Logged out.", over)
+    def leave(self, tokens: MutableMapping[str, str], cookie: str) -> PlainTextResponse:
+        """End the session of a request with this `cookie` header, and no other."""
+        response = PlainTextResponse("Logged out.", headers={"cache-control": "no-store"})
+        for name, value in cookie_parser(cookie).items():
+            if name.startswith(TOKEN):
+                tokens.pop(value, None)
+                response.delete_cookie(name)
+        return response

@@ -1,8 +1,7 @@
-"""Basics of the server's own layers: ASGI types, a request's headers, short text responses, and
-errors in OpenAI's format (a status, a message, and the wrong parameter)."""
+"""Errors in OpenAI's format: a status, a message, and the wrong parameter."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import (
@@ -16,48 +15,12 @@ from engine.errors import (
     StrataError,
 )
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-Pairs = Iterable[tuple[bytes, bytes]]
-
-
-class Headers:
-    def __init__(self, raw: Pairs) -> None:
-        self.raw = [(name.lower(), value.decode("latin-1").strip()) for name, value in raw]
-
-    def one(self, name: str) -> str:
-        """A header's value; "" if it is missing or given twice."""
-        found = [value for key, value in self.raw if key == name.encode()]
-        return found[0] if len(found) == 1 else ""
-
-    def has(self, name: str) -> bool:
-        return any(key == name.encode() for key, _ in self.raw)
-
-
-PLAIN = b"text/plain; charset=utf-8"
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-store",
     "x-accel-buffering": "no",
 }
 """The headers of server-sent events."""
-
-
-async def answer(
-    send: Send, status: int, message: str, headers: Pairs = (), kind: bytes = PLAIN
-) -> None:
-    """Send a short text as the whole response."""
-    body = message.encode("utf-8", "replace")
-    fixed = [
-        (b"content-type", kind),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-    ]
-    start = {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 KINDS = {

@@ -1,19 +1,17 @@
 """Answers the user's last message: decodes the answer, stores it, and updates the pages it grows
 on.
 
-Two invariants hold. First, if the program is killed or the engine crashes, at most the last second
-of the answer is lost. New text is stored by a separate thread, because the model may take long over
-a step or over learning, and no page may be open to fetch the next update. The last step is stored
-before anyone sees it. A message is created together with its first text and its run, so that no
-empty message remains.
+If the program is killed or the engine crashes, at most the last second of the answer is lost: a
+separate thread stores new text, because the model may take long over a step, and no page may be
+open. The last step is stored before anyone sees it. A message is created together with its first
+text and its run, so that no empty message remains.
 
-Second, what was added never changes, so an `Update` copies nothing: the cost of adding an event
-depends on the length of the event, not of the answer. The same holds for storing, except for the
-text itself.
+What was added never changes, so an `Update` copies nothing: adding and storing an event costs time
+by the length of the event, not of the answer, except for the text itself.
 
-An answer needs no page. It runs to its end on its own thread, and several pages may watch it. A
-page that knows the answer's token may watch, as tokens cannot be guessed. Watching holds no thread:
-an answer rings a bell in the event loops that wait for updates.
+An answer needs no page. It runs to its end on its own thread. Any page that knows its token may
+watch, as tokens cannot be guessed. Watching holds no thread: an answer rings a bell in the event
+loops that wait for updates.
 """
 
 import asyncio
@@ -29,6 +27,7 @@ from typing import Any
 
 from app.service.comparison import Pace
 from app.service.core import Core
+from app.service.current import seen_in
 from app.service.history import (
     FinishedAnswer,
     StartedAnswer,
@@ -46,7 +45,7 @@ from engine.errors import Cancelled, EngineDied, StrataError
 from engine.metrics import Metrics, tallied
 from engine.queue import Waiting
 from engine.runs import Collector, planned
-from engine.settings import MOST_TOKENS, Generation
+from engine.settings import MOST_TOKENS
 from engine.streams import Stream
 from engine.thinking import Splitter, named
 from engine.types import NO_RUN, Learned, Part, Prefill, Run, Step
@@ -82,9 +81,8 @@ class Recorder:
         later: Callable[[Callable[[], Any]], None] = lambda write: None,
     ) -> None:
         self.database, self.conversation_id, self.seed = database, conversation_id, seed
-        self.keep, self.later = keep, later
+        self.keep, self.later, self.after = keep, later, after
         self.messages, self.traces = Conversations(database, owner), Traces(database, owner)
-        self.after = after
         self.others = self.messages.following(conversation_id, after)
         self.continued, run = continued, continued.run if continued else NO_RUN
         self.message_id = continued.message.id if continued else ""
@@ -133,19 +131,15 @@ class Recorder:
         self.prompt, self.certain_text = prompt, text
         if continued is None or not continued.run_id:
             self.collector.plan = plan
-            self.split_again()
-            return
-        nothing = Prefill(0, 0)
-        self.part = Part(
-            self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
-        )
-        steps = self.collector.steps
-        steps[-1] = without_end([step for step in steps if step.index >= continued.start], text)
-        count = len(steps[-1].tokens)
-        self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
-        self.split_again()
-
-    def split_again(self) -> None:
+        else:
+            nothing = Prefill(0, 0)
+            self.part = Part(
+                self.first, plan.method, plan.model, plan.fingerprint, plan.settings, nothing
+            )
+            steps = self.collector.steps
+            steps[-1] = without_end([s for s in steps if s.index >= continued.start], text)
+            count = len(steps[-1].tokens)
+            self.pieces[-count:] = [Piece.of(token, steps[-1].index) for token in steps[-1].tokens]
         settings = self.collector.plan.settings
         self.splitter = Splitter(named(settings.get("marks", ())), bool(settings.get("thinks")))
         self.splitter.push(self.text)
@@ -193,7 +187,8 @@ class Recorder:
         """Store the new part of the answer, if it has text or the answer is over. Returns whether
         nothing is left to store."""
         with self.writing:
-            return not self.due(over) or bool(self.keep(lambda: self.store(over)))
+            counts = over and self.counted is not None and (self.run_id or self.due(over))
+            return not (counts or self.due(over)) or bool(self.keep(lambda: self.store(over)))
 
     def due(self, over: bool) -> bool:
         run, opened = self.run, self.opened
@@ -203,18 +198,20 @@ class Recorder:
 
     def store(self, over: bool) -> bool:
         """Store what is due, in one transaction. Raises StorageError."""
-        if self.due(over):
-            run = self.run
-            fresh = run.steps[self.stored :]
-            text = "".join(token.text for step in fresh for token in step.tokens)
-            with self.database.write():
+        due, ids = self.due(over), (self.message_id, self.run_id)
+        run = self.run
+        with self.database.write():
+            if due:
+                fresh = run.steps[self.stored :]
+                text = "".join(token.text for step in fresh for token in step.tokens)
                 ids = self.write(run, fresh, text)
-            self.message_id, self.run_id = ids
-            self.stored, self.opened = len(run.steps), True
+            if over and self.counted is not None and ids[1]:
+                self.traces.store_counts(ids[1], asdict(self.counted))
+        self.message_id, self.run_id = ids
+        self.stored, self.opened = len(run.steps), True
         return True
 
     def write(self, run: Run, fresh: Sequence[Step], text: str) -> tuple[str, str]:
-        """Store these further steps; returns the ids of the message and the run."""
         if not self.opened:
             return self.message_id, self.write_continuation(run, fresh, text)
         if self.message_id:
@@ -228,7 +225,6 @@ class Recorder:
         return message.id, run_id
 
     def write_continuation(self, run: Run, fresh: Sequence[Step], text: str) -> str:
-        """Store the first steps that continue an answer; returns the id of its run."""
         continued = self.continued
         assert continued is not None
         head = "".join(piece.text for piece in continued.head)
@@ -252,20 +248,7 @@ class Recorder:
         if self.thread.ident is not None:
             self.thread.join()
         if not self.flush(over=True):
-            self.later(self.end)
-        elif self.counted is not None and self.run_id:
-            self.keep(self.store_counts)
-
-    def end(self) -> None:
-        """Store the rest of an answer that is over. Raises StorageError."""
-        with self.writing, self.database.write():
-            self.store(over=True)
-            if self.counted is not None and self.run_id:
-                self.store_counts()
-
-    def store_counts(self) -> None:
-        assert self.counted is not None
-        self.traces.store_counts(self.run_id, asdict(self.counted))
+            self.later(partial(self.store, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +270,6 @@ class Update:
     counted: ServerCounted | None = None
 
     def since(self, start: int, most: int | None = None) -> Sequence[Piece]:
-        """The tokens from number `start` on, at most `most` of them."""
         end = self.tokens if most is None else min(self.tokens, start + most)
         return self.recorder.pieces[start:end]
 
@@ -304,16 +286,17 @@ class Update:
         return "".join(piece.text for piece in self.pieces)
 
 
+@dataclass(slots=True)
 class RunningAnswer:
-    """Feeds the events of one answer to its recorder."""
+    """Feeds the events of one answer to its recorder. `finished` is what it takes to prove the
+    answer, once it is over."""
 
-    def __init__(
-        self, core: Core, request: Request, stream: Stream[Event], recorder: Recorder
-    ) -> None:
-        self.core, self.request, self.stream, self.recorder = core, request, stream, recorder
-        self.started: Started | None = None
-        self.finished: FinishedAnswer | None = None
-        """What it takes to prove the answer, once it is over."""
+    core: Core
+    request: Request
+    stream: Stream[Event]
+    recorder: Recorder
+    started: Started | None = None
+    finished: FinishedAnswer | None = None
 
     def take(self, event: Event) -> bool:
         """Process an event; returns whether there is a step to show."""
@@ -364,7 +347,8 @@ class RunningAnswer:
             return
         run, continued = self.recorder.run, self.recorder.continued
         if started.info == self.core.current.info:
-            self.core.current.answered(self.recorder.tally.metrics())
+            current = self.core.current
+            current.plain = seen_in(self.recorder.tally.metrics()) or current.plain
         with suppress(StrataError), self.core.database.at_once():
             self.core.stacks.learn(self.request, run)
         if continued:
@@ -433,7 +417,10 @@ class Answering:
         continued = self.core.chat.started_answer(owner, conversation_id, target)
         generation = chosen(continued, preferences) if continued else preferences.seeded()
         prediction = self.core.chat.prediction(owner, conversation_id, target.after)
-        generation = with_room_for(prediction, generation)
+        # The limit holds for what an answer adds to the text that it repeats. A text has at most
+        # about half as many tokens as characters.
+        most = min(generation.max_tokens + len(prediction) // 2, MOST_TOKENS)
+        generation = replace(generation, max_tokens=most)
         request = Request(
             tuple(self.core.chat.prompt(owner, conversation_id, target.after)),
             (),
@@ -461,13 +448,6 @@ class Answering:
         yield from growing.updates()
         if preferences.check and growing.finished:
             self.prove(owner, conversation_id, growing.finished)
-
-
-def with_room_for(text: str, generation: Generation) -> Generation:
-    """The settings for an answer that repeats a text: the limit holds for what it adds. A text has
-    at most about half as many tokens as characters."""
-    most = min(generation.max_tokens + len(text) // 2, MOST_TOKENS)
-    return replace(generation, max_tokens=most)
 
 
 KEPT = 16
@@ -530,7 +510,6 @@ class Answer:
         return self.update.recorder.message_id if self.update else ""
 
     def run(self, items: Iterator[Update | Waiting | None]) -> None:
-        """Follow an answer to its end."""
         while self.take(items):
             pass
 

@@ -1,7 +1,5 @@
-"""Files that go with a message: read once, as text, and written into the message itself.
-
-A message with files begins with a block for each of them, which the model reads like any other
-text:
+"""Files that go with a message: read once, as text, and written into the message itself, as a block
+before the user's text. The model reads them like any other text:
 
     Attached file: notes.md
     ```md
@@ -11,17 +9,12 @@ text:
     text of the user
 
 The fence is longer than any run of backticks in the file, so `split` finds the end of every block,
-and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports,
-copies and other programs keep it with the message.
-
-A text to rewrite (app/service/rewriting.py) is such a file as well, with REWRITE in place of LABEL.
+and `join` and `split` are inverse to each other. Nothing else of a file is stored, so exports and
+copies keep it. A text to rewrite (app/service/rewriting.py) has REWRITE in place of LABEL.
 
 If a text does not state its encoding, the encoding is guessed (encodings.py), and the guess is
-shown with the file. A file in another format is refused, and the message names the format, even if
-a few bytes precede its signature.
-
-PDF files are read in the calling thread, within a time limit. The limit is checked at every drawing
-command, so even a page that never ends is stopped. pypdf itself limits what a file may unpack.
+shown. A file in another format is refused, and the message names the format. PDF files are read in
+the calling thread, within a time limit that is checked at every drawing command.
 """
 
 import io
@@ -134,7 +127,10 @@ def without_files(content: str) -> str:
 
 def read(name: str, content: bytes) -> Attachment:
     """Read the text of a file. Raises PromptError if it cannot be read."""
-    name = clean_name(name)
+    # One short line, without folders and invisible characters.
+    last = re.split(r"[\\/]", name)[-1]
+    seen = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in last)
+    name = " ".join(seen.split())[:MAX_NAME].strip() or "file"
     if len(content) > MAX_BYTES:
         raise PromptError(
             f"{name} has {len(content):,} bytes, and at most {MAX_BYTES:,} can be attached. "
@@ -155,13 +151,6 @@ def read(name: str, content: bytes) -> Attachment:
             "Attach a part of it."
         )
     return Attachment(name, text, note)
-
-
-def clean_name(name: str) -> str:
-    """A file's name as one short line, without folders and invisible characters."""
-    last = re.split(r"[\\/]", name)[-1]
-    seen = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in last)
-    return " ".join(seen.split())[:MAX_NAME].strip() or "file"
 
 
 def decoded(name: str, content: bytes) -> tuple[str, str]:
@@ -246,6 +235,9 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     from pypdf.errors import PyPdfError
 
     end = time.monotonic() + seconds
+    encrypted = PromptError(
+        f"{name} is encrypted. Save it without a password, and attach that file."
+    )
 
     def in_time(*_: object) -> None:
         if time.monotonic() > end:
@@ -255,9 +247,7 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     try:
         reader = PdfReader(io.BytesIO(content))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise PromptError(
-                f"{name} is encrypted. Save it without a password, and attach that file."
-            )
+            raise encrypted
         count = len(reader.pages)
         if count > MAX_PAGES:
             raise PromptError(
@@ -276,9 +266,7 @@ def pdf_text(name: str, content: bytes, seconds: float = SECONDS) -> str:
     except Exception as error:
         # For a damaged file pypdf may raise almost any error, even RecursionError.
         if "cryptography" in str(error):
-            raise PromptError(
-                f"{name} is encrypted. Save it without a password, and attach that file."
-            ) from error
+            raise encrypted from error
         kind = "damaged" if isinstance(error, PyPdfError) else "damaged, or of an unknown kind"
         raise PromptError(
             f"{name} cannot be read as PDF: it is {kind} ({first_line(error)}). Open it elsewhere "

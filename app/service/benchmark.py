@@ -4,9 +4,8 @@ Every method begins every question from the same state: it knows what was stored
 began, or nothing, and no run teaches another. The order of the methods is rotated from question to
 question, so that a drifting load of the machine affects all of them alike.
 
-Chats have priority. A run waits up to QUIET seconds until no other task runs. If another task
-begins to wait during a run, the run is given up at once and repeated afterwards. The last of
-ATTEMPTS is not given up, but stored as disturbed.
+Chats have priority. A run waits up to QUIET seconds until no other task runs, and is given up for
+a task that begins to wait. The last of ATTEMPTS is not given up, but stored as disturbed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,9 +91,8 @@ class BenchmarkRuns:
     early."""
 
     def __init__(self, core: Core) -> None:
-        self.core = core
+        self.core, self.owner = core, ""
         self.slot = Slot[BenchmarkStatus, str]()
-        self.owner = ""
 
     @property
     def status(self) -> BenchmarkStatus | None:
@@ -142,9 +140,8 @@ class BenchmarkRuns:
                 f"This benchmark was started with version {stored.version}, and this is "
                 f"{__version__}: their figures do not mix. Start a new one."
             )
-        job = self.slot.take(
-            lambda: self.job(owner, benchmark, plan, store.results(benchmark)), under_way()
-        )
+        results = store.results(benchmark)
+        job = self.slot.take(lambda: self.job(owner, benchmark, plan, results), under_way())
         return job.start("benchmark")
 
     def check(self, plan: Plan) -> None:
@@ -216,7 +213,6 @@ class BenchmarkRuns:
         return report(stored, plan, store.results(benchmark))
 
     def before(self, owner: str, now: Benchmark) -> Report | None:
-        """The last earlier benchmark that measured the same, if there is one."""
         for stored in self.store(owner).list():
             if stored.created < now.created and stored.done and not differences(stored, now):
                 return self.report(owner, stored.id)
@@ -309,7 +305,6 @@ class Runner:
         raise AssertionError("the last attempt is not given up")
 
     def wait_for_others(self) -> None:
-        """Wait until no other task runs, for at most QUIET seconds."""
         latest = monotonic() + QUIET
         for _ in self.task.wait(lambda: not self.core.tasks.others(None) or monotonic() >= latest):
             self.runs.show_waiting(True)
@@ -319,8 +314,7 @@ class Runner:
     ) -> tuple[Run | None, bool]:
         """One run, None if it was given up for another task; and whether it was disturbed."""
         generation = self.plan.generation
-        if tokens is not None:
-            generation = replace(generation, max_tokens=tokens)
+        generation = replace(generation, max_tokens=tokens or generation.max_tokens)
         profile = self.core.stacks.profile_for(generation.sampling)
         messages = (Message("user", question.text),)
         request = Request(messages, (), generation, method, profile, BENCHMARK, measured=Measured())

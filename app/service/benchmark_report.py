@@ -10,17 +10,18 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from statistics import median, quantiles
 from typing import Any
 
 from app.service.exports import harmless
+from app.service.preferences import generation_of
 from engine.compare import Speedup, overall
 from engine.errors import SettingError, StorageError
 from engine.methods import PLAIN, Method, method_named
 from engine.runs import keeps_text
-from engine.settings import Drafting, Generation, Sampling
+from engine.settings import Drafting, Generation
 from engine.types import Question
 from storage.benchmarks import Benchmark, Result
 
@@ -64,8 +65,6 @@ def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
     """The plan of a stored benchmark. Raises StorageError if it is damaged."""
     values = benchmark.plan
     try:
-        generation = dict(values["generation"])
-        sampling = Sampling.from_mapping(generation.pop("sampling"))
         methods = [
             method_named(each["name"], Drafting.from_mapping(each["drafting"]))
             for each in values["methods"]
@@ -74,7 +73,7 @@ def stored_plan(benchmark: Benchmark, questions: Sequence[Question]) -> Plan:
             benchmark.title,
             tuple(questions),
             tuple(methods),
-            Generation.from_mapping({**generation, "sampling": sampling}),
+            generation_of({"generation": values["generation"]}),
             int(values["repeats"]),
             bool(values["known"]),
         )
@@ -196,9 +195,8 @@ def complete(plan: Plan, results: Sequence[Result]) -> dict[int, dict[str, Typic
 
 
 def metrics_of(plan: Plan, measured: Measured, places: Sequence[int]) -> tuple[MethodMetrics, ...]:
-    if not places:
-        return ()
-    return tuple(method_metrics(plan, measured, places, method) for method in plan.methods)
+    methods = plan.methods if places else ()
+    return tuple(method_metrics(plan, measured, places, method) for method in methods)
 
 
 def method_metrics(
@@ -206,29 +204,26 @@ def method_metrics(
 ) -> MethodMetrics:
     own = [measured[at][method.name] for at in places]
     plain = [measured[at][PLAIN.name] for at in places] if PLAIN in plan.methods else []
-    tokens, forwards = sum(t.tokens for t in own), sum(t.forwards for t in own)
-    drafted = sum(t.drafted for t in own)
-    same = bool(plain) and method != PLAIN and keeps_text(method, plan.generation.sampling)
-    parts = [
-        plan.questions[at].id
-        for at, mine, base in zip(places, own, plain, strict=False)
-        if same and mine.answer != base.answer
-    ]
-    return MethodMetrics(
+    tokens, drafted = sum(t.tokens for t in own), sum(t.drafted for t in own)
+    found = MethodMetrics(
         method.name,
         len(places),
         tokens,
         rate(tokens, sum(t.seconds for t in own)),
         rate(tokens, sum(t.decode_seconds for t in own)),
-        rate(tokens, forwards),
+        rate(tokens, sum(t.forwards for t in own)),
         sum(t.kept for t in own) / drafted if drafted else None,
         median(t.first_seconds for t in own),
-        overall(plain, own) if plain and method != PLAIN else Speedup(),
-        spread(plain, own) if method != PLAIN else None,
-        len(places) - len(parts) if same else 0,
-        len(places) if same else 0,
-        tuple(parts),
     )
+    if not plain or method == PLAIN:
+        return found
+    found = replace(found, speedup=overall(plain, own), quartiles=spread(plain, own))
+    if not keeps_text(method, plan.generation.sampling):
+        return found
+    pairs = zip(places, own, plain, strict=True)
+    parts = [plan.questions[at].id for at, mine, base in pairs if mine.answer != base.answer]
+    same = len(places) - len(parts)
+    return replace(found, identical=same, compared=len(places), differing=tuple(parts))
 
 
 def rate(count: int, over: float) -> float:
@@ -236,10 +231,9 @@ def rate(count: int, over: float) -> float:
 
 
 def spread(plain: Sequence[Typical], own: Sequence[Typical]) -> tuple[float, float, float] | None:
-    """The quartiles of the speedups of single questions."""
     ratios = [
         (base.seconds / base.tokens) / (mine.seconds / mine.tokens)
-        for base, mine in zip(plain, own, strict=False)
+        for base, mine in zip(plain, own, strict=True)
         if mine.seconds and base.tokens and mine.tokens
     ]
     if len(ratios) < FEWEST:
@@ -283,9 +277,7 @@ def shared(one: Report, other: Report) -> Sides:
     """The metrics of the methods that two benchmarks of the same questions share, over the
     questions that both have answered. Methods are equal if their drafting settings are equal."""
     both = [place for place in one.measured if place in other.measured]
-    methods = [method for method in one.plan.methods if method in other.plan.methods]
-    if not both:
-        return {}, {}
+    methods = [each for each in one.plan.methods if both and each in other.plan.methods]
     new, old = (
         {each: method_metrics(report.plan, report.measured, both, each) for each in methods}
         for report in (one, other)
@@ -294,7 +286,6 @@ def shared(one: Report, other: Report) -> Sides:
 
 
 def drops(now: Report, before: Report) -> list[Drop]:
-    """The methods that became slower by more than DROP, over the questions that both answered."""
     new, old = shared(now, before)
     plain = None
     if PLAIN in new:
@@ -314,13 +305,10 @@ def drops(now: Report, before: Report) -> list[Drop]:
 def as_csv(report: Report, results: Sequence[Result]) -> str:
     """One row per answer. Names may come from a foreign file, so formulas in them are disarmed."""
     text = io.StringIO()
-    columns = row_of(Question("", "", ""), Result(0, "", 0), None)
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(row_of(Question("", "", ""), Result(0, "", 0), None))
     for row in rows(report, results):
-        writer.writerow(
-            {name: harmless(each) if isinstance(each, str) else each for name, each in row.items()}
-        )
+        writer.writerow(harmless(each) if isinstance(each, str) else each for each in row.values())
     return text.getvalue()
 
 

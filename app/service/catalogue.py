@@ -2,12 +2,10 @@
 memory.
 
 The facts are in assets/catalogue.json, each with the addresses it comes from. Reading is strict: an
-unknown name, a missing one or a figure that cannot be is an error. `python -m
-app.service.catalogue` prints the table of docs/models.md.
+unknown name, a missing one or a figure that cannot be is an error.
 """
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal, Self
@@ -60,8 +58,6 @@ Several = Field(strict=False)
 
 
 class Listed(Outside):
-    """Base of all objects in the file; an undeclared name is an error."""
-
     model_config = ConfigDict(extra="forbid")
 
 
@@ -136,7 +132,6 @@ class Head(Sized):
 
     @model_validator(mode="after")
     def whole(self) -> Self:
-        """`bytes` and `bytes_are` must be given together."""
         if len({"bytes", "bytes_are"} & self.model_fields_set) == 1:
             raise refusal("The head has one of 'bytes' and 'bytes_are'. Give both, or none.")
         return self
@@ -164,7 +159,6 @@ class Entry(Listed):
 
     @model_validator(mode="after")
     def in_order(self) -> Self:
-        """Its drafts are smaller than the target, and ordered."""
         sizes = [each.parameters for each in (*self.drafts, self.target)]
         if sizes != sorted(set(sizes)):
             raise refusal("The drafts must be smaller than the target, in the order of their size.")
@@ -223,9 +217,8 @@ def parse(found: object) -> tuple[Entry, ...]:
     if not isinstance(found, list):
         raise unusable(f"it is {quoted(found)}, not a list")
     read = tuple(map(entry, found))
-    names = [each.name for each in read]
     sizes = [each.target.parameters for each in read]
-    if len(set(names)) < len(names):
+    if len({each.name for each in read}) < len(read):
         raise unusable("two entries have the same name")
     if sizes != sorted(sizes):
         raise unusable("the entries are not in the order of the size of their targets")
@@ -247,50 +240,3 @@ def unusable(problem: str) -> ModelError:
         f"The catalogue {str(FILE)!r} cannot be used: {problem}. Restore the file; models can be "
         "loaded by path or by their name on the hub without it."
     )
-
-
-def table(found: Iterable[Entry]) -> str:
-    """The catalogue for docs/models.md, in Markdown, ended by a newline."""
-    lines = [
-        "| family | target, its file | head | draft models (**suggested**) | memory, GPU: target, "
-        "with drafts | memory, processor | licence |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for each in found:
-        drafts = ", ".join(
-            f"**{draft.name}** {size(draft)}"
-            if draft in each.stack
-            else f"{draft.name} {size(draft)}"
-            for draft in each.drafts
-        )
-        files = f"`{each.target.source}` {size(each.target)}"
-        if each.target.processor:
-            other = each.target.processor
-            files += f"; on a processor `{other.source.rpartition(':')[2]}` {size(other)}"
-        memory = [
-            f"{gigabytes(own.alone_need(TABLE_CONTEXT, device).total)}, "
-            f"{gigabytes(own.need(TABLE_CONTEXT, device).total)}"
-            for device in ("cuda", "cpu")
-            for own in (each.on(device),)
-        ]
-        head = each.head.name if each.head else "none"
-        if each.head and each.head.bytes:
-            head += f" {gigabytes(each.head.bytes)}"
-        lines.append(
-            f"| {each.name} ({each.maker}) | {files} | {head} "
-            f"| {drafts or f'none: {each.alone}'} | {memory[0]} | {memory[1]} "
-            f"| [{each.licence}]({each.licence_address}) |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def size(each: File) -> str:
-    return f"{'about ' if each.estimated else ''}{gigabytes(each.bytes)}"
-
-
-def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"
-
-
-if __name__ == "__main__":
-    print(table(entries()), end="")

@@ -2,8 +2,7 @@
 
 A user's message is stored before anything is decoded. A message that cannot be answered is refused,
 and nothing is stored. An edited message, or another answer, becomes a further version of the
-earlier one. A deletion can be undone for an hour, which also restores what is needed to prove the
-last answer.
+earlier one. A deletion can be undone for an hour.
 """
 
 import threading
@@ -14,7 +13,7 @@ from dataclasses import replace
 
 from app.service.attachments import without_files
 from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
-from app.service.jobs import AnswerTarget, Tasks
+from app.service.jobs import AnswerTarget, Tasks, later
 from app.service.pages import THE_LIST, LimitedDict, ListRevisions
 from app.service.revival import Revival
 from app.service.rewriting import to_rewrite
@@ -44,7 +43,8 @@ class Trash:
         self.engine, self.database, self.history = engine, database, history
         self.proofs: LimitedDict[str, tuple[tuple[str, str], FinishedAnswer]] = LimitedDict()
         """The data for proving the last answers of deleted conversations, by undo token."""
-        self.timer: threading.Timer | None = None
+        self.watching = False
+        """Whether a timer for the oldest deletion runs."""
         self.lock = threading.Lock()
 
     def remember(self, token: str, owner: str, conversation_id: str = "") -> None:
@@ -61,16 +61,13 @@ class Trash:
     def watch(self) -> None:
         oldest = deletions.oldest(self.database)
         with self.lock:
-            if self.timer is not None or oldest is None:
+            if self.watching or oldest is None:
                 return
-            seconds = max(0.0, oldest + deletions.SECONDS - time.time()) + 1.0
-            self.timer = threading.Timer(seconds, self.sweep)
-            self.timer.daemon = True
-            self.timer.start()
+            self.watching = True
+        later(max(0.0, oldest + deletions.SECONDS - time.time()) + 1.0, self.sweep)
 
     def sweep(self) -> None:
-        with self.lock:
-            self.timer = None
+        self.watching = False
         with suppress(StorageError):  # A closed or locked database is purged at the next start.
             for deletion in deletions.purge(self.database, deletions.SECONDS):
                 self.proofs.pop(deletion.token, None)
@@ -236,8 +233,7 @@ class Chat:
 
     def unanswered(self, owner: str, conversation_id: str) -> AnswerTarget:
         """The target of an answer to the last message. Raises PromptError if there is none."""
-        last = self.conversations(owner).last(conversation_id)
-        if last is None:
+        if (last := self.conversations(owner).last(conversation_id)) is None:
             raise PromptError(NO_MESSAGE)
         return AnswerTarget(last)
 
@@ -246,10 +242,8 @@ class Chat:
     ) -> StartedAnswer | None:
         if not target.continues:
             return None
-        store = self.conversations(owner)
-        return started_answer(
-            self.database, owner, store.messages(conversation_id, to=target.continues)[-1]
-        )
+        *_, message = self.conversations(owner).messages(conversation_id, to=target.continues)
+        return started_answer(self.database, owner, message)
 
     def progress(self, owner: str, conversation_id: str, target: AnswerTarget) -> object:
         """A value that changes when more of the requested answer is stored."""
@@ -287,20 +281,16 @@ class Chat:
         if not self.free or not self.engine.state.info.context_length:
             return None
         with suppress(StrataError):
-            messages = self.next_prompt(owner, conversation, system, editing)
+            if conversation is None:
+                messages = [Message("system", system)] if system.strip() else []
+            else:
+                found = self.conversations(owner).messages(conversation, False, editing)
+                before = found[:-1] if editing else found
+                messages = self.prompt(owner, conversation, before[-1].id if before else None)
             if not messages and not text.strip():
                 return self.engine.measure(())
             return self.engine.measure((*messages, Message("user", text.strip() or NEXT)))
         return None
-
-    def next_prompt(
-        self, owner: str, conversation: str | None, system: str, editing: str | None
-    ) -> Sequence[Message]:
-        if conversation is None:
-            return [Message("system", system)] if system.strip() else []
-        messages = self.conversations(owner).messages(conversation, pieces=False, to=editing)
-        before = messages[:-1] if editing else messages
-        return self.prompt(owner, conversation, before[-1].id if before else None)
 
     def counts(self, texts: Sequence[str]) -> list[tuple[int, bool]]:
         """The number of tokens of each text, and whether it was counted and not estimated."""

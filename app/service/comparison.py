@@ -3,11 +3,11 @@
 The sides differ in their method (plain decoding is one of them), in their settings, or in their
 model. Every run starts from an empty state (engine/compare.py) and no run learns from another. The
 order is swapped from pair to pair, so that a machine that warms up or slows down favours neither
-side. Both sides are drawn in the same way while they run, so a page costs both the same.
+side.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Literal
@@ -165,41 +165,39 @@ def followed(
     yield found.run
 
 
+@dataclass(slots=True)
 class Pairs:
     """Runs of two requests, the left one and the right one, measured in pairs.
 
     `report` receives notices about other problems, and `stop` ends the runs. `measured` says what
     the drafters may know, or determines it from the prompt of each side. `info` is the model of all
     runs, by default that of the first run. `profile` returns the profile of the draft models that
-    are loaded when a run begins.
+    are loaded when a run begins. `swap` loads the model of a side, where models are swapped between
+    runs, so that every run needs a warm-up.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        requests: tuple[Request, Request],
-        measured: Measured | Callable[[Started], Measured],
-        report: Callable[[str], None],
-        stop: Stop,
-        info: BackendInfo | None = None,
-        profile: Callable[[Sampling], Profile | None] = lambda sampling: None,
-    ) -> None:
-        self.engine, self.requests = engine, requests
-        self.report, self.stop, self.profile = report, stop, profile
-        self.differs: Differs = ""
-        self.foreign = False
-        self.ready: Callable[[int], Iterator[Waiting]] = lambda side: iter(())
-        """Loads the model of a side."""
-        self.infos: list[BackendInfo | None] = [info, info]
-        self.exclude = None if isinstance(measured, Measured) else measured
-        known = measured if isinstance(measured, Measured) else None
-        self.known: list[Measured | None] = [known, known]
-        self.first_run, self.exchanged = True, False
-        """Whether no warm-up was run yet, and whether models are swapped between runs, so that
-        every run needs a warm-up."""
+    engine: Engine
+    requests: tuple[Request, Request]
+    measured: Measured | Callable[[Started], Measured]
+    report: Callable[[str], None]
+    stop: Stop
+    info: BackendInfo | None
+    profile: Callable[[Sampling], Profile | None]
+    differs: Differs = ""
+    foreign: bool = False
+    swap: Callable[[int], Iterator[Waiting]] | None = None
+    warm: bool = True
+    """Whether the next run needs a warm-up."""
+    infos: list[BackendInfo | None] = field(init=False)
+    known: list[Measured | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self.measured if isinstance(self.measured, Measured) else None
+        self.infos, self.known = [self.info, self.info], [known, known]
 
     def run(self, side: int) -> Iterator[Run | Waiting]:
-        yield from self.ready(side)
+        if self.swap is not None:
+            yield from self.swap(side)
         request = self.requests[side]
         if self.known[side] is None and request.method != PLAIN:
             # The drafters might know the answer. A plain run has no drafters and gives the prompt.
@@ -211,17 +209,16 @@ class Pairs:
         yield from self.decoded(side, request)
 
     def decoded(self, side: int, request: Request) -> Iterator[Run | Waiting]:
-        measured = self.known[side] or Measured()
-        measured = replace(measured, warm=self.first_run or self.exchanged)
-        self.first_run = False
+        measured = replace(self.known[side] or Measured(), warm=self.warm)
+        self.warm = self.swap is not None
         profile = self.profile(request.generation.sampling)
         request = replace(request, measured=measured, profile=profile)
 
         def on_start(started: Started) -> None:
             self.same_model(side, started.info)
-            if self.known[side] is None and self.exclude is not None:
-                found = self.exclude(started)
-                for each in (side,) if self.differs == "model" else (LEFT, RIGHT):
+            if self.known[side] is None and not isinstance(self.measured, Measured):
+                found = self.measured(started)
+                for each in self.sharing(side):
                     self.known[each] = found
 
         stream = self.stop.start(lambda: self.engine.generate(request))
@@ -229,13 +226,16 @@ class Pairs:
 
     def same_model(self, side: int, info: BackendInfo) -> None:
         """Raise ModelError if this is not the model of the side's earlier runs."""
-        for each in (side,) if self.differs == "model" else (LEFT, RIGHT):
+        for each in self.sharing(side):
             known = self.infos[each] = self.infos[each] or info
             if info != known:
                 raise ModelError(
                     f"{known.name} was replaced by another model while the comparison waited. "
                     "Press Compare again."
                 )
+
+    def sharing(self, side: int) -> tuple[int, ...]:
+        return (side,) if self.differs == "model" else (LEFT, RIGHT)
 
     @property
     def same_text(self) -> bool:
@@ -254,13 +254,13 @@ class Pairs:
         If stopped, it ends with the finished pairs. Raises Cancelled if there is none and the next
         run has not begun.
         """
-        kind, foreign = self.differs, self.foreign
-        base = Progress((), 0, None, same_text=self.same_text, differs=kind, foreign=foreign)
-        pairs: list[tuple[Run, Run]] = []
+        base = Progress(
+            (), 0, None, same_text=self.same_text, differs=self.differs, foreign=self.foreign
+        )
         first = perf_counter()
         for repeat in range(repeats):
             done: dict[int, Run] = {}
-            base = replace(base, pairs=tuple(pairs), repeat=repeat)
+            base = replace(base, repeat=repeat)
             try:
                 for side in (LEFT, RIGHT) if repeat % 2 == 0 else (RIGHT, LEFT):
                     for item in self.run(side):
@@ -274,12 +274,12 @@ class Pairs:
                         yield replace(base, cancelled=True)
                         return
             except Cancelled:
-                if not pairs:
+                if not base.pairs:
                     raise
                 yield replace(base, cancelled=True)
                 return
-            pairs.append((done[LEFT], done[RIGHT]))
-            over = repeat == repeats - 1 or enough(pairs, perf_counter() - first)
-            yield replace(base, pairs=tuple(pairs), over=over)
+            base = replace(base, pairs=(*base.pairs, (done[LEFT], done[RIGHT])))
+            over = repeat == repeats - 1 or enough(base.pairs, perf_counter() - first)
+            yield replace(base, over=over)
             if over:
                 return

@@ -51,9 +51,9 @@ class Core:
         self.tasks = Tasks(partial(end_hung, engine))
         self.stacks = Stacks(engine, database, loaders)
         self.models = Models(engine, database, self.stacks, self.costs, loaders, guests)
-        self.model_swap = ModelSwap(engine, self.models, self.stacks, self.tasks, self.tell)
+        self.model_swap = ModelSwap(self.models, self.tasks, self.tell)
         self.revival = Revival(
-            engine, self.stacks, self.models, self.tell, self.model_swap.gate, self.say, self.page
+            engine, self.models, self.tell, self.model_swap.gate, self.say, self.page
         )
         self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
 
@@ -65,7 +65,6 @@ class Core:
         self.say(notice)
 
     def say(self, notice: str) -> None:
-        """Print a notice where the program was started."""
         self.notices.say(notice)
 
     def take_aside(self, owner: str, event: Event) -> None:

@@ -2,9 +2,8 @@
 plain decoding, the cost of its forwards, and its drafters.
 
 All pages show one plain speed: tokens per second of plain decoding, at the machine's load when it
-was last measured. It is measured by a short run after loading, and by the plain runs of a proof or
-a comparison. Each answer in between gives an estimate as well: its tokens, divided by the time that
-plain decoding would have taken for them. The live speedup uses the same estimate
+was last measured: by a short run after loading, or by the plain runs of a proof or a comparison.
+Each answer gives an estimate as well, the one of the live speedup
 (engine/drafting/controller.py), so the speed of an answer divided by the plain speed is its speedup
 of decoding.
 
@@ -12,14 +11,14 @@ What is known about a model is forgotten when it is unloaded, so `follow` is cal
 state of the engine. Cost curves are stored. All owners share them, as they hold times and no text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.backends.base import BackendInfo, ServerInfo
 from engine.compare import FEWEST
 from engine.drafting.costs import LARGEST, CostCurve
-from engine.engine import CostsMeasured, Engine, Share, State
+from engine.engine import CostsMeasured, Engine, State
 from engine.loaded import NO_MODEL_INFO, NoModel
 from engine.metrics import Metrics
 from engine.runs import PlainSpeed
@@ -52,10 +51,6 @@ class Current:
         self.table = None
         self.state = state
 
-    def answered(self, metrics: Metrics) -> None:
-        """Update the plain speed from the metrics of an answer by the loaded model."""
-        self.plain = seen_in(metrics) or self.plain
-
     @property
     def info(self) -> BackendInfo:
         state = self.engine.state
@@ -79,19 +74,14 @@ def seen_in(metrics: Metrics) -> PlainSpeed | None:
 
 
 class Costs:
-    """The cost curve of the loaded model. `known` is the last curve from the engine, with its
-    model."""
-
     def __init__(self, engine: Engine, database: Database) -> None:
         self.engine, self.database = engine, database
         self.known: tuple[BackendInfo, CostRecord] | None = None
 
     @property
     def record(self) -> CostRecord | None:
-        info = self.engine.state.info
-        if self.known is not None and self.known[0].costs_key == info.costs_key:
-            return self.known[1]
-        return None
+        info, record = self.known or (None, None)
+        return record if info and info.costs_key == self.engine.state.info.costs_key else None
 
     @property
     def curve(self) -> CostCurve | None:
@@ -107,13 +97,11 @@ class Costs:
         self.known = info, costs
         CostStore(self.database, *info.costs_key).save(costs)
 
-    def measure(self, progress: Callable[[float], None] = lambda share: None) -> None:
+    def measure(self) -> None:
         """Measure the curve once nobody uses the model, which takes about two seconds. Raises
         ModelError if that fails; then the known curve stays."""
         for item in self.engine.measure_costs():
-            if isinstance(item, Share) and item.share is not None:
-                progress(item.share)
-            elif isinstance(item, CostsMeasured):
+            if isinstance(item, CostsMeasured):
                 self.save(item.info, item.costs)
 
 
@@ -139,8 +127,7 @@ def drafters(info: BackendInfo, models: Sequence[str] = ()) -> tuple[Drafter, ..
     """The three kinds of drafters of a loaded model, or the server's own one. `models` are the
     names of the loaded draft models."""
     if info.server is not None:
-        how, why = on_server(info.server)
-        return (Drafter("the server", how, why),)
+        return (Drafter("the server", *on_server(info.server)),)
     plain = "" if info.can_tree else "not possible: this model decodes plainly"
     head, named = info.head, ", ".join(models)
     if plain:
@@ -170,20 +157,17 @@ def tokens(count: int) -> str:
 
 
 def line(info: BackendInfo, models: Sequence[str] = ()) -> str:
-    """What drafts, as one line for the header."""
-    found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
     if info.server is not None:
-        each = drafters(info)[0]
-        return f"The server drafts {each.how}." if each.how else f"The server {each.problem}."
+        how, problem = on_server(info.server)
+        return f"The server drafts {how}." if how else f"The server {problem}."
+    found = [f"{each.name} ({each.how})" for each in drafters(info, models) if each.how]
     return f"Guesses come from: {', '.join(found) or 'nothing, as it decodes plainly'}."
 
 
 def on_server(server: ServerInfo) -> tuple[str, str]:
-    """How a server drafts, or why it does not."""
     if not server.drafting:
         return "", "does not draft now" if server.sources else "does not report whether it drafts"
+    if not server.databases:
+        return "in a way that it does not report", ""
     deep = f", up to {tokens(server.draft_tokens)} ahead" if server.draft_tokens else ""
-    return (
-        f"with its databases{deep}" if server.databases else "in a way that it does not report",
-        "",
-    )
+    return f"with its databases{deep}", ""

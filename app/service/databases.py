@@ -1,8 +1,7 @@
 """What drafting remembers for an owner: wiping, importing, exporting, pruning and looking it up.
 
 The engine reads past answers and adds to them (storage/drafting.py). Changes by the user are stored
-here, and then the engine drops its copy. N-grams and calibration belong together: both come from
-the same answers, are stored for the same owner and model, and are wiped together.
+here, and then the engine drops its copy.
 """
 
 from collections import Counter
@@ -47,7 +46,6 @@ class PastAnswersStore:
         return len(held.grams)
 
     def drop(self, owner: str, fingerprint: str, pruning: Pruning) -> int:
-        """Drop n-grams by a pruning; returns their number."""
         dropped = self.ngrams(owner, fingerprint).drop(pruning)
         self.forget(owner)
         return dropped
@@ -110,31 +108,20 @@ class Entries:
             raise StorageError("There is nothing to look up. Write one or more words.")
         tokenizer = self.current.info.tokenizer_fingerprint
         spellings = self.engine.tokens([words, f" {words.lstrip()}"], tokenizer)
-        log = self.log(owner, conversation)
+        context = ContextStore(self.database, owner)
+        log = context.load(conversation, tokenizer) if conversation is not None else []
+        past = self.past_answers.ngrams(owner, self.current.info.fingerprint)
         return {
             CONTEXT: self.hit(spellings, CONTEXT_KEY, lambda key: followers(log, key)),
-            MODEL: self.hit(spellings, MODEL_KEY, lambda key: self.past(owner, key)),
+            MODEL: self.hit(spellings, MODEL_KEY, lambda key: Counter(dict(past.after(key)))),
             STATISTICS: self.hit(spellings, KEY_SIZE, self.general),
         }
 
-    def log(self, owner: str, conversation: str | None) -> list[int]:
-        if conversation is None:
-            return []
-        store = ContextStore(self.database, owner)
-        return store.load(conversation, self.current.info.tokenizer_fingerprint)
-
-    def past(self, owner: str, key: Sequence[int]) -> Counter[int]:
-        store = self.past_answers.ngrams(owner, self.current.info.fingerprint)
-        return Counter(dict(store.after(key)))
-
     def general(self, key: Sequence[int]) -> Counter[int]:
         table = self.current.statistics
-        if table is None or max(key) >= table.vocabulary:
-            return Counter()
-        found = table.look_up(key)
-        if found is None:
-            return Counter()
-        return Counter({token: max(1, round(count)) for token, count in found.counts.items()})
+        found = table.look_up(key) if table and max(key) < table.vocabulary else None
+        counts = found.counts if found else {}
+        return Counter({token: max(1, round(count)) for token, count in counts.items()})
 
     def hit(self, spellings: Sequence[Sequence[int]], longest: int, query: Query) -> Hit:
         """The longest run of last tokens that a database knows, and what followed it."""

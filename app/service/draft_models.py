@@ -1,14 +1,14 @@
 """The draft models for the loaded target: the candidates, the memory they need, and their profiles.
 
-A model that does not fit into memory is refused before it is loaded. If anything fails, the loaded
-models and profiles stay as they were. Draft models can cost speed, but they never change an answer.
+If anything fails, the loaded models and profiles stay as they were. Draft models can cost speed,
+but they never change an answer.
 
 How often a draft is accepted depends on the sampler, so each profile is measured and stored for one
 sampler. Other samplers use the nearest profile: it may lead to a slower plan, but never to another
 text.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,7 +19,7 @@ from engine.engine import Draft, Engine, Request, Share, State
 from engine.errors import EngineDied, ModelError, SettingError, StorageError, StrataError
 from engine.hsd.family import Plans
 from engine.hsd.measure import SAMPLER, TOKENS
-from engine.hsd.planner import PLAIN, SOURCES, Plan, Recursion, outcome_of, stack_of
+from engine.hsd.planner import PLAIN, SOURCES, Recursion, outcome_of, stack_of
 from engine.hsd.profile import Outcome, Profile
 from engine.hsd.trials import PROMPTS, TRIED, Trial
 from engine.methods import Method, method_named
@@ -29,7 +29,7 @@ from engine.models.memory import Need
 from engine.queue import OWNER, Waiting
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
-from engine.types import Rule, Run, Step
+from engine.types import Rule, Run
 from storage.database import Database
 from storage.machine import ProfileKey, ProfileStore
 
@@ -40,12 +40,10 @@ that the next start finds a profile whatever its sampler is."""
 
 
 def sampler_of(sampling: Sampling) -> dict[str, float]:
-    """The settings that acceptance depends on."""
     return {name: float(getattr(sampling, name)) for name in SAMPLER}
 
 
 def sampler_key(profile: Profile) -> tuple[float, ...]:
-    """The sampler of a profile, as a key."""
     return tuple(profile.sampling[name] for name in SAMPLER)
 
 
@@ -83,23 +81,11 @@ class Families:
         if exact not in self.looked_up:
             self.looked_up.add(exact)
             self.read(sampler)
-        if exact in self.known:
-            return self.known[exact]
 
         def distance(known: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(abs(one - other) for one, other in zip(known, exact, strict=True))
 
         return self.known[min(self.known, key=distance)] if self.known else self.bare
-
-    def learn(self, sampling: Sampling, plan: Plan, rule: Rule, steps: Iterable[Step]) -> None:
-        """Correct the profile by the steps of an answer, and plan again if it was too far off.
-
-        Raises StorageError if storing fails.
-        """
-        known = self.learned(sampling)
-        outcome = outcome_of(known, plan, rule, steps) if known is not None else None
-        if known is not None and outcome is not None:
-            self.note(known.learned(stack_of(plan, rule), outcome))
 
     def measured(self, sampling: Sampling, rule: Rule, trials: Sequence[Trial]) -> None:
         """Correct the profile by measured trials of stacks. The first trial is plain decoding.
@@ -131,26 +117,18 @@ class Families:
         self.save(profile)
 
     def learned(self, sampling: Sampling) -> Profile | None:
-        """The profile for a sampler, with the outcomes of later answers."""
         profile = self.of(sampling).profile
-        if profile is None:
-            return None
-        return self.latest.get(sampler_key(profile), profile)
+        return profile and self.latest.get(sampler_key(profile), profile)
 
     def save(self, profile: Profile) -> None:
-        """Store a profile for its sampler, and as the latest one."""
         for sampler in (profile.sampling, LATEST):
             self.store.save(self.key(sampler), profile.mapping())
 
     def read(self, sampler: Sampler) -> None:
         """Use the stored profile, if it is valid and belongs to exactly these models."""
-        stored = None
-        with suppress(StorageError):
-            stored = self.store.load(self.key(sampler))
-        if stored is None:
-            return
-        with suppress(ValueError):
-            self.take(Profile.from_mapping(stored))
+        with suppress(StorageError, ValueError):
+            if (stored := self.store.load(self.key(sampler))) is not None:
+                self.take(Profile.from_mapping(stored))
 
     def take(self, profile: Profile) -> None:
         """Plan with this profile from now on, with its models renamed to the loaded ones' names."""
@@ -222,8 +200,6 @@ class Stacks:
 
     def drop(self) -> None:
         self.families: Families | None = None
-        self.sources: dict[str, str] = {}
-        """The source of each loaded draft model by its name, the smallest first."""
         self.spec = ""
         """The plan that was chosen for the chat, as text; "" means the planner's choice."""
         self.trials: list[Trial] = []
@@ -235,8 +211,7 @@ class Stacks:
             self.drop()
         if state.drafts and (self.families is None or before.drafts != state.drafts):
             self.families, self.trials = Families(state, self.store), []
-            self.sources = {draft.name: draft.source for draft in state.drafts}
-            rank(list(self.sources))
+            rank([draft.name for draft in state.drafts])
 
     def setup(self, state: State) -> ModelSetup:
         """What is needed to load the models of a state again, with the chosen plan."""
@@ -300,7 +275,6 @@ class Stacks:
         self.offered += [source for source in requested if source not in self.offered]
 
     def fetch(self, source: str) -> None:
-        """Download the missing files of a model without showing progress, until it is stopped."""
         with self.tasks.begin(OWNER, "") as task:
             self.loaders.download(source, lambda done, total: None, task.stop.is_set)
 
@@ -360,20 +334,22 @@ class Stacks:
         return []
 
     @property
+    def sources(self) -> dict[str, str]:
+        """The source of each loaded draft model by its name, the smallest first."""
+        return {draft.name: draft.source for draft in self.state.drafts}
+
+    @property
     def drafts(self) -> dict[str, BackendInfo]:
         return {draft.name: draft.info for draft in self.state.drafts}
 
     def family_for(self, sampling: Sampling) -> Family | None:
         """The loaded models with the profile nearest to a sampler; None without draft models."""
-        families = self.families
-        return families.of(sampling) if families else None
+        return self.families.of(sampling) if self.families else None
 
     def profile_for(self, sampling: Sampling) -> Profile | None:
-        family = self.family_for(sampling)
-        return family.profile if family else None
+        return self.families.of(sampling).profile if self.families else None
 
     def loaded(self, sampling: Sampling) -> Family:
-        """Like `family_for`, but raises SettingError without draft models."""
         family = self.family_for(sampling)
         if family is None:
             raise SettingError("No draft model is loaded. Load one in the Stack tab first.")
@@ -396,15 +372,15 @@ class Stacks:
         families, method, sampling = self.families, request.method, request.generation.sampling
         if families is None or method.stack is None or method.drafting.tiers:
             return
-        family = families.of(sampling)
-        if family.profile is None or family.profile != request.profile:
+        family, known = families.of(sampling), families.learned(sampling)
+        if known is None or family.profile != request.profile:
             return
         plan, rule = method.plan(family), method.drafting.rule
         first = run.parts[-1].step if run.parts else 0
-        families.learn(sampling, plan, rule, run.steps[first:])
+        if outcome := outcome_of(known, plan, rule, run.steps[first:]):
+            families.note(known.learned(stack_of(plan, rule), outcome))
 
     def learned(self, sampling: Sampling) -> Profile | None:
-        """The profile for a sampler with the outcomes of later answers, if there is any."""
         return self.families.learned(sampling) if self.families else None
 
     def choose(self, spec: str, sampling: Sampling, drafting: Drafting, databases: bool) -> str:
@@ -428,7 +404,6 @@ class Stacks:
         return [(method_named(name).title, name) for name in names]
 
     def stop(self) -> None:
-        """Stop the waiting or running profile, measurement or download."""
         self.tasks.stop(OWNER, "")
 
     def profile(

@@ -1,10 +1,9 @@
 """Exports to files: conversations, runs and their steps.
 
 Conversations are written one by one while they are sent, so that thousands of them need the memory
-of one. Numbers are written as they are stored, and times in seconds. A spreadsheet runs a cell that
-begins like a formula, so in CSV an apostrophe precedes any such text. Some spreadsheets also split
-lines at semicolons or tabs and ignore our quotes, so an apostrophe is put before everything that
-could begin a cell there as well. Our own ids, and all JSON, are exact.
+of one. A spreadsheet runs a cell that begins like a formula, so in CSV an apostrophe precedes any
+such text, and everything that could begin a cell where lines are split at semicolons or tabs. Our
+own ids, and all JSON, are exact.
 """
 
 import csv
@@ -12,10 +11,11 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from app.service.pages import Download
 from app.service.why import guesses_of
@@ -24,21 +24,18 @@ from engine.types import TIERS, Run, Step
 from storage.conversations import Conversation, Conversations, StoredMessage
 from storage.traces import Trace
 
+T = TypeVar("T")
 SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions"}
 
 
 def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
-    """The conversation as Markdown. Code blocks that a message leaves open are closed at its
-    end."""
-    parts = [f"# {' '.join(conversation.title.split())}"]
+    """The conversation as Markdown."""
+    texts = [(message.role, message.content) for message in messages]
     if conversation.system_prompt.strip():
-        parts.append(section("system", conversation.system_prompt))
-    parts += [section(message.role, message.content) for message in messages]
+        texts.insert(0, ("system", conversation.system_prompt))
+    parts = [f"# {' '.join(conversation.title.split())}"]
+    parts += [f"## {SPEAKERS.get(role, role)}\n\n{closed(text.strip())}" for role, text in texts]
     return "\n\n".join(parts) + "\n"
-
-
-def section(role: str, content: str) -> str:
-    return f"## {SPEAKERS.get(role, role)}\n\n{closed(content.strip())}"
 
 
 def closed(text: str) -> str:
@@ -128,8 +125,7 @@ class Sent(io.RawIOBase):
         return len(data)
 
     def take(self) -> bytes:
-        taken = bytes(self.waiting)
-        self.waiting.clear()
+        taken, self.waiting = bytes(self.waiting), bytearray()
         return taken
 
 
@@ -145,7 +141,6 @@ def archived(texts: Iterator[tuple[str, str]], suffix: str) -> Iterator[bytes]:
 
 
 def named(title: str) -> str:
-    """A title as the name of a file, on any system."""
     bare = " ".join(re.sub(r"[^\w\s.,()'-]", " ", title).split())
     return bare[:LONGEST_NAME].strip(" .") or "conversation"
 
@@ -192,26 +187,25 @@ STEPS: dict[str, Callable[[Step], Cell]] = {
 
 
 def runs_csv(runs: Iterable[Trace]) -> str:
-    return table([*RUNS], ([value(run) for value in RUNS.values()] for run in runs))
+    return table(RUNS, runs)
 
 
 def steps_csv(steps: Sequence[Step]) -> str:
-    """A line per step, with two columns per source: what it drafted, and what was accepted."""
     drafted = {source for step in steps for source in (*step.proposed, *step.accepted)}
-    sources = [*TIERS, *sorted(drafted - {*TIERS})]
-    titles = [f"{kind} {source}" for source in sources for kind in ("drafted", "accepted")]
-    return table([*STEPS, *titles], (step_row(step, sources) for step in steps))
+    columns = dict(STEPS)
+    for source in [*TIERS, *sorted(drafted - {*TIERS})]:
+        columns |= counts_of(source)
+    return table(columns, steps)
 
 
-def step_row(step: Step, sources: Sequence[str]) -> list[Cell]:
-    row = [value(step) for value in STEPS.values()]
-    for source in sources:
-        row += [step.proposed.get(source, 0), step.accepted.get(source, 0)]
-    return row
+def counts_of(source: str) -> dict[str, Callable[[Step], Cell]]:
+    return {
+        f"drafted {source}": lambda step: step.proposed.get(source, 0),
+        f"accepted {source}": lambda step: step.accepted.get(source, 0),
+    }
 
 
 def run_json(trace: Trace, run: Run) -> str:
-    """A run with all its stored data; draft trees are written as lists of guesses."""
     steps = []
     for step in run.steps:
         guesses = guesses_of(step)
@@ -220,11 +214,11 @@ def run_json(trace: Trace, run: Run) -> str:
     return json.dumps({**asdict(trace), **asdict(run), "steps": steps}, indent=1)
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+def table(columns: Mapping[str, Callable[[T], Cell]], rows: Iterable[T]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(titles)
-    writer.writerows(rows)
+    writer.writerow(columns)
+    writer.writerows([value(row) for value in columns.values()] for row in rows)
     return text.getvalue()
 
 

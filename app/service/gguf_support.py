@@ -1,8 +1,8 @@
 """Sets up GGUF support while the app runs.
 
 GGUF files need llama-cpp-python, which is compiled on this machine. pip does that in a separate
-process with its own temporary folder. The work continues if the page that began it closes.
-Afterwards GGUF files can be loaded at once, because the library is imported with the first file.
+process with its own temporary folder. Afterwards GGUF files can be loaded at once, because the
+library is imported with the first file.
 """
 
 import os
@@ -127,7 +127,6 @@ def after(progress: Progress, line: str) -> Progress:
 
 
 def reason(lines: Sequence[str], command: Sequence[str]) -> str:
-    """Why the set-up failed, as far as the output shows, and what to do."""
     output = "\n".join(lines)
     again = "Then press Set up GGUF support again."
     if NO_COMPILER.search(output):

@@ -1,8 +1,5 @@
 """Finished answers, with the data that is needed to prove or to continue them.
 
-The last answer of each conversation is remembered so that it can be proved. The runs of a
-comparison are stored here; an answer's own run is stored while it grows (app/service/answering.py).
-
 An answer that was stopped, or cut by a limit or a crash, can be continued. The same model reads
 exactly the same tokens again, and the next token depends only on them, the seed and the position
 (engine/sampling.py). So with the same settings the whole answer equals, token for token, that of a
@@ -10,16 +7,17 @@ single run. Another model, or an answer whose tokens are not known, continues fr
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from app.service.pages import LimitedDict, Notices
-from app.service.preferences import Preferences, mapping_of
+from app.service.preferences import Preferences, generation_of
 from engine.backends.base import BackendInfo
 from engine.compare import Speedup
 from engine.engine import Request
 from engine.errors import PromptError, SettingError, StorageError
 from engine.methods import Method
-from engine.settings import Generation, Sampling
+from engine.settings import Generation
 from engine.types import NO_RUN, TARGET, CalibrationRow, Part, Run, Step
 from storage.conversations import Conversations, Piece, StoredMessage, text_of
 from storage.database import Database
@@ -118,10 +116,8 @@ class StartedAnswer:
 def started_answer(database: Database, owner: str, message: StoredMessage) -> StartedAnswer:
     traces, run = Traces(database, owner), NO_RUN
     if message.run_id is not None:
-        try:
+        with suppress(StorageError):  # It may be damaged.
             run = traces.load(message.run_id)
-        except StorageError:
-            run = NO_RUN  # It is damaged.
     run = replace(run, steps=tuple(step for step in run.steps if step.tokens))
     text, pieces = "".join(token.text for token in run.tokens), message.pieces or ()
     count = len(pieces) - len(run.tokens)
@@ -151,9 +147,7 @@ def started_answer(database: Database, owner: str, message: StoredMessage) -> St
 def settings_of(made: Run | Part) -> Generation | None:
     """The generation settings of a run or a part; None if they cannot be used any more."""
     try:
-        values = mapping_of(made.settings, "generation")
-        sampling = Sampling.from_mapping(mapping_of(values, "sampling"))
-        return Generation.from_mapping({**values, "sampling": sampling})
+        return generation_of(made.settings)
     except SettingError:
         return None
 

@@ -1,11 +1,9 @@
 """Long work: how it runs, reports progress, is stopped, and ends.
 
 A task is an answer, a proof, a comparison or a load: work for an owner that can be stopped from the
-moment it is requested until it is over. Each task has its own stop, which is set once and never
-cleared, so nobody can undo the stop of another task.
-
-A job runs on a thread of its own, so it goes on when the page that began it closes. Any number of
-pages may watch it, including pages that open later.
+moment it is requested until it is over. A job runs on a thread of its own, so it goes on when the
+page that began it closes. Any number of pages may watch it, including pages that open later. Each
+has its own stop, which is set once and never cleared, so nobody can undo the stop of another one.
 """
 
 import atexit
@@ -179,9 +177,7 @@ class Tasks:
             self.over.wait_for(lambda: (owner, about) not in self.known, ENDING_SECONDS)
 
     def end_if_hung(self, task: Task) -> None:
-        with self.lock:
-            hangs = task in self.known.get((task.owner, task.about), ())
-        if hangs:
+        if task in self.others(None):
             self.hung()
 
     def target(self, owner: str, about: str) -> AnswerTarget | None:
@@ -196,7 +192,6 @@ class Tasks:
             return not self.known
 
     def others(self, task: Task | None) -> list[Task]:
-        """All waiting and running tasks of all owners, except this one."""
         with self.lock:
             return [one for known in self.known.values() for one in known if one is not task]
 
@@ -229,8 +224,8 @@ class Job(Generic[P, R]):
 
     `work` is called with the job on its thread. It calls `report`, checks `stop`, and returns the
     result or raises StrataError, which is Cancelled if it was stopped. `unexpected` turns any other
-    exception into the job's error. `progress` is the progress before the work begins. `stop` is set
-    once and never cleared; a job that is part of a task shares the task's stop.
+    exception into the job's error. `progress` is the progress before the work begins. A job that is
+    part of a task shares the task's stop.
     """
 
     def __init__(
@@ -274,8 +269,7 @@ class Job(Generic[P, R]):
             yield self.progress
             self.over.wait(LOOK_SECONDS)
         yield self.progress
-        if self.error is not None:
-            raise self.error
+        self.result()
 
     def result(self) -> R:
         """Wait until the job is over; return what `work` returned. Raises the job's error."""
@@ -287,8 +281,7 @@ class Job(Generic[P, R]):
     @property
     def problem(self) -> str:
         """Why the job failed; "" while it runs, and if it succeeded or was stopped."""
-        failed = self.error is not None and not isinstance(self.error, Cancelled)
-        return str(self.error) if failed else ""
+        return "" if isinstance(self.error, Cancelled) else str(self.error or "")
 
     @property
     def seconds(self) -> float:
@@ -322,23 +315,22 @@ class Slot(Generic[P, R]):
     def take(self, make: Callable[[], Job[P, R]], busy: StrataError) -> Job[P, R]:
         """Reserve the slot for the job that `make` returns; the caller starts it. Raises `busy`,
         without calling `make`, while another job runs."""
+
+        def free() -> None:
+            self.running = None
+
         with self.lock:
             if self.running is not None:
                 raise busy
             self.running = job = make()
-            job.ended = self._free
+            job.ended = free
         return job
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the current job is over, for at most `seconds`. Returns whether there was a
-        job."""
+    def wait(self) -> None:
+        """Wait until the current job is over."""
         if (job := self.running) is not None:
-            job.over.wait(seconds)
-        return job is not None
+            job.over.wait()
 
     def cancel(self, hung: Callable[[], None] | None = None) -> None:
         if (job := self.running) is not None:
             job.cancel(hung)
-
-    def _free(self) -> None:
-        self.running = None

@@ -1,21 +1,19 @@
 """Temporarily swaps the loaded model for another one, so that two models can be compared.
 
-The usual model, which was loaded before, is loaded again however the comparison ends: completed,
-stopped, failed, or with its page closed. The other model never answers a chat: requests wait at the
-gate meanwhile. The other model is loaded only when no other task runs, and after each of its runs
-the waiting tasks get the usual model first. If the user loads a model meanwhile, that model stays.
+The usual model is loaded again however the comparison ends, unless the user loads one meanwhile.
+The other model never answers a chat: requests wait at the gate. It is loaded only when no other
+task runs, and after each of its runs the waiting tasks get the usual model first.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 
 from app.service.comparison import Side
-from app.service.draft_models import ModelSetup, Stacks
+from app.service.draft_models import ModelSetup
 from app.service.jobs import WAIT_SECONDS, Job, Slot, Task, Tasks
 from app.service.models import Models, title_of
-from engine.engine import Engine
 from engine.errors import EngineDied, ModelError, SettingError, StrataError
 from engine.models.loaders import DEFAULT_RUNTIME, resolve_source
 from engine.queue import Waiting
@@ -28,16 +26,8 @@ PATIENCE = 20.0
 class ModelSwap:
     """`notify` shows a notice to everyone."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        models: Models,
-        stacks: Stacks,
-        tasks: Tasks,
-        notify: Callable[[str], None],
-    ) -> None:
-        self.engine, self.models, self.stacks = engine, models, stacks
-        self.tasks, self.notify = tasks, notify
+    def __init__(self, models: Models, tasks: Tasks, notify: Callable[[str], None]) -> None:
+        self.models, self.tasks, self.notify = models, tasks, notify
         self.slot = Slot[str, None]()
         """Taken during a swap. Its job loads the usual model again."""
         self.closed = False
@@ -82,7 +72,6 @@ class ModelSwap:
         return replace(side, source=source)
 
     def runtime(self, source: str) -> Runtime:
-        """The runtime that a model had last, or the default."""
         ran = (each.runtime for each in self.models.candidates() if each.source == source)
         return next(ran, DEFAULT_RUNTIME)
 
@@ -90,13 +79,13 @@ class ModelSwap:
     def start(self, task: Task) -> Iterator["Swap"]:
         """A swap for a task. When the block ends, the usual model is loaded again. Raises
         ModelError during another swap."""
-        state = self.engine.state
+        state = self.models.engine.state
         if not state.source:
             raise ModelError(
                 "There is no model that could be loaded again afterwards. Load one in the Models "
                 "tab first."
             )
-        swap = Swap(self, task, self.stacks.setup(state))
+        swap = Swap(self, task, self.models.stacks.setup(state))
         job = self.slot.take(lambda: Job(swap.end, ""), swapped())
         try:
             yield swap
@@ -116,13 +105,15 @@ def swapped() -> ModelError:
     )
 
 
+@dataclass(slots=True)
 class Swap:
     """The models of one comparison. `other` is the model that it loaded last, with its runtime;
     None while the usual model is loaded."""
 
-    def __init__(self, swaps: ModelSwap, task: Task, home: ModelSetup) -> None:
-        self.swaps, self.task, self.home = swaps, task, home
-        self.other: tuple[str, Runtime] | None = None
+    swaps: ModelSwap
+    task: Task
+    home: ModelSetup
+    other: tuple[str, Runtime] | None = None
 
     def use(self, source: str, runtime: Runtime | None = None) -> Iterator[Waiting]:
         """Load a model, or the usual one for "". It runs as it ran last, unless `runtime` is given.
@@ -132,12 +123,10 @@ class Swap:
             # The waiting tasks use the usual model first, until all of them are done.
             yield from self.go_home()
             yield from self.task.wait(lambda: not swaps.tasks.others(self.task))
-        if not source:
-            if self.other:
-                yield from self.go_home()
-            return
+        if not source and self.other:
+            yield from self.go_home()
         required = source, runtime or swaps.runtime(source)
-        if self.other == required:
+        if not source or self.other == required:
             return
         swaps.closed = True
         yield from self.task.wait(lambda: set(swaps.tasks.others(self.task)) <= swaps.waiting)
@@ -147,12 +136,9 @@ class Swap:
             yield Waiting(1, loading=True)
 
     def go_home(self) -> Iterator[Waiting]:
-        home, swaps = self.home, self.swaps
-        for _ in swaps.models.start(home.source, home.runtime, home.drafts):
+        for _ in self.swaps.models.load_again(self.home):
             yield Waiting(1, loading=True)
-        if swaps.engine.state.drafts:
-            swaps.stacks.spec = home.spec
-        self.other, swaps.closed = None, False
+        self.other, self.swaps.closed = None, False
 
     def end(self, job: Job[str, None]) -> None:
         """Load the usual model again, unless the user loaded another one meanwhile."""
@@ -170,7 +156,7 @@ class Swap:
         swaps, latest = self.swaps, monotonic() + PATIENCE
         while True:
             swaps.models.slot.wait()
-            state = swaps.engine.state
+            state = swaps.models.engine.state
             usual = self.home.source, self.home.runtime
             loaded = (state.source, state.runtime) if state.is_loaded else None
             if loaded not in (None, self.other, usual):

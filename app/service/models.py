@@ -2,7 +2,6 @@
 
 If loading fails, the app keeps the model it had. If both models fit into memory, the new one is
 loaded first. Otherwise the old one is unloaded to make room, and loaded again if the new one fails.
-All work with a model runs on one thread, so a single model writes each answer from start to end.
 
 Models in folders that Strata manages (the hub's cache, and `models` in the data directory) can be
 deleted from the disk; other models can only be taken off the list. A model that is in use, or that
@@ -12,7 +11,7 @@ came with the program, cannot be removed.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from app.arguments import EMBEDDED, EMBEDDED_DRAFTS
 from app.service.current import Costs
 from app.service.draft_models import ModelSetup, Stacks, amount
-from app.service.jobs import Job, Progress, Slot, Stop
+from app.service.jobs import Job, Progress, Slot
 from engine.engine import CostsMeasured, Engine, Load, Notice, Share
 from engine.errors import ModelError, SettingError, StorageError, StrataError, first_line
 from engine.models.formats import format_of
@@ -107,7 +106,6 @@ class Removal:
         return f"{self.name} is off the list. Its files stay where they are."
 
 
-Report = Callable[[Progress], None]
 Loading = Job[Progress, None]
 
 
@@ -195,21 +193,6 @@ class Models:
             if Path(source).exists() or not Path(source).is_absolute()
         ]
 
-    def scan(self, folder: str) -> int:
-        """Add the models in a folder to the candidates; returns how many there are.
-
-        Raises ModelError if there is none.
-        """
-        folder = resolve_source(folder)
-        found = self.read_folder(folder)
-        if not found:
-            raise ModelError(
-                f"There is no model in {folder!r}. Give a folder with GGUF files, or with folders "
-                "that hold config.json and *.safetensors files."
-            )
-        self.store.add(folder, {}, "folder")
-        return len(found)
-
     def add(self, name: str) -> str:
         """Add a model, or those in a folder, to the candidates; returns the source to choose.
 
@@ -219,10 +202,16 @@ class Models:
         if not source:
             raise ModelError("No model is named. Give a folder, a GGUF file or a hub id.")
         if Path(source).is_dir():
-            if [resolve_source(found) for found in self.loaders.scan(source)] == [source]:
+            found = self.read_folder(source)
+            if not found:
+                raise ModelError(
+                    f"There is no model in {source!r}. Give a folder with GGUF files, or with "
+                    "folders that hold config.json and *.safetensors files."
+                )
+            if found == [source]:
                 self.inspect(source)
-            self.scan(source)
-            return self.found[source][0]
+            self.store.add(source, {}, "folder")
+            return found[0]
         if source not in {candidate.source for candidate in self.candidates()}:
             self.added[source] = self.inspect(source)
         return source
@@ -240,7 +229,6 @@ class Models:
         return self.found[folder]
 
     def stop(self) -> None:
-        """Stop the current load while it downloads, or waits for the model."""
         self.slot.cancel()
         for job in [*self.downloads]:
             job.cancel()
@@ -294,24 +282,27 @@ class Models:
         )
         return self.slot.take(make, busy).start("loader").watch()
 
+    def load_again(self, setup: ModelSetup) -> Iterator[Progress]:
+        """`start` with an earlier model, its draft models and its plan."""
+        yield from self.start(setup.source, setup.runtime, setup.drafts)
+        if self.engine.state.drafts:
+            self.stacks.spec = setup.spec
+
     def load_all(self, source: str, runtime: Runtime, drafts: Sequence[str], job: Loading) -> None:
-        """Download a model if needed, load it with its draft models, and remember it."""
         name = title_of(source)
         self.notices = []
         if not self.loaders.present(source):
-            self.fetch(source, job.report, job.stop)
+            self.fetch(source, job)
         both_fit = self.check_memory(source, runtime)
         job.report(Progress(None, f"Loading {name} …"))
         named = name if is_embedded(source) or is_padded(source) else ""
-        request = Load(source, runtime, named, both_fit, self.key_of(source))
-        self.exchange(request, job)
-        self.keep(source, runtime)
-        fetch = partial(self.fetch, report=job.report, stop=job.stop)
+        self.exchange(Load(source, runtime, named, both_fit, self.key_of(source)), job)
+        self.tried(lambda: self.store.add(source, asdict(runtime)))
+        fetch = partial(self.fetch, job=job)
         self.notices += self.stacks.restore(drafts, fetch)
         job.report(Progress(1.0, f"{name} is loaded."))
 
     def key_of(self, source: str) -> str:
-        """The API key for the server that a source names; "" if there is none."""
         return self.keys.get(parsed(source).origin, "") if is_address(source) else ""
 
     def give_key(self, source: str, key: str) -> None:
@@ -322,26 +313,21 @@ class Models:
         if key.strip():
             self.keys[parsed(source).origin] = key.strip()
 
-    def fetch(self, source: str, report: Report, stop: Stop) -> None:
-        """Download the missing files of a model, until it is stopped."""
+    def fetch(self, source: str, job: Loading) -> None:
         text = f"Downloading {title_of(source)}"
 
         def progress(done: int, total: int) -> None:
             share = done / total if total else None
-            report(Progress(share, f"{text}: {amount(done)} of {amount(total)}"))
+            job.report(Progress(share, f"{text}: {amount(done)} of {amount(total)}"))
 
-        report(Progress(None, f"{text} …"))
-        self.loaders.download(source, progress, stop.is_set)
+        job.report(Progress(None, f"{text} …"))
+        self.loaders.download(source, progress, job.stop.is_set)
 
     def fetch_alone(self, source: str, title: str) -> Iterator[Progress]:
         """Download a draft model in its own job; yields the progress. Closing the iterator does not
         end the download."""
-
-        def work(job: Loading) -> None:
-            self.fetch(source, job.report, job.stop)
-
         begin = Progress(None, f"Downloading {title_of(source)} …")
-        job = Job(work, begin, partial(not_loaded, title))
+        job: Loading = Job(partial(self.fetch, source), begin, partial(not_loaded, title))
         self.downloads.append(job)
         job.ended = partial(self.downloads.remove, job)
         return job.start("loader").watch()
@@ -367,18 +353,10 @@ class Models:
             )
         return need.total <= room.free
 
-    def keep(self, source: str, runtime: Runtime) -> None:
-        """Store a model that was loaded, and offer the embedded models that can draft for it."""
-        mine = [offer for offer in self.stacks.offered if not is_embedded(offer)]
-        self.stacks.offered = [*embedded_drafts(source), *mine]
-        self.tried(lambda: self.store.add(source, asdict(runtime)))
-
     def exchange(self, request: Load, job: Loading) -> None:
         spec, drafts = self.stacks.spec, self.engine.state.drafts
-        stream = job.stop.start(lambda: self.engine.load(request))
-
         try:
-            for item in stream:
+            for item in job.stop.start(lambda: self.engine.load(request)):
                 if isinstance(item, Share):
                     job.report(Progress(item.share, item.activity))
                 elif isinstance(item, Notice):
@@ -390,6 +368,8 @@ class Models:
                 # The draft models are loaded as before, so the plan is kept as well.
                 self.stacks.spec = spec
             raise
+        mine = [offer for offer in self.stacks.offered if not is_embedded(offer)]
+        self.stacks.offered = [*embedded_drafts(request.source), *mine]
 
     def tried(self, store: Callable[[], T]) -> T | None:
         """The result of a store's method. A failure only becomes a notice."""
@@ -435,10 +415,10 @@ class Models:
         freed = self.loaders.remove(source, self.kept) if planned.deletes else 0
         self.store.forget(source)
         self.added.pop(source, None)
-        self.stacks.offered = [each for each in self.stacks.offered if each != source]
-        for folder, found in self.found.items():
-            self.found[folder] = [each for each in found if each != source]
-        return Removal(source, planned.name, freed, planned.deletes)
+        for listed in (self.stacks.offered, *self.found.values()):
+            if source in listed:
+                listed.remove(source)
+        return replace(planned, bytes=freed)
 
 
 def runtime_of(values: Mapping[str, Any]) -> Runtime:
@@ -467,7 +447,6 @@ def title_of(source: str) -> str:
 
 
 def embedded_drafts(source: str) -> list[str]:
-    """The embedded draft models for an embedded model, in the same format."""
     if not is_embedded(source):
         return []
     ending = format_of(source).ending

@@ -134,7 +134,6 @@ class Downloads:
         self.lock = threading.Lock()
 
     def offer(self, download: Download) -> str:
-        """Make a file available; returns its token."""
         token = secrets.token_urlsafe(24)
         with self.lock:
             self.offered[token] = time.monotonic() + SECONDS, download

@@ -1,8 +1,8 @@
 """The user's settings for answers, as one value that a conversation stores, and presets of them.
 
-New conversations begin with a preset. Some presets come with the program, and each owner has their
-own. A preset may leave settings out; for these the recommendations of the loaded model's makers are
-used, so one preset fits every model. Deletions can be undone until the program ends.
+Some presets come with the program, and each owner has their own. A preset may leave settings out;
+for these the recommendations of the loaded model's makers are used, so one preset fits every model.
+Deletions can be undone until the program ends.
 """
 
 import secrets
@@ -15,6 +15,7 @@ from pydantic import FailFast, Field, ValidationError
 from app.service.current import Current
 from app.service.draft_models import Stacks
 from app.service.pages import LimitedDict
+from assets import ASSETS
 from engine.errors import SettingError, StorageError, StrataError
 from engine.methods import USUAL, Method, method_named
 from engine.settings import Drafting, Generation, Sampling, shortened
@@ -64,14 +65,12 @@ class Preferences:
                     f"There is no setting named {shortened(name)}. The settings are: "
                     f"{', '.join(known)}."
                 )
-        generation = mapping_of(values, "generation")
-        sampling = Sampling.from_mapping(mapping_of(generation, "sampling"))
         drafting = mapping_of(values, "drafting")
         if "budget" not in drafting:
             # Kept before budgets were measured: these limited what every machine drafts.
             drafting.pop("nodes", None)
             drafting.pop("threshold", None)
-        method, fresh = values.get("method", cls().method), values.get("fresh_seed", True)
+        method, fresh = values.get("method", USUAL.name), values.get("fresh_seed", True)
         check = values.get("check", False)
         if not isinstance(method, str) or not isinstance(fresh, bool):
             raise SettingError(
@@ -82,13 +81,8 @@ class Preferences:
             raise SettingError(
                 f"Checking in the background cannot be {shortened(check)}. Give true or false."
             )
-        found = cls(
-            Generation.from_mapping({**generation, "sampling": sampling}),
-            method,
-            Drafting.from_mapping(drafting),
-            fresh,
-            check,
-        )
+        drafts = Drafting.from_mapping(drafting)
+        found = cls(generation_of(values), method, drafts, fresh, check)
         found.chosen()
         return found
 
@@ -99,6 +93,13 @@ class Preferences:
             return cls.from_mapping(values), ""
         except SettingError as error:
             return cls(), str(error)
+
+
+def generation_of(values: Mapping[str, Any]) -> Generation:
+    """The generation settings in stored values. Raises SettingError."""
+    generation = mapping_of(values, "generation")
+    sampling = Sampling.from_mapping(mapping_of(generation, "sampling"))
+    return Generation.from_mapping({**generation, "sampling": sampling})
 
 
 def mapping_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -116,65 +117,6 @@ LARGEST = 4 << 20
 """The most bytes of a file with presets."""
 BUILT_IN = "built-in:"
 """The prefix of the ids of built-in presets."""
-
-
-def built_in(name: str, system_prompt: str, **generation: Any) -> StoredPreset:
-    """A built-in preset. Settings that it leaves out follow the model's makers."""
-    settings = {"generation": generation} if generation else {}
-    return StoredPreset(f"{BUILT_IN}{name.lower()}", name, system_prompt, settings)
-
-
-PRESETS = (
-    built_in(
-        "Plain answers",
-        "Answer in the first sentence. Then explain, in short sentences and everyday words, only "
-        "as much as the question needs. If you do not know something, say so.",
-    ),
-    built_in(
-        "Patient teacher",
-        "Explain so that a curious beginner can follow: one idea after the other, with a small "
-        "example for each. End with one question that checks whether the idea has arrived.",
-        max_tokens=768,
-    ),
-    built_in(
-        "Programmer",
-        "You write code for people who will maintain it. Give working code first, in one block "
-        "that names its language, then say in two sentences how it works. Handle errors. Do not "
-        "invent functions that the library does not have.",
-        sampling={"temperature": 0.2},
-        max_tokens=1024,
-    ),
-    built_in(
-        "Proofreader",
-        "Correct the spelling, grammar and punctuation of the text you are given. Keep its meaning,"
-        " tone and formatting. Give the corrected text, then a short list of what you changed.",
-        sampling={"temperature": 0.0},
-        max_tokens=1024,
-        thinking=False,
-    ),
-    built_in(
-        "Summary",
-        "Sum up the text you are given: one sentence that says what it is about, then at most five "
-        "points in its own words and order. Add nothing that the text does not say.",
-        sampling={"temperature": 0.0},
-        thinking=False,
-    ),
-    built_in(
-        "Storyteller",
-        "Tell stories with a clear beginning, a turn and an end. Show places and people through "
-        "what they do. Use plain words, and let someone speak in every scene.",
-        sampling={"temperature": 1.0, "min_p": 0.05},
-        max_tokens=1024,
-        thinking=False,
-    ),
-    built_in(
-        "Second opinion",
-        "Look for the weakest point of the plan or argument you are given, and name it first. Then "
-        "say what would have to be true for it to hold, and what you would try instead.",
-        max_tokens=768,
-        thinking=True,
-    ),
-)
 
 
 class SharedPreset(Outside):
@@ -202,7 +144,6 @@ class Presets:
         return PresetStore(self.database, owner)
 
     def list(self, owner: str) -> Sequence[StoredPreset]:
-        """The built-in presets, and the owner's."""
         return [*PRESETS, *self.store(owner).list()]
 
     def get(self, owner: str, id: str) -> StoredPreset:
@@ -243,8 +184,8 @@ class Presets:
     def update(
         self, owner: str, id: str, system_prompt: str, preferences: Preferences
     ) -> StoredPreset:
-        known = self.own(owner, id)
-        changed = replace(known, system_prompt=system_prompt, settings=preferences.mapping())
+        settings = preferences.mapping()
+        changed = replace(self.own(owner, id), system_prompt=system_prompt, settings=settings)
         return self.store(owner).update(changed)
 
     def rename(self, owner: str, id: str, name: str) -> StoredPreset:
@@ -284,7 +225,6 @@ class Presets:
         return found
 
     def free(self, owner: str, name: str) -> str:
-        """The name, with a number if it is taken."""
         taken = {folded(preset.name) for preset in self.list(owner)}
         if folded(name) not in taken:
             return name
@@ -351,3 +291,10 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
             value = merged(under, value)
         values[name] = value
     return values
+
+
+PRESETS = tuple(
+    replace(preset, id=f"{BUILT_IN}{preset.name.lower()}")
+    for preset in read((ASSETS / "presets.json").read_bytes())
+)
+"""The built-in presets. Settings that they leave out follow the model's makers."""

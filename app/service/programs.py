@@ -1,10 +1,9 @@
 """Answers for other programs: they use the same queue as the page's answers, and are not stored.
 
 A program sends the whole conversation with every request. A request that continues an earlier one
-shares its session, so the model reads only the new part. What drafting knows about the conversation
-is kept in memory as long as the session. Only n-grams and their calibration are stored, for the
-owner of the request: each key is an owner, and so are all programs without a key together. So the
-page and every key take turns, and no key drafts from another key's text.
+shares its session, so the model reads only the new part. Only n-grams and their calibration are
+stored, for the owner of the request: each key is an owner, and so are all programs without a key
+together. So the page and every key take turns, and no key drafts from another key's text.
 """
 
 import secrets
@@ -44,12 +43,12 @@ def common_prefix(left: str, right: str) -> int:
 def text_of(request: Request) -> str:
     """The conversation of a request as one text. Requests that continue it begin with this text."""
     if request.messages:
-        turns = (*map(str, request.tools), *map(said, request.messages))
+        turns = (*map(str, request.tools), *map(turn_of, request.messages))
         return "".join(turns) + (turn("assistant", request.prefix) if request.prefix else "")
     return f"\1{request.text}" if request.text else "\2" + "".join(map(chr, request.prompt))
 
 
-def said(message: Message) -> str:
+def turn_of(message: Message) -> str:
     return turn(message.role, message.content) + "".join(map(str, message.calls))
 
 
@@ -92,25 +91,19 @@ class Sessions:
         return best
 
     def enter(self, owner: str, name: str, text: str) -> None:
+        dropped = []
         with self.lock:
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
-            dropped = self.drop_oldest()
+            left = sum(len(text) for text, _ in self.known.values())
+            while len(self.known) > self.KEPT or len(self.known) > 1 and left > self.CHARACTERS:
+                key, (text, _) = self.known.popitem(last=False)
+                left -= len(text)
+                dropped.append(key)
         for key in dropped:
             self.forget(*key)
 
-    def drop_oldest(self) -> list[tuple[str, str]]:
-        """Drop the oldest sessions beyond the limits; returns their owners and names."""
-        characters = sum(len(text) for text, _ in self.known.values())
-        dropped = []
-        while len(self.known) > 1 and (len(self.known) > self.KEPT or characters > self.CHARACTERS):
-            key, (text, _) = self.known.popitem(last=False)
-            characters -= len(text)
-            dropped.append(key)
-        return dropped
-
     def leave(self, owner: str, name: str) -> None:
-        """Forget a session, because its conversation does not fit the context."""
         with self.lock:
             self.known.pop((owner, name), None)
         self.forget(owner, name)
@@ -134,7 +127,7 @@ class Answers:
 
     def keep(self, owner: str, id: str, messages: tuple[Message, ...]) -> None:
         with self.lock:
-            self.known[owner, id] = messages, sum(len(said(each)) for each in messages)
+            self.known[owner, id] = messages, sum(len(turn_of(each)) for each in messages)
             left = sum(size for _, size in self.known.values())
             while len(self.known) > self.KEPT or len(self.known) > 1 and left > Sessions.CHARACTERS:
                 left -= self.known.popitem(last=False)[1][1]
@@ -225,7 +218,13 @@ class Programs:
         try:
             for event in stream:
                 if isinstance(event, Started):
-                    check_whole(event)
+                    if event.dropped:
+                        raise PromptError(
+                            f"The messages do not fit: {event.info.name} reads at most "
+                            f"{event.info.context_length:,} tokens with the answer, and the "
+                            f"{event.dropped} oldest messages would be left out. Send fewer or "
+                            "shorter ones."
+                        )
                     self.sessions.enter(owner, name, text)
                 if isinstance(event, Step):
                     reply += [token.text for token in event.tokens]
@@ -248,14 +247,3 @@ class Programs:
                 answer = "".join(reply)
                 begins = request.messages and not request.prefix
                 self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
-
-
-def check_whole(started: Started) -> None:
-    """Raise PromptError if messages were left out: a program itself decides which ones to send."""
-    if started.dropped:
-        length = started.info.context_length
-        raise PromptError(
-            f"The messages do not fit: {started.info.name} reads at most {length:,} tokens with "
-            f"the answer, and the {started.dropped} oldest messages would be left out. Send fewer "
-            "or shorter ones."
-        )

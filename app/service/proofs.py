@@ -2,11 +2,10 @@
 
 Both decode in the same pairs of runs (app/service/comparison.py).
 
-Answers can also be proved in the background, which shows a badge on each answer. This costs time,
-so it is off by default. Such proofs begin only while no other request needs the model, and are
-stopped as soon as one does (engine/queue.py). A stopped proof begins again later. The outcome is
-stored with the answer's run and deleted with it. Waiting proofs are forgotten when the program
-ends, as the prompt of an answer is not stored.
+Answers can also be proved in the background, while no other request needs the model
+(engine/queue.py). A proof that is stopped for one begins again later. The outcome is stored with
+the answer's run. Waiting proofs are forgotten when the program ends, as the prompt of an answer is
+not stored.
 """
 
 import logging
@@ -24,7 +23,6 @@ from app.service.core import Core
 from app.service.history import FinishedAnswer
 from app.service.jobs import Task
 from app.service.model_swap import Swap
-from app.service.preferences import Preferences
 from engine.backends.base import BackendInfo
 from engine.compare import UNKNOWN, Reruns, reruns
 from engine.engine import Measured, Request, Started
@@ -67,36 +65,31 @@ class Proofs:
         """
         with self.core.tasks.begin(owner, conversation_id) as task:
             yield from self.core.model_swap.gate(task)
-            yield from self.proved(owner, conversation_id, task)
-
-    def proved(self, owner: str, conversation_id: str, task: Task) -> Iterator[Proof | Waiting]:
-        finished = self.core.history.provable(owner, conversation_id)
-        if finished is not None and finished.info.server is not None:
-            raise PromptError(ELSEWHERE)
-        if finished is None or finished.info != self.core.current.info:
-            raise PromptError(
-                "There is no answer to prove since the program started. Send a message or "
-                "regenerate an answer first."
-            )
-        pairs = self.reruns(owner, finished, task)
-        progress: Progress | None = None
-        for item in pairs.compare(PROOFS, agreed(finished)):
-            if isinstance(item, Waiting):
-                yield item
-                continue
-            progress = item
-            if progress.running is not None:
-                run, pair = progress.running, len(progress.pairs) + 1
-                yield Proof(len(run.tokens), run.method, pair=pair)
+            finished = self.core.history.provable(owner, conversation_id)
+            if finished is not None and finished.info.server is not None:
+                raise PromptError(ELSEWHERE)
+            if finished is None or finished.info != self.core.current.info:
+                raise PromptError(
+                    "There is no answer to prove since the program started. Send a message or "
+                    "regenerate an answer first."
+                )
+            progress: Progress | None = None
+            for item in self.reruns(owner, finished, task):
+                if isinstance(item, Waiting):
+                    yield item
+                    continue
+                progress = item
+                if progress.running is not None:
+                    run, pair = progress.running, len(progress.pairs) + 1
+                    yield Proof(len(run.tokens), run.method, pair=pair)
         if progress is None or not progress.over:
             raise PromptError("The proof was stopped. Press Prove it to try again.")
         yield self.proof_of(owner, finished, progress)
 
     def reruns(
         self, owner: str, finished: FinishedAnswer, task: Task, background: bool = False
-    ) -> Pairs:
-        """Pairs of runs that decode an answer again, plainly and with drafters that do not know
-        it."""
+    ) -> Iterator[Progress | Waiting]:
+        """Decode an answer again, plainly and with drafters that do not know it, in pairs."""
         shown, generation = finished.run, finished.generation
         tokens = tuple(token.id for token in shown.tokens)
         if shown.broken_off:
@@ -113,7 +106,8 @@ class Proofs:
         )
         known = (*finished.prompt, *tokens)
         measured = Measured(known, len(tokens), finished.conversation, finished.calibration)
-        return self.pairs(plain_and(request), measured, task, finished.info)
+        pairs = self.pairs(plain_and(request), measured, task, finished.info)
+        return pairs.compare(PROOFS, agreed(finished))
 
     def proof_of(self, owner: str, finished: FinishedAnswer, progress: Progress) -> Proof:
         found = reruns_of(finished, progress.pairs)
@@ -133,14 +127,6 @@ class Proofs:
             finished.same_text,
         )
 
-    def compare(
-        self, owner: str, text: str, system: str, preferences: Preferences, repeats: int
-    ) -> Iterator[Progress | Waiting]:
-        """Answer one prompt plainly and by the chosen method, with the same settings."""
-        generation = preferences.seeded()
-        sides = Side(PLAIN, generation), Side(preferences.chosen(), generation)
-        yield from self.compare_sides(owner, text, system, sides, repeats)
-
     def compare_sides(
         self, owner: str, text: str, system: str, sides: tuple[Side, Side], repeats: int
     ) -> Iterator[Progress | Waiting]:
@@ -156,10 +142,8 @@ class Proofs:
         with self.core.tasks.begin(owner, "") as task:
             self.core.model_swap.check(sides)
             yield from self.core.revival.loaded(task)
-            sides = (
-                self.core.model_swap.named(sides[LEFT]),
-                self.core.model_swap.named(sides[RIGHT]),
-            )
+            left, right = sides
+            sides = self.core.model_swap.named(left), self.core.model_swap.named(right)
             check_switch(self.core.engine.state.info, sides)
             if not any(side.source for side in sides):
                 yield from self.compared(owner, messages, sides, repeats, task)
@@ -198,7 +182,7 @@ class Proofs:
         pairs = self.pairs((left, right), exclude, task)
         pairs.differs, pairs.foreign = differs(*sides), all(side.source for side in sides)
         if swap is not None:
-            pairs.ready, pairs.exchanged = lambda side: swap.use(sides[side].source), True
+            pairs.swap = lambda side: swap.use(sides[side].source)
         progress: Progress | None = None
         for item in pairs.compare(repeats):
             yield item
@@ -207,24 +191,17 @@ class Proofs:
             progress = item
             if progress.running is None and not progress.cancelled:
                 self.keep(owner, sides, progress)
-        if progress and progress.pairs:
-            self.note_plain(sides, progress)
-
-    def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
-        """Store the last pair, with the speedup of drafting if one side was plain."""
-        left, right = progress.pairs[-1]
-        if progress.differs or PLAIN not in (sides[LEFT].method, sides[RIGHT].method):
-            self.core.history.save_runs(owner, left, right)
-            return
-        plain, fast = (left, right) if sides[LEFT].method == PLAIN else (right, left)
-        gained = worth([(plain, fast)])
-        self.core.history.save_runs(owner, plain, fast, gained=gained)
-
-    def note_plain(self, sides: tuple[Side, Side], progress: Progress) -> None:
         for at, side in enumerate(sides):
-            if side.method == PLAIN and not side.source:
+            if progress and progress.pairs and side.method == PLAIN and not side.source:
                 speeds = [summarise(pair[at]).tokens_per_second for pair in progress.pairs]
                 self.core.current.plain = PlainSpeed(median(speeds), "in the last comparison")
+
+    def keep(self, owner: str, sides: tuple[Side, Side], progress: Progress) -> None:
+        pair, gained = progress.pairs[-1], None
+        if not progress.differs and PLAIN in (sides[LEFT].method, sides[RIGHT].method):
+            pair = pair if sides[LEFT].method == PLAIN else (pair[RIGHT], pair[LEFT])
+            gained = worth([pair])
+        self.core.history.save_runs(owner, *pair, gained=gained)
 
     def pairs(
         self,
@@ -293,7 +270,6 @@ class Check:
     finished: FinishedAnswer
     run_id: str
     task: Task
-    tries: int = 0
 
 
 class Background:
@@ -327,7 +303,6 @@ class Background:
                 self.thread.start()
 
     def forget(self, owner: str, conversation: str) -> None:
-        """Drop the waiting proofs of a conversation, and stop a running one."""
         with self.changed:
             known = [*self.checks, *([self.running] if self.running else [])]
             for check in known:
@@ -350,27 +325,25 @@ class Background:
             self.prove(self.running)
 
     def prove(self, check: Check) -> None:
-        try:
-            found = self.outcome(check)
-        except Cancelled:
-            found = None
-        except EngineDied:
-            return
-        except ModelError:
-            found = skipped("Another model was loaded before this answer could be checked.")
-        except StrataError as error:
-            found = skipped(str(error))
-        except Exception:
-            logger.exception("A proof in the background broke off.")
-            found = skipped("The check broke off. The log says why.")
-        if check.task.stop.is_set():
-            return
-        check.tries += 1
-        if found is None and check.tries < TRIES:
-            with self.changed:
-                self.checks.appendleft(check)
-        else:
-            self.store(check, found or skipped("Other requests needed the model."))
+        found, tries = None, 0
+        while found is None and tries < TRIES:
+            tries += 1
+            try:
+                found = self.outcome(check)
+            except Cancelled:
+                pass  # Another request needed the model.
+            except EngineDied:
+                return
+            except ModelError:
+                found = skipped("Another model was loaded before this answer could be checked.")
+            except StrataError as error:
+                found = skipped(str(error))
+            except Exception:
+                logger.exception("A proof in the background broke off.")
+                found = skipped("The check broke off. The log says why.")
+            if check.task.stop.is_set():
+                return
+        self.store(check, found or skipped("Other requests needed the model."))
 
     def outcome(self, check: Check) -> dict[str, Any] | None:
         """The outcome of the proof; None if it was interrupted."""
@@ -381,13 +354,12 @@ class Background:
             pass
         if self.core.current.info != check.finished.info:
             raise ModelError("another model")
-        progress: Progress | None = None
-        pairs = self.proofs.reruns(check.task.owner, check.finished, check.task, background=True)
-        for item in pairs.compare(PROOFS, agreed(check.finished)):
-            progress = item if isinstance(item, Progress) else progress
-        if progress is None or not progress.over:
+        owner, finished = check.task.owner, check.finished
+        reruns = self.proofs.reruns(owner, finished, check.task, background=True)
+        (last,) = deque(reruns, maxlen=1)
+        if isinstance(last, Waiting) or not last.over:
             return None
-        return stored_outcome(self.proofs.proof_of(check.task.owner, check.finished, progress))
+        return stored_outcome(self.proofs.proof_of(owner, finished, last))
 
     def store(self, check: Check, found: dict[str, Any]) -> None:
         database = self.core.database

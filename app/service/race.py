@@ -1,18 +1,13 @@
-"""A race of plain decoding against drafting: one short prompt, decoded in both ways and timed.
-
-Both runs start from an empty state, one after the other, so each has the machine to itself
-(app/service/comparison.py). Afterwards the recorded runs are shown side by side at their real pace.
+"""A race of plain decoding against drafting: one short prompt, decoded in both ways and timed, one
+after the other, so each has the machine to itself (app/service/comparison.py).
 
 A race is meant to show a gain. If measurements on this machine say that the loaded model has none,
 the page says so before anything is recorded. The race can also be run with the padded demonstration
-model, which is loaded for it (app/service/model_swap.py).
-
-That is the demonstration model at the cost of a real one: the same weights, padded to 0.5 B
-parameters (engine/models/inflate.py). A model of 10 M parameters fits into the processor's cache,
-and real models do not. On a processor the padded one races in 4 bits, as a model of its size is
-best used there, and both texts are the same to the last bit. Elsewhere it races in float32: in
-bfloat16 near-ties are so frequent that the texts part within a few words. It is made on demand, and
-stays in the data directory until it is removed in the Models tab.
+model, which is loaded for it (app/service/model_swap.py): the same weights at the cost of 0.5 B
+parameters (engine/models/inflate.py), because a model of 10 M parameters fits into the processor's
+cache. On a processor it races in 4 bits, elsewhere in float32: in bfloat16 near-ties are so
+frequent that the texts part within a few words. It is made on demand, and stays in the data
+directory until it is removed in the Models tab.
 """
 
 import shutil
@@ -22,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from app.arguments import EMBEDDED
 from app.service.comparison import Progress
@@ -66,23 +60,17 @@ LOOK_SECONDS = 0.2
 class Padded:
     def __init__(self, models: Models) -> None:
         self.models = models
+        self.path = models.kept[0] / PADDED if models.kept else None
+        self.source = str(self.path.absolute().resolve()) if self.path else ""
         self.busy = threading.Lock()
-
-    @property
-    def path(self) -> Path | None:
-        return self.models.kept[0] / PADDED if self.models.kept else None
-
-    @property
-    def source(self) -> str:
-        return str(self.path.absolute().resolve()) if self.path else ""
-
-    @property
-    def exists(self) -> bool:
-        return self.path is not None and (self.path / "config.json").is_file()
 
     @property
     def offered(self) -> bool:
         return self.path is not None and not self.models.guests
+
+    @property
+    def exists(self) -> bool:
+        return self.path is not None and (self.path / "config.json").is_file()
 
     def check(self, runtime: Runtime) -> None:
         """Raise ModelError if it cannot be made or run here; the message says what is missing."""
@@ -113,13 +101,13 @@ class Padded:
         """
         self.check(runtime)
         if not self.exists:
-            begin, title = Making(None, f"Making {title_of(PADDED)} …"), title_of(PADDED)
+            title = title_of(PADDED)
+            begin = Making(None, f"Making {title} …")
             job = Job(self.work, begin, partial(not_loaded, title), stop)
             yield from job.start("padded").watch()
 
     def work(self, job: Loading) -> None:
-        """Make the model. If another page is already making it, wait for that instead."""
-        while not self.busy.acquire(timeout=LOOK_SECONDS):
+        while not self.busy.acquire(timeout=LOOK_SECONDS):  # Another page is making it.
             if job.stop.is_set():
                 raise Cancelled("The race was stopped.")
         try:
@@ -169,8 +157,6 @@ GAIN = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Both runs, the model that made them, whether their texts agree, and the speedup."""
-
     plain: Run
     fast: Run
     verdict: Verdict
@@ -179,7 +165,6 @@ class Race:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The times of the whole answers, including prefill and learning."""
         return summarise(self.plain).seconds, summarise(self.fast).seconds
 
     @property
@@ -257,28 +242,27 @@ class Races:
                     yield from self.recorded(owner, task)
                 return
             yield from self.core.revival.loaded(task)
-            why = "" if padded or anyway else self.no_gain()
-            if why:
+            if not (padded or anyway) and (why := self.no_gain()):
                 yield NoGain(why)
             else:
                 yield from self.recorded(owner, task)
 
     def recorded(self, owner: str, task: Task) -> Iterator[Progress | Waiting | Race]:
+        current, models = self.core.current, self.core.models
         # With a new seed, and the sampler that the model's makers recommend.
-        chosen = Preferences(Generation(self.core.current.info.sampling, TOKENS))
+        chosen = Preferences(Generation(current.info.sampling, TOKENS))
         request = Request(
             (Message("user", PROMPT),), (), chosen.seeded(), chosen.chosen(), None, owner
         )
         pairs = self.proofs.pairs(plain_and(request), Measured(), task)
-        model = self.core.models.source, self.core.models.runtime
+        model = models.source, models.runtime
         for item in pairs.compare(1):
             yield item
             if isinstance(item, Progress) and item.over:
                 (pair,) = item.pairs
                 gained = worth([pair])
                 self.core.history.save_runs(owner, *pair, gained=gained)
-                found = verdict(self.core.current.text, *pair)
-                race = Race(*pair, found, gained, self.core.current.info.name)
+                race = Race(*pair, verdict(current.text, *pair), gained, current.info.name)
                 self.known[model] = race
                 yield race
 

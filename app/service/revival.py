@@ -1,11 +1,9 @@
 """Restarts the engine's process after a crash, and loads its model again.
 
 The cause of a crash may crash the next process as well. So the model is given up for a while if the
-process crashes while loading it again, or for the third time within five minutes. The app then runs
-without a model, says so, and tries again later. Each wait is twice as long as the one before.
-
-llama.cpp's fast path may be the cause of a crash, even if its trial once passed. So the results of
-trials are forgotten, and the next GGUF file is tried again (engine/backends/fast_path.py).
+process crashes while loading it again, or for the third time within five minutes, and each wait is
+twice as long as the one before. llama.cpp's fast path may be the cause, even if its trial once
+passed, so the results of trials are forgotten (engine/backends/fast_path.py).
 """
 
 import threading
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
-from app.service.draft_models import ModelSetup, Stacks
+from app.service.draft_models import ModelSetup
 from app.service.jobs import Task, later
 from app.service.models import Models
 from engine.backends import fast_path
@@ -62,14 +60,13 @@ class Revival:
     def __init__(
         self,
         engine: Engine,
-        stacks: Stacks,
         models: Models,
         tell: Callable[[str], None],
         gate: Callable[[Task], Iterator[Waiting]],
-        say: Callable[[str], None] = lambda notice: None,
-        page: bool = True,
+        say: Callable[[str], None],
+        page: bool,
     ) -> None:
-        self.engine, self.stacks, self.models, self.tell = engine, stacks, models, tell
+        self.engine, self.models, self.tell = engine, models, tell
         self.gate, self.say, self.page = gate, say, page
         self.later = later
         self.last: ModelSetup | None = None
@@ -91,7 +88,7 @@ class Revival:
     def follow(self, state: State) -> None:
         """Take over a new state of the engine. Call this before `Stacks.follow`, which forgets the
         plan that was chosen for the earlier model."""
-        before = self.stacks.state
+        before = self.models.stacks.state
         if state.is_loaded:
             # The model is in use from now on, even if draft models are still being loaded.
             self.loading, self.given_up = False, None
@@ -100,7 +97,7 @@ class Revival:
             self.waits = 0
         if not before.is_loaded or not before.source or state.is_loaded:
             return
-        last = self.stacks.setup(before)
+        last = self.models.stacks.setup(before)
         known = self.last
         if known is None or (known.source, known.runtime) != (last.source, last.runtime):
             self.deaths.clear()
@@ -125,7 +122,7 @@ class Revival:
                 self.tell(f"{reason} No model is loaded now.{load_one}")
             elif last is self.given_up:
                 self.tell(f"{reason} {last.name} is tried again {self.when}.")
-            elif self.last is None or again or self.too_often():
+            elif self.last is None or again or self.died_too_often:
                 self.give_up(last, reason, again)
             else:
                 self.tell(f"{reason} {last.name} is being loaded again.")
@@ -146,25 +143,22 @@ class Revival:
         self.has_process = True
         return True
 
-    @property
-    def busy(self) -> bool:
-        return self.lock.locked()
-
     def awaited(self, task: Task) -> Iterator[Waiting]:
         """After a crash, wait until the model is loaded again or given up. Raises Cancelled."""
         latest, started = monotonic() + PATIENCE, False
 
         def over() -> bool:
             nonlocal started
-            started = started or self.busy
-            given_up = not self.busy and (started or monotonic() > latest)
+            busy = self.lock.locked()
+            started = started or busy
+            given_up = not busy and (started or monotonic() > latest)
             return self.engine.state.is_loaded or given_up
 
         yield from task.wait(over, loading=True)
 
     @property
     def coming(self) -> bool:
-        return self.models.loading is not None or self.busy
+        return self.models.loading is not None or self.lock.locked()
 
     def loaded(self, task: Task) -> Iterator[Waiting]:
         """Wait while another model is swapped in, and for a load in progress if no model is loaded.
@@ -172,32 +166,29 @@ class Revival:
         yield from self.gate(task)
         yield from task.wait(lambda: self.engine.state.is_loaded or not self.coming, loading=True)
 
-    def too_often(self) -> bool:
+    @property
+    def died_too_often(self) -> bool:
         return len(self.deaths) == DEATHS and self.deaths[-1] - self.deaths[0] < WINDOW
 
     def give_up(self, last: ModelSetup, reason: str, again: bool) -> None:
-        problem = reason
         if self.last is not None:
             when = "within five minutes, for the third time"
             if again:
                 when = f"while {last.name} was being loaded"
             first = reason.partition(". ")[0].rstrip(".")
-            problem = f"The engine ended again {when} ({first})."
+            reason = f"The engine ended again {when} ({first})."
         self.last = None
         self.put_off(last)
         advice = " Or choose another model or other settings in the Models tab."
-        by_hand = advice if self.page else ""
-        self.tell(f"{problem} {last.name} is tried again {self.when}.{by_hand}")
+        self.tell(f"{reason} {last.name} is tried again {self.when}.{advice if self.page else ''}")
 
     def put_off(self, last: ModelSetup) -> None:
-        """Try to load a model later; each wait is longer than the last."""
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2**self.waits)
         self.waits += 1
         self.given_up, self.due = last, monotonic() + wait
         self.later(wait, lambda: self.try_again(last))
 
     def try_again(self, last: ModelSetup) -> None:
-        """Load a model that was given up, unless another one was loaded meanwhile."""
         with self.lock:
             if self.given_up is not last:
                 return
@@ -210,7 +201,6 @@ class Revival:
 
     @property
     def when(self) -> str:
-        """When a model that was given up is tried again, in words."""
         seconds = max(1, round(self.due - monotonic()))
         if seconds < 120:
             return f"in {seconds} second{'s' * (seconds != 1)}"
@@ -239,7 +229,7 @@ class Revival:
             return
         self.loading = True
         try:
-            for _ in self.models.start(last.source, last.runtime, last.drafts):
+            for _ in self.models.load_again(last):
                 pass
         except EngineDied:
             # `revive` is called for this crash too, and waits until this call is over. If the
@@ -254,14 +244,11 @@ class Revival:
             self.tell(f"{last.name} was not loaded again. {error} It is tried again {self.when}.")
         else:
             self.say(f"{last.name} is loaded again.")
-            if self.engine.state.drafts:
-                self.stacks.spec = last.spec
             for notice in self.models.notices:
                 self.tell(notice)
         self.loading = False
 
 
 def end_hung(engine: Engine) -> None:
-    """End a process that did not stop an answer."""
     if isinstance(engine, Mortal):
         engine.kill("The engine did not stop when asked, so it was ended.")

@@ -35,7 +35,6 @@ class Rewritten:
 
 
 def to_rewrite(content: str) -> Attachment | None:
-    """The text that a message of the user asks to rewrite."""
     files, _ = attachments.split(content)
     return next((file for file in files if file.rewrite), None)
 

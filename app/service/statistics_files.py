@@ -1,12 +1,9 @@
 """Builds, imports, exports and removes statistics files for the loaded model's tokenizer.
 
-A build continues if the page that began it closes, and leaves no files if it is stopped. It has two
-parts. First the engine tokenizes the texts, batch by batch: one batch in REST_SECONDS while an
-answer grows, otherwise as fast as it can. Then a separate process with low priority counts the
-tokens (storage/statistics_build.py). The new file replaces the old one atomically, and later
-answers draft from it.
-
-An imported file is opened read-only and checked before it is copied to its place.
+First the engine tokenizes the texts, batch by batch: one batch in REST_SECONDS while an answer
+grows, otherwise as fast as it can. Then a separate process with low priority counts the tokens
+(storage/statistics_build.py). The new file replaces the old one atomically, and later answers draft
+from it. A stopped build leaves no files. An imported file is checked before it is copied.
 """
 
 import json
@@ -91,12 +88,10 @@ class StatisticsFiles:
 
     def own(self) -> bool:
         """Whether there is a file that can be removed, besides the bundled one."""
-        return bool(
-            self.engine.state.is_loaded
-            and not self.guests
-            and self.current.folders
-            and self.path.is_file()
-        )
+        try:
+            return self.path.is_file()
+        except (SettingError, StorageError):
+            return False
 
     def use(self) -> None:
         self.current.table = None
@@ -137,8 +132,9 @@ class StatisticsFiles:
                     f"The file was not made: {error}. Free some room first."
                 ) from error
             finally:
-                if uploaded:
-                    delete(files)
+                for file in files if uploaded else ():
+                    with suppress(OSError):
+                        file.unlink()
 
         busy = StorageError("A file is being built already. Wait until that is done.")
         job = self.slot.take(lambda: Job(work, Progress(0.0, "Starting")), busy)
@@ -162,7 +158,6 @@ class StatisticsFiles:
     def read(
         self, files: Sequence[Path], spec: Spec, tokens: IO[bytes], job: Building
     ) -> tuple[int, bool]:
-        """Write the tokens of all documents; returns their number, and whether reading was cut."""
         meter, whole = Meter(), sum(file.stat().st_size for file in files) or 1
         most = min(MOST_TOKENS, int(psutil.virtual_memory().available * SPARED) // TOKEN_BYTES)
         count = 0
@@ -182,13 +177,11 @@ class StatisticsFiles:
         return count, False
 
     def rest(self, job: Building) -> None:
-        """Pause while an answer grows, for at most REST_SECONDS."""
         until = monotonic() + REST_SECONDS
         while self.answering() and not job.stop.is_set() and monotonic() < until:
             job.stop.event.wait(GLANCE_SECONDS)
 
     def count(self, spec: Spec, tokens: IO[bytes], count: int, job: Building) -> dict[str, str]:
-        """Count the tokens in another process; returns the file's metadata."""
         job.report(Progress(None, f"Counting {count:,} tokens"))
         tokens.seek(0)
         command = process.command("storage.statistics_build", spec.command())
@@ -295,7 +288,6 @@ class StatisticsFiles:
 
 
 def reading(name: str, share: float, count: int, seconds: float) -> Progress:
-    """The progress of reading after `seconds`, with the rate and the estimated time left."""
     share, spent = min(1.0, share), max(seconds, 1e-3)
     left = spent * (1 - share) / share if share else 0.0
     minutes, rest = divmod(round(left), 60)
@@ -304,9 +296,3 @@ def reading(name: str, share: float, count: int, seconds: float) -> Progress:
         f"Reading {name} · {count:,} tokens · {count / spent:,.0f} tokens/s · about "
         f"{minutes}:{rest:02} left",
     )
-
-
-def delete(files: Sequence[Path]) -> None:
-    for file in files:
-        with suppress(OSError):
-            file.unlink()

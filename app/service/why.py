@@ -1,19 +1,16 @@
 """Why an answer was fast: in one sentence, and step by step with the origin of each guess.
 
-Everything comes from stored data of the owner. The loaded model turns token ids into text if it is
-the model that gave the answer; otherwise only the texts in the answer itself are known. All results
-are plain data, and text of a model or a user is never treated as anything but text.
+Everything comes from stored data of the owner, and is plain data. The loaded model turns token ids
+into text if it gave the answer; otherwise only the texts in the answer itself are known.
 
 Guessed tokens are accepted drafts. The time saved is the time of plain decoding at the same load
-minus the time of the answer, as for the live speedup (engine/compare.py). It is left out where it
-means little: for a few tokens, and below what a clock can measure. If guessing cost more than it
-saved, the sentence says so. For an answer from a server only the server's counters are known. They
-count the whole server, so they include requests of other users at the same time.
+minus the time of the answer, as for the live speedup (engine/compare.py). It is left out for a few
+tokens, and below what a clock can measure. For an answer from a server only the counters of the
+whole server are known, which include requests of other users at the same time.
 
-The context tier counts what followed the last tokens; it stores no positions. So the place that a
-guess was copied from is searched when a user asks for it: the last place before the step with the
-same tokens. In answers of the same model tokens are compared, which is exact. User messages are
-stored as text only, so there the same text is searched, whole words first.
+The context tier stores no positions. So the place that a guess was copied from is searched when a
+user asks for it: the last place before the step with the same tokens. User messages are stored as
+text only, so there the same text is searched, whole words first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,13 +60,12 @@ def sentence(worth: Worth) -> str:
     if worth.plain_seconds is None or worth.tokens < FEWEST:
         return f"{count}."
     saved = worth.plain_seconds - worth.seconds
-    if abs(saved) <= SLIGHT * max(worth.seconds, worth.plain_seconds):
-        # Without an accepted guess nothing could be saved.
-        return f"{count}, which saved no time to speak of." if worth.guessed else f"{count}."
-    if saved < 0:
+    slight = abs(saved) <= SLIGHT * max(worth.seconds, worth.plain_seconds)
+    if saved < 0 and not slight:
         return f"{count}. Looking for guesses cost about {about(-saved)} more than it saved."
-    # A run that accepted no draft cannot be faster: an apparent gain is noise.
-    return f"{count}, which saved about {about(saved)}." if worth.guessed else f"{count}."
+    if not worth.guessed:
+        return f"{count}."  # Without an accepted guess nothing could be saved: a gain is noise.
+    return f"{count}, which saved {'no time to speak of' if slight else f'about {about(saved)}'}."
 
 
 def guessed(worth: Worth) -> str:
@@ -90,14 +86,10 @@ def counted_sentence(counted: ServerCounted) -> str:
     if not counted.drafted:
         return "The server as a whole drafted nothing while it answered."
     share = 100 * counted.accepted / counted.drafted
-    sentence = (
-        f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
-        f"tokens ({share:.0f} %) while it answered."
-    )
+    own = "" if counted.own is None else f" {counted.own:,} were drafted for this answer."
     return (
-        sentence
-        if counted.own is None
-        else f"{sentence} {counted.own:,} were drafted for this answer."
+        f"The server as a whole accepted {counted.accepted:,} of {counted.drafted:,} drafted "
+        f"tokens ({share:.0f} %) while it answered.{own}"
     )
 
 
@@ -159,20 +151,16 @@ class Occurrence(NamedTuple):
 
 
 def origin(spoken: Sequence[Spoken], guess: Guess, until: int) -> Occurrence | None:
-    """The last place of a guess before token `until` of the last message, which is the answer. None
-    if it is not found."""
     *earlier, answer = spoken
     found = by_tokens(answer, guess, until) if guess.whole else None
-    if found is not None:
-        return found
     for message in reversed(earlier):
+        if found is not None:
+            break
         if message.ids:
             found = by_tokens(message, guess, len(message.ids))
         elif guess.whole:
             found = by_text(message, guess.text)
-        if found is not None:
-            return found
-    return None
+    return found
 
 
 def by_tokens(message: Spoken, guess: Guess, until: int) -> Occurrence | None:
@@ -189,19 +177,17 @@ def by_tokens(message: Spoken, guess: Guess, until: int) -> Occurrence | None:
 
 
 def by_text(message: Spoken, text: str) -> Occurrence | None:
-    """The last place of a text as whole words, or else anywhere."""
     if not text.strip():
         return None
-    content, any_place = message.text, -1
-    at = content.rfind(text)
+    content = message.text
+    at = last = content.rfind(text)
     while at >= 0:
         end = at + len(text)
         if end == len(content) or not (content[end].isalnum() and text[-1].isalnum()):
             return placed(message, at, end)
-        any_place = at if any_place < 0 else any_place
         at = content.rfind(text, 0, end - 1)
-    if any_place >= 0:
-        return placed(message, any_place, any_place + len(text))
+    if last >= 0:
+        return placed(message, last, last + len(text))
     # At the beginning of a message a word has no leading space.
     begins = text.lstrip()
     return placed(message, 0, len(begins)) if content.startswith(begins) else None
@@ -277,7 +263,6 @@ class Origins:
     token: int
 
     def origin(self, node: Node, text: str | None) -> Data:
-        """A place in the conversation or how often the guess was seen; empty if unknown."""
         size = min(node.match_length, self.token)
         whole = size == node.match_length
         before = self.answer[self.token - size : self.token]
@@ -286,34 +271,27 @@ class Origins:
             copied = "" if text is None else "".join(each.text for each in before) + text
             found = origin(self.spoken, Guess(match, node.token, copied, whole), self.first)
             return {"place": None if found is None else found._asdict()}
-        long = node.source == MODEL and size >= LONGEST
-        if long and (kept := self.text_of((*match, node.token))):
-            return {"conversation": kept[0], "title": kept[1]}
+        info = self.current.info
+        loaded = info.fingerprint == self.model_fingerprint
+        if node.source == MODEL and size >= LONGEST and loaded:
+            texts = TextStore(self.database, self.owner, info.tokenizer_fingerprint)
+            if kept := texts.place((*match, node.token), self.trace.conversation_id or ""):
+                return {"conversation": kept[0], "title": kept[1]}
         if not whole or not size:
             return {}
         if node.source == MODEL:
             past = ModelNgrams(self.database, self.owner, self.model_fingerprint)
-            match = match[-MODEL_KEY:]
-            times, of = past.follows(match, node.token)
+            times, of = past.follows(match[-MODEL_KEY:], node.token)
             return {"times": times, "of": of} if times else {}
-        if node.source == STATISTICS and self.current.info.fingerprint == self.model_fingerprint:
+        if node.source == STATISTICS and loaded:
             table = self.current.statistics
             followers = table.look_up(match) if table else None
             if followers is not None and node.token in followers.counts:
                 return {"share": round(followers.counts[node.token] / followers.total, 4)}
         return {}
 
-    def text_of(self, tokens: Sequence[int]) -> tuple[str, str] | None:
-        """The id and the title of another conversation that has these tokens; None if unknown."""
-        info = self.current.info
-        if info.fingerprint != self.model_fingerprint:
-            return None
-        texts = TextStore(self.database, self.owner, info.tokenizer_fingerprint)
-        return texts.place(tokens, self.trace.conversation_id or "")
-
     @cached_property
     def spoken(self) -> list[Spoken]:
-        """The messages of the conversation up to the answer, which comes last."""
         traces, key, found = Traces(self.database, self.owner), "", list[Spoken]()
         if self.trace.conversation_id is not None:
             store = Conversations(self.database, self.owner)
@@ -326,13 +304,9 @@ class Origins:
         return [*found, spoken_of(key, self.answer)]
 
     def read(self, traces: Traces, message: StoredMessage) -> Spoken:
-        """A message, with its tokens if it is an undamaged answer of the same model."""
-        if message.run_id:
+        if message.run_id and self.model_fingerprint:
             with suppress(StorageError):
-                if (
-                    self.model_fingerprint
-                    and traces.model_fingerprint(message.run_id) == self.model_fingerprint
-                ):
+                if traces.model_fingerprint(message.run_id) == self.model_fingerprint:
                     return spoken_of(message.id, traces.tokens(message.run_id))
         return Spoken(message.id, message.content)
 
@@ -417,7 +391,6 @@ class Why:
 
 
 def guesses_of(step: Step) -> tuple[Node, ...] | None:
-    """The guesses of a step; None if they were not recorded or are damaged."""
     try:
         return nodes(step)
     except (IndexError, ValueError):

@@ -71,9 +71,7 @@ class Attached:
 def attached(additional: Mapping[str, Any] | None) -> Attached:
     """The settings in vLLM's `additional_config`; by default, everything that needs no file."""
     values = dict((additional or {}).get(NAME) or {})
-    if "databases" in values:
-        values["databases"] = tuple(values["databases"])
-    return Attached(**values)
+    return Attached(**values | {"databases": tuple(values.get("databases", TIERS))})
 
 
 OWNER = "server"

@@ -10,6 +10,7 @@ drafting off and is reported.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -48,8 +49,7 @@ class Proposer:
         """Why drafting is off; "" while it is on."""
         self.runner: Any = None
         """vLLM's model runner, which knows the requests; None until `show` was called."""
-        self.drafted = dict.fromkeys(self.attached.databases, 0)
-        self.accepted = dict.fromkeys(self.attached.databases, 0)
+        self.drafted, self.accepted = Counter[str](), Counter[str]()
         ranks = vllm_config.parallel_config
         self.learned = Learned(self.attached, ranks.rank == ranks.data_parallel_rank == 0)
         self.table = table_of(self.attached.table)
@@ -134,11 +134,9 @@ class Proposer:
 
     def count(self, sequence: Followed, accepted: Chain) -> None:
         """Count a verified chain and its accepted part."""
-        drafted = sequence.chain.sources if sequence.chain else ()
-        for source in drafted:
-            self.drafted[source] += 1
-        for source in accepted.sources:
-            self.accepted[source] += 1
+        drafted = sequence.chain.sources if sequence.chain else []
+        self.drafted.update(drafted)
+        self.accepted.update(accepted.sources)
         sequence.drafted += len(drafted)
         sequence.chain = None
 

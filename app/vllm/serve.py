@@ -59,12 +59,8 @@ class VllmOptions:
 def parse(arguments: Sequence[str]) -> VllmOptions:
     """Parse the arguments after `strata vllm`; exits with status 2 and one line about an invalid
     argument."""
-    arguments = list(arguments)
-    own, rest = (
-        (arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :])
-        if "--" in arguments
-        else (arguments, [])
-    )
+    at = list(arguments).index("--") if "--" in arguments else len(arguments)
+    own, rest = arguments[:at], arguments[at + 1 :]
     parser = argparse.ArgumentParser(
         prog=f"strata {VLLM}",
         description="Serves a model with vLLM, drafting from Strata's databases.",
@@ -169,27 +165,25 @@ def attached_of(options: VllmOptions, build: str) -> Attached:
     folder = folder_of(options.data_dir)
     if options.statistics is not None:
         table: StatisticsTable | None = StatisticsTable(options.statistics)
-        if table is not None and table.meta["tokenizer"] != tokenizer:
-            table.close()
-            raise SettingError(
-                f"The statistics {str(options.statistics)!r} are of another tokenizer than that of "
-                f"{options.model!r}. Build them for this model: strata-statistics --model ..."
-            )
     else:
         table = find_table(tokenizer, folder / cleanup.STATISTICS, ASSETS / "statistics")
     statistics = ""
     if table is not None:
         with closing(table):
             statistics = str(table.path.resolve())
-    rows = (
-        options.rows if options.rows is not None else PROCESSOR_ROWS if build == PROCESSOR else ROWS
-    )
+            if table.meta["tokenizer"] != tokenizer:
+                raise SettingError(
+                    f"The statistics {str(options.statistics)!r} are of another tokenizer than "
+                    f"that of {options.model!r}. Build them for this model: strata-statistics "
+                    "--model ..."
+                )
+    usual = PROCESSOR_ROWS if build == PROCESSOR else ROWS
     return Attached(
         databases=options.databases,
         statistics=statistics,
         folder=str(folder.resolve()),
         model=f"{options.model} {tokenizer}",
-        rows=rows,
+        rows=usual if options.rows is None else options.rows,
     )
 
 

@@ -8,12 +8,12 @@ import openai
 import pytest
 
 from app.service.session import Session
-from engine.local import Local
+from engine.backends.toy import ToyBackend
 from storage.database import Database
-from storage.drafting import DraftingStore
-from tests.support.inside import Held
+from tests.support.inside import Held, on_toy
 from tests.support.quick import each_step, quick
-from tests.support.served import Served
+from tests.support.scripted import Scripted
+from tests.support.served import Served, served
 from tests.support.shop import shop
 
 __all__ = ["each_step", "quick", "shop"]
@@ -26,7 +26,20 @@ def toy() -> Held:
 
 @pytest.fixture
 def session(db: Database, toy: Held) -> Session:
-    return Session(Local(backend=toy, store=DraftingStore(db)), db)
+    return on_toy(db, toy)
+
+
+@pytest.fixture(scope="module")
+def backend(request: pytest.FixtureRequest) -> ToyBackend:
+    """The toy that a module's `script` speaks for, or the usual one."""
+    script = getattr(request.module, "script", None)
+    return Scripted(script) if script else ToyBackend()
+
+
+@pytest.fixture(scope="module")
+def server(backend: ToyBackend) -> Iterator[Served]:
+    with served(backend) as made:
+        yield made
 
 
 @pytest.fixture

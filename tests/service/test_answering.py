@@ -21,7 +21,7 @@ from engine.streams import Stream
 from engine.types import TARGET, Finish, Learned, Prefill, Step, Token
 from storage.conversations import Conversations, Piece
 from storage.database import Database
-from tests.support.inside import OWNER, Held, preferences, soon, texts
+from tests.support.inside import OWNER, Held, messages, preferences, soon, texts
 
 
 def step(index: int, count: int = 2, finish: Finish | None = None) -> Step:
@@ -169,7 +169,7 @@ def test_an_answer_is_complete_though_nobody_watches(session: Session) -> None:
     assert answer.update is not None and answer.update.finish == "length" and not answer.error
     assert texts(session, conversation) == ["hello there", answer.update.text]
     assert answer.tokens == 60 and answer.update.metrics.forwards > 20
-    (_, stored) = session.chat.conversations(OWNER).messages(conversation)
+    (_, stored) = messages(session, conversation)
     assert stored.id == answer.message_id and stored.run_id
 
 

@@ -24,24 +24,15 @@ from app.api.requests import Chat, completion
 from app.api.running import Running
 from app.http.login import BY_ALL, BY_SOURCE
 from app.service.programs import MOST_EACH
-from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.loaded import no_model
-from engine.local import Local
 from engine.settings import Generation, Sampling
 from storage.database import Database
-from storage.drafting import DraftingStore
 from storage.ngrams import ModelNgrams
-from tests.support.inside import preferences, soon
+from tests.support.inside import on_toy, preferences, soon
 from tests.support.served import Served, ask, served
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as made:
-        yield made
 
 
 # OpenAI's client
@@ -62,7 +53,7 @@ def test_the_client_is_answered_with_the_page_s_text(program: openai.OpenAI) -> 
 def answer_of_the_page(seed: int) -> str:
     """To `HELLO`, at temperature 0.8 within 50 tokens, in a conversation of the page's."""
     with Database() as db:
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+        session = on_toy(db)
         chosen = replace(
             preferences(), generation=Generation(Sampling(0.8, seed=seed), 50), fresh_seed=False
         )
@@ -403,7 +394,7 @@ def test_a_password_on_this_machine_is_not_gone_around(db: Database) -> None:
     from app.api.routes import api_of
     from app.arguments import parse
 
-    session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    session = on_toy(db)
     for arguments, private in (
         ([], True),
         (["--auth", "ann:secret"], False),
@@ -462,7 +453,7 @@ def test_the_switch_counts_where_nobody_else_can_come_in(db: Database) -> None:
         (True, True, False, False),
         (True, False, True, True),
     ):
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db, guests=guests)
+        session = on_toy(db, guests=guests)
         programs: Programs = session.programs
         programs.keys.switch(switched)
         programs.always = always

@@ -1,7 +1,6 @@
 """Answers in a format, as programs demand them: as OpenAI, llama.cpp's server and vLLM spell it."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -45,12 +44,6 @@ SPELLINGS: list[dict[str, Any]] = [
     {"json_schema": SCHEMA},
     {"structured_outputs": {"json": SCHEMA}},
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with served() as made:
-        yield made
 
 
 def content(client: httpx.Client, **body: Any) -> str:

@@ -27,17 +27,6 @@ def script(prompt: str) -> str:
     return f"{THOUGHT}I look it up.\n{CALL}" if "get_weather" in prompt else "Ask a STOP b END c"
 
 
-@pytest.fixture(scope="module")
-def backend() -> Scripted:
-    return Scripted(script)
-
-
-@pytest.fixture(scope="module")
-def server(backend: Scripted) -> Iterator[Served]:
-    with served(backend) as made:
-        yield made
-
-
 @pytest.fixture
 def program(server: Served) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.address, api_key="any", max_retries=0) as made:

@@ -1,7 +1,6 @@
 """OpenAI's responses, with its client."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ import pytest
 from app.service.programs import Answers, Sessions
 from engine.types import Message
 from tests.support.scripted import Scripted
-from tests.support.served import Served, ask, served
+from tests.support.served import Served, ask
 
 QUESTION = "How is the weather in Paris?"
 WEATHER: Any = {
@@ -31,17 +30,6 @@ def script(prompt: str) -> str:
     if "get_weather" in prompt:
         return f"{THOUGHT}I look it up.\n{CALL}\n{CALL}"
     return f"Answer {prompt.count('<|user|>')}."
-
-
-@pytest.fixture(scope="module")
-def backend() -> Scripted:
-    return Scripted(script)
-
-
-@pytest.fixture(scope="module")
-def server(backend: Scripted) -> Iterator[Served]:
-    with served(backend) as made:
-        yield made
 
 
 def answer(program: openai.OpenAI, **more: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -16,7 +15,7 @@ from app.api.requests import skip
 from engine.tools import FORMS
 from tests.support.odd import spoiled
 from tests.support.scripted import Scripted
-from tests.support.served import Served, ask, served
+from tests.support.served import ask, served
 
 QUESTION: list[Any] = [{"role": "user", "content": "How is the weather in Paris and Rome?"}]
 WEATHER: Any = {
@@ -46,17 +45,6 @@ def script(prompt: str) -> str:
         results = [part.partition("<")[0] for part in prompt.split("<tool_response>")[1:]]
         return "So: " + "; ".join(results)
     return SAYS if "get_weather" in prompt else "I do not know."
-
-
-@pytest.fixture(scope="module")
-def backend() -> Scripted:
-    return Scripted(script)
-
-
-@pytest.fixture(scope="module")
-def server(backend: Scripted) -> Iterator[Served]:
-    with served(backend) as made:
-        yield made
 
 
 def answer(program: openai.OpenAI, messages: Any = QUESTION, **more: Any) -> Any:
@@ -111,22 +99,6 @@ def test_the_client_s_own_reader_of_streams_agrees(program: openai.OpenAI) -> No
     assert choice.message.content == whole.message.content
     assert [call.function.arguments for call in choice.message.tool_calls or ()] == [
         call.function.arguments for call in whole.message.tool_calls
-    ]
-
-
-def test_the_client_s_own_schemas_are_understood(program: openai.OpenAI) -> None:
-    from pydantic import BaseModel
-
-    class get_weather(BaseModel):
-        city: str
-
-    found = program.chat.completions.parse(
-        model="scripted", messages=QUESTION, tools=[openai.pydantic_function_tool(get_weather)]
-    )
-    calls = found.choices[0].message.tool_calls or []
-    assert [call.function.parsed_arguments for call in calls] == [
-        get_weather(city="Paris 😀"),
-        get_weather(city="Rome"),
     ]
 
 

@@ -54,17 +54,15 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
         assert parse([f"--{flag}", str(value)]).runtime == Runtime(**{name: value})
 
 
-def test_the_help_says_what_settings_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_says_what_settings_are_for_and_names_the_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         parse(["--help"])
     output = " ".join(capsys.readouterr().out.split())
     for item in fields(Runtime):
         assert item.metadata["help"].rstrip(".") in output
-
-
-@pytest.mark.parametrize("source", ["a/model.gguf", "owner/name", "owner/name:file.gguf", "~/m"])
-def test_a_model_may_be_named_in_every_way(source: str) -> None:
-    assert parse(["--model", source]).model == source
+    assert "strata serve --help" in output and "strata keys --help" in output
 
 
 def test_draft_models_are_separated_by_commas() -> None:
@@ -141,13 +139,6 @@ def test_what_a_page_is_for_is_no_option_of_the_api(
     with pytest.raises(SystemExit):
         parse(["serve", page_only])
     assert "strata serve" in capsys.readouterr().err
-
-
-def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    output = capsys.readouterr().out
-    assert "strata serve --help" in output and "strata keys --help" in output
 
 
 def test_origins_of_pages_that_may_ask_are_named() -> None:

@@ -25,8 +25,8 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.types import Question
 from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
-from storage.drafting import BENCHMARK, DraftingStore
-from tests.support.inside import OWNER, Held, local, memory, soon
+from storage.drafting import BENCHMARK
+from tests.support.inside import OWNER, Held, local, memory, on_toy, soon
 
 HD, CONTEXT, MODEL = (
     METHODS[name].using(Drafting(budget="fixed")) for name in ("hd", "context", "model")
@@ -52,7 +52,7 @@ def plan(
 @pytest.fixture
 def session(db: Database, toy: Held, each_step: None) -> Session:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
+    return on_toy(db, toy, loaders=loaders)
 
 
 def made(session: Session, requested: Plan) -> Report:

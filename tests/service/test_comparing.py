@@ -29,7 +29,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, first_pair, local, soon
+from tests.support.inside import OWNER, Held, first_pair, local, prove, soon
 from tests.support.runs import run_of
 from tests.support.shop import Shop, load_model
 
@@ -174,7 +174,7 @@ def test_a_model_is_the_same_however_slow_its_head_was_found_this_time(
     assert last.over and len(last.pairs) == 3
     assert soon(lambda: session.engine.state.source == shelf.source("three"))
     assert soon(lambda: session.model_swap.slot.running is None) and next(times) > 4
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None, "its answer can be proved still"
 
 

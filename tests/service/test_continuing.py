@@ -22,9 +22,8 @@ from engine.types import Run
 from storage import imports
 from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
-from storage.drafting import DraftingStore
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held
+from tests.support.inside import OWNER, Held, answer, on_toy, prove
 
 LONG = 70
 """Tokens of the whole answers: the toy does not end them earlier with SEED."""
@@ -51,12 +50,6 @@ def wanted(
 ) -> Preferences:
     generation = Generation(Sampling(temperature, seed=seed), max_tokens=tokens, stop=tuple(stop))
     return Preferences(generation, method, METHODS[method].drafting, fresh_seed=False)
-
-
-def answer(session: Session, conversation: str, how: Preferences) -> Update:
-    *_, last = session.answering.answer(OWNER, conversation, how)
-    assert isinstance(last, Update)
-    return last
 
 
 def ask(session: Session, how: Preferences) -> tuple[str, Update]:
@@ -153,7 +146,7 @@ def test_a_stopped_answer_continues_also_after_a_restart(
     conversation = stopped(session, toy, 8, how)
     before = stored(session, conversation)
     assert before[1].finish == "cancelled" and before[0].content.endswith("\ufffd")
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db) if again else session
+    later = on_toy(db) if again else session
     later.chat.continue_answer(OWNER, conversation)
     updates = list(later.answering.answer(OWNER, conversation, wanted(61, "plain", STOPS)))
     run = same(later, conversation, how)
@@ -188,7 +181,7 @@ def test_the_pause_counts_for_nothing(session: Session) -> None:
 def test_all_of_it_can_be_proved(session: Session) -> None:
     conversation, _ = ask(session, wanted(20))
     go_on(session, conversation, wanted(30))
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None
     assert proof.verdict.identical and proof.verdict.tokens == 50 and proof.same_text
 
@@ -226,8 +219,8 @@ def test_other_settings_are_reported_and_leave_nothing_to_prove(
         list(session.proofs.prove(OWNER, conversation))
     session.chat.again(OWNER, conversation)
     answer(session, conversation, wanted(20))
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert isinstance(proof, Proof) and proof.verdict is not None and proof.verdict.identical
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
 
 
 def other(session: Session, name: str = "other") -> None:
@@ -242,7 +235,7 @@ def swapping(db: Database, toy: Held) -> Session:
             toy if source == "toy" else ToyBackend(name=source, logits=deviating(2.0))
         )
     )
-    return Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
+    return on_toy(db, toy, loaders=loaders)
 
 
 def test_another_model_continues_from_the_text_and_then_to_the_token(swapping: Session) -> None:
@@ -319,7 +312,7 @@ def test_an_imported_answer_continues_from_its_text(session: Session) -> None:
 def in_one_import(own: object) -> Run:
     """What one run says behind the imported beginning."""
     with Database() as db:
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+        session = on_toy(db)
         store = session.chat.conversations(OWNER)
         conversation = store.create().id
         store.append(conversation, "user", QUESTION)
@@ -385,7 +378,7 @@ def test_what_cannot_go_on_is_refused_and_left_as_it_is(session: Session, db: Da
     assert answer(session, ended, wanted(4000, temperature=STOPS)).finish == "eos"
     with pytest.raises(PromptError, match="The model ended this answer"):
         session.chat.continue_answer(OWNER, ended)
-    small = Session(Local(backend=ToyBackend(context_length=64), store=DraftingStore(db)), db)
+    small = on_toy(db, ToyBackend(context_length=64))
     conversation, full = ask(small, wanted(4000, temperature=0.0))
     assert full.finish == "context"
     before = stored(small, conversation)

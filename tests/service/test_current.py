@@ -14,7 +14,6 @@ from engine.backends.base import Backend, BackendInfo
 from engine.backends.toy import ToyBackend, deviating
 from engine.drafting import costs as engine_costs
 from engine.engine import Load
-from engine.errors import StorageError
 from engine.heads.base import HeadInfo
 from engine.local import Local
 from engine.methods import METHODS
@@ -24,7 +23,7 @@ from engine.types import DATABASES, Costs
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.machine import CostStore
-from tests.support.inside import OWNER, local
+from tests.support.inside import FULL, OWNER, answer, compare, failing, local
 
 INFO = ToyBackend().info
 MTP = HeadInfo("MTP", 8, branches=False)
@@ -125,7 +124,7 @@ def stored(db: Database) -> Costs | None:
 def ask(session: Session, method: str = "hd", drafting: Drafting = METHODS["hd"].drafting) -> str:
     conversation = session.chat.say(OWNER, None, "hello there")
     chosen = Preferences(GENERATION, method, drafting, fresh_seed=False)
-    *_, last = session.answering.answer(OWNER, conversation, chosen)
+    last = answer(session, conversation, chosen)
     return last.text
 
 
@@ -170,10 +169,7 @@ def test_a_model_that_decodes_plainly_is_not_measured(
 def test_a_store_that_fails_costs_memory_not_the_start(
     db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(CostStore, method, full)
+    monkeypatch.setattr(CostStore, method, failing(FULL))
     session = load(db, toy)
     assert session.models.notices == ["The disk is full."]
     assert session.costs.curve is not None and local(session).loaded.curve is not None
@@ -183,10 +179,7 @@ def test_a_store_that_fails_costs_memory_not_the_start(
 def test_a_model_that_fails_while_it_is_measured_can_still_be_asked(
     db: Database, toy: ToyBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no room for 64 rows")
-
-    monkeypatch.setattr("engine.loaded.measure_costs", fail)
+    monkeypatch.setattr("engine.loaded.measure_costs", failing(MemoryError("no room for 64 rows")))
     session = load(db, toy)
     (notice,) = session.models.notices
     assert "no room for 64 rows" in notice and "Max drafted tokens" in notice
@@ -233,7 +226,7 @@ def test_a_comparison_leaves_the_curve_as_it_was(db: Database, method: str) -> N
     assert used is not None
     before, points = stored(db), dict(used.points)
     chosen = Preferences(GENERATION, method, fresh_seed=False)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 2)
+    *_, last = compare(session, OWNER, "hello there", chosen, 2)
     answers = {tuple(t.id for t in timed.tokens) for pair in last.pairs for timed in pair}
     assert len(answers) == 1
     assert used.points == points and used.other == 0 and stored(db) == before

@@ -8,16 +8,13 @@ from random import Random
 import pytest
 
 from app.service.preferences import Preferences
-from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
-from engine.local import Local
 from engine.settings import Generation, Sampling
 from storage import cleanup
 from storage.api_keys import ApiKeys
 from storage.database import Database
-from storage.drafting import DraftingStore
 from storage.traces import Traces
+from tests.support.inside import answer, on_toy
 
 OWNER = "local"
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=20), fresh_seed=False)
@@ -34,7 +31,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A file with conversations, their runs, n-grams, a key, a preset."""
     path = tmp_path_factory.mktemp("sound") / "strata.db"
     with Database(path) as db:
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+        session = on_toy(db)
         for number in range(5):
             conversation = None
             for text in (f"message of {number} " * 20, "and then?", "go on"):
@@ -77,7 +74,7 @@ def used(path: Path) -> list[str]:
     """What is told where the program starts with a file, and everything in it is looked at."""
     with Database(path) as db:
         cleanup.clean(db, path.parent)
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+        session = on_toy(db)
         store, traces = session.chat.conversations(OWNER), Traces(db, OWNER)
         for conversation in store.list():
             store.messages(conversation.id)
@@ -90,7 +87,7 @@ def used(path: Path) -> list[str]:
         session.models.candidates()
         ApiKeys(db).list()
         made = session.chat.say(OWNER, None, "hello there")
-        *_, last = session.answering.answer(OWNER, made, CHOSEN)
+        last = answer(session, made, CHOSEN)
         assert last.text and store.messages(made)[1].content == last.text  # type: ignore[union-attr]
         session.engine.close()
         return db.notices

@@ -19,7 +19,7 @@ from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
 from engine.drafting import costs as engine_costs
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
-from engine.hsd.planner import Recursion, stack_of
+from engine.hsd.planner import Recursion, outcome_of, stack_of
 from engine.hsd.profile import ENOUGH
 from engine.hsd.trials import Trial, prompts_of
 from engine.local import Local
@@ -30,6 +30,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
+from tests.support.inside import FULL, answer, compare, failing, messages, prove
 
 OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)
@@ -130,7 +131,7 @@ def preferences(method: str, drafting: Drafting = METHODS["hd"].drafting) -> Pre
 
 def ask(session: Session, chosen: Preferences) -> tuple[str, Update]:
     conversation = session.chat.say(OWNER, None, "hello there")
-    *_, last = session.answering.answer(OWNER, conversation, chosen)
+    last = answer(session, conversation, chosen)
     return conversation, last
 
 
@@ -338,10 +339,7 @@ def test_a_profile_that_is_left_frees_the_model(stacks: Stacks) -> None:
 
 
 def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(local(stacks).drafts["mid"], "score", fail)
+    monkeypatch.setattr(local(stacks).drafts["mid"], "score", failing(MemoryError("no room")))
     with pytest.raises(ModelError, match=r"profile failed \(no room\)"):
         profile(stacks)
     monkeypatch.undo()
@@ -351,11 +349,8 @@ def test_a_profile_that_fails_is_reported(stacks: Stacks, monkeypatch: pytest.Mo
 def test_a_profile_that_cannot_be_stored_is_used(
     stacks: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(ProfileStore, "save", full)
-    monkeypatch.setattr(ProfileStore, "load", full)
+    monkeypatch.setattr(ProfileStore, "save", failing(FULL))
+    monkeypatch.setattr(ProfileStore, "load", failing(FULL))
     warm = replace(SAMPLING, temperature=1.5)
     with pytest.raises(StorageError):
         profile(stacks, warm)
@@ -425,9 +420,9 @@ def test_draft_models_change_no_word_of_an_answer(
     _, plain = ask(session, preferences("plain"))
     conversation, update = ask(session, preferences(method))
     assert update.text == plain.text and session.notices.take(OWNER) == []
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert proof.verdict is not None and proof.verdict.identical
-    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(method), 2)
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
+    *_, last = compare(session, OWNER, "hello there", preferences(method), 2)
     assert len(last.pairs) == 2 and last.same_text
     assert [timed.tokens for timed in last.pairs[0]][0] == [
         replace(token, source="target", match_length=0) for token in last.pairs[0][1].tokens
@@ -441,7 +436,7 @@ def test_drafted_tokens_say_who_drafted_them_and_are_stored_so(
     found = {piece.source for piece in update.pieces} - {"target"}
     assert found and found <= {DRAFT + "small", DRAFT + "mid"}
     assert set(update.metrics.levels) == {DRAFT + "small", DRAFT + "mid"}
-    stored = session.chat.conversations(OWNER).messages(conversation)[1].pieces
+    stored = messages(session, conversation)[1].pieces
     assert stored == tuple(update.pieces)
 
 
@@ -453,7 +448,7 @@ def test_a_stack_draws_from_the_measured_costs_and_the_comparison_leaves_them(
     points = dict(curve.points)
     for method in ("hsd", "hsd:small@4"):
         assert loaded.curve_of(preferences(method).chosen()) is curve
-        list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
+        list(compare(session, OWNER, "hello there", preferences(method), 1))
         assert curve.points == points and session.costs.record is None
     ask(session, preferences("hsd:small@4"))
     assert session.costs.record == loaded.costs and loaded.costs.points != points
@@ -469,7 +464,7 @@ def test_missing_models_are_reported_before_anything_is_lost(
     with pytest.raises(SettingError, match="none is loaded"):
         ask(session, preferences(method))
     with pytest.raises(SettingError, match="none is loaded"):
-        list(session.proofs.compare(OWNER, "hello", "", preferences(method), 1))
+        list(compare(session, OWNER, "hello", preferences(method), 1))
     session.stacks.load(shelf.sources("small"))
     with pytest.raises(SettingError, match="not profiled"):
         session.stacks.check(chosen, sampling)
@@ -504,16 +499,16 @@ def test_a_draft_model_that_fails_costs_speed_only(
 def test_rejection_keeps_the_distribution_and_says_so(session: Session, stacks: Stacks) -> None:
     rejection = Drafting(rule="rejection")
     conversation, _ = ask(session, preferences("hsd:small@4", rejection))
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert not proof.same_text and proof.speedup.whole and proof.speedup.decoding
     stack = preferences("hsd:small@4", rejection)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", stack, 1)
+    *_, last = compare(session, OWNER, "hello there", stack, 1)
     assert not last.same_text
     cold = preferences("hsd:small@4", rejection)
     cold = replace(cold, generation=Generation(Sampling(0.0), 60))
     conversation = session.chat.say(OWNER, None, "hello there")
-    list(session.answering.answer(OWNER, conversation, cold))
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    answer(session, conversation, cold)
+    proof = prove(session, conversation)
     assert proof.same_text and proof.verdict is not None and proof.verdict.identical
 
 
@@ -536,7 +531,7 @@ def test_draft_models_start_every_run_with_an_empty_cache(
         return prefill(tokens, cancelled)
 
     monkeypatch.setattr(small, "prefill", read)
-    list(session.proofs.compare(OWNER, "hello there", "", preferences("hsd:small@4"), 2))
+    list(compare(session, OWNER, "hello there", preferences("hsd:small@4"), 2))
     assert known == [0, 0]
     measure(session, Drafting(), "small@4")
     assert len(known) > 2 + len(TEXTS) and not any(known)
@@ -598,7 +593,7 @@ def test_a_stop_is_heard_by_a_draft_model_that_reads_the_prompt(
     monkeypatch.setattr(draft, "prefill", reading)
     conversation = session.chat.say(OWNER, None, "hello there")
     method = Preferences(Generation(SAMPLING, 50), "single:small", fresh_seed=False)
-    *_, last = session.answering.answer(OWNER, conversation, method)
+    last = answer(session, conversation, method)
     assert isinstance(last, Update) and last.finish == "cancelled" and heard == [True]
 
 
@@ -638,9 +633,16 @@ def test_a_plan_that_is_off_is_made_again_and_is_there_after_a_restart(
     family = stacks.loaded(SAMPLING)
     plan, plain = family.plan("small@4", "match"), family.profiled().target.seconds(0)
     expected = Recursion(family.profiled(), "match").latency(plan) / plain
-    families.learn(SAMPLING, plan, "match", took(ENOUGH, 1.05 * expected, 1.0))
+
+    def answered(seconds: float) -> None:
+        known = families.learned(SAMPLING)
+        outcome = known and outcome_of(known, plan, "match", took(ENOUGH, seconds, 1.0))
+        assert known and outcome
+        families.note(known.learned(stack_of(plan, "match"), outcome))
+
+    answered(1.05 * expected)
     assert stacks.loaded(SAMPLING) is family, "within the bound nothing is planned again"
-    families.learn(SAMPLING, plan, "match", took(ENOUGH, 40.0 * expected, 1.0))
+    answered(40.0 * expected)
     again = stacks.loaded(SAMPLING)
     assert again is not family
     predicted = Recursion(again.profiled(), "match").latency(plan)

@@ -24,7 +24,7 @@ from engine.types import Gram
 from storage.database import Database
 from storage.drafting import ContextStore
 from storage.ngrams import ModelNgrams
-from tests.support.inside import memory, open_conversation, past_answers
+from tests.support.inside import answer, compare, memory, open_conversation, past_answers
 
 MB = 1 << 20
 
@@ -34,8 +34,7 @@ def ask(session: Session, owner: str, seed: int = 3, conversation: str | None = 
     conversation = session.chat.say(owner, conversation, "hello there")
     generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=60)
     chosen = Preferences(generation, fresh_seed=False)
-    for _ in session.answering.answer(owner, conversation, chosen):
-        pass
+    answer(session, conversation, chosen, owner)
     return conversation
 
 
@@ -69,8 +68,7 @@ def test_what_was_dropped_is_as_it_was_when_it_is_needed_again(
     # Plain decoding has no drafters, so nothing is learned on top.
     drafted = session.chat.say("ann", conversation, "hello there")
     plain = Preferences(Generation(Sampling(seed=1), max_tokens=1), "plain", fresh_seed=False)
-    for _ in session.answering.answer("ann", drafted, plain):
-        pass
+    answer(session, drafted, plain, "ann")
     again = past_answers(session, "ann")
     assert again is not before and dict(again.tier.grams()) == grams
     assert sorted(again.calibration.rows()) == sorted(trusts)
@@ -97,7 +95,7 @@ def test_an_owner_who_only_compares_takes_room_of_others(session: Session) -> No
     ask(session, "ann")
     memory(session).limit = 1
     chosen = Preferences(Generation(Sampling(seed=1), max_tokens=4), fresh_seed=False)
-    for _ in session.proofs.compare("bob", "hello there", "", chosen, 1):
+    for _ in compare(session, "bob", "hello there", chosen, 1):
         pass
     assert list(memory(session).past_answers) == ["bob"]
 

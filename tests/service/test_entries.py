@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.service.databases import Hit, followers
+from app.service.databases import Hit
 from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
@@ -72,12 +72,6 @@ def test_hostile_words_are_words(session: Session) -> None:
     learn(session, evil.encode())
     found = session.entries.find(OWNER, None, evil[:-1])[MODEL]
     assert (found.key, [e.text for e in found.entries]) == ("t(1)", [">"])
-
-
-def test_what_followed_in_a_list() -> None:
-    assert followers([1, 2, 1, 2, 3, 1, 2], [1, 2]) == Counter({1: 1, 3: 1})
-    assert followers([2], [2]) == followers([], [1]) == Counter()
-    assert followers([2, 1, 5], [9, 2, 1]) == Counter()
 
 
 def test_what_each_contributed_is_the_sum_over_the_latest_answers(

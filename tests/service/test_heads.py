@@ -3,18 +3,24 @@
 import pytest
 
 from app.service.session import Session
-from engine.backends.toy import ToyBackend, deviating
+from engine.backends.toy import deviating
 from engine.drafting.calibration import WITH_HEAD
 from engine.errors import SettingError
-from engine.local import Local
 from engine.methods import METHODS
 from engine.settings import Sampling
 from engine.types import HEAD
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.drafting import DraftingStore
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, local, past_answers, preferences, run
+from tests.support.inside import (
+    OWNER,
+    Held,
+    local,
+    on_toy,
+    past_answers,
+    preferences,
+    run,
+)
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def test_what_is_learned_with_a_head_is_stored_for_the_owner(session: Session) -
 
 
 def test_a_method_that_needs_a_head_is_refused_with_the_reason(db: Database) -> None:
-    session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    session = on_toy(db)
     with pytest.raises(SettingError, match="'hd\\+head' cannot be used. toy brings no head"):
         session.stacks.check(METHODS["hd+head"], Sampling())
     session.stacks.check(METHODS["auto"], Sampling())

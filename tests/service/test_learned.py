@@ -7,9 +7,6 @@ import pytest
 from app.service.answering import Update
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
-from engine.errors import StorageError
-from engine.local import Local
 from engine.metrics import summarise
 from engine.settings import Generation, Sampling
 from engine.types import CalibrationRow, Past
@@ -17,11 +14,13 @@ from storage.database import Database
 from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
 from tests.support.inside import (
+    FULL,
     OWNER,
     Held,
+    failing,
     local,
     memory,
-    open_conversation,
+    on_toy,
     past_answers,
     under_way,
 )
@@ -46,16 +45,10 @@ def test_trust_is_stored_after_an_answer_and_there_after_a_restart(
     rows = stored(db)
     assert "context" in {row.tier for row in rows}
     assert sorted(rows) == sorted(past_answers(session).calibration.rows())
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     conversation = ask(later)
     assert sorted(later.history.last[OWNER, conversation].calibration) == sorted(rows)
     assert sum(row.reached for row in stored(db)) > sum(row.reached for row in rows)
-
-
-def test_every_conversation_of_an_owner_teaches_one_calibration(session: Session) -> None:
-    rooms = [open_conversation(session, ask(session)) for _ in range(2)]
-    first, second = (room.databases for room in rooms)
-    assert first.calibration is second.calibration is past_answers(session).calibration
 
 
 def test_owners_teach_each_other_nothing(session: Session, db: Database) -> None:
@@ -109,7 +102,7 @@ def test_a_wipe_just_after_the_past_was_read_leaves_nothing_of_it(
     session: Session, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(session)
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     past = DraftingStore.past
 
     def wiping(store: DraftingStore, owner: str, fingerprint: str) -> Past:
@@ -208,15 +201,11 @@ def test_trust_that_could_not_be_read_is_not_overwritten(
 ) -> None:
     ask(session)
     rows = stored(db)
-
-    def locked(*_: object) -> None:
-        raise StorageError("strata.db is locked by another program.")
-
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     with monkeypatch.context() as patch:
-        patch.setattr(CalibrationStore, "load", locked)
+        patch.setattr(CalibrationStore, "load", failing(FULL))
         ask(later)
-    assert later.notices.take(OWNER) == ["strata.db is locked by another program."]
+    assert later.notices.take(OWNER) == [str(FULL)]
     assert stored(db) == rows
 
 
@@ -224,6 +213,6 @@ def test_damaged_rows_do_not_keep_an_owner_from_chatting(session: Session, db: D
     ask(session)
     with db.write() as handle:
         handle.execute("UPDATE calibrations SET reached = 'many', trusted = -1")
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     ask(later)
     assert later.notices.take(OWNER) == [] and stored(db)

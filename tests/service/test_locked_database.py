@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
-from engine.local import Local
 from storage.database import DROPPED, STORED, Database
 from storage.drafting import CalibrationStore, DraftingStore
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
-from tests.support.inside import OWNER, SECONDS, local, preferences
+from tests.support.inside import OWNER, SECONDS, local, messages, on_toy, preferences
 from tests.support.served import ask, served
 
 
@@ -56,7 +54,7 @@ def other(db: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
 
 @pytest.fixture
 def session(db: Database) -> Iterator[Session]:
-    made = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    made = on_toy(db)
     yield made
     made.engine.close()
 
@@ -124,7 +122,7 @@ def test_a_lock_that_begins_and_ends_within_an_answer(session: Session, other: O
     other.let_go()
     *_, last = items
     assert stored(session)
-    assert session.chat.conversations(OWNER).messages(conversation)[1].content == last.text  # type: ignore[union-attr]
+    assert messages(session, conversation)[1].content == last.text  # type: ignore[union-attr]
 
 
 def test_answers_that_wait_are_stored_in_their_order(session: Session, other: Other) -> None:

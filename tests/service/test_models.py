@@ -25,7 +25,7 @@ from app.service.session import Session
 from engine.backends.base import Backend, LogitScores
 from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.engine import Event, Request
-from engine.errors import Cancelled, ModelError, PromptError, SettingError, StorageError
+from engine.errors import Cancelled, ModelError, PromptError, SettingError
 from engine.local import Local
 from engine.queue import Waiting
 from engine.runs import UNMEASURED
@@ -38,7 +38,7 @@ from storage.machine import SourceStore
 from storage.ngrams import ModelNgrams
 from storage.statistics import SUFFIX, StatisticsTable
 from storage.statistics_build import build
-from tests.support.inside import OWNER, local, preferences
+from tests.support.inside import FULL, OWNER, compare, failing, local, preferences
 from tests.support.inside import ask as answered
 from tests.support.shop import Shop, ask, fails, load_model
 
@@ -140,7 +140,7 @@ def test_what_was_learned_belongs_to_its_model(session: Session, shop: Shop, db:
         conversation, "other tokens"
     )
     load_model(session, shop.source("one"))
-    list(session.proofs.compare(OWNER, "hello", "", preferences(tokens=1), 1))
+    list(compare(session, OWNER, "hello", preferences(tokens=1), 1))
     assert remembered(session) == rows, "a comparison teaches nothing"
     session.chat.again(OWNER, conversation)
     list(session.answering.answer(OWNER, conversation, preferences()))
@@ -217,7 +217,7 @@ def test_a_table_that_is_still_being_read_stays_open(shop: Shop, db: Database) -
 def test_nothing_holds_on_to_a_model_that_went(session: Session, shop: Shop, method: str) -> None:
     conversation, _ = answered(session, "hello there", method=method)
     list(session.proofs.prove(OWNER, conversation))
-    list(session.proofs.compare(OWNER, "hello there", "", preferences(method), 1))
+    list(compare(session, OWNER, "hello there", preferences(method), 1))
     session.stacks.load([shop.source("draft")])
     list(session.stacks.profile(Sampling(), ("hello there",), 8))
     left = session.answering.answer(
@@ -326,7 +326,7 @@ def test_without_any_model_the_app_continues_and_says_so(session: Session, shop:
     assert session.models.source == "" and not session.models.demonstration
     for reach in (
         lambda: session.chat.say(OWNER, conversation, "more"),
-        lambda: list(session.proofs.compare(OWNER, "hello", "", preferences(), 1)),
+        lambda: list(compare(session, OWNER, "hello", preferences(), 1)),
         session.costs.measure,
         lambda: session.stacks.load([shop.source("draft")]),
         lambda: loaded(session).detokenize([1]),
@@ -362,10 +362,7 @@ def test_a_download_that_no_one_foresaw_to_fail_says_so(session: Session) -> Non
 def test_a_memory_of_models_that_fails_costs_no_model(
     session: Session, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(SourceStore, "add", full)
+    monkeypatch.setattr(SourceStore, "add", failing(FULL))
     load_model(session, shop.source("two"))
     assert session.models.notices == ["The disk is full."] and ask(session).text
 
@@ -651,7 +648,7 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
     folder = shop.root / "more"
     folder.mkdir()
     (folder / "four.gguf").write_text("bytes")
-    assert session.models.scan(f"{folder}/../more") == 1
+    assert session.models.add(f"{folder}/../more") == str(folder / "four.gguf")
     assert ("four", False) in names(session)
     later = shop.session(db, "three")
     assert names(later)[-3:] == [("three", False), ("one", False), ("four", False)]
@@ -664,7 +661,7 @@ def test_candidates_are_the_embedded_model_those_loaded_and_those_found(
 def test_a_folder_that_cannot_be_read_any_more_hides_no_other(
     session: Session, shop: Shop, db: Database
 ) -> None:
-    session.models.scan(str(shop.root))
+    session.models.add(str(shop.root))
 
     def gone(folder: str) -> list[str]:
         raise ModelError(f"The folder {folder!r} cannot be read.")

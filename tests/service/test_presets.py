@@ -71,25 +71,21 @@ def test_saved_settings_come_back_whole(presets: Presets) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "damaged"),
     [
-        {"generation": {"sampling": {"temperature": 99}}},
-        {"colour": "red"},
-        {"method": "hsd:gone@4"},
-        {"generation": 7},
+        ({"generation": {"sampling": {"temperature": 99}}}, False),
+        ({"colour": "red"}, False),
+        ({"method": "hsd:gone@4"}, False),
+        ({"generation": 7}, False),
+        ({}, True),
     ],
 )
 def test_what_cannot_be_followed_is_reported_and_the_rest_is_used(
-    presets: Presets, settings: dict[str, Any]
+    presets: Presets, settings: dict[str, Any], damaged: bool
 ) -> None:
-    found, problem = presets.preferences(StoredPreset("x", EVIL, "", settings))
+    found, problem = presets.preferences(StoredPreset("x", EVIL, "", settings, damaged))
     assert problem.startswith(f"The preset {EVIL!r} is used in part.")
-    assert found == presets.makers
-
-
-def test_damage_is_reported(presets: Presets) -> None:
-    found, problem = presets.preferences(StoredPreset("x", "x", "", {}, damaged=True))
-    assert "damaged" in problem and found == presets.makers
+    assert found == presets.makers and ("damaged" in problem) is damaged
 
 
 def test_those_that_come_along_stay_and_can_be_copied(presets: Presets) -> None:

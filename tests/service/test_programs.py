@@ -14,14 +14,13 @@ from app.service.session import Session
 from engine.backends.toy import ToyBackend
 from engine.engine import Request
 from engine.errors import Busy, Cancelled, PromptError
-from engine.local import Local
 from engine.methods import METHODS, PLAIN
 from engine.settings import Generation, Sampling
 from engine.types import Message, Prefill, Step
 from storage.database import Database
-from storage.drafting import CalibrationStore, DraftingStore
+from storage.drafting import CalibrationStore
 from storage.ngrams import ModelNgrams
-from tests.support.inside import local, soon
+from tests.support.inside import local, on_toy, soon
 
 PROGRAM, OTHER = "api-1", "api-2"
 
@@ -46,7 +45,7 @@ def model() -> Counting:
 
 @pytest.fixture
 def session(db: Database, model: Counting) -> Iterator[Session]:
-    made = Session(Local(backend=model, store=DraftingStore(db)), db)
+    made = on_toy(db, model)
     yield made
     made.engine.close()
 
@@ -192,7 +191,7 @@ def background(work: Any) -> tuple[threading.Thread, list[Any]]:
 def test_the_page_and_every_key_take_turns(db: Database) -> None:
     """A key with many requests does not keep the page waiting for all of them."""
     model = Held()
-    session = Session(Local(backend=model, store=DraftingStore(db)), db)
+    session = on_toy(db, model)
 
     def one(owner: str) -> Any:
         return background(lambda: ask(session, asking(f"I am {owner}.", tokens=3), owner))
@@ -214,7 +213,7 @@ def test_the_page_and_every_key_take_turns(db: Database) -> None:
 
 def test_an_owner_may_not_ask_without_end(db: Database) -> None:
     model = Held()
-    session = Session(Local(backend=model, store=DraftingStore(db)), db)
+    session = on_toy(db, model)
     threads = [
         background(lambda: ask(session, asking("hello", tokens=2))) for _ in range(MOST_EACH)
     ]
@@ -233,7 +232,7 @@ def test_an_owner_may_not_ask_without_end(db: Database) -> None:
 @pytest.mark.parametrize("under_way", [True, False])
 def test_stop_ends_it_and_what_was_said_is_learned(db: Database, under_way: bool) -> None:
     model, programs = Counting(), list[Programs]()
-    session = Session(Local(backend=model, store=DraftingStore(db)), db)
+    session = on_toy(db, model)
     programs.append(session.programs)
     events, held = list[Any](), threading.Event()
     blocker = local(session).queue.thread.submit(held.wait)
@@ -314,7 +313,7 @@ def test_long_sessions_are_forgotten_before_there_are_many(
 
 def test_what_waits_is_not_remembered(db: Database) -> None:
     """Nor what is left of it once it was stopped: only its place in the queue."""
-    session = Session(Local(backend=Counting(), store=DraftingStore(db)), db)
+    session = on_toy(db, Counting())
     ask(session, asking("tell me of the sea"))
     known, held = dict(session.programs.sessions.known), threading.Event()
     blocker = local(session).queue.thread.submit(held.wait)

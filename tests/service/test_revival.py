@@ -19,7 +19,7 @@ from engine.models.loaders import ModelLoaders
 from engine.settings import Drafting, Runtime, Sampling
 from engine.streams import Stream
 from storage.database import Database
-from tests.support.inside import OWNER, preferences
+from tests.support.inside import OWNER, answer, preferences
 from tests.support.shop import Shop, ask, load_model
 
 REASON = "The process that runs the model ended (SIGSEGV). A native library failed."
@@ -318,7 +318,7 @@ def test_everyone_who_has_asked_something_is_notified(db: Database, shop: Shop) 
     session = Session(engine, db, guests=True, loaders=shop.loaders())
     list(session.models.start(shop.source("one")))
     conversation = session.chat.say("guest:a", None, "hello")
-    list(session.answering.answer("guest:a", conversation, preferences()))
+    answer(session, conversation, preferences(), "guest:a")
     end(session, engine)
     assert "being loaded again" in session.notices.take("guest:a")[0] and ask(session).text
 

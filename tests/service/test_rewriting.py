@@ -14,7 +14,7 @@ from engine.settings import Generation, Sampling
 from engine.types import PREDICTION
 from storage.conversations import Conversations
 from storage.database import Database
-from tests.support.inside import OWNER, run
+from tests.support.inside import OWNER, prove, run
 
 EXACT = Preferences(Generation(Sampling(temperature=0.0), max_tokens=60), fresh_seed=False)
 
@@ -51,7 +51,7 @@ def test_a_rewrite_is_drafted_from_the_text_and_is_the_text_of_plain_decoding(
 def test_a_proof_of_a_rewrite_drafts_from_the_text_as_well(session: Session) -> None:
     conversation = rewrites(session, repeated(session))
     answer(session, conversation)
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert isinstance(proof, Proof) and proof.accelerated
     assert proof.verdict and proof.verdict.identical
     assert PREDICTION in {token.source for token in proof.accelerated.tokens}

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from app.service.answering import Update
-from app.service.chat import UNTITLED
 from app.service.comparison import Progress, Proof
 from app.service.history import FinishedAnswer
 from app.service.preferences import Preferences
@@ -32,19 +31,26 @@ from engine.tree import Tree
 from engine.types import Finish, Followers, Run, Work
 from storage.conversations import Conversations
 from storage.database import Database
-from storage.drafting import MODEL_GRAMS, CalibrationStore, ContextStore, DraftingStore
+from storage.drafting import MODEL_GRAMS, CalibrationStore, ContextStore
 from storage.ngrams import ModelNgrams
 from storage.traces import Traces
 from tests.support.inside import (
+    FULL,
     OWNER,
     Held,
+    answer,
     ask,
+    compare,
+    failing,
     first_pair,
     local,
     memory,
+    messages,
+    on_toy,
     open_conversation,
     past_answers,
     preferences,
+    prove,
     run,
     soon,
     texts,
@@ -60,7 +66,7 @@ def known(session: Session) -> set[tuple[int, ...]]:
 
 def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> None:
     conversation, update = ask(session)
-    message, answered = session.chat.conversations(OWNER).messages(conversation)
+    message, answered = messages(session, conversation)
     assert (message.role, message.content) == ("user", "hello there")
     assert answered.content == update.text and update.finish in ("eos", "length")
     assert answered.pieces == tuple(update.pieces)
@@ -85,14 +91,12 @@ def test_an_answer_is_stored_with_its_tokens_and_its_run(session: Session) -> No
 
 
 def test_the_first_message_names_the_conversation(session: Session) -> None:
+    store = session.chat.conversations(OWNER)
     long = " what\n is   this, and why does it go on for so long?"
-    conversation = session.chat.say(OWNER, None, long)
-    title = session.chat.conversations(OWNER).get(conversation).title
-    assert title == "what is this, and why does it go on for so long?"
-    named = session.chat.conversations(OWNER).create("Mine").id
+    conversation, named = session.chat.say(OWNER, None, long), store.create("Mine").id
     session.chat.say(OWNER, named, "something else")
-    assert session.chat.conversations(OWNER).get(named).title == "Mine"
-    assert UNTITLED != "Mine"
+    titles = [store.get(each).title for each in (conversation, named)]
+    assert titles == ["what is this, and why does it go on for so long?", "Mine"]
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "x" * 5000])
@@ -106,16 +110,12 @@ def test_a_failing_model_keeps_the_message_and_frees_the_model(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conversation = session.chat.say(OWNER, None, "hello")
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Held, "score", fail)
+        patched.setattr(Held, "score", failing(RuntimeError("out of memory")))
         with pytest.raises(RuntimeError):
-            run(session.answering.answer(OWNER, conversation, preferences()))
+            answer(session, conversation)
     assert texts(session, conversation) == ["hello"]
-    assert run(session.answering.answer(OWNER, conversation, preferences())).text
+    assert answer(session, conversation).text
 
 
 @pytest.mark.usefixtures("each_step")
@@ -127,7 +127,7 @@ def test_what_was_shown_is_stored_though_no_step_follows(
     updates = session.answering.answer(OWNER, conversation, preferences())
 
     def stored() -> list[Any]:
-        return [m.pieces for m in session.chat.conversations(OWNER).messages(conversation)[1:]]
+        return [m.pieces for m in messages(session, conversation)[1:]]
 
     for _ in range(3):
         toy.allow(1)
@@ -227,10 +227,10 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
     conversation = session.chat.say(OWNER, None, "hello")
     session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled, match="before it began"):
-        run(session.answering.answer(OWNER, conversation, preferences()))
+        answer(session, conversation)
     assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
     session.chat.again(OWNER, conversation)
-    assert run(session.answering.answer(OWNER, conversation, preferences())).text
+    assert answer(session, conversation).text
 
 
 @pytest.mark.usefixtures("each_step")
@@ -238,7 +238,7 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
 def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: str) -> None:
     """The answer under way ends, whatever is asked of the same conversation meanwhile."""
     conversation, _ = ask(session)
-    message = session.chat.conversations(OWNER).messages(conversation)[0].id
+    message = messages(session, conversation)[0].id
     session.chat.say(OWNER, conversation, "more")
     updates = session.answering.answer(OWNER, conversation, preferences("plain", tokens=500))
     toy.allow(1)
@@ -257,9 +257,7 @@ def test_no_later_request_takes_a_stop_back(session: Session, toy: Held, later: 
     if later == "drop":
         session.chat.again(OWNER, conversation)
     if later != "prove":
-        assert (
-            run(session.answering.answer(OWNER, conversation, preferences())).finish != "cancelled"
-        )
+        assert answer(session, conversation).finish != "cancelled"
 
 
 @pytest.mark.usefixtures("each_step")
@@ -277,12 +275,12 @@ def test_a_waiting_answer_says_so_and_can_leave_the_queue(session: Session, toy:
     toy.allow()
     assert run(updates).finish != "cancelled" and texts(session, second) == ["there"]
     session.chat.again(OWNER, second)
-    assert run(session.answering.answer(OWNER, second, preferences())).text
+    assert answer(session, second, preferences()).text
 
 
 @pytest.mark.usefixtures("each_step")
 def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
-    session = Session(Local(backend=toy, each=1, store=DraftingStore(db)), db, guests=True)
+    session = on_toy(db, toy, each=1, guests=True)
     conversations = [session.chat.say("guest:a", None, text) for text in ("one", "two")]
     running, waiting = (
         session.answering.answer("guest:a", c, preferences("plain")) for c in conversations
@@ -295,7 +293,7 @@ def test_a_guest_may_have_one_request_waiting(db: Database, toy: Held) -> None:
         lambda: session.chat.say("guest:a", conversations[0], "three"),
         lambda: session.chat.edit("guest:a", conversations[1], message.id, "three"),
         lambda: session.chat.again("guest:a", conversations[1]),
-        lambda: next(session.proofs.compare("guest:a", "three", "", preferences(), 1)),
+        lambda: next(compare(session, "guest:a", "three", preferences(), 1)),
     ):
         with pytest.raises(Busy, match="waits for the model already"):
             refused()
@@ -310,7 +308,7 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
     db: Database, toy: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison of many pairs lets others in after each of its runs, and goes on."""
-    session, owners = Session(Local(backend=toy, each=1), db, guests=True), list[str]()
+    session, owners = on_toy(db, toy, each=1, guests=True), list[str]()
     answer = Local.answer
 
     def noted(engine: Local, request: Request, stream: Any) -> None:
@@ -318,7 +316,7 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
         answer(engine, request, stream)
 
     monkeypatch.setattr(Local, "answer", noted)
-    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)
     toy.allow(8)
     next(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
@@ -337,8 +335,8 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
 def test_a_comparison_that_is_stopped_while_others_use_the_model_keeps_its_pairs(
     db: Database, toy: Held
 ) -> None:
-    session = Session(Local(backend=toy, each=1, store=DraftingStore(db)), db, guests=True)
-    pairs = session.proofs.compare("guest:a", "tell me", "", preferences("hd", tokens=20), 5)
+    session = on_toy(db, toy, each=1, guests=True)
+    pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)
     first_pair(pairs)
     conversation = session.chat.say("guest:b", None, "hello")
     answer = session.answering.answer("guest:b", conversation, preferences("plain", tokens=500))
@@ -360,8 +358,8 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
 ) -> None:
     """What was broken off says nothing of a speed, whoever ended it."""
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
-    pairs = session.proofs.compare(OWNER, "tell me", "", preferences("plain", tokens=60), 5)
+    session = on_toy(db, toy, loaders=loaders)
+    pairs = compare(session, OWNER, "tell me", preferences("plain", tokens=60), 5)
     first_pair(pairs)
     toy.allow(2)
     next(pairs)
@@ -375,7 +373,7 @@ def test_a_comparison_that_another_model_ends_keeps_no_half_of_a_pair(
 
 def test_an_answer_of_another_model_cannot_be_proved(db: Database, toy: Held) -> None:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
+    session = on_toy(db, toy, loaders=loaders)
     conversation, _ = ask(session)
     list(session.engine.load(Load("other")))
     with pytest.raises(PromptError, match="no answer to prove"):
@@ -386,7 +384,7 @@ def test_draft_models_do_not_take_back_what_plain_decoding_was_measured_to_be(
     db: Database, toy: Held
 ) -> None:
     loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    session = Session(Local(backend=toy, loaders=loaders, store=DraftingStore(db)), db)
+    session = on_toy(db, toy, loaders=loaders)
     list(session.engine.load(Load("other")))
     assert session.current.plain.when == "after loading"
     conversation, _ = ask(session)
@@ -406,12 +404,8 @@ def test_an_answer_tells_the_plain_speed_unless_it_is_a_few_tokens(session: Sess
     assert plain.tokens_per_second == update.metrics.plain_tokens_per_second > 0
     conversation = session.chat.say(OWNER, None, "hello there")
     few = preferences("plain", tokens=FEWEST - 1)
-    short = run(session.answering.answer(OWNER, conversation, few))
+    short = answer(session, conversation, few)
     assert short.metrics.tokens < FEWEST and session.current.plain == plain
-
-
-def answer(session: Session, conversation: str, seed: int = 3) -> Update:
-    return run(session.answering.answer(OWNER, conversation, preferences(seed=seed)))
 
 
 def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
@@ -422,7 +416,7 @@ def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
     again = answer(session, conversation)
     assert again.text == first.text, "the same seed gives the same answer"
     session.chat.again(OWNER, conversation, store.messages(conversation)[1].id)
-    other = answer(session, conversation, seed=9)
+    other = answer(session, conversation, preferences(seed=9))
     assert other.text != first.text
     message, shown = store.messages(conversation)
     assert shown.content == other.text and shown.versions[-1] == shown.id
@@ -441,7 +435,7 @@ def test_answering_an_earlier_message_again_begins_another_branch(session: Sessi
     before = texts(session, conversation)
     first_answer = store.messages(conversation)[1].id
     session.chat.again(OWNER, conversation, first_answer)
-    other = answer(session, conversation, seed=9)
+    other = answer(session, conversation, preferences(seed=9))
     assert texts(session, conversation) == ["hello there", other.text]
     store.show(conversation, first_answer)
     assert texts(session, conversation) == before
@@ -480,7 +474,7 @@ def test_a_fresh_seed_is_drawn_and_reported(session: Session) -> None:
     seeds = set()
     for _ in range(3):
         conversation = session.chat.say(OWNER, None, "hello")
-        seeds.add(run(session.answering.answer(OWNER, conversation, requested)).seed)
+        seeds.add(answer(session, conversation, requested).seed)
     assert len(seeds) == 3 and 3 not in seeds
 
 
@@ -489,7 +483,7 @@ def test_owners_cannot_reach_each_other(session: Session) -> None:
     other = session.owner("guest", "another-browser")
     assert other != session.owner("guest", "one-browser") != OWNER
     assert session.chat.conversations(other).list() == []
-    message = session.chat.conversations(OWNER).messages(conversation)[0]
+    message = messages(session, conversation)[0]
     for reach in (
         lambda: session.chat.say(other, conversation, "hi"),
         lambda: session.chat.edit(other, conversation, message.id, "hi"),
@@ -518,9 +512,9 @@ def test_the_context_tier_is_warm_when_a_conversation_is_opened_again(
 ) -> None:
     conversation, _ = ask(session)
     logged = ContextStore(db, OWNER).load(conversation, toy.info.tokenizer_fingerprint)
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     later.chat.again(OWNER, conversation)
-    again = run(later.answering.answer(OWNER, conversation, preferences("context")))
+    again = answer(later, conversation, preferences("context"))
     assert again.metrics.accepted.get("context", 0) > 0
     assert (
         open_conversation(later, conversation).databases.context.log[: len(logged)] == logged != []
@@ -535,9 +529,9 @@ def test_a_conversation_that_is_opened_again_is_logged_without_a_gap_and_once(
 ) -> None:
     conversation, first = ask(session, "one first word")
     assert first.finish == "eos"
-    later = Session(Local(backend=toy, store=DraftingStore(db)), db)
+    later = on_toy(db, toy)
     later.chat.say(OWNER, conversation, "some other words")
-    run(later.answering.answer(OWNER, conversation, preferences()))
+    answer(later, conversation)
     opened = open_conversation(later, conversation)
     assert opened.databases.context.log == opened.tokens
 
@@ -548,7 +542,7 @@ def test_the_model_tier_learns_and_is_there_after_a_restart(
     ask(session)
     stored = {g.tokens for g in ModelNgrams(db, OWNER, toy.info.fingerprint).load()}
     assert stored == known(session) != set()
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     _, update = ask(later, "hello there", "model")
     assert update.metrics.accepted.get("model", 0) > 0
     later.past_answers.wipe(OWNER, later.current.info.fingerprint)
@@ -597,8 +591,8 @@ def test_a_deleted_conversation_comes_back_whole(session: Session, db: Database)
             session.chat.undo(other, token)
     assert session.chat.undo(OWNER, token) == conversation
     assert (store.export(conversation), traces.history(), log.load(conversation, "bytes")) == before
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert isinstance(proof, Proof) and proof.verdict is not None and proof.verdict.identical
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
     with pytest.raises(StorageError, match="cannot be undone"):
         session.chat.undo(OWNER, token)
 
@@ -656,7 +650,7 @@ def test_a_broken_drafter_cannot_change_or_end_an_answer(session: Session, fault
     faults = {"matches", "token", "observe", "finish"} if fault == "all" else {fault}
     open_conversation(session, conversation).databases.context = Broken(faults)
     session.chat.again(OWNER, conversation)
-    update = run(session.answering.answer(OWNER, conversation, preferences("context")))
+    update = answer(session, conversation, preferences("context"))
     assert update.text == plain.text
     (notice,) = session.notices.take(OWNER)
     assert "from the databases failed" in notice and "not affected" in notice
@@ -708,16 +702,13 @@ def test_what_a_faulty_drafter_added_is_taken_back(
 def test_a_store_that_fails_costs_memory_not_the_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("The disk is full: free some space and try again.")
-
     for place in (ContextStore, ModelNgrams):
         for name in ("append", "learn", "save"):
             if hasattr(place, name):
-                monkeypatch.setattr(place, name, full)
+                monkeypatch.setattr(place, name, failing(FULL))
     conversation, update = ask(session)
     assert update.text and texts(session, conversation)[1] == update.text
-    assert session.notices.take(OWNER) == ["The disk is full: free some space and try again."]
+    assert session.notices.take(OWNER) == ["The disk is full."]
 
 
 @pytest.mark.parametrize(
@@ -726,24 +717,21 @@ def test_a_store_that_fails_costs_memory_not_the_answer(
 def test_an_answer_that_cannot_be_stored_is_reported_and_half_of_it_is_not_stored(
     session: Session, monkeypatch: pytest.MonkeyPatch, place: type, name: str
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("The disk is full: free some space and try again.")
-
     conversation = session.chat.say(OWNER, None, "hello there")
-    monkeypatch.setattr(place, name, full)
-    update = run(session.answering.answer(OWNER, conversation, preferences()))
+    monkeypatch.setattr(place, name, failing(FULL))
+    update = answer(session, conversation)
     assert update.text and update.finish and texts(session, conversation) == ["hello there"]
     assert Traces(session.database, OWNER).history() == []
     assert session.database.execute_read("SELECT count(*) FROM steps") == [(0,)]
-    assert session.notices.take(OWNER) == ["The disk is full: free some space and try again."]
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert proof.verdict is not None and proof.verdict.identical
+    assert session.notices.take(OWNER) == ["The disk is full."]
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
 
 
 def test_proving_reruns_plainly_and_with_drafts_with_the_same_seed(session: Session) -> None:
     conversation, update = ask(session, "a first question")
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert proof.verdict is not None and proof.verdict.identical
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
     assert proof.tokens == update.metrics.tokens
     assert proof.plain is not None and summarise(proof.plain).mean_acceptance_length == 1
     assert proof.accelerated is not None and summarise(proof.accelerated).kept > 0
@@ -814,7 +802,7 @@ def test_where_nothing_was_accepted_there_is_nothing_to_measure_for_long(
     conversation, update = ask(session, method="model")
     assert update.metrics.kept == 0
     assert reached(session, conversation)[0] == FEWEST_PROOFS
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert proof.speedup == Speedup(), "no ratio at all"
 
 
@@ -829,7 +817,7 @@ def test_a_proof_notices_an_answer_that_ended_too_early(session: Session, finish
         cut[-1] = replace(cut[-1], tokens=(*cut[-1].tokens[:-1], ended))
     short = replace(last.run, steps=tuple(cut))
     session.history.last[OWNER, conversation] = replace(last, run=short)
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     assert proof.plain is not None and len(proof.plain.tokens) == update.metrics.tokens
     found = proof.verdict
     assert found is not None and not found.identical and found.ended_early
@@ -841,13 +829,13 @@ def test_an_answer_proved_has_not_been_learned_by_what_drafts_in_the_proof(
 ) -> None:
     first, update = ask(session, method="model")
     assert update.metrics.kept == 0, "nothing was known before the first answer"
-    *_, proof = session.proofs.prove(OWNER, first)
+    proof = prove(session, first)
     assert proof.accelerated is not None and summarise(proof.accelerated).kept == 0
     assert proof.speedup.whole is None or proof.speedup.whole <= 1
     known_then = known(session)
     again, second = ask(session, method="model")
     assert second.metrics.kept > 0
-    *_, proof = session.proofs.prove(OWNER, again)
+    proof = prove(session, again)
     assert proof.accelerated is not None
     assert summarise(proof.accelerated).accepted == second.metrics.accepted
     assert known(session) == known_then, "a proof teaches nothing"
@@ -861,13 +849,13 @@ def test_a_speedup_is_stored_once_a_plain_run_of_the_same_prompt_was_measured(
     store = Traces(session.database, OWNER)
     (run_before,) = store.history()
     assert run_before.speedup is None and run_before.decode_speedup is None
-    *_, proof = session.proofs.prove(OWNER, conversation)
+    proof = prove(session, conversation)
     (run_after,) = store.history()
     assert (run_after.speedup, run_after.decode_speedup) == (
         proof.speedup.whole,
         proof.speedup.decoding,
     )
-    *_, last = session.proofs.compare(OWNER, "hello there", "", preferences(), 1)
+    *_, last = compare(session, OWNER, "hello there", preferences(), 1)
     fast, plain, _ = store.history()
     assert plain.method == "plain" and plain.speedup is None
     assert fast.speedup == last.speedup.whole is not None
@@ -881,12 +869,12 @@ def test_a_stopped_answer_can_be_proved_too(session: Session, toy: Held) -> None
     update = run(updates)
     assert update.finish == "cancelled" and 0 < update.metrics.tokens < 60
     assert texts(session, conversation)[1] == update.text, "what it said is kept"
-    *_, proof = session.proofs.prove(OWNER, conversation)
-    assert proof.verdict is not None and proof.verdict.identical
+    proof = prove(session, conversation)
+    assert proof.verdict and proof.verdict.identical
     assert proof.verdict.tokens == update.metrics.tokens
     assert proof.shown is not None and proof.shown.broken_off
     whole, _ = ask(session)
-    *_, proof = session.proofs.prove(OWNER, whole)
+    proof = prove(session, whole)
     assert proof.shown is not None and not proof.shown.broken_off
 
 
@@ -896,7 +884,7 @@ def test_a_comparison_is_identical_and_leaves_no_trace(session: Session, method:
     before, trusted = known(session), past_answers(session).calibration.rows()
     stored = CalibrationStore(session.database, OWNER, "toy").load()
     chosen = replace(preferences(), method=method)
-    *_, last = session.proofs.compare(OWNER, "hello there", "", chosen, 3)
+    *_, last = compare(session, OWNER, "hello there", chosen, 3)
     assert len(last.pairs) == 3 == len(last.speedups)
     kept = {summarise(fast).kept > 0 for _, fast in last.pairs}
     assert kept == {True} or all(s.whole is None or s.whole <= 1 for s in last.speedups)

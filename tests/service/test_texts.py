@@ -10,14 +10,12 @@ from app.service.comparison import Progress
 from app.service.jobs import Task
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.drafting.tiers import ModelTier
-from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import MODEL, Run
 from storage.database import Database
-from storage.drafting import ContextStore, DraftingStore, TextStore
-from tests.support.inside import OWNER, past_answers
+from storage.drafting import ContextStore, TextStore
+from tests.support.inside import OWNER, on_toy, past_answers
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=80), fresh_seed=False)
 OTHER = replace(CHOSEN, generation=Generation(Sampling(temperature=0.8, seed=4), max_tokens=80))
@@ -43,7 +41,7 @@ def test_another_conversation_is_copied(session: Session, db: Database) -> None:
     assert not copied(answer(session))
     again = answer(session)
     assert copied(again) > 40 and {16, 32, 64} <= {token.match_length for token in again.tokens}
-    later = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+    later = on_toy(db)
     assert copied(answer(later)) > 40, "after a restart"
     assert not copied(answer(later, "bob")), "nobody else's"
 
@@ -67,7 +65,7 @@ def test_what_is_gone_is_never_copied_again(
 ) -> None:
     how(session, ask(session))
     if restarted:
-        session = Session(Local(backend=ToyBackend(), store=DraftingStore(db)), db)
+        session = on_toy(db)
     assert not copied(answer(session))
     assert copied(answer(session)), "but what was said since"
 
@@ -88,9 +86,9 @@ def test_a_measured_tier_knows_what_did_not_answer_the_same() -> None:
 def test_a_proof_does_not_know_the_conversation(session: Session) -> None:
     def rerun() -> Run:
         answered = session.history.last[OWNER, conversation]
-        *_, last = session.proofs.reruns(OWNER, answered, Task(OWNER)).compare(1)
-        assert isinstance(last, Progress)
-        return last.pairs[-1][1]
+        reruns = session.proofs.reruns(OWNER, answered, Task(OWNER))
+        found = (item.pairs for item in reruns if isinstance(item, Progress) and item.pairs)
+        return next(found)[-1][1]
 
     conversation = ask(session)
     assert not copied(rerun())

@@ -16,7 +16,7 @@ from engine.recorded import NODE, nodes
 from engine.settings import Generation, Sampling
 from engine.types import CONTEXT, MODEL, Run
 from storage.traces import Traces
-from tests.support.inside import OWNER, swap
+from tests.support.inside import OWNER, answer, swap
 
 
 def preferences(tokens: int = 200, seed: int = 3) -> Preferences:
@@ -27,8 +27,7 @@ def preferences(tokens: int = 200, seed: int = 3) -> Preferences:
 
 def ask(session: Session, text: str, conversation: str | None = None, seed: int = 3) -> str:
     conversation = session.chat.say(OWNER, conversation, text)
-    for _ in session.answering.answer(OWNER, conversation, preferences(seed=seed)):
-        pass
+    answer(session, conversation, preferences(seed=seed))
     return conversation
 
 

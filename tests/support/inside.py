@@ -4,18 +4,23 @@ when it is told to."""
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from app.service.answering import Update
-from app.service.comparison import Progress
+from app.service.comparison import Progress, Proof, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
 from engine.backends.toy import ToyBackend
 from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnswers
+from engine.errors import StorageError
 from engine.local import Local
+from engine.methods import PLAIN
 from engine.queue import Waiting
 from engine.settings import Drafting, Generation, Runtime, Sampling
+from storage.conversations import StoredMessage
+from storage.database import Database
+from storage.drafting import DraftingStore
 
 OWNER = "local"
 SECONDS = 60.0
@@ -52,6 +57,25 @@ def preferences(
     return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
 
 
+def on_toy(db: Database, toy: Backend | None = None, **more: Any) -> Session:
+    """A program on a toy in this process, as it has just started with a database."""
+    guests = more.pop("guests", False)
+    engine = Local(backend=toy or ToyBackend(), store=DraftingStore(db), **more)
+    return Session(engine, db, guests=guests)
+
+
+def failing(error: Exception) -> Callable[..., NoReturn]:
+    """What stands in the place of a function that fails."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+FULL = StorageError("The disk is full.")
+
+
 def run(updates: Iterator[Update | Waiting]) -> Update:
     """The last update of an answer."""
     *_, last = updates
@@ -62,7 +86,34 @@ def run(updates: Iterator[Update | Waiting]) -> Update:
 def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
     """The id of a new conversation, and its first answer."""
     conversation = session.chat.say(OWNER, None, text)
-    return conversation, run(session.answering.answer(OWNER, conversation, preferences(method)))
+    return conversation, answer(session, conversation, preferences(method))
+
+
+def answer(
+    session: Session, conversation: str, chosen: Preferences | None = None, owner: str = OWNER
+) -> Update:
+    """The answer to the last message of a conversation."""
+    return run(session.answering.answer(owner, conversation, chosen or preferences()))
+
+
+def messages(session: Session, conversation: str, owner: str = OWNER) -> list[StoredMessage]:
+    return session.chat.conversations(owner).messages(conversation)
+
+
+def prove(session: Session, conversation: str, owner: str = OWNER) -> Proof:
+    """The proof of the last answer of a conversation."""
+    *_, proof = session.proofs.prove(owner, conversation)
+    assert isinstance(proof, Proof) and proof.verdict is not None
+    return proof
+
+
+def compare(
+    session: Session, owner: str, text: str, chosen: Preferences, repeats: int
+) -> Iterator[Progress | Waiting]:
+    """A prompt answered plainly and by the chosen method, with the same settings."""
+    generation = chosen.seeded()
+    sides = Side(PLAIN, generation), Side(chosen.chosen(), generation)
+    return session.proofs.compare_sides(owner, text, "", sides, repeats)
 
 
 def first_pair(items: Iterator[Progress | Waiting]) -> None:
@@ -85,7 +136,7 @@ def under_way(
 
 def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
     """What is said in a conversation."""
-    return [m.content for m in session.chat.conversations(owner).messages(conversation)]
+    return [message.content for message in messages(session, conversation, owner)]
 
 
 def local(session: Session) -> Local:

@@ -169,7 +169,9 @@ def test_counters_add_up_under_the_names_of_vllm() -> None:
     counters.answered(answered(), "stop", 0.2, 0.7)
     counters.answered(answered(), "length", None, 400.0)
     counters.failed(429)
-    found = read(counters.text(2, 1, "toy"))
+    counters.change(waiting=3)
+    counters.change(waiting=-1, running=1)
+    found = read(counters.text("toy"))
     of = 'model_name="toy"'
     assert found[f"vllm:num_requests_running{{{of}}}"] == 1
     assert found[f"vllm:num_requests_waiting{{{of}}}"] == 2
@@ -198,7 +200,7 @@ def test_counters_add_up_under_the_names_of_vllm() -> None:
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "{}", "ä\U0001f999", ""])
 def test_no_name_of_a_model_breaks_a_line(name: str) -> None:
     counters = Counters()
-    found = read(counters.text(0, 0, name))
+    found = read(counters.text(name))
     assert len(found) == 3
 
 

@@ -158,11 +158,11 @@ def test_the_newer_name_of_the_limit_counts() -> None:
 
 
 def test_probabilities_are_asked_for_in_two_ways() -> None:
-    assert read().wanted.likeliest is read("text", logprobs=False).wanted.likeliest is None
+    assert read().options.likeliest is read("text", logprobs=False).options.likeliest is None
     zero = read(logprobs=True), read("text", logprobs=0)
-    assert [each.wanted.likeliest for each in zero] == [0, 0]
-    assert read(logprobs=True, top_logprobs=20).wanted.likeliest == 20
-    assert read("text", logprobs=5.0, top_logprobs="x", messages=3).wanted.likeliest == 5
+    assert [each.options.likeliest for each in zero] == [0, 0]
+    assert read(logprobs=True, top_logprobs=20).options.likeliest == 20
+    assert read("text", logprobs=5.0, top_logprobs="x", messages=3).options.likeliest == 5
     for value in (True, 6, -1, "1", 1.5):
         assert refused("text", logprobs=value).param == "logprobs"
 

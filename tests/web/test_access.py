@@ -14,6 +14,7 @@ from urllib.parse import quote
 import gradio as gr
 import pytest
 from gradio import routes
+from starlette.datastructures import Headers
 
 from app.http.access import (
     JOIN,
@@ -30,7 +31,6 @@ from app.http.access import (
     own_cookie,
 )
 from app.http.login import LogIns
-from app.http.problems import Headers
 from app.web import server
 from tests.support.blocks import made, serving
 
@@ -320,9 +320,7 @@ def test_no_spelling_makes_the_server_fetch(prefix: str, name: str) -> None:
         for headers in (PAGE, {}, {**PAGE, "sec-fetch-dest": "image"}):
             path = prefix + name + between + target
             with pytest.raises(Refusal) as refused:
-                sent = Headers([(n.encode(), v.encode()) for n, v in headers.items()])
-                sent.raw.append((b"host", f"127.0.0.1:{PORT}"))
-                check(hosts, "GET", path, sent)
+                check(hosts, "GET", path, Headers({"host": f"127.0.0.1:{PORT}", **headers}))
             assert refused.value.status == 404, path
 
 

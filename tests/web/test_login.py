@@ -11,7 +11,6 @@ import pytest
 from gradio import networking
 
 from app.http.login import BY_ALL, BY_SOURCE, Gate, LogIns
-from app.http.problems import Headers
 from tests.support.blocks import serving
 
 LINK = "https://abc123.gradio.live"
@@ -89,15 +88,9 @@ def test_many_sources_are_slowed_together_and_cost_no_memory() -> None:
 
 def test_leaving_ends_the_own_session_and_no_other() -> None:
     tokens = {"mine": "guest", "other": "guest"}
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    cookies = b"access-token-x=mine; access-token-unsecure-x=mine; theme=dark"
-    asyncio.run(LogIns().leave(tokens, Headers([(b"cookie", cookies)]), send))
-    assert tokens == {"other": "guest"} and sent[0]["status"] == 200
-    over = [value for name, value in sent[0]["headers"] if name == b"set-cookie"]
+    left = LogIns().leave(tokens, "access-token-x=mine; access-token-unsecure-x=mine; theme=dark")
+    assert tokens == {"other": "guest"} and left.status_code == 200
+    over = [value for name, value in left.raw_headers if name == b"set-cookie"]
     assert [value.split(b"=")[0] for value in over] == [
         b"access-token-x",
         b"access-token-unsecure-x",
