@@ -21,7 +21,7 @@ from statistics import median
 from tqdm import tqdm
 
 from bench.harness import Add, Measurement, at_least, load_model, numbers
-from bench.report import Record, conditions, headline, table
+from bench.report import Record, conditions, headline, show_rows
 from engine.backends.base import Backend
 from engine.backends.transformers import TransformersBackend
 from engine.compare import rotated
@@ -33,7 +33,15 @@ from engine.models.load_transformers import DTYPES
 BITS = ("8", "4")
 LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
 ACCEPTANCES = (0.6, 0.8, 0.9)
-HEADS = ("model", "weights", "GB", "attention", "cached", "plain ms", "tok/s")
+COLUMNS = {
+    "model": "{model}",
+    "weights": "{weights}",
+    "GB": "{gigabytes:.2f}",
+    "attention": "{attention}",
+    "cached": "{length:,}",
+    "plain ms": "{ms[0]:.2f}",
+    "tok/s": "{pace:.1f}",
+}
 
 Times = dict[int, float]
 """Seconds of a forward by its nodes."""
@@ -82,32 +90,23 @@ class Curve(Measurement):
         add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
         add("--repeats", type=at_least(1), default=5)
 
-    def check(self, options: argparse.Namespace) -> None:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         options.sizes = sorted({0, *options.sizes})
-
-    def record(self, options: argparse.Namespace) -> Record:
-        names = dict.fromkeys(options.models or [options.model])
-        given = {name: options_of(name, options) for name in names}
-        with ExitStack() as stack:
-            models: list[Timed] = []
-            for name, own in given.items():
-                backend = load_model(own.model, own)
-                stack.callback(backend.close)
-                curve = measure_costs(backend) if backend.info.can_tree else None
-                models.append(Timed(name, backend, curve))
-            rows = [
-                model.row(length, times)
-                for length in fitting(models, options.lengths, max(options.sizes))
-                for model, times in zip(models, timed(models, length, options), strict=True)
-            ]
-            return {
-                "models": {
-                    model.name: conditions(model.backend, given[model.name])
-                    | {"bytes": model.backend.info.memory_bytes}
-                    for model in models
-                },
-                "rows": rows,
-            }
+        models: list[Timed] = []
+        described = {}
+        for name in dict.fromkeys(options.models or [options.model]):
+            own = options_of(name, options)
+            backend = load_model(own.model, own)
+            stack.callback(backend.close)
+            curve = measure_costs(backend) if backend.info.can_tree else None
+            models.append(Timed(name, backend, curve))
+            described[name] = conditions(backend, own) | {"bytes": backend.info.memory_bytes}
+        rows = [
+            model.row(length, times)
+            for length in fitting(models, options.lengths, max(options.sizes))
+            for model, times in zip(models, timed(models, length, options), strict=True)
+        ]
+        return {"models": described, "rows": rows}
 
     def show(self, record: Record) -> None:
         for model in record["models"].values():
@@ -119,17 +118,20 @@ class Curve(Measurement):
             "takes; then how\nfar the cost curve is off at most.\n"
         )
         drafted = sorted({nodes for row in record["rows"] for nodes in row["ratio"]} - {0})
+        ratios = {str(nodes): f"{{ratio[{nodes}]:.2f}}" for nodes in drafted}
         rows = []
         for row in record["rows"]:
-            model, plain = record["models"][row["model"]], row["ms"][0]
-            cells = [model["model"], model["dtype"], f"{model['bytes'] / 1e9:.2f}"]
-            cells += [row["attention"], f"{row['length']:,}", f"{plain:.2f}", f"{1e3 / plain:.1f}"]
-            ratios = (row["ratio"].get(nodes) for nodes in drafted)
-            cells += [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
-            cells += [f"{row['speedup'][s]:.2f}x ({row['nodes'][s]})" for s in ACCEPTANCES]
-            cells.append(f"{max(map(abs, row['off'].values())):.0%}" if row["off"] else "-")
-            rows.append(cells)
-        table((*HEADS, *map(str, drafted), *shares, "off"), rows)
+            model = record["models"][row["model"]]
+            shown = {"model": model["model"], "weights": model["dtype"]}
+            shown |= {"gigabytes": model["bytes"] / 1e9, "pace": 1e3 / row["ms"][0]}
+            shown |= {
+                f"{share:.0%}": f"{row['speedup'][share]:.2f}x ({row['nodes'][share]})"
+                for share in ACCEPTANCES
+            }
+            shown["off"] = max(map(abs, row["off"].values())) if row["off"] else None
+            rows.append(row | shown)
+        best = {share: f"{{{share}}}" for share in shares}
+        show_rows(rows, {**COLUMNS, **ratios, **best, "off": "{off:.0%}"})
 
 
 def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:

@@ -64,20 +64,22 @@ def test_both_ways_are_measured_and_compared(
     assert "## GB of memory" in tables and "float32" in head and record["driver"] in head
 
 
-def test_a_model_of_a_size_gets_fewer_bits(tmp_path: Path) -> None:
-    import torch
+@pytest.mark.soak
+def test_a_size_is_written_and_loaded_with_the_context_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from argparse import Namespace
+    from dataclasses import asdict
 
-    from bench.gpu import round_matrices
-    from engine.backends.rounded import RoundedLinear
+    from bench.gpu import inflated
+    from engine.models.shape import SHAPES, Shape
+    from engine.settings import Runtime
 
-    model = load_kind("llama-gqa", tmp_path).model
-    linear = model.model.layers[0].mlp.gate_proj
-    states = torch.randn(2, linear.in_features)
-    round_matrices(model, 4, torch.device("cpu"))
-    few = [module for module in model.modules() if isinstance(module, RoundedLinear)]
-    assert model.lm_head.bits == 8 and {module.bits for module in few[:-1]} == {4}
-    found, wanted = model.model.layers[0].mlp.gate_proj(states), linear(states)
-    assert 0.0 < (found - wanted).norm() / wanted.norm() < 0.2
+    monkeypatch.setitem(SHAPES, "demo", Shape(1024, 1040, 8, 8, 9))
+    runtime = Runtime(context_length=4096, dtype="bfloat16")
+    info = inflated(Namespace(size="demo", **asdict(runtime))).info
+    assert (info.name, info.context_length) == ("tiny-chat as demo", 4096)
+    assert info.dtype == "bfloat16" and info.parameters > 5e7
 
 
 def test_a_model_without_captured_forwards_is_refused_with_the_reason(

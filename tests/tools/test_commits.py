@@ -10,10 +10,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from bench.__main__ import main
-from bench.edits import CONTEXT, FORMATS, PROMPT, Edit, changes, chosen, recordings
+from bench.commits import (
+    CONTEXT,
+    FORMATS,
+    PROMPT,
+    SCHEMA,
+    Edit,
+    changes,
+    chosen,
+    commits,
+    edit_tasks,
+)
 from bench.replay import PAST, TEST
 from engine.backends.toy import END, ToyBackend
 from engine.methods import METHODS
@@ -242,7 +253,7 @@ def test_a_passage_has_few_lines_around_it_where_they_tell_it_from_the_rest() ->
 def texts(place: str) -> list[tuple[str, str, str]]:
     """(split, prompt, answer) of the recordings of one edit as a whole file."""
     edit, toy = edit_of("old <|end|>\n", "new <|end|>\n"), ToyBackend()
-    made = list(recordings([edit], FORMATS["whole file"], place == PAST, toy))
+    made = list(edit_tasks([edit], FORMATS["whole file"], place == PAST, toy))
     assert all(each.answer[-1] == END and END not in each.answer[:-1] for each in made)
     return [
         (each.split, toy.detokenize(each.prompt), toy.detokenize(each.answer[:-1])) for each in made
@@ -316,3 +327,60 @@ def test_mistakes_end_with_status_2_and_a_message(
     assert "does not have any commits yet" in refused(none)
     monkeypatch.setenv("PATH", none)
     assert "git cannot be started" in refused(folder)
+
+
+# Extraction.
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Repository:
+    made = Repository(tmp_path)
+    for number in range(8):
+        made.commit(f"Fix the {number}th thing", {f"part/{number}.txt": "line\n" * (number + 3)})
+    made.commit("Describe it", {"README.md": "It is this.\n"})
+    made.commit("A picture!", {"picture.png": b"\x89PNG\0\1\2", "note.txt": "a picture\n"})
+    return made
+
+
+def test_a_commit_is_extracted_as_git_prints_it(many: Repository) -> None:
+    found = list(commits(str(many.folder)))
+    schema = json.loads(SCHEMA.read_text())
+    for _, answer in found:
+        jsonschema.validate(answer, schema)
+    (_, newest), (_, readme), (prompt, fix), *_ = found
+    assert newest["files"] == [{"path": "note.txt", "added": 1, "deleted": 0}]
+    assert (newest["breaking"], newest["kind"], readme["kind"]) == (
+        True,
+        "feature",
+        "documentation",
+    )
+    assert fix["kind"] == "fix" and fix["author"] == "someone" and fix["breaking"] is False
+    assert "10\t0\tpart/7.txt" in prompt and "Fix the 7th thing" in prompt
+
+
+def test_a_schema_raises_the_tokens_per_forward(
+    many: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--limit", "10", "--warm", "4", "--nodes", "8"]
+    assert main(["extract", str(many.folder), *arguments]) == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = {
+        name: each["Hierarchy drafting, 8"]["tokens_per_forward"]
+        for name, each in record["formats"].items()
+    }
+    assert found["schema, first answer"] > 1.3 * found["none, first answer"] > 1
+    assert found["schema, later answers"] > found["schema, first answer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--limit", "40"], "has 10 commits that change text files, and 40 are needed"),
+        (["--limit", "5", "--warm", "5"], "Give a smaller --warm"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(
+    many: Repository, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    assert main(["extract", str(many.folder), *arguments]) == 2
+    assert told in capsys.readouterr().err
