@@ -93,7 +93,6 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def git(repository: str, *command: str) -> bytes:
-    """What a git command prints. Raises SettingError if it fails."""
     try:
         done = subprocess.run(["git", "-C", repository, *command], capture_output=True, check=True)
     except subprocess.CalledProcessError as error:
@@ -199,7 +198,6 @@ def chosen(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Edit]:
 
 
 def edits_in(repository: str) -> Iterator[Edit]:
-    """The edits of the newest commits, the newest first. Merges have none."""
     commits = log(
         *(repository, f"-{SEARCHED}", "--format=%x01%H%x00%P%x00%s", "--diff-filter=M"),
         *("--ignore-submodules", "--no-show-signature"),
@@ -215,7 +213,6 @@ def edits_in(repository: str) -> Iterator[Edit]:
 
 
 def passages(edit: Edit, context: int) -> list[tuple[str, str]]:
-    """The passages that change, before and after, with `context` lines around each change."""
     old, new = (text.splitlines(keepends=True) for text in (edit.old, edit.new))
     groups = SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(context)
     return [

@@ -57,7 +57,6 @@ class Timed:
     pace: float = 0.0
 
     def row(self, length: int, times: Times) -> Record:
-        """What was found after a text of this length, and what it means."""
         best = {share: ceiling(times, share) for share in ACCEPTANCES}
         return {
             "model": self.name,
@@ -146,7 +145,6 @@ def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
 
 
 def attention_of(backend: Backend) -> str:
-    """What computes the attention of a transformers model; of others, their kind."""
     if isinstance(backend, TransformersBackend):
         return str(backend.model.config._attn_implementation)
     return backend.info.kind

@@ -134,7 +134,6 @@ class Gpu(Measurement):
 
 
 def inflated(options: argparse.Namespace) -> Backend:
-    """The embedded model in a larger shape (engine/models/inflate.py)."""
     original: Any = LlamaForCausalLM.from_pretrained(EMBEDDED, dtype=torch.bfloat16)
     original.config.max_position_embeddings = options.context_length
     with TemporaryDirectory() as folder:

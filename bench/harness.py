@@ -109,7 +109,6 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
 
 
 def numbers(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], list[Any]]:
-    """A reader of numbers from `least` on, separated by commas."""
     read = at_least(least, kind)
     return lambda text: [read(number) for number in text.split(",")]
 
@@ -152,7 +151,6 @@ def generation_of(options: argparse.Namespace) -> Generation:
 
 
 def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(category, text) of each question of the file."""
     return read_prompts(Path(options.prompts), options.limit, options.skip)
 
 
@@ -189,7 +187,6 @@ def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
 
 
 def profile_of(profiler: Profiler) -> Profile:
-    """Run a profiler with a progress bar."""
     with tqdm(total=1.0, desc="Profiling", leave=False) as bar:
         for share in profiler.run():
             bar.update(share - bar.n)

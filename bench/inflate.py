@@ -160,7 +160,6 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains every difference."""
         return (
             self.tokens > 0
             and self.logit_difference <= TOLERANCE[self.dtype]

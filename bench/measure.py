@@ -227,7 +227,6 @@ def divergences(
     others: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[Divergence]:
-    """The answers that differ from the plain ones, which are replayed for the gaps."""
     found = []
     for number, (prompt, own, other) in enumerate(zip(prompts, plain, others, strict=True)):
         at = common_prefix(own, other)
@@ -264,7 +263,6 @@ def gap_between(
 
 
 def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> None:
-    """Add to the figures of each method where its answers differ, and how near a tie."""
     sampling, prompts = setup.generation.sampling, [tokens for _, tokens in setup.prompts]
     for name, own in figures.items():
         if own["differing_answers"]:
@@ -276,7 +274,6 @@ def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> N
 
 
 def verdict(figures: Record) -> str:
-    """Whether a method's answers equal those of plain decoding, as text."""
     if figures["identical"] is None:
         return "-"
     if figures["identical"]:
@@ -400,7 +397,6 @@ COLUMNS = {
 def compared(
     setup: Setup, methods: Mapping[str, Method | Peer], family: Family | None = None
 ) -> tuple[Results, Record]:
-    """Run all methods on all prompts of a benchmark: the results, and their figures."""
     backend, databases = setup.backend, setup.databases(methods)
     curve = measure_costs(backend) if backend.info.can_tree else None
     results = measure(setup, databases, methods, curve, family)
@@ -416,7 +412,6 @@ def compared(
 
 
 def show_methods(record: Record) -> None:
-    """Print the figures of the methods, and their speedups by category."""
     methods = record["methods"]
     show_rows(({"name": name, "verdict": verdict(f), **f} for name, f in methods.items()), COLUMNS)
     for name, figures in methods.items():

@@ -91,7 +91,6 @@ class Bar(NamedTuple):
     shown: str = "{:.2f}"
 
     def row(self, value: float) -> tuple[str, str, str, str]:
-        """What is measured, its value, its target, and whether that is met."""
         shown = self.shown.format(value)
         if self.limit is None:
             return self.words, shown, "", ""
@@ -125,8 +124,6 @@ BARS = (
 
 
 class Work(NamedTuple):
-    """Processor time of the program and its page, in seconds."""
-
     renderer: float
     server: float
     engine: float
@@ -276,7 +273,6 @@ def seconds_of(processes: Iterable[psutil.Process], word: str = "") -> float:
 
 @contextmanager
 def running(source: str, threads: int, folder: Path) -> Iterator[Program]:
-    """Start the program with a model and its data in a folder, and end it after this block."""
     command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
     command += ["--model", source, "--threads", str(threads)]
     began, pipe, silent = time.perf_counter(), subprocess.PIPE, subprocess.DEVNULL
@@ -292,7 +288,6 @@ def running(source: str, threads: int, folder: Path) -> Iterator[Program]:
 
 
 def started(browser: "Browser", options: argparse.Namespace, folder: Path) -> Record:
-    """The seconds from the command until the page is drawn."""
     with running(source_of(options.model), options.threads, folder) as program:
         page = browser.new_page()
         page.goto(program.url)
@@ -313,7 +308,6 @@ def measured(
     session: Session,
     options: argparse.Namespace,
 ) -> Record:
-    """All measurements of one running program: answers both ways, long answers, and idle time."""
     prompts = list(islice(cycle(PROMPTS), options.repeats))
     titles = [WRITTEN.format(number) for number in range(options.repeats)]
     store = Conversations(database, OWNER)
@@ -428,7 +422,6 @@ def ratios(answer: Record) -> Record:
 
 
 def last_run(database: Database) -> tuple[int, float]:
-    """The tokens of the last run that was stored, and its tokens per second of decoding."""
     (run,) = Traces(database, OWNER).history(1)
     return run.emitted_tokens, run.emitted_tokens / run.decode_seconds
 

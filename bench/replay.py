@@ -102,7 +102,6 @@ class Replay(Measurement):
 
 
 def write_recordings(options: argparse.Namespace, stack: ExitStack) -> None:
-    """Write a local model's answers, with their seeds and sampler settings, to the traces file."""
     try:
         lines = stack.enter_context(options.traces.open("w", encoding="utf-8"))
     except OSError as error:
@@ -235,7 +234,6 @@ def reading(path: Path) -> Iterator[None]:
 def statistics_of(
     recordings: Sequence[Recording], vocabulary: int, stack: ExitStack
 ) -> StatisticsTable | None:
-    """A statistics file of answers, made and opened as in use."""
     if not recordings:
         return None
     documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
@@ -314,7 +312,6 @@ def replay(
 
 
 def learn(drafters: Sequence[Drafter], recording: Recording) -> None:
-    """Let the drafters of a conversation learn it at once."""
     for drafter in drafters:
         drafter.observe(recording.prompt, len(recording.prompt))
         drafter.observe(recording.text, len(recording.answer))

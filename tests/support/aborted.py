@@ -37,12 +37,10 @@ class Slow(ToyBackend):
 
 
 def engine() -> Local:
-    """The engine in its process."""
     return Local(backend=Slow())
 
 
 def request(server: Served, text: str, **more: Any) -> bytes:
-    """A request as it is sent."""
     asked = {"messages": [{"role": "user", "content": text}], **more}
     body = json.dumps(asked, ensure_ascii=False).encode()
     host = httpx.URL(server.address).netloc.decode()
@@ -51,7 +49,6 @@ def request(server: Served, text: str, **more: Any) -> bytes:
 
 
 def until(wanted: Callable[[], bool]) -> None:
-    """Wait until it is so."""
     deadline = time.monotonic() + SECONDS
     while not wanted():
         assert time.monotonic() < deadline, "it never was so"

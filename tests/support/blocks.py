@@ -31,7 +31,6 @@ def made(build: Callable[[], T], apps: bool = False) -> T:
 
 
 def tab_of(kind: Callable[..., T], session: Session) -> T:
-    """A tab alone, without the settings that it may read."""
 
     def build() -> T:
         with gr.Blocks(), gr.Tab("Tab") as tab:
@@ -41,7 +40,6 @@ def tab_of(kind: Callable[..., T], session: Session) -> T:
 
 
 def last(updates: Iterator[Any]) -> Any:
-    """The last of a handler's updates."""
     *_, found = updates
     return found
 
@@ -60,7 +58,6 @@ def serving(
     routes: Sequence[BaseRoute] = (),
     build: Callable[[gr.Blocks], object] = lambda blocks: gr.HTML("inside"),
 ) -> Iterator[SmallPage]:
-    """A small page, served as the program serves its own."""
     port = server.pick_port("127.0.0.1", 0)
 
     def launched() -> tuple[str, gr.Blocks]:
@@ -76,7 +73,6 @@ def serving(
 
 
 def labels(blocks: gr.Blocks) -> set[str]:
-    """The words on all buttons and tabs."""
     return {
         str(getattr(block, "value", None) or getattr(block, "label", ""))
         for block in blocks.blocks.values()
@@ -85,7 +81,6 @@ def labels(blocks: gr.Blocks) -> set[str]:
 
 
 def talk_of(session: Session) -> Chat:
-    """The chat, with the settings that it reads."""
 
     def build() -> Chat:
         memory, current = gr.BrowserState({}), gr.State(None)

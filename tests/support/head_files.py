@@ -62,7 +62,6 @@ def qwen35_gguf(folder: Path) -> Path:
 
 
 def attending(weights: Weights, layers: int) -> None:
-    """Layers of attention."""
     for number in range(layers):
         weights.layer(number)
         weights.norm("attn_norm", "ffn_norm")
@@ -71,7 +70,6 @@ def attending(weights: Weights, layers: int) -> None:
 
 
 def sizes(layers: int) -> dict[str, Any]:
-    """What the header of a model of attention says."""
     return {
         "context_length": CONTEXT,
         "embedding_length": WIDTH,
@@ -87,7 +85,6 @@ def sizes(layers: int) -> dict[str, Any]:
 
 
 def llama_gguf(folder: Path, layers: int = 3) -> Path:
-    """A model that attends in all layers and brings no head."""
     weights = Weights(1)
     attending(weights, layers)
     weights.prefix = ""
@@ -158,7 +155,6 @@ def gemma4_gguf(folder: Path) -> Path:
 
 
 def gemma_sizes(layers: int) -> dict[str, Any]:
-    """What Gemma 4's header says beside what others say."""
     return sizes(layers) | {
         "attention.sliding_window": 32,
         "attention.sliding_window_pattern": [True, False],
@@ -203,7 +199,6 @@ def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf
 
 
 def model_with_head(kind: str, folder: Path) -> Path:
-    """The files of a model and its head."""
     if kind == "EAGLE-3":
         eagle3_gguf(folder)
         return llama_gguf(folder)

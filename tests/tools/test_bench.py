@@ -10,10 +10,35 @@ from typing import Any
 
 import pytest
 
+from bench import transformers_peers
+from bench.harness import Setup
+from bench.measure import (
+    PEERS,
+    Divergence,
+    Result,
+    add_gaps,
+    answered,
+    categories,
+    divergences,
+    measure,
+    speed,
+    summary,
+    verdict,
+)
+from bench.prompts import PROMPTS, cut_prompt, random_prompts, read_prompts
+from bench.report import times
+from bench.transformers_peers import transformers_peer
+from engine.backends.toy import ToyBackend
+from engine.drafting.costs import CostCurve
+from engine.drafting.databases import Databases
 from engine.errors import SettingError
+from engine.methods import METHODS
+from engine.prompt import Chat
+from engine.sampling import gumbel
 from engine.settings import Generation, Sampling
 from engine.types import STATISTICS, TIERS
 from tests.conftest import EMBEDDED
+from tests.tools.conftest import Program
 
 # The benchmark imports torch, so even its refusals belong to the marked tests.
 pytestmark = pytest.mark.model
@@ -30,12 +55,6 @@ FIGURES = {
     "over_best_peer",
 }
 CONDITIONS = {"date", "model", "parameters", "dtype", "device", "machine", "threads", "torch"}
-
-
-def bench(*arguments: str) -> int:
-    from bench.__main__ import main
-
-    return main(["speed", *arguments])
 
 
 ASK = ["--limit", "1", "--max-new-tokens", "12"]
@@ -73,36 +92,19 @@ ASK = ["--limit", "1", "--max-new-tokens", "12"]
     ids=str,
 )
 def test_mistakes_end_with_status_2_and_a_message(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: list[str],
-    words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: str, bench: Program
 ) -> None:
-    from bench.__main__ import main
-
     monkeypatch.chdir(tmp_path)
-    assert main(command) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert words in bench.refusal(*command)
     assert list(tmp_path.iterdir()) == []
-
-
-def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_two_prompts_end_in_one_json_line(
-    capsys: pytest.CaptureFixture[str], temperature: str
-) -> None:
-    status = bench(
-        "--limit", "2", "--max-new-tokens", "24", "--temperature", temperature, "--threads", "1",
-        "--dtype", "float32", "--device", "cpu",
-    )  # fmt: skip
-    assert status == 0
-    report = last_line(capsys)
+def test_two_prompts_end_in_one_json_line(temperature: str, bench: Program) -> None:
+    where = ["--threads", "1", "--dtype", "float32", "--device", "cpu"]
+    short = ["--limit", "2", "--max-new-tokens", "24", "--temperature", temperature]
+    report = bench.record("speed", *short, *where)
     assert set(report) >= CONDITIONS
     assert report["prompts"] == 2 and report["max_new_tokens"] == 24
     assert report["statistics"] is True and report["assistant"] == "small"
@@ -138,8 +140,6 @@ def test_two_prompts_end_in_one_json_line(
 
 
 def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
-    from bench.prompts import PROMPTS, read_prompts
-
     path = tmp_path / "prompts.jsonl"
     rows = [("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), ("c", "5"), ("c", "6")]
     path.write_text(
@@ -156,14 +156,10 @@ def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
 
 
 def took(seconds: float, forwards: int = 5, token: int = 1) -> list[Any]:
-    from bench.measure import Result
-
     return [Result("a", [token] * 10, [seconds], [seconds], forwards=forwards)]
 
 
 def test_the_arithmetic_of_a_summary() -> None:
-    from bench.measure import Result, speed, summary
-
     plain = [Result("a", [1] * 10, [2.0], [1.0]), Result("b", [2] * 30, [2.0], [1.0])]
     fast = [
         Result("a", [1] * 10, [1.0, 9.0, 1.0], [0.5, 0.5, 0.5]),
@@ -181,9 +177,6 @@ def test_the_arithmetic_of_a_summary() -> None:
 
 
 def test_peers_and_methods_without_an_accepted_draft_in_a_summary() -> None:
-    from bench.measure import categories, summary
-    from bench.report import times
-
     results = {"plain": took(4.0), "prompt-lookup": took(2.0, token=2), "hd-published": took(1.0)}
     results["hd"] = took(0.5)
     peer = summary("prompt-lookup", results)
@@ -199,8 +192,6 @@ def test_peers_and_methods_without_an_accepted_draft_in_a_summary() -> None:
 
 
 def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded: Any) -> None:
-    from bench.prompts import random_prompts
-
     prompts = random_prompts(embedded, 0)
     assert prompts == random_prompts(embedded, 8) and len(prompts) == 8
     assert random_prompts(embedded, 3, skip=2) == prompts[2:5]
@@ -211,17 +202,11 @@ def test_random_prompts_are_always_the_same_and_hold_no_special_tokens(embedded:
 
 
 def questions(backend: Any) -> list[list[int]]:
-    from bench.prompts import cut_prompt
-    from engine.prompt import Chat
-
     texts = ("Tell me a story about a fox.", "Write a list of ten short words.")
     return [cut_prompt(Chat(backend), text, 999) for text in texts]
 
 
 def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> Any:
-    from bench.measure import Result, answered
-    from engine.drafting.databases import Databases
-
     result = Result("a")
     result.note(answered(backend, method, Databases(), prompt, wanted))
     return result
@@ -237,10 +222,6 @@ SAMPLERS = [
 @pytest.mark.soak
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
 def test_the_library_says_what_plain_decoding_says(embedded: Any, sampling: Sampling) -> None:
-    from bench.measure import PEERS
-    from bench.transformers_peers import transformers_peer
-    from engine.methods import METHODS
-
     peers = [transformers_peer(name, embedded) for name in PEERS["transformers"]]
     drafts = peers[2].settings["assistant_model"]
     assert (drafts.dtype, drafts.device) == (embedded.model.dtype, embedded.model.device)
@@ -269,9 +250,6 @@ def test_the_library_chooses_no_more_often_than_plain_decoding(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer is not to pay for more choices than ours."""
-    from bench import transformers_peers
-    from bench.transformers_peers import transformers_peer
-
     choices: list[int] = []
     real = transformers_peers.chosen_first
 
@@ -293,9 +271,6 @@ def test_the_library_chooses_no_more_often_than_plain_decoding(
 def test_the_library_follows_our_settings_and_not_the_makers(
     embedded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bench.transformers_peers import transformers_peer
-    from engine.methods import METHODS
-
     prompt = questions(embedded)[0]
     plain = answer(embedded, METHODS["plain"], prompt, Generation(Sampling(0.0), max_tokens=24))
     config = embedded.model.generation_config
@@ -308,13 +283,6 @@ def test_the_library_follows_our_settings_and_not_the_makers(
 
 @pytest.mark.soak
 def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any) -> None:
-    from bench.harness import Setup
-    from bench.measure import measure
-    from bench.transformers_peers import transformers_peer
-    from engine.drafting.costs import CostCurve
-    from engine.drafting.databases import Databases
-    from engine.methods import METHODS
-
     names = ("hd", "model", "hd-published", "lookup")
     methods: dict[str, Any] = {name: METHODS[name] for name in names}
     methods["generate"] = transformers_peer("generate", embedded)
@@ -344,10 +312,6 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
 
 @pytest.mark.soak
 def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
-    from bench.harness import Setup
-    from bench.transformers_peers import transformers_peer
-    from engine.methods import METHODS
-
     names = ("plain", "rest", "hd", "lookup")
     methods: dict[str, Any] = {name: METHODS[name] for name in names}
     methods["generate"] = transformers_peer("generate", embedded)
@@ -363,11 +327,6 @@ def test_no_method_finds_what_another_looked_up(embedded: Any) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_an_altered_answer_is_found_and_its_gap_measured(temperature: float) -> None:
-    from bench.measure import Divergence, divergences
-    from engine.backends.toy import ToyBackend
-    from engine.methods import METHODS
-    from engine.sampling import gumbel
-
     toy, sampling, at = ToyBackend(), Sampling(temperature, seed=3), 5
     prompts = [[97, 98, 99], [99, 98, 97]]
     wanted = Generation(sampling, max_tokens=16)
@@ -387,10 +346,6 @@ def test_an_altered_answer_is_found_and_its_gap_measured(temperature: float) -> 
 
 
 def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
-    from bench.harness import Setup
-    from bench.measure import Result, add_gaps, summary, verdict
-    from engine.methods import METHODS
-
     prompts = questions(embedded)
     wanted = Generation(Sampling(0.0), max_tokens=8)
     plain = [answer(embedded, METHODS["plain"], prompt, wanted) for prompt in prompts]
@@ -414,16 +369,13 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
 
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
 def test_any_backend_can_be_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], temperature: str
+    monkeypatch: pytest.MonkeyPatch, temperature: str, bench: Program
 ) -> None:
-    from engine.backends.toy import ToyBackend
-
     monkeypatch.setattr("bench.harness.load_model", lambda name, options: ToyBackend())
     methods = ["plain", "hd-published", "lookup", "hd"]
     short = ("--limit", "2", "--max-new-tokens", "40", "--temperature", temperature)
     for extra in ((), ("--prompts", "random")):
-        assert bench(*short, *extra, "--methods", ",".join(methods)) == 0
-        *table, line = capsys.readouterr().out.strip().splitlines()
+        *table, line = bench("speed", *short, *extra, "--methods", ",".join(methods))
         report = json.loads(line)
         assert (report["model"], report["kind"]) == ("toy", "toy") and report["prompts"] == 2
         assert list(report["methods"]) == methods

@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bench.__main__ import main
 from bench.commits import (
     CONTEXT,
     FORMATS,
@@ -28,6 +27,7 @@ from bench.commits import (
 from bench.replay import PAST, TEST
 from engine.backends.toy import END, ToyBackend
 from engine.methods import METHODS
+from tests.tools.conftest import Program
 
 LINES = [f"line {number} of the file\n" for number in range(40)]
 TEXT = "".join(LINES)
@@ -273,22 +273,13 @@ def test_the_old_file_stands_in_the_prompt_or_was_an_answer() -> None:
 # The command.
 
 
-def report(capsys: pytest.CaptureFixture[str], repository: Repository, *more: str) -> Any:
-    assert main(["edits", str(repository.folder), "--nodes", "8", "32", *more]) == 0
-    printed = capsys.readouterr().out
-    assert str(repository.folder) not in printed
-    return json.loads(printed.strip().splitlines()[-1])
-
-
 @pytest.mark.model
-def test_the_replay_ends_in_one_json_line(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = ("--tokens", "100", "4000")
-    found = {place: report(capsys, repository, *few, "--old", place) for place in (PROMPT, PAST)}
+def test_the_replay_ends_in_one_json_line(repository: Repository, bench: Program) -> None:
+    few = ("edits", repository.folder, "--nodes", "8", "32", "--tokens", "100", "4000")
+    found = {place: bench.record(*few, "--old", place) for place in (PROMPT, PAST)}
     head = repository.git("rev-parse", "HEAD")
     for place, record in found.items():
-        assert record["bench"] == "edits" and record["old"] == place
+        assert record["old"] == place and str(repository.folder) not in str(record)
         assert record["commits"] == 2 and head.startswith(record["newest"])
         assert list(record["formats"]) == list(FORMATS)
         for results in record["formats"].values():
@@ -300,7 +291,7 @@ def test_the_replay_ends_in_one_json_line(
     assert prompt[ours]["tokens_per_forward"] > 5 and past[ours]["tokens_per_forward"] > 3
     assert prompt[ours]["nodes"] > 8 >= prompt["Hierarchy drafting, 8"]["nodes"] > 0
     assert past[lookup]["tokens_per_forward"] < prompt[lookup]["tokens_per_forward"]
-    alone = report(capsys, repository, *few, "--no-peers", "--limit", "1", "--skip", "1")
+    alone = bench.record(*few, "--no-peers", "--limit", "1", "--skip", "1")
     assert alone["commits"] == 1 and not head.startswith(alone["newest"])
     assert list(alone["formats"]["tool calls"]["methods"]) == ["Hierarchy drafting, 8", ours]
 
@@ -310,23 +301,20 @@ def test_mistakes_end_with_status_2_and_a_message(
     repository: Repository,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: Program,
 ) -> None:
-    def refused(*arguments: str) -> str:
-        assert main(["edits", *arguments]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and "Traceback" not in captured.err
-        return captured.err
-
-    folder, none = str(repository.folder), str(tmp_path_factory.mktemp("none"))
-    assert "not a git repository" in (words := refused(none)) and repr(none) in words
-    assert repr("/nowhere") in refused("/nowhere")
-    assert "90000 to 90001 tokens" in refused(folder, "--tokens", "90000", "90001")
-    assert "after 7 are skipped" in refused(folder, "--tokens", "1", "4000", "--skip", "7")
-    Repository(Path(none))
-    assert "does not have any commits yet" in refused(none)
-    monkeypatch.setenv("PATH", none)
-    assert "git cannot be started" in refused(folder)
+    folder, none = repository.folder, tmp_path_factory.mktemp("none")
+    words = bench.refusal("edits", none)
+    assert "not a git repository" in words and repr(str(none)) in words
+    assert repr("/nowhere") in bench.refusal("edits", "/nowhere")
+    narrow = bench.refusal("edits", folder, "--tokens", "90000", "90001")
+    assert "90000 to 90001 tokens" in narrow
+    skipped = bench.refusal("edits", folder, "--tokens", "1", "4000", "--skip", "7")
+    assert "after 7 are skipped" in skipped
+    Repository(none)
+    assert "does not have any commits yet" in bench.refusal("edits", none)
+    monkeypatch.setenv("PATH", str(none))
+    assert "git cannot be started" in bench.refusal("edits", folder)
 
 
 # Extraction.
@@ -358,12 +346,9 @@ def test_a_commit_is_extracted_as_git_prints_it(many: Repository) -> None:
     assert "10\t0\tpart/7.txt" in prompt and "Fix the 7th thing" in prompt
 
 
-def test_a_schema_raises_the_tokens_per_forward(
-    many: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_raises_the_tokens_per_forward(many: Repository, bench: Program) -> None:
     arguments = ["--limit", "10", "--warm", "4", "--nodes", "8"]
-    assert main(["extract", str(many.folder), *arguments]) == 0
-    record: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = bench.record("extract", str(many.folder), *arguments)
     found = {
         name: each["Hierarchy drafting, 8"]["tokens_per_forward"]
         for name, each in record["formats"].items()
@@ -380,7 +365,6 @@ def test_a_schema_raises_the_tokens_per_forward(
     ],
 )
 def test_what_cannot_be_replayed_is_told(
-    many: Repository, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    many: Repository, arguments: list[str], told: str, bench: Program
 ) -> None:
-    assert main(["extract", str(many.folder), *arguments]) == 2
-    assert told in capsys.readouterr().err
+    assert told in bench.refusal("extract", str(many.folder), *arguments)
