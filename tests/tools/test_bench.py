@@ -4,6 +4,7 @@ transformers models."""
 import json
 from argparse import Namespace
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.harness import Setup
 from bench.measure import (
     PEERS,
     Divergence,
+    Reply,
     Result,
     add_gaps,
     answered,
@@ -140,20 +142,19 @@ def test_a_limit_takes_from_all_categories_in_turn(tmp_path: Path) -> None:
 
 
 def took(seconds: float, forwards: int = 5, token: int = 1) -> list[Any]:
-    return [Result("a", [token] * 10, [seconds], [seconds], forwards=forwards)]
+    return [Result("a", [Reply([token] * 10, seconds, seconds, forwards)])]
 
 
 def test_the_arithmetic_of_a_summary() -> None:
-    plain = [Result("a", [1] * 10, [2.0], [1.0]), Result("b", [2] * 30, [2.0], [1.0])]
-    fast = [
-        Result("a", [1] * 10, [1.0, 9.0, 1.0], [0.5, 0.5, 0.5]),
-        Result("b", [2] * 30, [1.0], [0.5]),
-    ]
+    one, other = [1] * 10, [2] * 30
+    plain = [Result("a", [Reply(one, 2.0, 1.0, 0)]), Result("b", [Reply(other, 2.0, 1.0, 0)])]
+    slow = [Reply(one, seconds, 0.5, 0) for seconds in (1.0, 9.0, 1.0)]
+    fast = [Result("a", slow), Result("b", [Reply(other, 1.0, 0.5, 0)])]
     assert speed(plain) == 10.0 and speed(plain, decode_only=True) == 20.0
     figures = summary("fast", {"plain": plain, "fast": fast})
     assert figures["speedup"] == figures["decode_speedup"] == 2.0
     assert figures["identical"] is True and figures["speedup_quartiles"] == [2.0, 2.0, 2.0]
-    fast[1].tokens = [2] * 29 + [3]
+    fast[1].replies[0] = Reply([*other[:29], 3], 1.0, 0.5, 0)
     figures = summary("fast", {"plain": plain, "fast": fast})
     assert figures["identical"] is False and figures["differing_answers"] == 1
     assert figures["over_best_peer"] is None
@@ -194,9 +195,7 @@ def questions(backend: Any) -> list[list[int]]:
 
 
 def answer(backend: Any, method: Any, prompt: list[int], wanted: Generation) -> Any:
-    result = Result("a")
-    result.note(answered(backend, method, Databases(), prompt, wanted))
-    return result
+    return Result("a", [answered(backend, method, Databases(), prompt, wanted)])
 
 
 SAMPLERS = [
@@ -222,7 +221,7 @@ def test_the_library_says_what_plain_decoding_says(embedded: Any, sampling: Samp
         for peer in peers:
             theirs = answer(embedded, peer, prompt, wanted)
             assert theirs.tokens == plain.tokens
-            assert theirs.seconds[0] > 0 and theirs.decode_seconds[0] > 0
+            assert theirs.seconds(False) > 0 and theirs.seconds(True) > 0
             forwards[peer.name] = theirs.forwards
         assert forwards["generate"] == plain.forwards
         assert forwards["assisted"] < plain.forwards
@@ -281,8 +280,8 @@ def test_a_method_learns_from_an_answer_once_and_after_its_repeats(embedded: Any
     results = measure(setup, databases, methods, curve)
     assert curve.points == {0: 0.005, 63: 0.005}, "each method corrects a copy"
     for own in results.values():
-        assert [len(result.seconds) for result in own] == [2] * 4
-        assert all(result.steady for result in own)
+        assert [len(result.replies) for result in own] == [2] * 4
+        assert all(one.tokens == two.tokens for one, two in (r.replies for r in own))
         assert [result.tokens for result in own[2:]] == [result.tokens for result in own[:2]]
     documents = {
         name: max((count for _, count in databases[name].learned.grams()), default=0)
@@ -336,7 +335,7 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
     prompts = questions(embedded)
     wanted = Generation(Sampling(0.0), max_tokens=8)
     plain = [answer(embedded, METHODS["plain"], prompt, wanted) for prompt in prompts]
-    other = [Result("a", list(r.tokens), r.seconds, r.decode_seconds) for r in plain]
+    other = [deepcopy(result) for result in plain]
     results = {"plain": plain, "hd": other}
     named = [("a", prompt) for prompt in prompts]
     setup = Setup(Namespace(), embedded, named, wanted, ExitStack())
@@ -346,7 +345,7 @@ def test_the_report_says_how_near_a_tie_a_difference_is(embedded: Any) -> None:
         ([other[0].tokens[3]], "NO: 1 differ, lengths differ"),
     ):
         if change:
-            other[0].tokens = [*plain[0].tokens[:3], *change]
+            other[0].tokens[3:] = change
         figures = {name: summary(name, results) for name in results}
         add_gaps(setup, figures, results)
         assert verdict(figures["hd"]).startswith(words) and verdict(figures["plain"]) == "yes"
