@@ -246,6 +246,22 @@ ARCHITECTURES = {
 }
 
 
+def sizes(layers: int, context: int = CONTEXT) -> Values:
+    return {
+        "context_length": context,
+        "embedding_length": WIDTH,
+        "feed_forward_length": FORWARD,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KEY_HEADS,
+        "attention.key_length": HEAD,
+        "attention.value_length": HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": HEAD,
+        "rope.freq_base": 10000.0,
+        "block_count": layers,
+    }
+
+
 def tiny(folder: Path, architecture: str, heads: int = 0, seed: int = 0) -> Path:
     """A random file of an architecture in a folder. `heads` is how many layers that predict further
     tokens it has; only those of Qwen 3.5 have any."""
@@ -257,17 +273,7 @@ def tiny(folder: Path, architecture: str, heads: int = 0, seed: int = 0) -> Path
         for part in parts:
             part(weights)
     own = {
-        "context_length": CONTEXT,
-        "embedding_length": WIDTH,
-        "feed_forward_length": FORWARD,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KEY_HEADS,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": HEAD,
-        "rope.freq_base": 10000.0,
-        "block_count": len(layers),
+        **sizes(len(layers)),
         **made.values,
         "nextn_predict_layers": heads or None,
     }
