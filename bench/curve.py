@@ -21,7 +21,7 @@ from statistics import median
 from tqdm import tqdm
 
 from bench.harness import Add, Measurement, at_least, load_model, numbers
-from bench.report import Record, conditions, headline, show_rows
+from bench.report import Record, conditions, headline, table
 from engine.backends.base import Backend
 from engine.backends.transformers import TransformersBackend
 from engine.compare import rotated
@@ -33,15 +33,7 @@ from engine.models.load_transformers import DTYPES
 BITS = ("8", "4")
 LENGTHS, NODES = "256,2000,8000", "0,1,3,7,15,31"
 ACCEPTANCES = (0.6, 0.8, 0.9)
-COLUMNS = {
-    "model": "{model}",
-    "weights": "{weights}",
-    "GB": "{gigabytes:.2f}",
-    "attention": "{attention}",
-    "cached": "{length:,}",
-    "plain ms": "{ms[0]:.2f}",
-    "tok/s": "{pace:.1f}",
-}
+HEADS = ("model", "weights", "GB", "attention", "cached", "plain ms", "tok/s")
 
 Times = dict[int, float]
 """Seconds of a forward by its nodes."""
@@ -117,20 +109,17 @@ class Curve(Measurement):
             "takes; then how\nfar the cost curve is off at most.\n"
         )
         drafted = sorted({nodes for row in record["rows"] for nodes in row["ratio"]} - {0})
-        ratios = {str(nodes): f"{{ratio[{nodes}]:.2f}}" for nodes in drafted}
         rows = []
         for row in record["rows"]:
-            model = record["models"][row["model"]]
-            shown = {"model": model["model"], "weights": model["dtype"]}
-            shown |= {"gigabytes": model["bytes"] / 1e9, "pace": 1e3 / row["ms"][0]}
-            shown |= {
-                f"{share:.0%}": f"{row['speedup'][share]:.2f}x ({row['nodes'][share]})"
-                for share in ACCEPTANCES
-            }
-            shown["off"] = max(map(abs, row["off"].values())) if row["off"] else None
-            rows.append(row | shown)
-        best = {share: f"{{{share}}}" for share in shares}
-        show_rows(rows, {**COLUMNS, **ratios, **best, "off": "{off:.0%}"})
+            model, plain = record["models"][row["model"]], row["ms"][0]
+            cells = [model["model"], model["dtype"], f"{model['bytes'] / 1e9:.2f}"]
+            cells += [row["attention"], f"{row['length']:,}", f"{plain:.2f}", f"{1e3 / plain:.1f}"]
+            ratios = (row["ratio"].get(nodes) for nodes in drafted)
+            cells += [f"{ratio:.2f}" if ratio else "-" for ratio in ratios]
+            cells += [f"{row['speedup'][s]:.2f}x ({row['nodes'][s]})" for s in ACCEPTANCES]
+            cells.append(f"{max(map(abs, row['off'].values())):.0%}" if row["off"] else "-")
+            rows.append(cells)
+        table((*HEADS, *map(str, drafted), *shares, "off"), rows)
 
 
 def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:

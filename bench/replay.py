@@ -162,7 +162,7 @@ def read(options: argparse.Namespace, stack: ExitStack) -> tuple[Material, int]:
     others: list[Recording] = []
     with reading(options.traces):
         records = read_lines(options.traces)
-        drawn = "answer" in records[0]
+        drawn = bool(records) and "answer" in records[0]
         if drawn:
             recordings = [drawn_recording(record) for record in records]
             size = int(records[0]["vocabulary"])
