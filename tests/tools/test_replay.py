@@ -334,7 +334,8 @@ def test_a_damaged_recording_is_named(
     bench("replay", "--traces", path, "--nodes", "4", "--no-peers")
 
 
-def test_texts_need_a_vocabulary(tmp_path: Path, bench: Program) -> None:
+@pytest.mark.parametrize("content", [lines(GOOD), ""], ids=["texts", "nothing"])
+def test_texts_need_a_vocabulary(tmp_path: Path, bench: Program, content: str) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text(lines(GOOD))
-    assert "--vocabulary" in bench.refusal("replay", "--traces", str(path))
+    path.write_text(content)
+    assert "--vocabulary" in bench.refusal("replay", "--traces", path)
