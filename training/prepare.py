@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 
 from bench.harness import Add, Command
 from bench.report import table
-from engine.errors import SettingError, first_line
+from engine.errors import SettingError
 
 HELD = 0.01
 """The part of the documents that no model is trained on."""
@@ -94,10 +94,12 @@ def parsed(line: str, path: Path, number: int) -> Document:
     try:
         return Document.model_validate_json(line)
     except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = " ".join([*map(str, first["loc"]), first["msg"]])
         raise SettingError(
-            f"Line {number:,} of {str(path)!r} is no document ({first_line(error)}). Each must be "
-            'a JSON object with "source" and either "messages", each with "role" and "content", '
-            'or "text".'
+            f"Line {number:,} of {str(path)!r} is no document ({reason}). Each must be a JSON "
+            'object with "source" and either "messages", each with "role" and "content", or '
+            '"text".'
         ) from error
 
 
