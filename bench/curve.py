@@ -49,7 +49,6 @@ class Timed:
     pace: float = 0.0
 
     def row(self, length: int, times: Times) -> Record:
-        """What was found after a text of this length, and what it means."""
         best = {share: ceiling(times, share) for share in ACCEPTANCES}
         return {
             "model": self.name,
@@ -82,32 +81,23 @@ class Curve(Measurement):
         add("--sizes", type=numbers(0), default=NODES, help="nodes of the trees, comma between")
         add("--repeats", type=at_least(1), default=5)
 
-    def check(self, options: argparse.Namespace) -> None:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         options.sizes = sorted({0, *options.sizes})
-
-    def record(self, options: argparse.Namespace) -> Record:
-        names = dict.fromkeys(options.models or [options.model])
-        given = {name: options_of(name, options) for name in names}
-        with ExitStack() as stack:
-            models: list[Timed] = []
-            for name, own in given.items():
-                backend = load_model(own.model, own)
-                stack.callback(backend.close)
-                curve = measure_costs(backend) if backend.info.can_tree else None
-                models.append(Timed(name, backend, curve))
-            rows = [
-                model.row(length, times)
-                for length in fitting(models, options.lengths, max(options.sizes))
-                for model, times in zip(models, timed(models, length, options), strict=True)
-            ]
-            return {
-                "models": {
-                    model.name: conditions(model.backend, given[model.name])
-                    | {"bytes": model.backend.info.memory_bytes}
-                    for model in models
-                },
-                "rows": rows,
-            }
+        models: list[Timed] = []
+        described = {}
+        for name in dict.fromkeys(options.models or [options.model]):
+            own = options_of(name, options)
+            backend = load_model(own.model, own)
+            stack.callback(backend.close)
+            curve = measure_costs(backend) if backend.info.can_tree else None
+            models.append(Timed(name, backend, curve))
+            described[name] = conditions(backend, own) | {"bytes": backend.info.memory_bytes}
+        rows = [
+            model.row(length, times)
+            for length in fitting(models, options.lengths, max(options.sizes))
+            for model, times in zip(models, timed(models, length, options), strict=True)
+        ]
+        return {"models": described, "rows": rows}
 
     def show(self, record: Record) -> None:
         for model in record["models"].values():
@@ -144,7 +134,6 @@ def options_of(name: str, options: argparse.Namespace) -> argparse.Namespace:
 
 
 def attention_of(backend: Backend) -> str:
-    """What computes the attention of a transformers model; of others, their kind."""
     if isinstance(backend, TransformersBackend):
         return str(backend.model.config._attn_implementation)
     return backend.info.kind

@@ -11,12 +11,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from bench.harness import (
     EMBEDDED,
@@ -31,26 +33,14 @@ from bench.harness import (
 from bench.measure import GENERATE, PROMPT_LOOKUP, Peer, by_category, compared, speed, verdict
 from bench.report import Record, conditions, headline, show_rows, table
 from bench.transformers_peers import transformers_peer
+from engine.backends.base import Backend
 from engine.backends.captured import TREES, CapturedModel
-from engine.backends.quantised import HEAD_BITS, PackedConfig
-from engine.backends.rounded import RoundedLinear
 from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.drafting.costs import GrowingText, comb
 from engine.errors import SettingError
 from engine.methods import Method, method_named
-from engine.models.inflate import inflated_config, inflated_weights, skeleton
-from engine.models.load_transformers import (
-    NO_LIMIT,
-    PACKED_TOLERANCE,
-    TOLERANCE,
-    choose_attention,
-    describe,
-    examine,
-    pick_bits,
-    pick_device,
-    with_captured,
-)
+from engine.models.inflate import write
 from engine.models.memory import cache_numbers
 from engine.models.shape import SHAPES
 from engine.settings import Sampling
@@ -80,29 +70,25 @@ ANSWERS = {
 class Gpu(Measurement):
     """What captured forwards gain on a GPU: forwards, prompts, steps, answers, memory."""
 
-    groups = ("model", "prompts", "methods")
+    groups = ("model", "prompts", "sampling", "methods")
     defaults = {"limit": 8, "max_new_tokens": 96, "context_length": 4096}
 
     def add_options(self, add: Add) -> None:
         add("--size", choices=SHAPES, help="the embedded model in this shape")
         add("--temperatures", type=numbers(0, float), default="0,0.7", help="comma between")
         add("--lengths", type=numbers(2), default="300,2000", help="cached tokens, comma between")
-        add("--seed", type=int, default=0)
-        add("--min-p", type=float, default=0.0)
         add("--peers", action=argparse.BooleanOptionalAction, default=True)
 
-    def check(self, options: argparse.Namespace) -> None:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         if not torch.cuda.is_available():
             raise SettingError("There is no GPU here that torch can use. Run this where one is.")
-
-    def record(self, options: argparse.Namespace) -> Record:
-        backend = made(options) if options.size else load_model(options.model, options)
+        backend = inflated(options) if options.size else load_model(options.model, options)
         if not isinstance(backend, TransformersBackend) or backend.captured is None:
             raise SettingError(f"{backend.info.name} has no captured forwards. {backend.info.note}")
         prompts = prepared(backend, options)
         record = conditions(backend, options) | {
-            "driver": driver(),
             "prompts": len(prompts),
+            "driver": driver(),
             "note": backend.info.note,
             "exact": backend.info.exact,
             "memory": memory(backend),
@@ -111,7 +97,7 @@ class Gpu(Measurement):
             "answers": [],
         }
         for way in (CAPTURED, SINGLE):
-            with computing(backend, way), ExitStack() as stack:
+            with computing(backend, way):
                 record["forwards"] += [
                     {"way": way, "length": length, "ms": timed_trees(backend, length)}
                     for length in options.lengths
@@ -147,46 +133,13 @@ class Gpu(Measurement):
 # the model, and the two ways
 
 
-def made(options: argparse.Namespace) -> TransformersBackend:
-    """The embedded model in a larger shape, with weights that are made on the GPU."""
-    device, shape, dtype = pick_device(options.device), SHAPES[options.size], torch.bfloat16
-    original: Any = LlamaForCausalLM.from_pretrained(EMBEDDED, dtype=dtype)
-    config = inflated_config(original.config, shape)
-    config.max_position_embeddings = options.context_length
-    with torch.device("meta"):
-        model: Any = LlamaForCausalLM(config)
-    model = model.to(dtype).to_empty(device=device).eval().requires_grad_(False)
-    model.tie_weights()
-    # In place, so that what was drawn leaves no gaps between the weights.
-    places = model.state_dict()
-    for name, weight in inflated_weights(original, shape, list(skeleton(config)), 0, str(device)):
-        places[name].copy_(weight)
-    # What is not stored, such as the frequencies of the rotary embedding, is computed again.
-    model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
-    model.generation_config = original.generation_config
-    bits = pick_bits(options.bits, device)
-    if bits:
-        round_matrices(model, bits, device)
-    choose_attention(device)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
-    tokenizer.model_max_length = NO_LIMIT
-    packing = PackedConfig(bits) if bits else None
-    info = describe(str(EMBEDDED), model, tokenizer, options.context_length, packing)
-    backend = TransformersBackend(
-        model, tokenizer, replace(info, name=f"tiny-chat as {options.size}")
-    )
-    examine(backend, PACKED_TOLERANCE if bits else TOLERANCE[dtype])
-    with_captured(backend)
-    return backend
-
-
-def round_matrices(model: Any, bits: int, device: torch.device) -> None:
-    for path, module in list(model.named_modules()):
-        if type(module) is torch.nn.Linear:
-            above, _, name = path.rpartition(".")
-            own = HEAD_BITS if module is model.lm_head else bits
-            few = RoundedLinear(module.weight.data, None, own, str(device))
-            setattr(model.get_submodule(above), name, few)
+def inflated(options: argparse.Namespace) -> Backend:
+    original: Any = LlamaForCausalLM.from_pretrained(EMBEDDED, dtype=torch.bfloat16)
+    original.config.max_position_embeddings = options.context_length
+    with TemporaryDirectory() as folder:
+        output = Path(folder, f"tiny-chat as {options.size}")
+        write(original, SHAPES[options.size], EMBEDDED, output, seed=0)
+        return load_model(str(output), options)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from engine.settings import (
     Sampling,
 )
 from engine.types import STATISTICS
-from storage.statistics import find_table
+from storage.statistics import StatisticsTable, find_table
 
 Add = Callable[..., Any]
 """`add_argument` of a parser."""
@@ -77,8 +77,9 @@ def shared_options(add: Add, groups: Collection[str]) -> None:
         text = "prompts in all, 0 for every one (random: 8)"
         add("--limit", type=at_least(0), default=0, help=text)
         add("--max-new-tokens", type=int, default=128)
-    if "sampling" in groups:
+    if "temperature" in groups:
         add("--temperature", type=float, default=0.0)
+    if "sampling" in groups:
         add("--min-p", type=float, default=0.0)
         add("--seed", type=int, default=0)
         add("--schema", help="a file with the JSON schema of all answers")
@@ -108,7 +109,6 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
 
 
 def numbers(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], list[Any]]:
-    """A reader of numbers from `least` on, separated by commas."""
     read = at_least(least, kind)
     return lambda text: [read(number) for number in text.split(",")]
 
@@ -151,7 +151,6 @@ def generation_of(options: argparse.Namespace) -> Generation:
 
 
 def texts_of(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """(category, text) of each question of the file."""
     return read_prompts(Path(options.prompts), options.limit, options.skip)
 
 
@@ -188,12 +187,19 @@ def load_drafts(options: argparse.Namespace) -> dict[str, Backend]:
 
 
 def profile_of(profiler: Profiler) -> Profile:
-    """Run a profiler with a progress bar."""
     with tqdm(total=1.0, desc="Profiling", leave=False) as bar:
         for share in profiler.run():
             bar.update(share - bar.n)
     assert profiler.profile is not None
     return profiler.profile
+
+
+def own_statistics(fingerprint: str, stack: ExitStack) -> StatisticsTable | None:
+    """The project's statistics for a tokenizer, if it has some; `stack` closes them."""
+    table = find_table(fingerprint, ASSETS / "statistics")
+    if table is not None:
+        stack.callback(table.close)
+    return table
 
 
 @dataclass(frozen=True)
@@ -223,11 +229,8 @@ class Setup:
         known, found = self.backend.info.tokenizer_fingerprint, {}
         for name, method in methods.items():
             uses = isinstance(method, Method) and STATISTICS in method.drafting.tiers
-            table = None
-            if uses or has_drafts(method):
-                table = find_table(known, ASSETS / "statistics")
+            table = own_statistics(known, self.stack) if uses or has_drafts(method) else None
             if table is not None:
-                self.stack.callback(table.close)
                 read_ahead(table)
             found[name] = Databases(statistics=table)
         return found
@@ -277,18 +280,16 @@ class Command:
 class Measurement(Command):
     """A command that measures, and prints its record as tables and as one line of JSON."""
 
-    def check(self, options: argparse.Namespace) -> None:
-        """Raise SettingError for options that cannot work, before anything is loaded."""
-
-    def record(self, options: argparse.Namespace) -> Record:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
+        """What was measured; `stack` closes what is opened for it. Raises SettingError."""
         raise NotImplementedError
 
     def show(self, record: Record) -> None:
         raise NotImplementedError
 
     def run(self, options: argparse.Namespace) -> None:
-        self.check(options)
-        record = self.record(options)
+        with ExitStack() as stack:
+            record = self.record(options, stack)
         self.show(record)
         print(f"\n{json.dumps({'bench': options.command} | record)}")
 
@@ -296,17 +297,16 @@ class Measurement(Command):
 class Benchmark(Measurement):
     """A measurement that asks a model some prompts."""
 
-    groups: ClassVar[Sequence[str]] = ("model", "prompts", "sampling", "methods")
+    groups: ClassVar[Sequence[str]] = ("model", "prompts", "temperature", "sampling", "methods")
 
     def measure(self, setup: Setup) -> Record:
         raise NotImplementedError
 
-    def record(self, options: argparse.Namespace) -> Record:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         """The record of `measure`, and the conditions under which it was made."""
-        with ExitStack() as stack:
-            setup = Setup.of(options, stack)
-            found = self.measure(setup)
-        return conditions(setup.backend, options) | {"prompts": len(setup.prompts)} | found
+        setup = Setup.of(options, stack)
+        prompts = {"prompts": len(setup.prompts)}
+        return conditions(setup.backend, options) | prompts | self.measure(setup)
 
 
 class Parser(argparse.ArgumentParser):

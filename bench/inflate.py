@@ -7,6 +7,7 @@ differ as far as rounding explains it.
 
 import argparse
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -54,10 +55,10 @@ class Inflate(Measurement):
         add("--limit", type=at_least(0), default=0, help="prompts compared, 0 for every one")
         add("--max-new-tokens", type=at_least(1), default=64, help="tokens compared of each")
 
-    def check(self, options: argparse.Namespace) -> None:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         if (options.size is None) == (options.shape is None):
             raise SettingError("Give --size or --shape. See `python -m bench inflate --help`.")
-        options.shape = options.shape or SHAPES[options.size]
+        shape = options.shape or SHAPES[options.size]
         if options.model != "embedded" and not Path(options.model).is_dir():
             raise SettingError(
                 f"The model {options.model!r} is not a folder. Only transformers models can be "
@@ -66,9 +67,7 @@ class Inflate(Measurement):
         output = options.output
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise SettingError(f"The output {str(output)!r} is not an empty folder. Give another.")
-
-    def record(self, options: argparse.Namespace) -> Record:
-        shape, output = options.shape, options.output.absolute()
+        output = output.absolute()
         source = EMBEDDED if options.model == "embedded" else Path(options.model)
         runtime = Runtime(device=options.device, dtype=options.dtype)
         original = load_transformers(str(source), runtime)
@@ -162,7 +161,6 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains every difference."""
         return (
             self.tokens > 0
             and self.logit_difference <= TOLERANCE[self.dtype]

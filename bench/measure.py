@@ -99,31 +99,28 @@ def is_peer(name: str) -> bool:
 # measuring
 
 
-@dataclass
+@dataclass(slots=True)
 class Result:
-    """One method on one prompt: the first repeat's tokens and run, and one time per repeat.
-
-    `steady` says whether all repeats gave the same answer. Peers have no run.
-    """
+    """One method on one prompt: a reply for each repeat; tokens and steps are the first one's."""
 
     category: str
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    decode_seconds: list[float] = field(default_factory=list)
-    forwards: int = 0
-    steady: bool = True
-    run: Run | None = None
+    replies: list[Reply] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.replies[0].tokens
+
+    @property
+    def forwards(self) -> int:
+        return self.replies[0].forwards
 
     @property
     def metrics(self) -> Metrics | None:
-        return None if self.run is None else summarise(self.run)
+        run = self.replies[0].run
+        return None if run is None else summarise(run)
 
-    def note(self, reply: Reply) -> None:
-        if not self.seconds:
-            self.tokens, self.forwards, self.run = reply.tokens, reply.forwards, reply.run
-        self.steady &= reply.tokens == self.tokens
-        self.seconds.append(reply.seconds)
-        self.decode_seconds.append(reply.decode_seconds)
+    def seconds(self, decode_only: bool) -> float:
+        return median(r.decode_seconds if decode_only else r.seconds for r in self.replies)
 
 
 Results = Mapping[str, Sequence[Result]]
@@ -163,7 +160,7 @@ def measure(
         for repeat in range(setup.options.repeats):
             for name in rotated([*methods], number + repeat):
                 reply, calibration = once(name, prompt, generation)
-                results[name][-1].note(reply)
+                results[name][-1].replies.append(reply)
                 learned.setdefault(name, calibration)
         for name, method in methods.items():
             answer = results[name][-1].tokens
@@ -227,7 +224,6 @@ def divergences(
     others: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[Divergence]:
-    """The answers that differ from the plain ones, which are replayed for the gaps."""
     found = []
     for number, (prompt, own, other) in enumerate(zip(prompts, plain, others, strict=True)):
         at = common_prefix(own, other)
@@ -264,7 +260,6 @@ def gap_between(
 
 
 def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> None:
-    """Add to the figures of each method where its answers differ, and how near a tie."""
     sampling, prompts = setup.generation.sampling, [tokens for _, tokens in setup.prompts]
     for name, own in figures.items():
         if own["differing_answers"]:
@@ -276,7 +271,6 @@ def add_gaps(setup: Setup, figures: Mapping[str, Record], results: Results) -> N
 
 
 def verdict(figures: Record) -> str:
-    """Whether a method's answers equal those of plain decoding, as text."""
     if figures["identical"] is None:
         return "-"
     if figures["identical"]:
@@ -293,8 +287,8 @@ def verdict(figures: Record) -> str:
 
 def speed(results: Sequence[Result], decode_only: bool = False) -> float:
     """Tokens per second over all prompts, from the median time of each."""
-    times = [median(r.decode_seconds if decode_only else r.seconds) for r in results]
-    return sum(len(result.tokens) for result in results) / sum(times)
+    seconds = sum(result.seconds(decode_only) for result in results)
+    return sum(len(result.tokens) for result in results) / seconds
 
 
 def gained(
@@ -335,7 +329,9 @@ def summary(name: str, results: Results) -> Record:
         "over_best_peer": speed(own) / max(best) if best else None,
         "identical": None if differing is None else differing == 0,
         "differing_answers": differing,
-        "unsteady_answers": sum(not result.steady for result in own),
+        "unsteady_answers": sum(
+            any(reply.tokens != result.tokens for reply in result.replies) for result in own
+        ),
         **step_figures(own),
     }
 
@@ -400,7 +396,6 @@ COLUMNS = {
 def compared(
     setup: Setup, methods: Mapping[str, Method | Peer], family: Family | None = None
 ) -> tuple[Results, Record]:
-    """Run all methods on all prompts of a benchmark: the results, and their figures."""
     backend, databases = setup.backend, setup.databases(methods)
     curve = measure_costs(backend) if backend.info.can_tree else None
     results = measure(setup, databases, methods, curve, family)
@@ -416,7 +411,6 @@ def compared(
 
 
 def show_methods(record: Record) -> None:
-    """Print the figures of the methods, and their speedups by category."""
     methods = record["methods"]
     show_rows(({"name": name, "verdict": verdict(f), **f} for name, f in methods.items()), COLUMNS)
     for name, figures in methods.items():

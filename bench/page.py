@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -91,7 +91,6 @@ class Bar(NamedTuple):
     shown: str = "{:.2f}"
 
     def row(self, value: float) -> tuple[str, str, str, str]:
-        """What is measured, its value, its target, and whether that is met."""
         shown = self.shown.format(value)
         if self.limit is None:
             return self.words, shown, "", ""
@@ -125,8 +124,6 @@ BARS = (
 
 
 class Work(NamedTuple):
-    """Processor time of the program and its page, in seconds."""
-
     renderer: float
     server: float
     engine: float
@@ -184,7 +181,7 @@ class PageCost(Measurement):
         add("--starts", type=count, default=3, help="starts that are timed")
         add("--length", type=count, default=4000, help="tokens of the long conversation")
 
-    def record(self, options: argparse.Namespace) -> Record:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         record = {
             "date": now(),
             "model": options.model,
@@ -194,29 +191,23 @@ class PageCost(Measurement):
             "length": options.length,
         }
         source, runtime = source_of(options.model), Runtime(threads=options.threads)
-        with chromium() as browser, TemporaryDirectory() as place:
-            folders = (Path(place, f"start-{number}") for number in range(options.starts))
-            record |= medians([started(browser, options, folder) for folder in folders])
-            file, statistics = Path(place, "alone.db"), [ASSETS / "statistics"]
-            with (
-                running(options, Path(place, "page")) as program,
-                Database(Path(place, "page", "strata.db")) as database,
-                loaded(file, source, runtime, statistics) as session,
-            ):
-                record |= measured(browser, program, database, session, options)
-        return record
+        browser = stack.enter_context(chromium())
+        place = stack.enter_context(TemporaryDirectory())
+        folders = [Path(place, f"start-{number}") for number in range(options.starts)]
+        record |= medians([started(browser, options, folder) for folder in folders])
+        program = stack.enter_context(running(source, options.threads, Path(place, "page")))
+        database = stack.enter_context(Database(Path(place, "page", "strata.db")))
+        statistics = [ASSETS / "statistics"]
+        session = stack.enter_context(loaded(Path(place, "alone.db"), source, runtime, statistics))
+        return record | measured(browser, program, database, session, options)
 
     def show(self, record: Record) -> None:
         print(
             f"{record['model']}, {record['threads']} threads, {record['machine']}, "
             f"{record['date'][:10]}; answers of {', '.join(map(str, record['tokens']))} tokens\n"
         )
-        show_bars(BARS, record)
-
-
-def show_bars(bars: Iterable[Bar], record: Record) -> None:
-    rows = (bar.row(record[bar.figure]) for bar in bars)
-    table(("figure", "measured", "wanted", ""), rows)
+        rows = (bar.row(record[bar.figure]) for bar in BARS)
+        table(("figure", "measured", "wanted", ""), rows)
 
 
 @contextmanager
@@ -258,13 +249,13 @@ def chromium() -> Iterator["Browser"]:
 class Program(NamedTuple):
     """The running program, the address of its page, and when its command was started."""
 
-    process: psutil.Process
+    process: psutil.Popen
     url: str
     began: float
 
     def taken(self) -> Work:
         engine = set(self.process.children(recursive=True))
-        others = set(psutil.Process().children(recursive=True)) - engine - {self.process}
+        others = set(psutil.Process().children(recursive=True)) - engine
         pages = seconds_of(others, "--type=renderer")
         return Work(pages, seconds_of([self.process]), seconds_of(engine))
 
@@ -281,28 +272,23 @@ def seconds_of(processes: Iterable[psutil.Process], word: str = "") -> float:
 
 
 @contextmanager
-def running(options: argparse.Namespace, folder: Path) -> Iterator[Program]:
-    """Start the program with its data in a folder, and end it after this block."""
+def running(source: str, threads: int, folder: Path) -> Iterator[Program]:
     command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", str(folder)]
-    command += ["--model", source_of(options.model), "--threads", str(options.threads)]
+    command += ["--model", source, "--threads", str(threads)]
     began, pipe, silent = time.perf_counter(), subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(
-        command, cwd=ASSETS.parent, stdout=pipe, stderr=silent, text=True
-    ) as process:
+    with psutil.Popen(command, cwd=ASSETS.parent, stdout=pipe, stderr=silent, text=True) as process:
         try:
-            assert process.stdout is not None
             found = (re.search(r"ready at (http\S+)", line) for line in process.stdout)
             url = next((match[1] for match in found if match), None)
             if url is None:
                 raise SettingError("The program ended before its page was there. Start it alone.")
-            yield Program(psutil.Process(process.pid), url, began)
+            yield Program(process, url, began)
         finally:
             process.terminate()
 
 
 def started(browser: "Browser", options: argparse.Namespace, folder: Path) -> Record:
-    """The seconds from the command until the page is drawn."""
-    with running(options, folder) as program:
+    with running(source_of(options.model), options.threads, folder) as program:
         page = browser.new_page()
         page.goto(program.url)
         page.wait_for_selector("#box textarea", timeout=PATIENCE_MS)
@@ -322,7 +308,6 @@ def measured(
     session: Session,
     options: argparse.Namespace,
 ) -> Record:
-    """All measurements of one running program: answers both ways, long answers, and idle time."""
     prompts = list(islice(cycle(PROMPTS), options.repeats))
     titles = [WRITTEN.format(number) for number in range(options.repeats)]
     store = Conversations(database, OWNER)
@@ -437,7 +422,6 @@ def ratios(answer: Record) -> Record:
 
 
 def last_run(database: Database) -> tuple[int, float]:
-    """The tokens of the last run that was stored, and its tokens per second of decoding."""
     (run,) = Traces(database, OWNER).history(1)
     return run.emitted_tokens, run.emitted_tokens / run.decode_seconds
 

@@ -17,18 +17,17 @@ project's own for the model's tokenizer.
 import argparse
 import json
 import lzma
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import numpy as np
 from tqdm import tqdm
 
-from assets import ASSETS
-from bench.harness import Add, Measurement, Setup
+from bench.harness import Add, Measurement, Setup, own_statistics
 from bench.report import Record, show_rows
 from engine.backends.base import Tokenizer
 from engine.constraint import Constraint
@@ -42,7 +41,7 @@ from engine.models.loaders import tokenizer as load_tokenizer
 from engine.runs import run as decoded
 from engine.settings import Drafting, Sampling
 from engine.tree import Tree
-from storage.statistics import StatisticsTable, find_table
+from storage.statistics import StatisticsTable
 from storage.statistics_build import build
 
 TRAIN, TEST, PAST = "train", "test", "past"
@@ -67,7 +66,7 @@ COLUMNS = {
 class Replay(Measurement):
     """Tokens per forward on recorded answers: a drafter proposes, the recorded text decides."""
 
-    groups = ("model", "prompts", "sampling", "replay")
+    groups = ("model", "prompts", "temperature", "sampling", "replay")
 
     def add_options(self, add: Add) -> None:
         add("--traces", type=Path, required=True, help="recorded answers (JSON lines)")
@@ -76,22 +75,18 @@ class Replay(Measurement):
         add("--statistics", type=Path, nargs="*", default=[], help="others' answers, for texts")
         add("--template", default=TEMPLATE, help="how a prompt reads; {} is the prompt")
 
-    def record(self, options: argparse.Namespace) -> Record:
-        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-            if options.record:
-                write_recordings(options, stack)
-            material = read(options, Path(folder))
-            if isinstance(material.table, StatisticsTable):
-                stack.callback(material.table.close)
-            test = [r for r in material.recordings if r.split == TEST][: options.limit or None]
-            if not test:
-                raise SettingError(f"No line of {str(options.traces)!r} has the split {TEST!r}.")
-            drawn = any(recording.sampling is not None for recording in test)
-            results = measure(material, test, contestants(options.nodes, options.peers, drawn))
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
+        if options.record:
+            write_recordings(options, stack)
+        material, others = read(options, stack)
+        if not material.test:
+            raise SettingError(f"No line of {str(options.traces)!r} has the split {TEST!r}.")
+        drawn = any(recording.sampling is not None for recording in material.test)
+        results = measure(material, contestants(options.nodes, options.peers, drawn))
         return {
             "traces": options.traces.name,
-            "answers": len(test),
-            "others": len(material.others),
+            "answers": len(material.test),
+            "others": others,
             "methods": {title: count.figures() for title, count in results.items()},
         }
 
@@ -107,7 +102,6 @@ class Replay(Measurement):
 
 
 def write_recordings(options: argparse.Namespace, stack: ExitStack) -> None:
-    """Write a local model's answers, with their seeds and sampler settings, to the traces file."""
     try:
         lines = stack.enter_context(options.traces.open("w", encoding="utf-8"))
     except OSError as error:
@@ -154,37 +148,42 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The recordings to replay, the size of their vocabulary, and their statistics, which may be
-    made of `others`, the answers of other models."""
+    """The recordings to replay, the size of their vocabulary, their statistics, and the recordings
+    that fill the model tier before."""
 
-    recordings: Sequence[Recording]
+    test: Sequence[Recording]
     vocabulary: int
     table: NgramTable | None = None
-    others: Sequence[Recording] = ()
+    train: Sequence[Recording] = ()
 
 
-def read(options: argparse.Namespace, folder: Path) -> Material:
-    """The material to replay; texts are tokenized first. Statistics are made in `folder`."""
+def read(options: argparse.Namespace, stack: ExitStack) -> tuple[Material, int]:
+    """The material to replay, and the number of other models' answers in its statistics."""
+    others: list[Recording] = []
     with reading(options.traces):
         records = read_lines(options.traces)
-        if records and "answer" in records[0]:
-            return drawn_material(records)
-    if options.vocabulary is None:
-        raise SettingError(
-            f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what tokens "
-            "they are made of."
-        )
-    tokenizer = load_tokenizer(options.vocabulary)
-    recordings = read_traces(options.traces, tokenizer, options.template)
-    replayed = {r.question for r in recordings if r.split == TEST}
-    others = [
-        recording
-        for path in options.statistics
-        for recording in read_traces(path, tokenizer, options.template)
-        if recording.question not in replayed
-    ]
-    size = tokenizer.info.vocabulary_size
-    return Material(recordings, size, statistics_of(others, size, folder), others)
+        drawn = bool(records) and "answer" in records[0]
+        if drawn:
+            recordings = [drawn_recording(record) for record in records]
+            size = int(records[0]["vocabulary"])
+            table = own_statistics(str(records[0]["tokenizer"]), stack)
+    if not drawn:
+        if options.vocabulary is None:
+            raise SettingError(
+                f"The traces in {str(options.traces)!r} are texts. Say with --vocabulary what "
+                "tokens they are made of."
+            )
+        tokenizer = load_tokenizer(options.vocabulary)
+        size = tokenizer.info.vocabulary_size
+        recordings = read_traces(options.traces, tokenizer, options.template)
+        replayed = {recording.question for recording in recordings if recording.split == TEST}
+        for path in options.statistics:
+            found = read_traces(path, tokenizer, options.template)
+            others += [recording for recording in found if recording.question not in replayed]
+        table = statistics_of(others, size, stack)
+    test = [recording for recording in recordings if recording.split == TEST]
+    train = [recording for recording in recordings if recording.split == TRAIN]
+    return Material(test[: options.limit or None], size, table, train), len(others)
 
 
 def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recording]:
@@ -200,22 +199,17 @@ def read_traces(path: Path, tokenizer: Tokenizer, template: str) -> list[Recordi
         ]
 
 
-def drawn_material(records: Sequence[Record]) -> Material:
-    """The recordings of a local model, with the project's statistics for that model."""
-    found = [
-        Recording(
-            str(record["question"]),
-            str(record["split"]),
-            [int(token) for token in record["prompt"]],
-            [int(token) for token in record["answer"]],
-            Sampling.from_mapping(record["sampling"]),
-        )
-        for record in records
-    ]
-    if any(record["position"] != len(record["prompt"]) for record in records):
+def drawn_recording(record: Record) -> Recording:
+    """What `write_recordings` wrote. Raises one of UNREADABLE."""
+    if record["position"] != len(record["prompt"]):
         raise ValueError("an answer does not follow its prompt directly")
-    table = find_table(str(records[0]["tokenizer"]), ASSETS / "statistics")
-    return Material(found, int(records[0]["vocabulary"]), table)
+    return Recording(
+        str(record["question"]),
+        str(record["split"]),
+        [int(token) for token in record["prompt"]],
+        [int(token) for token in record["answer"]],
+        Sampling.from_mapping(record["sampling"]),
+    )
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -238,15 +232,16 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def statistics_of(
-    recordings: Sequence[Recording], vocabulary: int, folder: Path
+    recordings: Sequence[Recording], vocabulary: int, stack: ExitStack
 ) -> StatisticsTable | None:
-    """A statistics file of answers, made and opened as in use."""
     if not recordings:
         return None
     documents = [np.array(r.prompt[-3:] + r.answer, dtype=np.uint32) for r in recordings]
-    path = folder / "replay.statistics.db"
+    path = Path(stack.enter_context(TemporaryDirectory()), "replay.statistics.db")
     build(documents, path, "replay", vocabulary, "Recorded answers", BUDGET, fewest=1)
-    return StatisticsTable(path)
+    table = StatisticsTable(path)
+    stack.callback(table.close)
+    return table
 
 
 # replaying
@@ -261,10 +256,6 @@ class Count:
     drafted: int = 0
     expected: float = 0.0
     seconds: float = 0.0
-
-    def add(self, other: "Count") -> None:
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
     def figures(self) -> dict[str, float]:
         """Ratios over the forwards counted. `expected` is what the drafter itself predicted."""
@@ -321,7 +312,6 @@ def replay(
 
 
 def learn(drafters: Sequence[Drafter], recording: Recording) -> None:
-    """Let the drafters of a conversation learn it at once."""
     for drafter in drafters:
         drafter.observe(recording.prompt, len(recording.prompt))
         drafter.observe(recording.text, len(recording.answer))
@@ -344,42 +334,26 @@ def contestants(
 
 def measure(
     material: Material,
-    test: Sequence[Recording],
     entries: Iterable[tuple[str, str, Drafting]],
+    results: dict[str, Count] | None = None,
 ) -> dict[str, Count]:
-    """Replay recordings with every contestant, each on databases of its own. Those of the split
-    "past" are learned in their turn, and not counted."""
-    train = [recording for recording in material.recordings if recording.split == TRAIN]
-    results: dict[str, Count] = {}
+    """Replay recordings with every contestant, each on databases of its own, and add to the counts
+    of `results`. Recordings of the split "past" are learned in their turn, and not counted."""
+    results = {} if results is None else results
     for title, name, drafting in entries:
-        make = our_drafters(material, train, name)
-        count = results[title] = Count()
-        for recording in tqdm(test, desc=title, leave=False):
-            constraint = recording.constraint() if recording.constraint is not None else None
-            drafters = make(drafting, recording, constraint)
+        count = results.setdefault(title, Count())
+        method = method_named("hd" if name == BLIND else name, drafting)
+        databases = Databases(statistics=material.table)
+        for recording in material.train:
+            learn([databases.next_conversation().learner()], recording)
+        method.drafters(databases)  # what all conversations share is made here, once
+        for recording in tqdm(material.test, desc=title, leave=False):
+            sampling = None if name == BLIND else recording.sampling
+            constraint = None if recording.constraint is None else recording.constraint()
+            fresh = databases.next_conversation()
+            drafters = method.drafters(fresh, sampling=sampling, constraint=constraint)
             if recording.split == PAST:
                 learn(drafters, recording)
             else:
-                given = drafters, drafting, recording, material.vocabulary, count
-                replay(*given, constraint)
+                replay(drafters, drafting, recording, material.vocabulary, count, constraint)
     return results
-
-
-def our_drafters(
-    material: Material, train: Sequence[Recording], name: str
-) -> Callable[[Drafting, Recording, Constraint | None], Sequence[Drafter]]:
-    method = "hd" if name == BLIND else name
-    databases = Databases(statistics=material.table)
-    for recording in train:
-        learn([databases.next_conversation().learner()], recording)
-    method_named(method).drafters(databases)  # what all conversations share is made here, once
-
-    def drafters(
-        drafting: Drafting, recording: Recording, constraint: Constraint | None
-    ) -> Sequence[Drafter]:
-        sampling = None if name == BLIND else recording.sampling
-        fresh = databases.next_conversation()
-        chosen = method_named(method, drafting)
-        return chosen.drafters(fresh, sampling=sampling, constraint=constraint)
-
-    return drafters

@@ -96,5 +96,4 @@ def cell(form: str, row: Mapping[str, Any]) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A speedup as text, a dash for None."""
     return "-" if ratio is None else f"{ratio:.2f}x"

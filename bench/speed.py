@@ -6,7 +6,7 @@ and corrects a copy of its own.
 """
 
 import argparse
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import combinations, permutations
 
 from bench.harness import Add, Benchmark, Setup, has_drafts, kind_of, runtime_of, source_of
@@ -91,8 +91,9 @@ class Speed(Benchmark):
         add("--gguf", help=f"a file of the same weights, which {OTHER_FILE!r} decodes plainly")
         add("--methods", help=f"comma between, or {ABLATION!r}; default for {defaults}")
 
-    def check(self, options: argparse.Namespace) -> None:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         options.methods = checked_methods(options)
+        return super().record(options, stack)
 
     def measure(self, setup: Setup) -> Record:
         names, methods = setup.options.methods, ablation()

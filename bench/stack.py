@@ -13,10 +13,10 @@ best that this speedup can be by the planner's own arithmetic.
 """
 
 from bench.harness import Add, Benchmark, Setup
-from bench.measure import Peer, Result, gained, measure, speed
+from bench.measure import Peer, Results, measure, speed, summary
 from bench.report import Record, headline, show_rows, table
 from engine.drafting.costs import measure_costs
-from engine.hsd.planner import SOURCES, Plan, candidates, latency
+from engine.hsd.planner import Plan, candidates, latency
 from engine.hsd.profile import Profile
 from engine.hsd.trials import why
 from engine.methods import ALONE, Method, method_named
@@ -49,12 +49,14 @@ class Stack(Benchmark):
         rule: Rule = setup.options.rule
         family = setup.family()
         profile = family.profiled()
-        plans, alone = rivals(profile, rule), without_models(profile)
-        names, drafting = ["plain", *plans, *alone, BOTH], Drafting(rule=rule)
-        methods: dict[str, Method | Peer] = {name: method_named(name, drafting) for name in names}
+        plans = {name_of(plan): plan for plan in candidates(profile, rule).values()}
+        drafting = Drafting(rule=rule)
+        methods: dict[str, Method | Peer] = {
+            name: method_named(name, drafting) for name in (*plans, BOTH)
+        }
+        ungated = [name for name, plan in plans.items() if plan.levels]
         databases, curve = setup.databases(methods), measure_costs(setup.backend)
-        results = measure(setup, databases, methods, curve, family, plans)
-        plans |= {"plain": Plan(), **alone}
+        results = measure(setup, databases, methods, curve, family, ungated)
         found = {"rule": rule, "drafts": list(family.drafts), "models": models(profile)}
         return found | figures(profile, plans, results, rule)
 
@@ -83,23 +85,11 @@ class Stack(Benchmark):
             print(line)
 
 
-def rivals(profile: Profile, rule: Rule) -> dict[str, Plan]:
-    """The plans with draft models, by the name of their method."""
-    named = {}
-    for spec, plan in candidates(profile, rule).items():
-        if plan.levels:
-            named[f"single:{spec}" if is_single(plan) else f"hsd:{spec}"] = plan
-    return named
-
-
-def without_models(profile: Profile) -> dict[str, Plan]:
-    """The same for the databases, and for the target's head where it was profiled."""
-    plans = {ALONE[source]: Plan((), *has) for source, has in SOURCES.items() if source}
-    return {
-        name: plan
-        for name, plan in plans.items()
-        if profile.target.rounds(plan.databases, plan.head) is not None
-    }
+def name_of(plan: Plan) -> str:
+    """The name of the method that follows a plan and nothing else."""
+    if plan.levels:
+        return f"{'single' if is_single(plan) else 'hsd'}:{plan}"
+    return ALONE[plan.source] if plan.source else "plain"
 
 
 def is_single(plan: Plan) -> bool:
@@ -119,16 +109,18 @@ def models(profile: Profile) -> list[list[str]]:
     return rows
 
 
-def figures(
-    profile: Profile, plans: dict[str, Plan], results: dict[str, list[Result]], rule: Rule
-) -> Record:
+def figures(profile: Profile, plans: dict[str, Plan], results: Results, rule: Rule) -> Record:
     measured = {name: 1 / speed(own, decode_only=True) for name, own in results.items()}
     predicted = {name: latency(profile, plan, rule) for name, plan in plans.items()}
     pace = measured["plain"] / predicted["plain"]
     planned = min(plans, key=lambda name: predicted[name])
     singles = [name for name in plans if is_single(plans[name])]
     single = min(singles, key=lambda name: measured[name])
-    plain = [result.tokens for result in results["plain"]]
+    summaries = {name: summary(name, results) for name in results}
+
+    def each(figure: str) -> Record:
+        return {name: found[figure] for name, found in summaries.items()}
+
     return {
         "planned": str(plans[planned]),
         "best_single": str(plans[single]),
@@ -139,26 +131,13 @@ def figures(
         "speedup_over_best_single": speed(results[planned]) / speed(results[single]),
         "decode_speedup_over_best_single": measured[single] / measured[planned],
         "reachable": min(predicted[name] for name in singles) / predicted[planned],
-        "speedup_over_plain": over_plain(results),
-        "decode_speedup_over_plain": over_plain(results, decode_only=True),
+        "speedup_over_plain": each("speedup"),
+        "decode_speedup_over_plain": each("decode_speedup"),
         "prediction_error": {name: measured[name] / s - 1 for name, s in predicted.items()},
         "error_at_pace": {name: measured[name] / (pace * s) - 1 for name, s in predicted.items()},
-        "tokens_per_forward": {
-            name: sum(len(r.tokens) for r in own) / sum(r.forwards for r in own)
-            for name, own in results.items()
-        },
-        "differing_answers": {
-            name: sum(r.tokens != tokens for r, tokens in zip(own, plain, strict=True))
-            for name, own in results.items()
-        },
+        "tokens_per_forward": each("mean_acceptance_length"),
+        "differing_answers": each("differing_answers"),
         "plans": {name: str(plan) for name, plan in plans.items()},
         "why": why(profile, plans[planned], rule, measured[planned]),
         "profile": profile.mapping(),
     }
-
-
-def over_plain(
-    results: dict[str, list[Result]], decode_only: bool = False
-) -> dict[str, float | None]:
-    base = speed(results["plain"], decode_only)
-    return {name: gained(name, own, base, decode_only) for name, own in results.items()}

@@ -7,6 +7,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -41,16 +42,15 @@ class Store(Measurement):
         add("--steps", type=int, default=1_000_000, help="in all runs")
         add("--repeats", type=int, default=7)
 
-    def record(self, options: argparse.Namespace) -> Record:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "strata.db"
-            fill(file, options)
-            print(f"{file.stat().st_size / 1e6:,.0f} MB")
-            with Database(file) as db:
-                return {
-                    name: [timed(partial(ask, number)) for number in range(options.repeats)]
-                    for name, ask in questions(db).items()
-                }
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "strata.db")
+        fill(file, options)
+        print(f"{file.stat().st_size / 1e6:,.0f} MB")
+        db = stack.enter_context(Database(file))
+        return {
+            name: [timed(partial(ask, number)) for number in range(options.repeats)]
+            for name, ask in questions(db).items()
+        }
 
     def show(self, record: Record) -> None:
         table(
@@ -102,25 +102,23 @@ def fill(file: Path, options: argparse.Namespace) -> None:
 
 
 def answer(chance: random.Random, length: int) -> Run:
-    made: list[Step] = []
-    for index in range(length):
-        tokens = tuple(token(chance, 2 * index + n) for n in range(2))
-        made.append(
-            Step(
-                index=index,
-                tokens=tokens,
-                proposed={CONTEXT: 3, STATISTICS: 4},
-                accepted={CONTEXT: 1},
-                by_depth=((2, 1), (2, 0)),
-                draft_seconds=0.0001,
-                verify_seconds=0.004,
-                sample_seconds=0.0001,
-                other_seconds=0.0001,
-                finish="eos" if index == length - 1 else None,
-                plain_seconds=0.003,
-            )
+    steps = [
+        Step(
+            index=index,
+            tokens=tuple(token(chance, 2 * index + n) for n in range(2)),
+            proposed={CONTEXT: 3, STATISTICS: 4},
+            accepted={CONTEXT: 1},
+            by_depth=((2, 1), (2, 0)),
+            draft_seconds=0.0001,
+            verify_seconds=0.004,
+            sample_seconds=0.0001,
+            other_seconds=0.0001,
+            finish="eos" if index == length - 1 else None,
+            plain_seconds=0.003,
         )
-    return Run("hd", "bench", "bench", {}, Prefill(40, 0, 0.1, None), tuple(made), Learned(0.001))
+        for index in range(length)
+    ]
+    return Run("hd", "bench", "bench", {}, Prefill(40, 0, 0.1, None), tuple(steps), Learned(0.001))
 
 
 def token(chance: random.Random, position: int) -> Token:

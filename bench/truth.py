@@ -6,6 +6,7 @@ which hardly a draft is accepted: there the true speedup is 1.
 
 import argparse
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -55,26 +56,24 @@ class Truth(Measurement):
     complete. Then the answer is proved, and the same prompt is compared with the same seed.
     """
 
-    groups = ("model", "prompts", "sampling")
+    groups = ("model", "prompts", "temperature", "sampling")
 
     def add_options(self, add: Add) -> None:
         add("--hopeless", type=int, default=3, help=f"prompts answered at temperature {HOT:g}")
         add("--repeats", type=at_least(1), default=3, help="pairs of a comparison")
 
-    def record(self, options: argparse.Namespace) -> Record:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         questions, generation = texts_of(options), generation_of(options)
         hot = replace(generation, sampling=replace(generation.sampling, temperature=HOT))
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory()), "strata.db")
         source, rows = source_of(options.model), []
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            loaded(Path(folder, "strata.db"), source, runtime_of(options)) as session,
-        ):
-            for number, (category, text) in enumerate(tqdm(questions, desc="Prompts")):
-                hopeless = number >= len(questions) - options.hopeless
-                preferences = Preferences(hot if hopeless else generation, "hd", fresh_seed=False)
-                row = {"owner": f"owner {number}", "category": category, "hopeless": hopeless}
-                given = session, row["owner"], text, preferences, options.repeats
-                rows.append(row | measured(*given))
+        session = stack.enter_context(loaded(file, source, runtime_of(options)))
+        for number, (category, text) in enumerate(tqdm(questions, desc="Prompts")):
+            hopeless = number >= len(questions) - options.hopeless
+            preferences = Preferences(hot if hopeless else generation, "hd", fresh_seed=False)
+            row = {"owner": f"owner {number}", "category": category, "hopeless": hopeless}
+            given = session, row["owner"], text, preferences, options.repeats
+            rows.append(row | measured(*given))
         return {"model": Path(source).name, "rows": rows, **differences(rows)}
 
     def show(self, record: Record) -> None:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -67,7 +68,7 @@ class Servers(Measurement):
         ranks = "of the last two cases; 1 leaves them out"
         add("--ranks", type=at_least(1), default=2, help=ranks)
 
-    def record(self, options: argparse.Namespace) -> Record:
+    def record(self, options: argparse.Namespace, stack: ExitStack) -> Record:
         build = installed()
         task = {
             "model": options.model,

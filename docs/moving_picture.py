@@ -8,7 +8,6 @@ Needs Chromium on the PATH. Run it while the machine does nothing else.
 """
 
 import io
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageColor
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,6 +34,7 @@ from app.web import layout, render, token_view  # noqa: E402
 from app.web.colors import INKS  # noqa: E402
 from app.web.tabs.settings import DEFAULT_TOKENS  # noqa: E402
 from assets import ASSETS  # noqa: E402
+from bench.page import chromium  # noqa: E402
 from engine.hsd.trials import PROMPTS  # noqa: E402
 from engine.local import Local  # noqa: E402
 from engine.settings import Generation  # noqa: E402
@@ -45,7 +45,6 @@ from storage.statistics import open_table  # noqa: E402
 MESSAGES = PROMPTS[:8]
 """About a thousand tokens: some seconds of an answer, on a small machine."""
 PICTURE = ROOT / "docs" / "images" / "answer.webp"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAIRS = 3
 """How often both are decoded, in swapped order. The pair with the median gain is drawn."""
 SIZE = {"width": 1120, "height": 540}
@@ -243,10 +242,8 @@ def draw(browser: Browser, sides: tuple[list[Turn], list[Turn]]) -> None:
 
 def main() -> None:
     sides = recorded()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+    with chromium() as browser:
         draw(browser, sides)
-        browser.close()
 
 
 if __name__ == "__main__":

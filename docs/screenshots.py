@@ -5,18 +5,20 @@ picture is made (docs/moving_picture.py). Needs Chromium on the PATH. Nothing is
 figures in the pictures are the ones of that run.
 """
 
-import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.harness import EMBEDDED  # noqa: E402
+from bench.page import chromium, running  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 MESSAGES = (
     "Tell me a short story about a boat and a storm.",
     "Tell me another story about the same boat.",
@@ -27,31 +29,16 @@ PATIENCE = 120_000
 
 
 def main() -> int:
-    """Take all pictures. Returns 2 if there is no browser."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        print("Install the package chromium first.", file=sys.stderr)
-        return 2
     IMAGES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        # As it runs where nothing was compiled: so most people see it first.
-        command = [sys.executable, "app.py", "--no-browser", "--port", "0", "--data-dir", folder]
-        command += ["--model", str(ROOT / "assets" / "models" / "tiny-chat" / "target")]
-        program = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
-            assert program.stdout is not None
-            matches = (re.search(r"ready at (http\S+)", line) for line in program.stdout)
-            address = next(found[1] for found in matches if found)
-            browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
-            page.set_default_timeout(PATIENCE)
-            tour(page, address)
-            phone(browser.new_page(viewport={"width": 390, "height": 844}), address)
-        finally:
-            program.terminate()
-            program.wait(20)
+    with (
+        TemporaryDirectory() as folder,
+        chromium() as browser,
+        running(str(EMBEDDED), 0, Path(folder)) as program,
+    ):
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(PATIENCE)
+        tour(page, program.url)
+        phone(browser.new_page(viewport={"width": 390, "height": 844}), program.url)
     # In a process of its own: it brings the engine along.
     return subprocess.run([sys.executable, "docs/moving_picture.py"], cwd=ROOT).returncode
 

@@ -1,9 +1,7 @@
 """Answers of models, decoded by the engine as in the chat: to be read, or to be learned from."""
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -13,33 +11,19 @@ from tqdm import tqdm
 from bench.harness import Add, Command
 from bench.prompts import read_prompts
 from engine.backends.base import Backend
-from engine.decode import decode
 from engine.errors import SettingError
 from engine.methods import PLAIN
 from engine.models.loaders import load
 from engine.prompt import Chat
+from engine.runs import run as decoded
 from engine.settings import Generation, Runtime, Sampling
-from engine.types import Message, Step
-from training.prepare import REGULAR, Document, read
+from engine.types import Message, Run
+from training.prepare import REGULAR, Document, Turn, read
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PERIOD, TIMES, LEAST = 32, 3, 24
 """A loop is the same tokens, at most PERIOD, at least TIMES times in a row, and LEAST tokens long
 or longer."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer of a model. `tokens` do not include the token that ends the turn; `ended` says
-    whether the model emitted it."""
-
-    text: str
-    tokens: list[int]
-    ended: bool
-
-    @property
-    def loops(self) -> bool:
-        return longest_loop(self.tokens) > 0
 
 
 class Samples(Command):
@@ -50,12 +34,8 @@ class Samples(Command):
         add("--prompts", type=Path, default=PROMPTS, help="JSON lines with 'turns'")
         add("--temperature", type=float, default=0.7)
         add("--min-p", type=float, default=0.0)
-        add(
-            "--seeds",
-            type=int,
-            default=1,
-            help="answers to each question; the first ones are shown",
-        )
+        seeds = "answers to each question; the first ones are shown"
+        add("--seeds", type=int, default=1, help=seeds)
         add("--max-new-tokens", type=int, default=200)
         add("--threads", type=int, default=0, help="0: as many as there are cores")
 
@@ -67,7 +47,7 @@ class Samples(Command):
             Sampling(temperature=options.temperature, min_p=options.min_p, seed=seed)
             for seed in range(options.seeds)
         ]
-        found: dict[str, list[list[Answer]]] = {}
+        found: dict[str, list[list[Run]]] = {}
         for name, path in labelled(options.models).items():
             backend = load(str(path), Runtime(dtype="float32", threads=options.threads))
             found[name] = [
@@ -86,34 +66,39 @@ class Samples(Command):
         for name, answers in found.items():
             every = [each for own in answers for each in own]
             print(
-                f"{name}: {len(every)} answers, {sum(each.ended for each in every)} ended by "
-                f"themselves, {sum(each.loops for each in every)} in loops, "
-                f"{sum(len(each.tokens) for each in every) / len(every):.0f} tokens on average."
+                f"{name}: {len(every)} answers, {sum(each.finish == 'eos' for each in every)} "
+                f"ended by themselves, {sum(map(loops, every))} in loops, "
+                f"{sum(map(length, every)) / len(every):.0f} tokens on average."
             )
 
 
-def answered(backend: Backend, prompt: str, sampling: Sampling, tokens: int) -> Answer:
-    return replied(backend, [Message("user", prompt)], sampling, tokens)
+def answered(backend: Backend, prompt: str, sampling: Sampling, longest: int) -> Run:
+    return replied(backend, [Message("user", prompt)], sampling, longest)
 
 
-def replied(
-    backend: Backend, messages: Sequence[Message], sampling: Sampling, longest: int
-) -> Answer:
+def replied(backend: Backend, messages: Sequence[Message], sampling: Sampling, longest: int) -> Run:
     """A model's answer to the last question of a chat."""
-    generation = Generation(sampling, max_tokens=longest)
-    text, tokens, ended = "", list[int](), False
     prompt = Chat(backend).prompt(messages)
-    for event in decode(backend, prompt, (), generation, PLAIN.drafting):
-        if isinstance(event, Step):
-            text += "".join(token.text for token in event.tokens)
-            tokens += [token.id for token in event.tokens if token.id not in backend.info.eos_ids]
-            ended = event.finish == "eos"
-    return Answer(text, tokens, ended)
+    return decoded(backend, prompt, PLAIN, (), Generation(sampling, max_tokens=longest))
 
 
-def shown(answer: Answer) -> str:
-    text = " / ".join(line.strip() for line in answer.text.splitlines() if line.strip())
-    return text + ("" if answer.ended else " [...]") + (" **(loops)**" if answer.loops else "")
+def text_of(answer: Run) -> str:
+    return "".join(token.text for token in answer.tokens)
+
+
+def length(answer: Run) -> int:
+    """The tokens without the one that ends the turn."""
+    return len(answer.tokens) - (answer.finish == "eos")
+
+
+def loops(answer: Run) -> bool:
+    return longest_loop([token.id for token in answer.tokens][: length(answer)]) > 0
+
+
+def shown(answer: Run) -> str:
+    text = " / ".join(line.strip() for line in text_of(answer).splitlines() if line.strip())
+    ending = "" if answer.finish == "eos" else " [...]"
+    return text + ending + (" **(loops)**" if loops(answer) else "")
 
 
 def longest_loop(tokens: Sequence[int]) -> int:
@@ -190,17 +175,14 @@ class Answers(Command):
                 sampling = Sampling(temperature=temperature, seed=options.seed + number)
                 chat = [Message(each["role"], each["content"]) for each in messages]
                 answer = replied(backend, chat, sampling, options.tokens)
-                reply = {"role": "assistant", "content": answer.text}
-                record = Document(options.source, (*messages, reply)).record
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                reply = Turn(role="assistant", content=text_of(answer))
+                file.write(Document(source=options.source, messages=(*messages, reply)).line)
                 file.flush()
-                written += len(answer.tokens)
+                written += length(answer)
         print(f"{number:,} answers of {written:,} tokens: {options.output}")
 
 
-def questions(
-    chats: list[Document], longest: int, random: Random
-) -> Iterator[tuple[dict[str, str], ...]]:
+def questions(chats: list[Document], longest: int, random: Random) -> Iterator[tuple[Turn, ...]]:
     """Chats in random order, each cut before one of its answers. Chats longer than `longest` bytes
     are skipped."""
     random.shuffle(chats)

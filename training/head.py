@@ -46,15 +46,12 @@ class TrainHead(Command):
     """Train an EAGLE-3 head, which drafts for a target from the target's own hidden states."""
 
     def add_options(self, add: Add) -> None:
-        add("data", type=Path, help="the folder that `training prepare` wrote")
+        add_plan(add)
         add("--target", required=True, type=Path, help="the folder of the model to draft for")
-        add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
-        add(
-            "--layers", type=int, nargs=3, help="hidden states that it reads (default: 2, n/2, n-3)"
-        )
+        layers = "hidden states that it reads (default: 2, n/2, n-3)"
+        add("--layers", type=int, nargs=3, help=layers)
         add("--start", type=Path, help="begin with the weights in this folder")
         add("--ahead", type=int, default=STEPS, help="steps that it learns to go on for")
-        add_plan(add)
 
     def run(self, options: argparse.Namespace) -> None:
         plan, corpus = plan_of(options), Corpus.open(options.data / "train")
@@ -65,14 +62,12 @@ class TrainHead(Command):
         torch.manual_seed(options.seed)
         head = new_head(target, options.layers).to(device)
         if options.start:
-            fits = Target(
-                target.config.hidden_size, len(target.model.layers), target.config.vocab_size
-            )
+            own = target.config
+            fits = Target(own.hidden_size, own.num_hidden_layers, own.vocab_size)
             head = read_head(options.start, fits)[0].float().train().requires_grad_(True).to(device)
         answering: Any = tokenizer.convert_tokens_to_ids(SPECIAL[-1])
         loss = of_target(head, target, options.ahead, answering, len(SPECIAL))
-        windows = corpus.windows(plan.length, plan.passes, plan.seed)
-        fit = Fit(head, loss, windows, plan, options.output, device)
+        fit = Fit(head, loss, corpus, plan, options.output, device)
         train(options, fit, partial(save, head, options.target))
 
 

@@ -4,18 +4,17 @@ import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import log
 from pathlib import Path
 
 import torch
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from bench.harness import Add, Command, profile_of
 from bench.prompts import cut_prompt
-from engine.backends.base import Backend
+from bench.report import table
+from engine.backends.base import Backend, common_prefix
 from engine.errors import ModelError, SettingError
 from engine.heads.base import Head
 from engine.hsd.family import Family
@@ -23,24 +22,17 @@ from engine.hsd.measure import TOKENS, Profiler
 from engine.hsd.profile import Profile
 from engine.models.load_transformers import pick_device
 from engine.models.loaders import load
-from engine.models.shape import Model
 from engine.prompt import Chat
 from engine.settings import Runtime, Sampling
 from engine.tree import Tree
-from training.answers import label, labelled
+from training.answers import labelled
 from training.prepare import REGULAR, Document, read, tokenized
 from training.train import loaded
 
-TOKENS_AT_ONCE = 1 << 13
-"""The most tokens of a batch, padding included."""
 ALL = "all"
-
 GGUF = ".gguf"
-
-Window = tuple[str, list[int]]
-"""The source of some tokens, and the tokens, which are read together."""
-Score = Callable[[list[Window]], Iterator[tuple[str, float]]]
-"""Returns source and bits of each window."""
+Logits = Callable[[list[int]], torch.Tensor]
+"""Returns the logits after each of some tokens, shape (tokens, vocabulary)."""
 
 
 @dataclass
@@ -83,11 +75,11 @@ class HeldOutBits(Command):
         found = [
             held_out_bits(path, documents, device, options.context) for path in models.values()
         ]
-        print("| source | documents | bytes |", " | ".join(models), "|")
-        print("|---|--:|--:|" + "--:|" * len(found))
+        rows = []
         for source in [*sorted(set(found[0]) - {ALL}), ALL]:
             first, each = found[0][source], [f"{bits[source].per_byte:.3f}" for bits in found]
-            print(f"| {source} | {first.documents:,} | {first.bytes:,} |", " | ".join(each), "|")
+            rows.append((source, f"{first.documents:,}", f"{first.bytes:,}", *each))
+        table(("source", "documents", "bytes", *models), rows)
 
 
 def held_out_bits(
@@ -99,34 +91,31 @@ def held_out_bits(
         raise SettingError(
             f"There is no folder {str(folder)!r}. Its tokenizer is needed to measure {path.name}."
         )
-    score, longest = llama_cpp_score(path) if path.suffix == GGUF else torch_score(path, device)
+    logits, longest = llama_cpp_logits(path) if path.suffix == GGUF else torch_logits(path, device)
     length = min(context or longest, longest)
     found: dict[str, Bits] = defaultdict(Bits)
-    pieces: list[Window] = []
     for document, tokens in tokenized(AutoTokenizer.from_pretrained(str(folder)), documents):
+        bits = sum(bits_of(logits, window) for window in windows(tokens, length))
         for source in (document.source, ALL):
             found[source].documents += 1
             found[source].bytes += document.size
-        pieces += windows(document.source, tokens, length)
-    pieces.sort(key=lambda piece: len(piece[1]))
-    with tqdm(total=len(pieces), desc=label(path), unit=" windows", leave=False) as bar:
-        for batch in batches(pieces):
-            for source, bits in score(batch):
-                for name in (source, ALL):
-                    found[name].bits += bits
-            bar.update(len(batch))
+            found[source].bits += bits
     return dict(found)
 
 
-def torch_score(folder: Path, device: torch.device) -> tuple[Score, int]:
-    """A function that scores windows with the model in a folder, and the longest window that the
-    model can read."""
+def torch_logits(folder: Path, device: torch.device) -> tuple[Logits, int]:
+    """The logits of the model in a folder, and the most tokens that it can read."""
     model = loaded(folder).to(device).eval()
-    return partial(batch_bits, model, device=device), int(model.config.max_position_embeddings)
+
+    def logits(tokens: list[int]) -> torch.Tensor:
+        found: torch.Tensor = model(torch.tensor([tokens], device=device), use_cache=False).logits
+        return found[0].float().cpu()
+
+    return torch.inference_mode()(logits), int(model.config.max_position_embeddings)
 
 
-def llama_cpp_score(path: Path) -> tuple[Score, int]:
-    """The same for a GGUF file, by llama.cpp on the processor, one window at a time."""
+def llama_cpp_logits(path: Path) -> tuple[Logits, int]:
+    """The same for a GGUF file, by llama.cpp on the processor."""
     from bench.llama_peers import opened
 
     try:
@@ -135,53 +124,26 @@ def llama_cpp_score(path: Path) -> tuple[Score, int]:
     except (OSError, ValueError) as error:
         raise ModelError(f"There is no model in {str(path)!r}: {error}") from error
 
-    def score(batch: list[Window]) -> Iterator[tuple[str, float]]:
-        for source, tokens in batch:
-            model.reset()  # type: ignore[no-untyped-call]
-            model.eval(tokens[:-1])
-            logits = torch.from_numpy(model.scores[: len(tokens) - 1])
-            targets = torch.tensor(tokens[1:])
-            yield source, float(functional.cross_entropy(logits, targets, reduction="sum")) / log(2)
+    def logits(tokens: list[int]) -> torch.Tensor:
+        model.reset()  # type: ignore[no-untyped-call]
+        model.eval(tokens)
+        return torch.from_numpy(model.scores[: len(tokens)])
 
-    return score, int(model.n_ctx())
+    return logits, int(model.n_ctx())
 
 
-def windows(source: str, tokens: list[int], length: int) -> Iterator[Window]:
+def windows(tokens: list[int], length: int) -> Iterator[list[int]]:
     """Pieces that a model reads; each but the first begins with the last token of the one before,
     from which it predicts the next."""
-    for start in range(0, max(1, len(tokens) - 1), length - 1):
-        yield source, tokens[start : start + length]
+    for start in range(0, len(tokens) - 1, length - 1):
+        yield tokens[start : start + length]
 
 
-def batches(pieces: Iterable[Window]) -> Iterator[list[Window]]:
-    """Windows in order of length, as many at a time as are cheap to pad."""
-    batch: list[Window] = []
-    for piece in pieces:
-        if batch and len(piece[1]) * (len(batch) + 1) > TOKENS_AT_ONCE:
-            yield batch
-            batch = []
-        batch.append(piece)
-    if batch:
-        yield batch
-
-
-@torch.inference_mode()
-def batch_bits(
-    model: Model, batch: list[Window], device: torch.device
-) -> Iterator[tuple[str, float]]:
-    """Source and bits of each window. Padding comes after all tokens that it could influence."""
-    longest = max(len(tokens) for _, tokens in batch)
-    rows = torch.zeros(len(batch), longest, dtype=torch.long)
-    targets = torch.full((len(batch), longest), -100)
-    for row, (_, tokens) in enumerate(batch):
-        rows[row, : len(tokens)] = torch.tensor(tokens)
-        targets[row, : len(tokens)] = rows[row, : len(tokens)]
-    logits = model(rows[:, :-1].to(device), use_cache=False).logits.float()
-    nats = functional.cross_entropy(
-        logits.transpose(1, 2), targets[:, 1:].to(device), ignore_index=-100, reduction="none"
-    ).sum(1)
-    for (source, _), value in zip(batch, nats.tolist(), strict=True):
-        yield source, value / log(2)
+def bits_of(logits: Logits, tokens: list[int]) -> float:
+    """The bits of all tokens but the first."""
+    targets = torch.tensor(tokens[1:])
+    nats = functional.cross_entropy(logits(tokens[:-1]), targets, reduction="sum")
+    return float(nats) / log(2)
 
 
 # acceptance
@@ -262,15 +224,15 @@ def show(profile: Profile, prompts: int) -> None:
     print(f"{prompts} prompts, {profile.positions:,} positions of the target; {sampling}\n")
     print("Probability that a single draft is accepted by rejection, 1 - E[TV]; in brackets, that")
     print("the first draft of a round is the target's own choice, with the same seed:\n")
-    print("| draft | parameters |", " | ".join(f"for {name}" for name in names[1:]), "|")
-    print("|---|--:|" + "--:|" * (len(names) - 1))
+    rows = []
     for below, model in enumerate(profile.models[:-1]):
         cells = []
         for above in range(1, len(names)):
             pair = profile.pairs.get((below, above))
             same = f" ({pair.survives('match', 1):.2f})" if pair else ""
             cells.append(f"{pair.acceptance:.2f}{same}" if pair else "")
-        print(f"| {model.name} | {model.parameters / 1e6:.1f} M |", " | ".join(cells), "|")
+        rows.append((model.name, f"{model.parameters / 1e6:.1f} M", *cells))
+    table(("draft", "parameters", *(f"for {name}" for name in names[1:])), rows)
 
 
 # depths
@@ -303,14 +265,14 @@ class Depths(Command):
         prompts = held_prompts(backend, options)
         depth = min(options.depth, head.info.depth)
         print(f"{len(prompts)} prompts; reached (kept)\n")
-        print("| temperature | positions |", " | ".join(f"{at + 1}" for at in range(depth)), "|")
-        print("|---|--:|" + "--:|" * depth)
+        rows = []
         for temperature in options.temperatures:
             sampling = Sampling(temperature=temperature, seed=options.seed)
             chains = []
             for prompt in prompts:
                 chains += agreements(backend, head, prompt, sampling, options.tokens, depth)
-            print(f"| {temperature:g} | {len(chains):,} |", " | ".join(cells(chains, depth)), "|")
+            rows.append((f"{temperature:g}", f"{len(chains):,}", *cells(chains, depth)))
+        table(("temperature", "positions", *(f"{at + 1}" for at in range(depth))), rows)
 
 
 def agreements(
@@ -328,9 +290,8 @@ def agreements(
         if tokens[-1] in backend.info.eos_ids:
             break
     answer = tokens[len(prompt) :]
-    return [
-        right(chain, answer[at:]) for at, chain in enumerate(chains) if at + depth <= len(answer)
-    ]
+    whole = range(len(answer) - depth + 1)
+    return [common_prefix(chains[at], answer[at:]) for at in whole]
 
 
 def chain(head: Head, tokens: Sequence[int], sampling: Sampling, depth: int) -> list[int]:
@@ -342,13 +303,6 @@ def chain(head: Head, tokens: Sequence[int], sampling: Sampling, depth: int) -> 
             guess = head.extend([0], guessed[-1:])[0]
     head.forget()
     return guessed
-
-
-def right(chain: Sequence[int], answer: Sequence[int]) -> int:
-    return next(
-        (at for at, (one, other) in enumerate(zip(chain, answer, strict=False)) if one != other),
-        min(len(chain), len(answer)),
-    )
 
 
 def cells(chains: Sequence[int], depth: int) -> list[str]:

@@ -14,30 +14,42 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError, model_validator
 from tqdm import tqdm
+from typing_extensions import TypedDict
 
 from bench.harness import Add, Command
+from bench.report import table
 from engine.errors import SettingError
 
 HELD = 0.01
 """The part of the documents that no model is trained on."""
 BEGINNING = 200
-ROLES = {"system", "user", "assistant"}
 REGULAR = ("tldr", "open_english_wordnet", "factbook")
 """Sources whose answers are so regular that every draft is accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Turn(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Document(BaseModel, frozen=True):
     """A chat of `messages`, or a `text` of prose; `source` says where it comes from."""
 
     source: str
-    messages: tuple[dict[str, str], ...] = ()
+    messages: tuple[Turn, ...] = ()
     text: str = ""
+
+    @model_validator(mode="after")
+    def not_empty(self) -> Self:
+        if not any(self.parts):
+            raise ValueError("it has no text")
+        return self
 
     @property
     def parts(self) -> list[str]:
@@ -49,11 +61,9 @@ class Document:
         return sum(len(part.encode()) for part in self.parts)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def line(self) -> str:
         """The line of the file that holds this document."""
-        if self.messages:
-            return {"source": self.source, "messages": list(self.messages)}
-        return {"source": self.source, "text": self.text}
+        return self.model_dump_json(exclude_defaults=True) + "\n"
 
     def chance(self, salt: str) -> float:
         """A number from 0 to 1 that depends only on the beginning of the document."""
@@ -82,25 +92,15 @@ def read(paths: Iterable[Path], sample: float = 1.0) -> Iterator[Document]:
 
 def parsed(line: str, path: Path, number: int) -> Document:
     try:
-        record: dict[str, Any] = json.loads(line)
-        if "text" in record:
-            document = Document(str(record["source"]), text=str(record["text"]))
-        else:
-            messages = tuple(
-                {"role": str(message["role"]), "content": str(message["content"])}
-                for message in record["messages"]
-            )
-            document = Document(str(record["source"]), messages)
-        known = {message["role"] for message in document.messages} <= ROLES
-        if not known or not any(document.parts):
-            raise ValueError("no text, or a role that is not system, user or assistant")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return Document.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = " ".join([*map(str, first["loc"]), first["msg"]])
         raise SettingError(
-            f"Line {number:,} of {str(path)!r} is no document ({error}). Each must be a JSON "
+            f"Line {number:,} of {str(path)!r} is no document ({reason}). Each must be a JSON "
             'object with "source" and either "messages", each with "role" and "content", or '
             '"text".'
         ) from error
-    return document
 
 
 # tokenizer and packed tokens
@@ -146,9 +146,7 @@ class Prepare(Command):
             )
         options.output.mkdir(parents=True, exist_ok=True)
         tokenizer = tokenizer_of(options, options.output / "tokenizer")
-        tokens: Counter[str] = Counter()
-        sizes: Counter[str] = Counter()
-        held: Counter[str] = Counter()
+        tokens, sizes, held = Counter[str](), Counter[str](), Counter[str]()
         with (options.output / "held.jsonl").open("w", encoding="utf-8") as file:
 
             def learned() -> Iterator[Document]:
@@ -157,7 +155,7 @@ class Prepare(Command):
                         yield document
                         continue
                     held[document.source] += 1
-                    file.write(json.dumps(document.record, ensure_ascii=False) + "\n")
+                    file.write(document.line)
 
             def packed() -> Iterator[tuple[str, list[int]]]:
                 for document, ids in tokenized(tokenizer, learned()):
@@ -166,12 +164,14 @@ class Prepare(Command):
                     yield document.source, ids
 
             pack(options.output / "train", packed())
-        print(f"{'source':24} {'tokens':>12} {'bytes/token':>12} {'held out':>9}")
-        for source in sorted(tokens):
-            each = sizes[source] / tokens[source]
-            print(f"{source:24} {tokens[source]:12,} {each:12.2f} {held[source]:9,}")
-        print(f"{'all':24} {tokens.total():12,} {sizes.total() / tokens.total():12.2f}", end=" ")
-        print(f"{held.total():9,}")
+        sources = [*sorted(tokens), "all"]
+        for counts in (tokens, sizes, held):
+            counts["all"] = counts.total()
+        rows = (
+            (name, f"{tokens[name]:,}", f"{sizes[name] / tokens[name]:.2f}", f"{held[name]:,}")
+            for name in sources
+        )
+        table(("source", "tokens", "bytes/token", "held out"), rows)
 
 
 def tokenizer_of(options: argparse.Namespace, folder: Path) -> TransformersTokenizer:

@@ -10,8 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 from tqdm import tqdm
 from transformers import (
@@ -83,18 +81,19 @@ class Plan:
 
 
 class Fit:
-    """One model in training. `windows` yields pieces of length + 1 tokens."""
+    """One model in training."""
 
     def __init__(
         self,
         model: torch.nn.Module,
         loss: Loss,
-        windows: Iterator[NDArray[np.uint16]],
+        corpus: Corpus,
         plan: Plan,
         folder: Path,
         device: torch.device,
     ) -> None:
-        self.model, self.loss, self.windows = model, loss, windows
+        self.model, self.loss = model, loss
+        self.windows = corpus.windows(plan.length, plan.passes, plan.seed)
         self.plan, self.folder, self.device = plan, folder, device
         self.optimizers = optimizers_of(model, plan)
         warmup = max(1, round(plan.warmup * plan.steps))
@@ -105,6 +104,7 @@ class Fit:
             )
             for optimizer in self.optimizers
         ]
+        self.parts = (*self.optimizers, *self.schedules)
         self.step = 0
         self.seconds = 0.0
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +133,7 @@ class Fit:
                 "Choose another folder, or delete it."
             )
         self.model.load_state_dict(found["model"])
-        parts = (*self.optimizers, *self.schedules)
-        for part, state in zip(parts, found["parts"], strict=True):
+        for part, state in zip(self.parts, found["parts"], strict=True):
             part.load_state_dict(state)
         self.step, self.seconds = found["step"], found["seconds"]
         skipped = self.step * self.plan.sequences
@@ -144,11 +143,10 @@ class Fit:
     def save(self) -> None:
         """Write the checkpoint. A crash leaves either the old or the new one."""
         path = self.folder / CHECKPOINT
-        parts = (*self.optimizers, *self.schedules)
         state = {
             "plan": asdict(self.plan),
             "model": self.model.state_dict(),
-            "parts": [part.state_dict() for part in parts],
+            "parts": [part.state_dict() for part in self.parts],
             "step": self.step,
             "seconds": self.seconds,
         }
@@ -195,20 +193,16 @@ class Fit:
         for _ in range(pieces):
             rows = np.stack(list(islice(self.windows, plan.micro))).astype(np.int64)
             batch = torch.from_numpy(rows).to(self.device, non_blocking=True)
-            with mixed(self.device):
+            with torch.autocast(self.device.type, torch.bfloat16):
                 loss: Any = self.loss(batch[:, :-1], batch[:, 1:])
             (loss / pieces).backward()  # torch does not annotate it
             total += loss.detach() / pieces
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), plan.clip)
-        for part in (*self.optimizers, *self.schedules):
+        for part in self.parts:
             part.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         return float(total)
-
-
-def mixed(device: torch.device) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, torch.bfloat16)
 
 
 def optimizers_of(model: torch.nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
@@ -239,15 +233,13 @@ class Train(Command):
     """
 
     def add_options(self, add: Add) -> None:
-        add("data", type=Path, help="the folder that `training prepare` wrote")
-        add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
+        add_plan(add)
         add("--shape", type=Shape.read, help="HIDDEN,INTERMEDIATE,HEADS,KV_HEADS,LAYERS")
         add("--start", type=Path, help="begin with the weights in this folder")
         add("--teacher", type=Path, help="learn the distribution of the model in this folder")
         add("--context", type=int, default=2048, help="positions that a new model has")
         add("--theta", type=float, default=10_000.0, help="base of its rotary positions")
         add("--compile", action="store_true", help="have torch compile model and loss first")
-        add_plan(add)
 
     def run(self, options: argparse.Namespace) -> None:
         plan, corpus = plan_of(options), Corpus.open(options.data / "train")
@@ -265,12 +257,12 @@ class Train(Command):
             model.save_pretrained(weights)
             copy_tokenizer(options.data / "tokenizer", weights)
 
-        windows = corpus.windows(plan.length, plan.passes, plan.seed)
-        train(options, Fit(model, loss, windows, plan, options.output, device), save)
+        train(options, Fit(model, loss, corpus, plan, options.output, device), save)
 
 
 def add_plan(add: Add) -> None:
-    """Declare the options that all training shares: passes, device, time and the plan."""
+    add("data", type=Path, help="the folder that `training prepare` wrote")
+    add("--output", required=True, type=Path, help="a folder for checkpoint, log and weights")
     add("--passes", nargs="*", default=[], metavar="SOURCE=N", help="how often per epoch")
     add("--device", default="auto", help="auto, cpu, cuda, mps")
     add("--minutes", type=float, help="stop after so many; the same command continues later")

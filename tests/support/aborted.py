@@ -9,7 +9,6 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,11 +20,11 @@ from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.process import give_back_large_blocks
 from engine.remote import Remote
+from tests.support.inside import soon
 from tests.support.served import Served, served
 
 LONG = 7_900_000
 """Characters of a prompt: nearly as much as a request may hold."""
-SECONDS = 60.0
 
 
 class Slow(ToyBackend):
@@ -37,25 +36,15 @@ class Slow(ToyBackend):
 
 
 def engine() -> Local:
-    """The engine in its process."""
     return Local(backend=Slow())
 
 
 def request(server: Served, text: str, **more: Any) -> bytes:
-    """A request as it is sent."""
     asked = {"messages": [{"role": "user", "content": text}], **more}
     body = json.dumps(asked, ensure_ascii=False).encode()
     host = httpx.URL(server.address).netloc.decode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def until(wanted: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + SECONDS
-    while not wanted():
-        assert time.monotonic() < deadline, "it never was so"
-        time.sleep(0.01)
 
 
 def resident(process: psutil.Process) -> int:
@@ -76,9 +65,9 @@ def abort(server: Served, prompts: int) -> None:
             for _ in range(now):
                 raw = connections.enter_context(socket.create_connection((url.host, url.port)))
                 raw.sendall(long)
-            until(lambda now=now: service.waiting == now)
+            assert soon(lambda now=now: service.waiting == now)
             left -= now
-        until(lambda: asking["api"] == 1)
+        assert soon(lambda: asking["api"] == 1)
 
 
 def main(prompts: int) -> None:
@@ -87,15 +76,15 @@ def main(prompts: int) -> None:
     process = psutil.Process()
     with served(engine=Remote(engine)) as server:
         url = httpx.URL(server.address)
-        until(lambda: server.session.engine.state.is_loaded)
+        assert soon(lambda: server.session.engine.state.is_loaded)
         with socket.create_connection((url.host, url.port)) as first:
             first.sendall(request(server, "hello", max_tokens=4000, speculative=False))
-            until(lambda: server.api.service.running == 1)
+            assert soon(lambda: server.api.service.running == 1)
             abort(server, MOST_EACH)
             print(resident(process), flush=True)
             abort(server, prompts)
             print(resident(process), flush=True)
-        until(lambda: not server.session.programs.asking)
+        assert soon(lambda: not server.session.programs.asking)
         assert not server.session.tasks.known
 
 

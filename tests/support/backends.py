@@ -24,14 +24,13 @@ from engine.types import Step
 from tests.support.gguf_files import alone, opened_gguf, window_gguf
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.tiny_gguf import ARCHITECTURES, tiny
-from tests.support.tiny_hybrids import FAMILIES, save_hybrid
+from tests.support.tiny_hybrids import FAMILIES, save_hybrid, save_random
 
 GREEDY = Sampling(temperature=0.0)
 PATHS = [(3,), (3, 5), (4,), (3, 5, 9), (4, 6), (3, 8), (4, 6, 7), (4, 6, 7, 1)]
 SMALL = {"vocab_size": 160, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE = {**SMALL, "intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
 LENGTH = {"max_position_embeddings": 1024}
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WINDOW = {**WIDE, **LENGTH, "sliding_window": 8}
 PLAIN = "mamba-unknown"
 """One whose layers count as unknown, so that its states cannot be rolled back."""
@@ -104,20 +103,9 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def save_model(kind: str, folder: Path, **changes: Any) -> Path:
-    """Write a random model of a kind, some settings of its config changed."""
-    import torch
-    import transformers
-
     name, settings = (KINDS | MIXTURES)[kind]
-    config = getattr(transformers, name)(**{**settings, **SPECIAL, **changes})
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    # Sharper than a fresh model, so that attention and therefore its mask matters.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(2.0 if kind == PLAIN else 8.0)
-    model.save_pretrained(folder)
+    # So sharp that attention, and therefore its mask, matters.
+    save_random(name, {**settings, **changes}, folder, 2.0 if kind == PLAIN else 8.0)
     save_tokenizer(folder)
     return folder
 
@@ -129,7 +117,6 @@ def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
 
 
 def load_kind(kind: str, folder: Path) -> Any:
-    """A random model of a kind, loaded from where it is saved to."""
     with pytest.MonkeyPatch.context() as patch:
         if kind == PLAIN:
             for module in ("engine.backends.transformers", "engine.models.load_transformers"):
@@ -176,7 +163,6 @@ def gap(left: Floats, right: Floats) -> float:
 
 
 def after(backend: Any, text: Sequence[int]) -> Floats:
-    """The logits after a text, which is read first."""
     backend.prefill(text, never)
     row: Floats = backend.score(Tree(text[-1]), GREEDY).row(0).copy()
     backend.accept([])
@@ -375,7 +361,6 @@ class Subject:
 
 
 def subject(model: Any, alone: Callable[[Sequence[int]], Floats], close: float) -> Subject:
-    """No token ends an answer, as random weights would end it at once."""
     model.info = replace(model.info, eos_ids=frozenset())
     return Subject(model, alone, close)
 

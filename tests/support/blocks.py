@@ -48,7 +48,6 @@ def tab_of(kind: type[T], session: Session) -> T:
 
 
 def last(updates: Iterator[Any]) -> Any:
-    """The last of a handler's updates."""
     *_, found = updates
     return found
 
@@ -82,7 +81,6 @@ def serving(
     routes: Sequence[BaseRoute] = (),
     build: Callable[[gr.Blocks], object] = lambda blocks: gr.HTML("inside"),
 ) -> Iterator[SmallPage]:
-    """A small page, served as the program serves its own."""
     port = server.pick_port("127.0.0.1", 0)
 
     def launched() -> tuple[str, gr.Blocks]:
@@ -98,7 +96,6 @@ def serving(
 
 
 def labels(blocks: gr.Blocks) -> set[str]:
-    """The words on all buttons and tabs."""
     return {
         str(getattr(block, "value", None) or getattr(block, "label", ""))
         for block in blocks.blocks.values()

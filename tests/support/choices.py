@@ -43,7 +43,6 @@ SIZES = (1, 2, 63, 64, 65, 300, 1025, 6144)
 
 
 def rows_of(kind: str, stream: np.random.Generator, size: int, count: int) -> list[Floats]:
-    """Some rows of a kind."""
     return [KINDS[kind](stream, size).astype(np.float32) for _ in range(count)]
 
 

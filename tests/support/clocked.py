@@ -29,7 +29,6 @@ class Clock:
 
 
 def clock_of(monkeypatch: pytest.MonkeyPatch, *modules: str) -> Clock:
-    """A clock in the place of those of some modules."""
     clock = Clock()
     for module in modules:
         monkeypatch.setattr(f"{module}.perf_counter", clock)
@@ -38,7 +37,6 @@ def clock_of(monkeypatch: pytest.MonkeyPatch, *modules: str) -> Clock:
 
 @cache
 def endless(suffix: tuple[int, ...]) -> Floats:
-    """The toy's logits without an end."""
     logits = toy_logits(suffix).copy()
     logits[END] = -20.0
     return logits
@@ -89,6 +87,5 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def simulated(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a coroutine on a simulated loop."""
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         return runner.run(work)

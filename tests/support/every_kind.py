@@ -22,7 +22,6 @@ COSTS = ("toy", "toy", "cpu", "float32", 2)
 
 
 def shown(db: Database) -> dict[str, Any]:
-    """All of a database that a user can see, as JSON values."""
     profiles, sources = ProfileStore(db), SourceStore(db)
     found: dict[str, Any] = {
         "costs": CostStore(db, *COSTS).load(),
@@ -36,7 +35,6 @@ def shown(db: Database) -> dict[str, Any]:
 
 
 def shown_to(db: Database, owner: str) -> dict[str, Any]:
-    """The part of one owner."""
     conversations, traces, log = (
         Conversations(db, owner),
         Traces(db, owner),
@@ -67,7 +65,6 @@ def shown_to(db: Database, owner: str) -> dict[str, Any]:
 
 
 def shown_run(traces: Traces, id: str) -> Any:
-    """A run with its steps, or why it cannot be shown."""
     try:
         run = traces.load(id)
     except Exception as error:

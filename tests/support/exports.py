@@ -12,7 +12,6 @@ CITED = "\ue200cite\ue202turn0search0\ue201"
 
 
 def node(id: str, parent: str | None, role: str, content: Any, **more: Any) -> dict[str, Any]:
-    """A node of a ChatGPT export."""
     if isinstance(content, str):
         content = [content]
     if isinstance(content, list):

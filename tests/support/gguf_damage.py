@@ -33,7 +33,6 @@ RUNTIME = Runtime(threads=1, context_length=64)
 
 
 def damaged(data: bytes, header: int, draw: random.Random) -> tuple[str, bytes]:
-    """What was done to the header, and the file."""
     head, at = bytearray(data[:header]), draw.randrange(4, header)
     kind = draw.choice(("bit", "byte", "number", "number", "number", "cut", "drop", "repeat"))
     if kind == "bit":
@@ -55,7 +54,6 @@ def damaged(data: bytes, header: int, draw: random.Random) -> tuple[str, bytes]:
 
 
 def opened(path: Path) -> str:
-    """What the probe says."""
     return found(path, RUNTIME).problem or "fine"
 
 
@@ -103,7 +101,6 @@ def apart(work: Callable[[Path], str], paths: Sequence[Path]) -> list[str | int]
 
 
 def main(source: Path, seed: int, times: int) -> None:
-    """Print one line per try."""
     data, header, draw = source.read_bytes(), header_size(source), random.Random(seed)
     done, paths = list[str](), list[Path]()
     for number in range(times):

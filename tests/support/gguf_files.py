@@ -87,12 +87,10 @@ def rewritten(
 
 
 def header_size(path: Path) -> int:
-    """Bytes before the numbers."""
     return int(GGUFReader(path).data_offset)
 
 
 def value_of(path: Path, key: str) -> Any:
-    """A value of a file's header."""
     return GGUFReader(path).fields[key].contents()
 
 

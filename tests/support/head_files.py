@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFReader
 
 from tests.support.gguf_files import BYTES, BYTES_TYPES, WORDS, opened_gguf, rewritten, write_gguf
-from tests.support.tiny_gguf import HEAD, HEADS, KEY_HEADS, WIDTH, Weights, tiny
+from tests.support.tiny_gguf import HEAD, HEADS, WIDTH, Weights, sizes, tiny
 
 NOISE = 0.03
 """How much a layer adds to what the last token alone says."""
@@ -23,6 +23,18 @@ NARROW = 48
 """The width of Gemma 4's assistant, which is less than that of its model."""
 SOURCES = ("attn_output", "ssm_out", "ffn_down")
 """What a layer adds comes through these."""
+GEMMA = {
+    **sizes(2, CONTEXT),
+    "attention.sliding_window": 32,
+    "attention.sliding_window_pattern": [True, False],
+    "attention.key_length_swa": HEAD,
+    "attention.value_length_swa": HEAD,
+    "attention.shared_kv_layers": 0,
+    "rope.dimension_count_swa": HEAD,
+    "embedding_length_per_layer_input": 0,
+    "rope.freq_base_swa": 10000.0,
+}
+"""What Gemma 4's header says."""
 Arrays = dict[str, np.ndarray]
 
 
@@ -61,39 +73,17 @@ def qwen35_gguf(folder: Path) -> Path:
     return rewritten(source, folder / "knowing.gguf", BYTES, arrays)
 
 
-def attending(weights: Weights, layers: int) -> None:
-    """Layers of attention."""
+def llama_gguf(folder: Path, layers: int = 3) -> Path:
+    weights = Weights(1)
     for number in range(layers):
         weights.layer(number)
         weights.norm("attn_norm", "ffn_norm")
         weights.attention()
         weights.forward()
-
-
-def sizes(layers: int) -> dict[str, Any]:
-    """What the header of a model of attention says."""
-    return {
-        "context_length": CONTEXT,
-        "embedding_length": WIDTH,
-        "feed_forward_length": 96,
-        "block_count": layers,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KEY_HEADS,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": HEAD,
-    }
-
-
-def llama_gguf(folder: Path, layers: int = 3) -> Path:
-    """A model that attends in all layers and brings no head."""
-    weights = Weights(1)
-    attending(weights, layers)
     weights.prefix = ""
     weights.norm("output_norm")
     arrays = quieter(weights.arrays) | following()
-    return written(folder / "attending.gguf", "llama", sizes(layers), arrays)
+    return written(folder / "attending.gguf", "llama", sizes(layers, CONTEXT), arrays)
 
 
 def eagle3_gguf(
@@ -129,7 +119,7 @@ def eagle3_gguf(
         output = output[:known]
     if own:
         arrays["output.weight"] = output
-    values = sizes(1) | {
+    values = sizes(1, CONTEXT) | {
         "attention.head_count_kv": HEADS,
         "target_layers": list(layers),
         "target_hidden_size": hidden,
@@ -154,21 +144,7 @@ def gemma4_gguf(folder: Path) -> Path:
     weights.norm("rope_freqs", length=HEAD // 2)
     arrays = weights.arrays | following()
     arrays["token_embd.weight"] = arrays["token_embd.weight"] / np.float32(np.sqrt(WIDTH))
-    return written(folder / "gemma.gguf", "gemma4", gemma_sizes(2), arrays)
-
-
-def gemma_sizes(layers: int) -> dict[str, Any]:
-    """What Gemma 4's header says beside what others say."""
-    return sizes(layers) | {
-        "attention.sliding_window": 32,
-        "attention.sliding_window_pattern": [True, False],
-        "attention.key_length_swa": HEAD,
-        "attention.value_length_swa": HEAD,
-        "attention.shared_kv_layers": 0,
-        "rope.dimension_count_swa": HEAD,
-        "embedding_length_per_layer_input": 0,
-        "rope.freq_base_swa": 10000.0,
-    }
+    return written(folder / "gemma.gguf", "gemma4", GEMMA, arrays)
 
 
 def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf") -> Path:
@@ -194,7 +170,7 @@ def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf
         weights.matrix("ffn_down", NARROW, 96)
         for norm in ("post_attention_norm", "post_ffw_norm"):
             weights.arrays[f"blk.{number}.{norm}.weight"] *= NOISE
-    values = gemma_sizes(2) | {
+    values = GEMMA | {
         "embedding_length": NARROW,
         "embedding_length_out": width,
         "nextn_predict_layers": 2,
@@ -203,7 +179,6 @@ def assistant_gguf(folder: Path, width: int = WIDTH, name: str = "mtp-gemma.gguf
 
 
 def model_with_head(kind: str, folder: Path) -> Path:
-    """The files of a model and its head."""
     if kind == "EAGLE-3":
         eagle3_gguf(folder)
         return llama_gguf(folder)

@@ -21,7 +21,6 @@ DRAFTING = Drafting(budget="fixed", nodes=24)
 
 
 def loaded(folder: Path, **settings: Any) -> Any:
-    """The model in a folder, in float32."""
     return load(str(folder), Runtime(dtype="float32", threads=1, **settings))
 
 
@@ -97,7 +96,6 @@ def law_ahead(backend: Any, tokens: Sequence[int]) -> Any:
 
 
 def fresh(backend: Any, tokens: Sequence[int], ask: Callable[..., Any] = law) -> Any:
-    """The same of a sequence that reads the text for the first time."""
     other = backend.open()
     other.head.listen(True)
     other.prefill(tokens, never)

@@ -77,7 +77,6 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def describe(self, rest: str) -> None:
-        """The listing of a repository."""
         repo, _, folder = rest.partition("/tree/")
         if repo not in self.hub.repos:
             return self.reply(401, X_Error_Code="RepoNotFound")
@@ -122,7 +121,6 @@ def blob_of(name: str, body: bytes) -> str:
 
 
 def described(name: str, body: bytes) -> dict[str, object]:
-    """A file as the hub lists it."""
     file: dict[str, object] = {"rfilename": name, "size": len(body), "oid": blob_of("", body)}
     file["blobId"] = file["oid"]
     if name.endswith(LARGE):

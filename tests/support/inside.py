@@ -52,7 +52,6 @@ class Held(ToyBackend):
 def preferences(
     method: str = "hd", tokens: int = 60, seed: int = 3, budget: str = "adaptive"
 ) -> Preferences:
-    """The settings of an answer that is the same each time."""
     generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
     return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
 
@@ -77,14 +76,12 @@ FULL = StorageError("The disk is full.")
 
 
 def run(updates: Iterator[Update | Waiting]) -> Update:
-    """The last update of an answer."""
     *_, last = updates
     assert isinstance(last, Update)
     return last
 
 
 def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    """The id of a new conversation, and its first answer."""
     conversation = session.chat.say(OWNER, None, text)
     return conversation, answer(session, conversation, preferences(method))
 
@@ -117,7 +114,6 @@ def compare(
 
 
 def first_pair(items: Iterator[Progress | Waiting]) -> None:
-    """Take a comparison so far that it has a pair."""
     for item in items:
         if isinstance(item, Progress) and item.pairs:
             return
@@ -135,12 +131,10 @@ def under_way(
 
 
 def texts(session: Session, conversation: str, owner: str = OWNER) -> list[str]:
-    """What is said in a conversation."""
     return [message.content for message in messages(session, conversation, owner)]
 
 
 def local(session: Session) -> Local:
-    """The engine, which is in this process."""
     assert isinstance(session.engine, Local)
     return session.engine
 
@@ -153,17 +147,14 @@ def memory(session: Session) -> DraftingMemory:
 
 
 def past_answers(session: Session, owner: str = OWNER) -> PastAnswers:
-    """What the model said to an owner."""
     return memory(session).past_answers[owner]
 
 
 def open_conversation(session: Session, conversation: str, owner: str = OWNER) -> OpenConversation:
-    """An open conversation."""
     return memory(session).conversations[owner, conversation]
 
 
 def forgotten(session: Session) -> None:
-    """Have everything read again that is stored."""
     known = memory(session)
     for owner in list(known.past_answers):
         session.engine.forget(owner, past=True)
@@ -171,7 +162,6 @@ def forgotten(session: Session) -> None:
 
 
 def swap(session: Session, backend: Backend, source: str) -> None:
-    """Have another model in the place of the loaded one."""
     engine = local(session)
     engine.use(engine.loaded_of(backend, source, Runtime(), lambda problem: None))
 

@@ -24,7 +24,6 @@ EXACT = "torch"
 
 
 def direct() -> list[str]:
-    """Every dependency of the program and its tests, without upper bounds."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     everything = tomllib.loads(text)
     lines = list(everything["project"]["dependencies"])

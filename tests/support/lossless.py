@@ -142,7 +142,6 @@ def toy_table() -> Counts:
 
 
 def warm_toy() -> Databases:
-    """Databases that hold past answers, this one's and others."""
     databases = Databases(statistics=toy_table())
     for seed in (5, 0, 1):
         answer = [t.id for t in tokens_of(plain_toy(generation(1.0, seed)))]
@@ -182,7 +181,6 @@ def made_up(names: Sequence[str]) -> Profile:
 
 
 def toy_family() -> Family:
-    """The toy and three draft models: the smaller, the worse."""
     drafts = {
         name: Strict(name=name, logits=deviating(deviation))
         for name, deviation in DEVIATIONS.items()
@@ -235,7 +233,6 @@ def everything(tokens: Sequence[int]) -> Paths:
 
 
 def knowing(truth: Sequence[int], ahead: int = 7) -> Adversary:
-    """Drafts what the text says next."""
     return Adversary(lambda tokens: [tuple(truth[len(tokens) : len(tokens) + ahead])])
 
 

@@ -64,7 +64,6 @@ def message_view(browser: Browser) -> Iterator[Page]:
 
 
 def cut(text: str, lengths: Sequence[int], sources: Sequence[str]) -> list[Piece]:
-    """A text as tokens of these lengths and sources, again and again."""
     found: list[Piece] = []
     at = 0
     while at < len(text):
@@ -77,7 +76,6 @@ def cut(text: str, lengths: Sequence[int], sources: Sequence[str]) -> list[Piece
 
 
 def grouped(pieces: Sequence[Piece]) -> tuple[list[Any], list[str]]:
-    """Tokens as the page is sent them, and the names of their sources."""
     sources: dict[str, int] = {}
     return render.groups(pieces, sources), [*sources]
 
@@ -95,5 +93,4 @@ def draw(page: Page, pieces: Sequence[Piece] = (), begun: bool = False, **about:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text."""
     return re.findall(r"[A-Za-z]{3,}", text)

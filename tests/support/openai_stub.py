@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from app.http.access import pick_port
+from tests.support.served import listening
 
 SOURCES = ("target", "context", "context", "statistics")
 """Where the tokens of a forward come from, again and again."""
@@ -171,24 +171,7 @@ class Stub:
 
 @contextmanager
 def stub(**settings: Any) -> Iterator[Stub]:
-    """The server, listening until the block ends."""
     found, port = Stub(**settings), pick_port("127.0.0.1", 0)
     found.address = f"http://127.0.0.1:{port}"
-    config = uvicorn.Config(
-        Starlette(routes=found.routes()),
-        host="127.0.0.1",
-        port=port,
-        log_level="critical",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.01)
+    with listening(Starlette(routes=found.routes()), port, timeout_graceful_shutdown=1):
         yield found
-    finally:
-        server.should_exit = True
-        thread.join(10)

@@ -83,7 +83,6 @@ def start(folder: Path, *more: str) -> tuple[subprocess.Popen[str], str, str]:
 
 @contextmanager
 def running(folder: Path, *more: str) -> Iterator[str]:
-    """The address of a program that ends with this."""
     process, url, _ = start(folder, *more)
     try:
         yield url
@@ -123,7 +122,6 @@ def told(process: subprocess.Popen[str], words: str) -> str:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End the program, and wait until it has ended."""
     RUNNING.pop(process, None)
     process.terminate()
     process.wait(ENDED)
@@ -148,7 +146,6 @@ def scene() -> str:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser that is installed, without a window."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     assert found, "These tests need Chromium: apt-get install chromium."
@@ -222,7 +219,6 @@ def guarded(
 
 
 def visit(page: Page, address: str) -> None:
-    """Open the program's page, and wait until it shows a model and what was open before."""
     page.goto(address)
     settled(page)
 
@@ -235,14 +231,12 @@ def settled(page: Page) -> None:
 
 
 def send(page: Page, text: str) -> None:
-    """Say something, and see that it was taken."""
     page.fill("#box textarea", text)
     page.click("#send")
     expect(page.locator("#tokens .turn.said").last).to_have_text(text)
 
 
 def finished(page: Page) -> None:
-    """Wait until the last answer is over, and shown as it is stored."""
     expect(page.locator("#tokens .turn").last).to_have_class(re.compile("answered"))
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator("#tokens .turn.growing")).to_have_count(0)
@@ -255,35 +249,29 @@ def stop(page: Page) -> None:
 
 
 def answer(page: Page) -> str:
-    """The text of the last answer, as the model wrote it."""
     return str(page.locator("#tokens .turn.answered").last.evaluate("box => box.raw()"))
 
 
 def shown(page: Page) -> int:
-    """How many tokens of the last answer are on the page."""
     spans = page.locator("#tokens .turn.answered").last.locator(".tok")
     return int(sum(spans.evaluate_all("all => all.map((span) => span.count)")))
 
 
 def act(page: Page, name: str, of: str = "answered") -> None:
-    """Press a button of the last message of one kind: `said` or `answered`."""
     message = page.locator("#tokens .message", has=page.locator(f".turn.{of}")).last
     message.hover()
     message.get_by_role("button", name=name, exact=True).click()
 
 
 def show(page: Page, view: str) -> None:
-    """Look at messages as `Formatted` or as `Tokens`."""
     page.locator("#view").get_by_role("button", name=view).click()
 
 
 def entry(page: Page, title: str) -> Locator:
-    """A conversation in the list."""
     return page.locator("#conversations .entry", has_text=title).first
 
 
 def choose(page: Page, title: str, what: str) -> None:
-    """Do something with a conversation, from its menu."""
     entry(page, title).hover()
     entry(page, title).locator(".dots").click()
     page.get_by_role("menuitem", name=what, exact=True).click()
@@ -321,7 +309,6 @@ class Stored(NamedTuple):
 
 
 def stored(folder: Path, owner: str) -> list[Stored]:
-    """An owner's answers that are stored, the newest first."""
     with Database(folder / "strata.db") as opened:
         store, traces = Conversations(opened, owner), Traces(opened, owner)
         messages = [m for each in store.list() for m in store.messages(each.id)]
@@ -333,30 +320,25 @@ def stored(folder: Path, owner: str) -> list[Stored]:
 
 
 def settings(folder: Path, owner: str) -> dict[str, Any]:
-    """The settings of the conversation that an owner used last."""
     with Database(folder / "strata.db") as opened:
         return Conversations(opened, owner).list()[0].settings
 
 
 def open_tab(page: Page, name: str) -> None:
-    """Go to a tab."""
     page.get_by_role("tab", name=name).click()
 
 
 def pick(page: Page, box: str, option: str | re.Pattern[str]) -> None:
-    """Choose from a dropdown."""
     page.locator(f"{box} input").click()
     exact = isinstance(option, str)
     page.get_by_role("listbox").get_by_role("option", name=option, exact=exact).click()
 
 
 def fits(page: Page) -> bool:
-    """Whether nothing hangs out of the window at its side."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
 def open_advanced(page: Page) -> None:
-    """Show the settings that a chat rarely needs."""
     open_tab(page, "Settings")
     expect(page.get_by_label("Fixed", exact=True)).to_be_hidden()
     page.locator("#advanced button").first.click()
@@ -370,7 +352,6 @@ def be_exact(page: Page) -> None:
 
 
 def set_number(page: Page, label: str, value: int) -> None:
-    """Change a setting, and go back to the chat."""
     open_tab(page, "Settings")
     page.get_by_label(label, exact=True).first.fill(str(value))
     page.get_by_label(label, exact=True).first.press("Tab")
@@ -395,7 +376,6 @@ def long_answer(page: Page, tokens: int = 1500, method: str = "Plain decoding") 
 
 
 def load(page: Page, label: str, words: str) -> None:
-    """Choose a model of the Models tab's list and load it."""
     page.locator("#models-choice label", has_text=label).first.click()
     expect(page.locator("#models-need")).to_contain_text("free on")
     page.click("#models-load")

@@ -22,7 +22,6 @@ class Two(Exception):
 
 
 def only_in(pid: int) -> str:
-    """Fails where it is read in another process."""
     if os.getpid() != pid:
         raise LookupError("not to be read here")
     return "read"
@@ -44,7 +43,6 @@ class LockedError(Exception):
 
 
 def step(index: int) -> Step:
-    """A step as the decode loop yields it, with three tokens."""
     tokens = tuple(
         Token(1000 + place, index * 3 + place, "statistics", 2, " token", 0.25)
         for place in range(3)
@@ -146,7 +144,6 @@ class Worker:
     # Streams.
 
     def numbers(self, count: int) -> Stream[int]:
-        """As fast as it can."""
         return self._work(lambda stream: [stream.put(number) for number in range(count)])
 
     def states(self, count: int) -> Stream[int]:
@@ -229,15 +226,11 @@ class Worker:
 
 
 class Faulty:
-    """Cannot be made."""
-
     def __init__(self, publish: object) -> None:
         raise ModelError("no such model")
 
 
 class Slow(Worker):
-    """Is never made."""
-
     def __init__(self, publish: Callable[[object], None]) -> None:
         publish("making")
         threading.Event().wait()
@@ -256,7 +249,5 @@ class Polite(Worker):
 
 
 class Stubborn(Worker):
-    """Does not end by itself."""
-
     def close(self) -> None:
         threading.Event().wait()

@@ -22,14 +22,12 @@ SOURCES = ("o_proj", "out_proj", "down_proj")
 
 
 def tensors_of(folder: Path) -> Tensors:
-    """What a model's file holds."""
     from safetensors.torch import load_file
 
     return dict(load_file(folder / FILE))
 
 
 def put(folder: Path, tensors: Tensors) -> Path:
-    """Write a model's file anew."""
     from safetensors.torch import save_file
 
     whole = {name: each.clone().contiguous() for name, each in tensors.items()}
@@ -48,7 +46,6 @@ def like(each: Any, seed: int) -> Any:
 
 
 def save_qwen(family: str, folder: Path, knowing: bool = False, layers: int = 1) -> Path:
-    """A model of that family in a folder, with so many prediction layers."""
     import torch
 
     tensors = tensors_of(save_hybrid(family, folder, mtp_num_hidden_layers=layers))
@@ -104,7 +101,6 @@ del DEEPSEEK["partial_rotary_factor"]
 
 
 def save_glm(folder: Path, layers: int = 3) -> Path:
-    """A GLM with so many prediction layers behind its own."""
     return with_layers(save_random("Glm4MoeConfig", GLM | ahead(layers), folder), layers)
 
 
@@ -114,12 +110,10 @@ def save_deepseek(folder: Path, layers: int = 1) -> Path:
 
 
 def ahead(layers: int) -> dict[str, int]:
-    """What a config says of prediction layers."""
     return {"num_nextn_predict_layers": layers}
 
 
 def with_layers(folder: Path, layers: int) -> Path:
-    """Add prediction layers behind those of a model."""
     tensors, count = tensors_of(folder), GLM["num_hidden_layers"]
     norm, output = tensors["model.norm.weight"], tensors["lm_head.weight"]
     last = {
@@ -163,7 +157,6 @@ def save_gemma(folder: Path, shared: int = 2) -> Path:
 
 
 def save_assistant(folder: Path, width: int = WIDTH, **changes: Any) -> Path:
-    """Gemma 4's assistant for that, of random numbers."""
     from transformers import Gemma4TextConfig
 
     from engine.heads.assistant import sharing

@@ -132,7 +132,6 @@ WRITERS: Mapping[str, Callable[[Rounded, Way], dict[str, torch.Tensor]]] = {
 
 
 def described(way: Way) -> dict[str, Any]:
-    """The quantization_config of a folder."""
     if way.format == "gptq":
         return {
             "quant_method": "gptq", "bits": way.bits, "group_size": way.group,

@@ -8,12 +8,10 @@ from engine.types import Learned, Prefill, Run, Step
 
 
 def run_of(steps: Iterable[Step], **fields: Any) -> Run:
-    """A run with these steps."""
     return Run(steps=tuple(steps), **fields)
 
 
 def summed(
     prefill: Prefill | None, steps: Iterable[Step], learned: Learned | None = None
 ) -> Metrics:
-    """The figures of a run with these events."""
     return summarise(run_of(steps, prefill=prefill, learned=learned))

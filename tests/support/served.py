@@ -32,7 +32,6 @@ class Served:
     api: Api
 
     def client(self, key: str = "", **headers: str) -> httpx.Client:
-        """A program that asks it, with a key or without."""
         if key:
             headers["authorization"] = f"Bearer {key}"
         return httpx.Client(base_url=self.address, headers=headers, timeout=60)
@@ -43,6 +42,23 @@ def ask(client: httpx.Client, path: str = "chat/completions", **body: Any) -> ht
     if "text" in body:
         body["messages"] = [{"role": "user", "content": body.pop("text")}]
     return client.post(f"/v1/{path}", json=body)
+
+
+@contextmanager
+def listening(app: Any, port: int, **settings: Any) -> Iterator[None]:
+    """An app on a socket of this machine, until the block ends."""
+    config = uvicorn.Config(app, "127.0.0.1", port, log_level="critical", **settings)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            thread.join(0.005)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 @contextmanager
@@ -65,20 +81,10 @@ def served(
     api = api_of(session, options)
     app: Any = Starlette(routes=api.routes)
     access = Access(app, Hosts(options.host, port), LogIns(), PROGRAMS, options.origins)
-    config = uvicorn.Config(
-        access, "127.0.0.1", port, log_level="error", lifespan="off", access_log=False
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        threading.Event().wait(0.005)
     try:
-        yield Served(f"http://127.0.0.1:{port}", session, api)
+        with listening(access, port, lifespan="off", access_log=False):
+            yield Served(f"http://127.0.0.1:{port}", session, api)
     finally:
-        server.should_exit = True
-        thread.join(20)
         session.engine.close()
         if db is None:
             database.close()

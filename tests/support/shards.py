@@ -59,14 +59,11 @@ class Made:
 
 
 def job(folder: Path, made: Made) -> Job:
-    """Counting them into a work folder."""
     plan(50).claim(folder / "work", 1)
     return Job(folder / "work", made, 50, 600)
 
 
 class Inline(Executor):
-    """Does at once what it is given."""
-
     def submit(self, work: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
         done = Future[Any]()
         done.set_result(work(*arguments, **options))

@@ -29,7 +29,6 @@ NAMES = ("one", "two", "three", "draft")
 
 
 def endless(key: int) -> Callable[[tuple[int, ...]], Floats]:
-    """The logits of a model that never ends its answer."""
     logits = deviating(3.0, key)
 
     def without_end(suffix: tuple[int, ...]) -> Floats:
@@ -133,7 +132,6 @@ class Shop:
         )
 
     def session(self, db: Database, name: str = "one", guests: bool = False) -> Session:
-        """An app that has just started with that model."""
         folders = [self.root / "statistics"]
         engine = Local(partial(open_table, folders), self.loaders(), store=DraftingStore(db))
         session = Session(engine, db, guests, self.loaders(), folders)
@@ -147,7 +145,6 @@ def shop(tmp_path: Path) -> Shop:
 
 
 def load_model(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> list[Progress]:
-    """All that a load reports."""
     seen, report = list[Progress](), Job.report
 
     def noted(job: Any, progress: Any) -> None:
@@ -161,7 +158,6 @@ def load_model(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME
 
 
 def fails(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> str:
-    """Why a model cannot be loaded."""
     with pytest.raises(ModelError) as caught:
         load_model(session, source, runtime)
     text = str(caught.value)
@@ -172,6 +168,5 @@ def fails(session: Session, source: str, runtime: Runtime = DEFAULT_RUNTIME) -> 
 def ask(
     session: Session, text: str = "hello there", method: str = "hd", budget: str = "adaptive"
 ) -> Update:
-    """The answer in a new conversation."""
     conversation = session.chat.say(OWNER, None, text)
     return run(session.answering.answer(OWNER, conversation, preferences(method, budget=budget)))

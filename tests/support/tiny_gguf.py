@@ -4,10 +4,11 @@ Each is one to three megabytes in float32: a few layers of width 64 over the voc
 embedded family, so that its prompts, databases and draft models fit. The weights are random, but
 large enough that what a layer remembers decides what is said.
 
-A new architecture is one function that names its values and arrays, and one line in ARCHITECTURES.
+A new architecture is one entry in ARCHITECTURES: its values, and what its layers consist of.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ class Weights:
         self.arrays = dict[str, np.ndarray]()
 
     def layer(self, number: int) -> None:
-        """What is added from now on belongs to this layer."""
         self.prefix = f"blk.{number}."
 
     def matrix(self, name: str, *shape: int, size: float = 3.0) -> None:
@@ -49,41 +49,48 @@ class Weights:
         self.arrays[f"{self.prefix}{name}.weight"] = found.astype(np.float32)
 
     def norm(self, *names: str, length: int = WIDTH, ending: str = ".weight") -> None:
-        """Norms that change nothing."""
         for name in names:
             self.arrays[f"{self.prefix}{name}{ending}"] = np.ones(length, np.float32)
 
     def plain(self, name: str, array: np.ndarray) -> None:
-        """An array as it is, under its whole name."""
         self.arrays[self.prefix + name] = array.astype(np.float32)
 
     def attention(self, queries: int = HEADS * HEAD) -> None:
-        """Queries, keys, values and the way back."""
         for name, size in {"q": queries, "k": KEY_HEADS * HEAD, "v": KEY_HEADS * HEAD}.items():
             self.matrix(f"attn_{name}", size, WIDTH)
         self.matrix("attn_output", WIDTH, HEADS * HEAD)
 
-    def forward(self, gate: bool = True) -> None:
+    def normed_attention(self, queries: int = HEADS * HEAD) -> None:
+        self.attention(queries)
+        self.norm("attn_q_norm", "attn_k_norm", length=HEAD)
+
+    def gated_attention(self) -> None:
+        self.normed_attention(2 * HEADS * HEAD)
+
+    def forward(self, *inputs: str) -> None:
         """The layers that see one token at a time."""
-        for name in ("gate", "up") if gate else ("up",):
+        for name in inputs or ("gate", "up"):
             self.matrix(f"ffn_{name}", FORWARD, WIDTH)
         self.matrix("ffn_down", WIDTH, FORWARD)
 
+    def upward(self) -> None:
+        self.forward("up")
+
     def experts(self) -> None:
-        """The same, several of them, two of which are asked."""
+        """The same: several of them, two of which are asked, and one that is always asked."""
         self.matrix("ffn_gate_inp", EXPERTS, WIDTH)
         for name in ("gate", "up"):
             self.matrix(f"ffn_{name}_exps", EXPERTS, FORWARD, WIDTH)
         self.matrix("ffn_down_exps", EXPERTS, WIDTH, FORWARD)
-
-    def shared_expert(self) -> None:
-        """One more, which is always asked."""
         self.plain("ffn_gate_inp_shexp.weight", self.draw.standard_normal(WIDTH) / 8)
         for name in ("gate", "up"):
             self.matrix(f"ffn_{name}_shexp", FORWARD, WIDTH)
         self.matrix("ffn_down_shexp", WIDTH, FORWARD)
 
-    def delta(self, merged: bool) -> None:
+    def merged_delta(self) -> None:
+        self.delta(merged=True)
+
+    def delta(self, merged: bool = False) -> None:
         """A gated delta net, as Qwen's linear attention is."""
         keys, values = GROUPS * STATE, STATE_HEADS * STATE
         self.matrix("attn_qkv", 2 * keys + values, WIDTH)
@@ -99,8 +106,12 @@ class Weights:
         self.norm("ssm_norm", length=STATE)
         self.matrix("ssm_out", WIDTH, values)
 
-    def mamba(self, norms: bool = False) -> None:
-        """A Mamba layer of the first version."""
+    def normed_mamba(self) -> None:
+        self.mamba()
+        self.norm("ssm_dt_norm", length=RANK)
+        self.norm("ssm_b_norm", "ssm_c_norm", length=STATE)
+
+    def mamba(self) -> None:
         self.matrix("ssm_in", 2 * INNER, WIDTH)
         self.matrix("ssm_conv1d", INNER, KERNEL, size=2.0)
         self.plain("ssm_conv1d.bias", self.draw.standard_normal(INNER) / 4)
@@ -110,12 +121,8 @@ class Weights:
         self.plain("ssm_a", -np.tile(np.arange(1, STATE + 1) / 4, (INNER, 1)))
         self.plain("ssm_d", np.ones(INNER))
         self.matrix("ssm_out", WIDTH, INNER)
-        if norms:
-            self.norm("ssm_dt_norm", length=RANK)
-            self.norm("ssm_b_norm", "ssm_c_norm", length=STATE)
 
     def mamba2(self) -> None:
-        """A Mamba layer of the second version."""
         mixed = INNER + 2 * GROUPS * STATE
         self.matrix("ssm_in", INNER + mixed + STATE_HEADS, WIDTH)
         self.matrix("ssm_conv1d", mixed, KERNEL, size=2.0)
@@ -126,8 +133,22 @@ class Weights:
         self.plain("ssm_norm.weight", np.ones((GROUPS, INNER // GROUPS)))
         self.matrix("ssm_out", WIDTH, INNER)
 
+    def bare_norm(self) -> None:
+        self.norm("ffn_norm", ending="")
+
+    def convolution(self) -> None:
+        self.matrix("shortconv.conv", WIDTH, KERNEL, size=2.0)
+        self.matrix("shortconv.in_proj", 3 * WIDTH, WIDTH)
+        self.matrix("shortconv.out_proj", WIDTH, WIDTH)
+
+    def prediction(self) -> None:
+        """What a layer that predicts further tokens has besides."""
+        self.matrix("nextn.eh_proj", WIDTH, 2 * WIDTH)
+        self.norm("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+
 
 MAMBA = {"ssm.conv_kernel": KERNEL, "ssm.inner_size": INNER, "ssm.state_size": STATE}
+MAMBA1 = {**MAMBA, "ssm.time_step_rank": RANK}
 MAMBA2 = {**MAMBA, "ssm.time_step_rank": STATE_HEADS, "ssm.group_count": GROUPS}
 DELTA = {**MAMBA2, "ssm.inner_size": STATE_HEADS * STATE, "full_attention_interval": 4}
 MIXED = {
@@ -137,150 +158,8 @@ MIXED = {
     "expert_shared_feed_forward_length": FORWARD,
 }
 TURNING = {"rope.dimension_sections": [3, 3, 2, 0]}
-ONE_ATTENDS = [0] * (LAYERS - 1) + [KEY_HEADS]
+ONE_ATTENDS = {"attention.head_count_kv": [0] * (LAYERS - 1) + [KEY_HEADS]}
 """Key heads by layer, where those that have none keep a state."""
-
-
-def qwen35(weights: Weights, heads: int, experts: bool = False) -> Values:
-    """Three layers with a state, one with attention whose positions have several parts."""
-    for number in range(LAYERS + heads):
-        weights.layer(number)
-        weights.norm("attn_norm", "post_attention_norm")
-        if number % 4 == 3 or number >= LAYERS:
-            weights.attention(queries=2 * HEADS * HEAD)
-            weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
-        else:
-            weights.delta(merged=False)
-        if experts:
-            weights.experts()
-            weights.shared_expert()
-        else:
-            weights.forward()
-        if number >= LAYERS:
-            weights.matrix("nextn.eh_proj", WIDTH, 2 * WIDTH)
-            weights.norm("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
-    ahead = {"nextn_predict_layers": heads} if heads else {}
-    return {**DELTA, **TURNING, **ahead, **(MIXED if experts else {})}
-
-
-def qwen35moe(weights: Weights, heads: int) -> Values:
-    """The same with experts."""
-    return qwen35(weights, heads, experts=True)
-
-
-def qwen3next(weights: Weights, heads: int) -> Values:
-    """As Qwen 3.5 with experts, with plain positions."""
-    for number in range(LAYERS):
-        weights.layer(number)
-        weights.norm("attn_norm", "post_attention_norm")
-        if number % 4 == 3:
-            weights.attention(queries=2 * HEADS * HEAD)
-            weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
-        else:
-            weights.delta(merged=True)
-        weights.experts()
-        weights.shared_expert()
-    return {**DELTA, **MIXED}
-
-
-def nemotron_h(weights: Weights, heads: int) -> Values:
-    """Layers that keep a state, attend, or see one token at a time, each in a block of its own."""
-    kinds = ("state", "forward", "attention", "state", "forward")
-    for number, kind in enumerate(kinds):
-        weights.layer(number)
-        weights.norm("attn_norm")
-        if kind == "state":
-            weights.mamba2()
-        elif kind == "attention":
-            weights.attention()
-        else:
-            weights.forward(gate=False)
-    return {
-        **MAMBA2,
-        "block_count": len(kinds),
-        "attention.layer_norm_epsilon": 1e-5,
-        "attention.head_count_kv": [KEY_HEADS * (kind == "attention") for kind in kinds],
-        "feed_forward_length": [FORWARD * (kind == "forward") for kind in kinds],
-    }
-
-
-def lfm2(weights: Weights, heads: int) -> Values:
-    """Short convolutions, and attention in the last layer."""
-    for number in range(LAYERS):
-        weights.layer(number)
-        weights.norm("attn_norm", "ffn_norm")
-        weights.forward()
-        if ONE_ATTENDS[number]:
-            weights.attention()
-            weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
-        else:
-            weights.matrix("shortconv.conv", WIDTH, KERNEL, size=2.0)
-            weights.matrix("shortconv.in_proj", 3 * WIDTH, WIDTH)
-            weights.matrix("shortconv.out_proj", WIDTH, WIDTH)
-    return {"shortconv.l_cache": KERNEL, "attention.head_count_kv": ONE_ATTENDS}
-
-
-def granitehybrid(weights: Weights, heads: int) -> Values:
-    """Mamba layers of the second version, and attention in the last layer."""
-    for number in range(LAYERS):
-        weights.layer(number)
-        weights.norm("attn_norm", "ffn_norm")
-        weights.attention() if ONE_ATTENDS[number] else weights.mamba2()
-        weights.forward()
-    return {**MAMBA2, "attention.head_count_kv": ONE_ATTENDS}
-
-
-def falcon_h1(weights: Weights, heads: int) -> Values:
-    """Every layer attends and keeps a state as well."""
-    for number in range(2):
-        weights.layer(number)
-        weights.norm("attn_norm")
-        weights.norm("ffn_norm", ending="")
-        weights.mamba2()
-        weights.attention()
-        weights.forward()
-    return {**MAMBA2, "block_count": 2}
-
-
-def mamba(weights: Weights, heads: int) -> Values:
-    """Nothing but states."""
-    for number in range(2):
-        weights.layer(number)
-        weights.norm("attn_norm")
-        weights.mamba()
-    return {**MAMBA, "ssm.time_step_rank": RANK, "block_count": 2, **NO_ATTENTION}
-
-
-def mamba2(weights: Weights, heads: int) -> Values:
-    """The same, of the second version."""
-    for number in range(2):
-        weights.layer(number)
-        weights.norm("attn_norm")
-        weights.mamba2()
-    return {**MAMBA2, "block_count": 2, **NO_ATTENTION}
-
-
-def jamba(weights: Weights, heads: int) -> Values:
-    """Mamba layers of the first version, and attention without positions."""
-    for number in range(LAYERS):
-        weights.layer(number)
-        weights.norm("attn_norm", "ffn_norm")
-        weights.attention() if ONE_ATTENDS[number] else weights.mamba(norms=True)
-        weights.forward()
-    return {**MAMBA, "ssm.time_step_rank": RANK, "attention.head_count_kv": ONE_ATTENDS}
-
-
-def qwen3vl(weights: Weights, heads: int) -> Values:
-    """Attention only, whose positions have several parts."""
-    for number in range(2):
-        weights.layer(number)
-        weights.norm("attn_norm", "ffn_norm")
-        weights.attention()
-        weights.norm("attn_q_norm", "attn_k_norm", length=HEAD)
-        weights.forward()
-    return {**TURNING, "block_count": 2, "n_deepstack_layers": 0}
-
-
 NO_ATTENTION = {
     "feed_forward_length": 0,
     "attention.head_count": 0,
@@ -289,28 +168,87 @@ NO_ATTENTION = {
     "attention.value_length": None,
     "rope.dimension_count": None,
 }
-Architecture = Callable[[Weights, int], Values]
-ARCHITECTURES: dict[str, Architecture] = {
-    "qwen35": qwen35,
-    "qwen35moe": qwen35moe,
-    "qwen3next": qwen3next,
-    "nemotron_h": nemotron_h,
-    "lfm2": lfm2,
-    "granitehybrid": granitehybrid,
-    "falcon-h1": falcon_h1,
-    "mamba": mamba,
-    "mamba2": mamba2,
-    "jamba": jamba,
-    "qwen3vl": qwen3vl,
+Part = Callable[[Weights], None]
+PRE_NORM, POST_NORM = ("attn_norm", "ffn_norm"), ("attn_norm", "post_attention_norm")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The values of its own in the header, and the norms and parts of each layer."""
+
+    values: Values
+    layers: Sequence[Sequence[Part]]
+    norms: Sequence[str] = PRE_NORM
+    head: Sequence[Part] = ()
+    """The parts of a layer that predicts further tokens, if it may have some."""
+
+
+def hybrid(usual: Part, last: Part, forward: Part) -> list[list[Part]]:
+    """Layers of which the last one attends."""
+    return [*[[usual, forward]] * (LAYERS - 1), [last, forward]]
+
+
+ARCHITECTURES = {
+    "qwen35": Architecture(
+        {**DELTA, **TURNING},
+        hybrid(Weights.delta, Weights.gated_attention, Weights.forward),
+        POST_NORM,
+        (Weights.gated_attention, Weights.forward, Weights.prediction),
+    ),
+    "qwen35moe": Architecture(
+        {**DELTA, **TURNING, **MIXED},
+        hybrid(Weights.delta, Weights.gated_attention, Weights.experts),
+        POST_NORM,
+        (Weights.gated_attention, Weights.experts, Weights.prediction),
+    ),
+    "qwen3next": Architecture(
+        {**DELTA, **MIXED},
+        hybrid(Weights.merged_delta, Weights.gated_attention, Weights.experts),
+        POST_NORM,
+    ),
+    "nemotron_h": Architecture(
+        {
+            **MAMBA2,
+            "attention.layer_norm_epsilon": 1e-5,
+            "attention.head_count_kv": [0, 0, KEY_HEADS, 0, 0],
+            "feed_forward_length": [0, FORWARD, 0, 0, FORWARD],
+        },
+        [
+            *([Weights.mamba2], [Weights.upward], [Weights.attention]),
+            *([Weights.mamba2], [Weights.upward]),
+        ],
+        ("attn_norm",),
+    ),
+    "lfm2": Architecture(
+        {"shortconv.l_cache": KERNEL, **ONE_ATTENDS},
+        [
+            *[[Weights.forward, Weights.convolution]] * (LAYERS - 1),
+            [Weights.forward, Weights.normed_attention],
+        ],
+    ),
+    "granitehybrid": Architecture(
+        {**MAMBA2, **ONE_ATTENDS}, hybrid(Weights.mamba2, Weights.attention, Weights.forward)
+    ),
+    "falcon-h1": Architecture(
+        MAMBA2,
+        [[Weights.bare_norm, Weights.mamba2, Weights.attention, Weights.forward]] * 2,
+        ("attn_norm",),
+    ),
+    "mamba": Architecture({**MAMBA1, **NO_ATTENTION}, [[Weights.mamba]] * 2, ("attn_norm",)),
+    "mamba2": Architecture({**MAMBA2, **NO_ATTENTION}, [[Weights.mamba2]] * 2, ("attn_norm",)),
+    "jamba": Architecture(
+        {**MAMBA1, **ONE_ATTENDS},
+        hybrid(Weights.normed_mamba, Weights.attention, Weights.forward),
+    ),
+    "qwen3vl": Architecture(
+        {**TURNING, "n_deepstack_layers": 0}, [[Weights.normed_attention, Weights.forward]] * 2
+    ),
 }
 
 
-def tiny(folder: Path, architecture: str, heads: int = 0, seed: int = 0) -> Path:
-    """A random file of an architecture in a folder. `heads` is how many layers that predict further
-    tokens it has; only those of Qwen 3.5 have any."""
-    weights = Weights(seed)
-    own = {
-        "context_length": CONTEXT,
+def sizes(layers: int, context: int = CONTEXT) -> Values:
+    return {
+        "context_length": context,
         "embedding_length": WIDTH,
         "feed_forward_length": FORWARD,
         "attention.head_count": HEADS,
@@ -320,8 +258,24 @@ def tiny(folder: Path, architecture: str, heads: int = 0, seed: int = 0) -> Path
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": HEAD,
         "rope.freq_base": 10000.0,
-        "block_count": LAYERS + heads,
-        **ARCHITECTURES[architecture](weights, heads),
+        "block_count": layers,
+    }
+
+
+def tiny(folder: Path, architecture: str, heads: int = 0, seed: int = 0) -> Path:
+    """A random file of an architecture in a folder. `heads` is how many layers that predict further
+    tokens it has; only those of Qwen 3.5 have any."""
+    weights, made = Weights(seed), ARCHITECTURES[architecture]
+    layers = [*made.layers, *[made.head] * heads]
+    for number, parts in enumerate(layers):
+        weights.layer(number)
+        weights.norm(*made.norms)
+        for part in parts:
+            part(weights)
+    own = {
+        **sizes(len(layers)),
+        **made.values,
+        "nextn_predict_layers": heads or None,
     }
     values: Values = {"general.name": architecture, "general.file_type": 0}
     values |= {f"{architecture}.{name}": value for name, value in own.items() if value is not None}

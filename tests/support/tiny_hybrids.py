@@ -106,7 +106,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 """Families that cannot be used: they keep what they read in their layers, not in a cache."""
 """The library's class of each config, and its settings."""
 SHARPER = 3.0
-"""By how much the matrices of a fresh model are multiplied."""
 
 
 def save_hybrid(family: str, folder: Path, **changes: Any) -> Path:
@@ -116,8 +115,11 @@ def save_hybrid(family: str, folder: Path, **changes: Any) -> Path:
     return save_random(name, {**settings, **changes}, folder)
 
 
-def save_random(name: str, settings: dict[str, Any], folder: Path) -> Path:
-    """The same of the library's config class of that name."""
+def save_random(
+    name: str, settings: dict[str, Any], folder: Path, sharper: float = SHARPER
+) -> Path:
+    """The same of the library's config class of that name, its matrices that much larger than those
+    of a fresh model."""
     import torch
     import transformers
 
@@ -128,9 +130,8 @@ def save_random(name: str, settings: dict[str, Any], folder: Path) -> Path:
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() > 1 and "A_log" not in key:
-                parameter.mul_(SHARPER)
+                parameter.mul_(sharper)
     model.save_pretrained(folder)
     for file in TOKENIZER:
-        if (EMBEDDED / file).exists():
-            shutil.copy(EMBEDDED / file, folder)
+        shutil.copy(EMBEDDED / file, folder)
     return folder

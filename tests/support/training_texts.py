@@ -30,7 +30,6 @@ def chat(draw: Random, number: int) -> dict[str, object]:
 
 
 def write_texts(path: Path, count: int) -> Path:
-    """A file of so many documents, compressed where its name says so."""
     draw = Random(0)
     opener = lzma.open if path.suffix == ".xz" else open
     with opener(path, "wt", encoding="utf-8") as file:

@@ -53,8 +53,6 @@ class Request:
 
 
 class Batch:
-    """The rows of one worker."""
-
     def __init__(self, proposer: Proposes, choose: Callable[[Sequence[int]], int]) -> None:
         self.proposer, self.choose = proposer, choose
         self.requests: list[Request] = []
@@ -62,7 +60,6 @@ class Batch:
         self.num_tokens_no_spec = np.zeros(ROWS, dtype=np.int32)
 
     def add(self, request: Request) -> None:
-        """A request gets the next slot."""
         self.requests.append(request)
 
     def remove(self, request: Request) -> None:
@@ -94,7 +91,6 @@ class Batch:
         return sampled
 
     def steps(self, count: int) -> None:
-        """So many steps."""
         for _ in range(count):
             self.step()
 

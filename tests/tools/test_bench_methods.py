@@ -5,12 +5,12 @@ import json
 import pytest
 
 from bench import truth
-from bench.__main__ import main
 from bench.speed import ablation, tier_after_tier
 from engine.backends.toy import ToyBackend, deviating
 from engine.methods import hierarchy
 from engine.types import TIERS
 from tests.conftest import EMBEDDED
+from tests.tools.conftest import Program
 
 
 def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
@@ -29,11 +29,8 @@ def test_the_ablation_compares_every_subset_and_order_of_the_tiers() -> None:
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_every_configuration_of_the_ablation_gives_the_same_text(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["speed", "--methods", "ablation", "--limit", "1", "--max-new-tokens", "8"]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
+def test_every_configuration_of_the_ablation_gives_the_same_text(bench: Program) -> None:
+    *table, line = bench("speed", "--methods", "ablation", "--limit", "1", "--max-new-tokens", "8")
     record = json.loads(line)
     assert list(record["methods"]) == list(ablation())
     assert any(row.startswith("| hierarchical, fixed 7 nodes") for row in table)
@@ -42,14 +39,13 @@ def test_every_configuration_of_the_ablation_gives_the_same_text(
 
 @pytest.mark.parametrize("temperature", ["0", "0.7"])
 def test_the_speed_command_knows_heads(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], temperature: str
+    monkeypatch: pytest.MonkeyPatch, temperature: str, bench: Program
 ) -> None:
     toy, plain = ToyBackend(guesses=deviating(1.0)), ToyBackend()
     monkeypatch.setattr("bench.harness.load_model", lambda name, options: toy)
     names = ["plain", "hd", "head@1", "head@2", "head", "hd+head"]
     run = ["speed", "--methods", ",".join(names), "--limit", "3", "--max-new-tokens", "24"]
-    assert main([*run, "--temperature", temperature]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
+    *table, line = bench(*run, "--temperature", temperature)
     found = json.loads(line)["methods"]
     assert list(found) == names and all(figures["identical"] for figures in found.values())
     calls = {name: figures.get("head_calls_per_step") for name, figures in found.items()}
@@ -57,8 +53,7 @@ def test_the_speed_command_knows_heads(
     assert 0.8 < calls["head@1"] <= 1 < calls["head@2"] <= 2
     assert any("head calls" in row for row in table)
     monkeypatch.setattr("bench.harness.load_model", lambda name, options: plain)
-    assert main(run) == 2
-    assert "brings no head" in capsys.readouterr().err
+    assert "brings no head" in bench.refusal(*run)
 
 
 SMALL = EMBEDDED.with_name("small")
@@ -84,10 +79,9 @@ def test_what_the_page_says_is_compared_with_compare(capsys: pytest.CaptureFixtu
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_answers_of_the_app_are_proved_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_of_the_app_are_proved_and_compared(bench: Program) -> None:
     options = ["--limit", "2", "--max-new-tokens", "12", "--repeats", "1", "--hopeless", "1"]
-    assert main(["truth", "--model", str(SMALL), *options]) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    record = bench.record("truth", "--model", str(SMALL), *options)
     assert record["bench"] == "truth" and record["model"] == "small"
     assert [each["hopeless"] for each in record["rows"]] == [False, True]
     for each in record["rows"]:
@@ -100,11 +94,8 @@ STACK = ["--limit", "1", "--max-new-tokens", "12", "--profile-tokens", "6"]
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_a_run_measures_what_was_planned_and_its_rivals(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["stack", *STACK, "--temperature", "0.7"]) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
+def test_a_run_measures_what_was_planned_and_its_rivals(bench: Program) -> None:
+    *table, line = bench("stack", *STACK, "--temperature", "0.7")
     record = json.loads(line)
     measured, predicted = record["measured_ms_per_token"], record["predicted_ms_per_token"]
     assert {"plain", "hd", "hd+hsd"} <= set(measured)

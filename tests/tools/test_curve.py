@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
+from bench.curve import Timed
+from engine.backends.folded_attention import FOLDED
 from engine.backends.toy import ToyBackend
 from engine.drafting.costs import CostCurve
 from tests.conftest import EMBEDDED
 from tests.support.backends import save_model
+from tests.tools.conftest import Program
 
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]
 
 
 def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None:
-    from bench.curve import Timed
-
     way = Timed("toy", ToyBackend(), CostCurve({0: 1.0, 7: 2.0}, 0.0, 0.0, 1e-3, 1e-4))
     row = way.row(256, {0: 2.0, 7: 5.0})
     assert row["ms"] == {0: 2000.0, 7: 5000.0} and row["ratio"] == {0: 1.0, 7: 2.5}
@@ -29,15 +29,10 @@ def test_what_was_expected_is_told_at_the_pace_of_the_first_plain_step() -> None
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_a_model_is_timed_after_texts_of_several_lengths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from engine.backends.folded_attention import FOLDED
-
+def test_a_model_is_timed_after_texts_of_several_lengths(tmp_path: Path, bench: Program) -> None:
     tiny = save_model("llama-gqa", tmp_path / "tiny")
     run = [*RUN, "--model", str(tiny), "--dtype", "bfloat16", "--lengths", "60,100"]
-    assert main(run) == 0
-    *table, line = capsys.readouterr().out.strip().splitlines()
+    *table, line = bench(*run)
     record = json.loads(line)
     (model,) = record["models"].values()
     assert model["model"] == "tiny" and model["dtype"] == "bfloat16"
@@ -55,12 +50,11 @@ def test_a_model_is_timed_after_texts_of_several_lengths(
 
 @pytest.mark.soak
 @pytest.mark.model
-def test_files_and_types_of_a_folder_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_and_types_of_a_folder_side_by_side(bench: Program) -> None:
     folder = str(EMBEDDED)
     names = ["embedded-gguf", f"{folder}@float32", f"{folder}@bfloat16"]
     run = ["curve", *names, "--repeats", "1", "--threads", "1", "--sizes", "0,1,3"]
-    assert main([*run, "--lengths", "60"]) == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    record = bench.record(*run, "--lengths", "60")
     assert list(record["models"]) == names
     kinds = [model["dtype"] for model in record["models"].values()]
     assert kinds == ["Q8_0", "float32", "bfloat16"]

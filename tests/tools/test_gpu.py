@@ -1,13 +1,22 @@
 """`bench gpu` without a GPU: what it compares and reports."""
 
 import json
+from argparse import Namespace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bench import gpu, measure
+from bench.gpu import inflated
 from engine.drafting.costs import CostCurve
+from engine.models.load_transformers import with_captured
+from engine.models.shape import SHAPES, Shape
+from engine.settings import Runtime
 from tests.support.backends import load_kind
+from tests.tools.conftest import Program
 
 pytestmark = pytest.mark.model
 
@@ -15,11 +24,7 @@ pytestmark = pytest.mark.model
 @pytest.fixture
 def captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tiny model in captured forwards, in place of the one that is asked for."""
-    import torch
-
-    from bench import gpu, measure
     from engine.backends import captured
-    from engine.models.load_transformers import with_captured
 
     monkeypatch.setattr(captured, "TREES", (1, 4))
     monkeypatch.setattr(captured, "PROMPTS", (32,))
@@ -38,14 +43,9 @@ RUN = ("gpu", "--prompts", "random", "--limit", "2", "--max-new-tokens", "6", "-
 
 
 @pytest.mark.soak
-def test_both_ways_are_measured_and_compared(
-    captured: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from bench.__main__ import main
-
+def test_both_ways_are_measured_and_compared(captured: Any, bench: Program) -> None:
     known = captured.captured
-    assert main([*RUN, "--no-peers"]) == 0
-    head, *tables, line = capsys.readouterr().out.splitlines()
+    head, *tables, line = bench(*RUN, "--no-peers")
     record = json.loads(line)
     ways = ["captured", "one by one"]
     assert [(each["way"], each["length"]) for each in record["forwards"]] == [
@@ -64,39 +64,25 @@ def test_both_ways_are_measured_and_compared(
     assert "## GB of memory" in tables and "float32" in head and record["driver"] in head
 
 
-def test_a_model_of_a_size_gets_fewer_bits(tmp_path: Path) -> None:
-    import torch
-
-    from bench.gpu import round_matrices
-    from engine.backends.rounded import RoundedLinear
-
-    model = load_kind("llama-gqa", tmp_path).model
-    linear = model.model.layers[0].mlp.gate_proj
-    states = torch.randn(2, linear.in_features)
-    round_matrices(model, 4, torch.device("cpu"))
-    few = [module for module in model.modules() if isinstance(module, RoundedLinear)]
-    assert model.lm_head.bits == 8 and {module.bits for module in few[:-1]} == {4}
-    found, wanted = model.model.layers[0].mlp.gate_proj(states), linear(states)
-    assert 0.0 < (found - wanted).norm() / wanted.norm() < 0.2
+@pytest.mark.soak
+def test_a_size_is_written_and_loaded_with_the_context_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SHAPES, "demo", Shape(1024, 1040, 8, 8, 9))
+    runtime = Runtime(context_length=4096, dtype="bfloat16")
+    info = inflated(Namespace(size="demo", **asdict(runtime))).info
+    assert (info.name, info.context_length) == ("tiny-chat as demo", 4096)
+    assert info.dtype == "bfloat16" and info.parameters > 5e7
 
 
 def test_a_model_without_captured_forwards_is_refused_with_the_reason(
-    captured: Any, capsys: pytest.CaptureFixture[str]
+    captured: Any, bench: Program
 ) -> None:
-    from dataclasses import replace
-
-    from bench.__main__ import main
-
     captured.captured = None
     captured.info = replace(captured.info, note="Its layers lie on several devices.")
-    assert main([*RUN]) == 2
-    assert "has no captured forwards. Its layers lie on" in capsys.readouterr().err
+    assert "has no captured forwards. Its layers lie on" in bench.refusal(*RUN)
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    from bench.__main__ import main
-
-    assert main([*RUN]) == 2
-    assert capsys.readouterr().err == (
-        "There is no GPU here that torch can use. Run this where one is.\n"
-    )
+def test_without_a_gpu_it_says_so(bench: Program) -> None:
+    said = "There is no GPU here that torch can use. Run this where one is.\n"
+    assert bench.refusal(*RUN) == said

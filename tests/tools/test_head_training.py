@@ -7,9 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from gguf import GGUFReader
+from safetensors.torch import load_file
 
+from engine.heads.eagle3 import Target, read_head
+from engine.models.loaders import load
+from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts
+from tests.tools.conftest import Program
 from training.__main__ import main
+from training.head import FADE, of_target, within
+from training.prepare import Corpus, read
+from training.train import loaded
 
 pytestmark = pytest.mark.model
 PLAN = ["--length", "48", "--sequences", "4", "--micro", "2", "--layers", "0", "1", "2"]
@@ -34,8 +44,6 @@ def head(made: Path, output: Path, *options: str) -> int:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "weights" / "model.safetensors")
 
 
@@ -43,8 +51,6 @@ def weights(folder: Path) -> dict[str, Any]:
 def test_a_head_learns_and_goes_on_where_it_was_stopped(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     assert head(made, tmp_path / "whole", "--steps", "20", "--decay", "0.5") == 0
     log = (tmp_path / "whole" / "log.jsonl").read_text()
     lines = [json.loads(each) for each in log.splitlines()]
@@ -66,15 +72,6 @@ def test_a_head_learns_and_goes_on_where_it_was_stopped(
 
 def test_what_it_learns_is_what_it_does_when_it_drafts(made: Path, tmp_path: Path) -> None:
     """The loss is that of the laws which the engine's head gives at the same places."""
-    import torch
-
-    from engine.heads.eagle3 import Target, read_head
-    from engine.models.loaders import load
-    from engine.settings import Runtime, Sampling
-    from training.head import FADE, of_target, within
-    from training.prepare import Corpus
-    from training.train import loaded
-
     assert head(made, tmp_path, "--steps", "5") == 0
     target = loaded(made / "target").eval()
     network, _ = read_head(tmp_path / "weights", Target(64, 2, 320))
@@ -114,50 +111,41 @@ def test_what_it_learns_is_what_it_does_when_it_drafts(made: Path, tmp_path: Pat
 
 
 def test_answers_are_learned_from_and_nothing_else() -> None:
-    import torch
-
-    from training.head import within
-
     #                     bos user  . end asst  . end user . asst .
     inputs = torch.tensor([[9, 0, 3, 9, 1, 4, 9, 9, 1, 3, 9, 4, 9]])
     assert within(inputs, 4, 5)[0].int().tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.soak
-def test_a_head_is_measured_by_depth(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_is_measured_by_depth(made: Path, tmp_path: Path, training: Program) -> None:
     assert head(made, tmp_path, "--steps", "40", "--decay", "0.5", "--rate", "0.02") == 0
     held, target = str(made / "data" / "held.jsonl"), str(made / "target")
     options = ["--prompts", "2", "--tokens", "12", "--depth", "3", "--temperatures", "0", "0.7"]
-    capsys.readouterr()
     command = ["depths", held, target, "--head", str(tmp_path / "weights"), *options]
-    assert main(command) == 0
-    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    rows = [line.split("|")[1:-1] for line in training(*command) if "|" in line]
     assert [cell.strip() for cell in rows[0]] == ["temperature", "positions", "1", "2", "3"]
     for row, temperature in zip(rows[2:], ("0", "0.7"), strict=True):
         assert row[0].strip() == temperature and int(row[1]) > 10
         reached = [float(cell.split()[0]) for cell in row[2:]]
         assert 1 >= reached[0] >= reached[1] >= reached[2] and reached[0] > 0.2
-    assert main(["depths", held, target]) == 2
-    assert "has no head that drafts. It has none." in capsys.readouterr().err
+    assert "has no head that drafts. It has none." in training.refusal("depths", held, target)
     (tmp_path / "none.jsonl").touch()
-    assert main([*command[:1], str(tmp_path / "none.jsonl"), *command[2:]]) == 2
-    assert "No chat is left in" in capsys.readouterr().err
-    assert main([*command, "--depth", "0"]) == 2
-    assert "at least one prompt, one token and one level" in capsys.readouterr().err
+    assert "No chat is left in" in training.refusal(
+        *command[:1], str(tmp_path / "none.jsonl"), *command[2:]
+    )
+    assert "at least one prompt, one token and one level" in training.refusal(
+        *command, "--depth", "0"
+    )
 
 
 def test_a_model_answers_the_questions_of_chats(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, training: Program
 ) -> None:
-    from training.prepare import read
-
     output, texts = tmp_path / "answers.jsonl", str(made / "texts.jsonl")
     target = str(made / "target")
     options = ["--output", str(output), "--limit", "5", "--tokens", "8"]
-    assert main(["answers", target, texts, *options, "--temperatures", "0", "1"]) == 0
-    assert "5 answers of " in capsys.readouterr().out
+    (said,) = training("answers", target, texts, *options, "--temperatures", "0", "1")
+    assert "5 answers of " in said
     asked = {each.messages[0]["content"]: each for each in read([Path(texts)]) if each.messages}
     said = list(read([output]))
     assert len(said) == 5
@@ -167,20 +155,16 @@ def test_a_model_answers_the_questions_of_chats(
         assert [turn["role"] for turn in each.messages[-2:]] == ["user", "assistant"]
         assert each.messages[:-1] == known.messages[: len(each.messages) - 1]
     assert main(["prepare", str(output), "--output", str(tmp_path), "--vocabulary", "300"]) == 0
-    assert main(["answers", target, texts, *options, "--limit", "0"]) == 2
-    assert "at least one question" in capsys.readouterr().err
+    assert "at least one question" in training.refusal(
+        "answers", target, texts, *options, "--limit", "0"
+    )
 
 
-def test_a_head_is_written_as_a_gguf_file(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from gguf import GGUFReader
-
+def test_a_head_is_written_as_a_gguf_file(made: Path, tmp_path: Path, training: Program) -> None:
     assert head(made, tmp_path, "--steps", "1") == 0
     file = tmp_path / "eagle3-target.gguf"
     folder, target = str(tmp_path / "weights"), str(made / "target")
-    assert main(["head-to-gguf", folder, target, str(file)]) == 0
-    assert file.name in capsys.readouterr().out
+    assert file.name in training("head-to-gguf", folder, target, file)[-1]
     reader, own = GGUFReader(file), weights(tmp_path)
     found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     assert len(found) == len(own) == 12
@@ -195,5 +179,4 @@ def test_a_head_is_written_as_a_gguf_file(
     flat = layer | config | {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {}}
     del flat["speculators_model_type"]
     (tmp_path / "weights" / "config.json").write_text(json.dumps(flat | {"hidden_size": 32}))
-    assert main(["head-to-gguf", folder, target, str(file)]) == 2
-    assert "cannot be used" in capsys.readouterr().err
+    assert "cannot be used" in training.refusal("head-to-gguf", folder, target, str(file))

@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 
 from bench.harness import SHORT, kind_of, source_of
-from bench.measure import PEERS
+from bench.llama_peers import LlamaPeer
+from bench.measure import PEERS, divergences
+from bench.prompts import cut_prompt
 from bench.report import LLAMA_CPP, TRANSFORMERS
 from bench.speed import DEFAULTS, Speed, checked_methods
 from engine.decode import decode
 from engine.errors import SettingError
 from engine.methods import METHODS
-from engine.models.loaders import name_of
+from engine.models.gguf import ATTENTION, context_parameters
+from engine.models.loaders import load, name_of
+from engine.prompt import Chat
 from engine.settings import Generation, Runtime, Sampling
 from engine.types import Step
+from tests.tools.conftest import Program
 
 NEAR = 0.05
 """Logits that part a near-tie, which other processors may round otherwise."""
@@ -76,23 +81,16 @@ SAMPLERS = [Sampling(0.0), Sampling(0.7, seed=3), Sampling(1.1, top_k=50, top_p=
 @pytest.fixture(scope="module")
 def gguf() -> Iterator[Any]:
     """The embedded GGUF target as the peers are to run it, on one thread."""
-    from engine.models.loaders import load
-
     source = source_of("embedded-gguf")
     runtime = Runtime(threads=1, context_length=1024, batch_size=32, cache_type="f16")
     yield SimpleNamespace(backend=load(source, runtime), source=source, runtime=runtime)
 
 
 def peer_of(gguf: Any) -> Any:
-    from bench.llama_peers import LlamaPeer
-
     return closing(LlamaPeer(gguf.backend, gguf.source, gguf.runtime))
 
 
 def prompts_of(gguf: Any, texts: Sequence[str] = QUESTIONS) -> list[list[int]]:
-    from bench.prompts import cut_prompt
-    from engine.prompt import Chat
-
     return [cut_prompt(Chat(gguf.backend), text, 900) for text in texts]
 
 
@@ -105,16 +103,12 @@ def check_same(
     gguf: Any, prompt: Sequence[int], plain: list[int], other: list[int], sampling: Sampling
 ) -> None:
     """The same answer, up to a near-tie."""
-    from bench.measure import divergences
-
     for found in divergences(gguf.backend, [prompt], [plain], [other], sampling):
         assert found.gap is not None and abs(found.gap) < NEAR
 
 
 @pytest.mark.gguf
 def test_the_peers_get_our_settings(gguf: Any) -> None:
-    from engine.models.gguf import ATTENTION, context_parameters
-
     ours = context_parameters(gguf.backend.model, gguf.runtime)
     with peer_of(gguf) as peer:
         parameters: Any = peer.llama.context_params
@@ -128,8 +122,6 @@ def test_the_peers_get_our_settings(gguf: Any) -> None:
 @pytest.mark.gguf
 @pytest.mark.parametrize("sampling", SAMPLERS, ids=lambda sampling: str(sampling.temperature))
 def test_llama_cpp_python_says_what_plain_decoding_says(gguf: Any, sampling: Sampling) -> None:
-    from engine.models.gguf import context_parameters
-
     wanted = Generation(sampling, max_tokens=48)
     # Beyond one batch.
     long = [*prompts_of(gguf)[0][:-2], *(40 + at % 90 for at in range(300)), 1, 4]
@@ -148,12 +140,6 @@ def test_llama_cpp_python_says_what_plain_decoding_says(gguf: Any, sampling: Sam
         assert len(one.tokens) == one.forwards == 1 and one.decode_seconds == one.seconds
 
 
-def bench(*arguments: str) -> int:
-    from bench.__main__ import main
-
-    return main([*arguments])
-
-
 @pytest.fixture
 def asked(tmp_path: Path) -> str:
     """A file with the questions."""
@@ -164,17 +150,14 @@ def asked(tmp_path: Path) -> str:
 
 @pytest.mark.gguf
 def test_the_speed_of_a_gguf_file_with_its_peers_ends_in_one_json_line(
-    asked: str, capsys: pytest.CaptureFixture[str]
+    asked: str, bench: Program
 ) -> None:
     methods = ["plain", "llama-cpp-python", "hd-published", "hd"]
-    status = bench(
+    report = bench.record(
         *("speed", "--model", "embedded-gguf", "--prompts", asked, "--max-new-tokens", "12"),
         *("--threads", "1", "--context-length", "1024", "--batch-size", "32"),
         *("--methods", ",".join(methods)),
     )
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    report = json.loads(captured.out.strip().splitlines()[-1])
     assert (report["kind"], report["dtype"], report["threads"]) == (LLAMA_CPP, "Q8_0", 1)
     assert report["llama-cpp-python"] and "torch" not in report and report["statistics"] is True
     assert (report["context_length"], report["batch_size"]) == (1024, 32)
@@ -190,16 +173,14 @@ def test_the_speed_of_a_gguf_file_with_its_peers_ends_in_one_json_line(
 @pytest.mark.gguf
 @pytest.mark.model
 def test_a_file_of_the_same_weights_is_decoded_next_to_a_model(
-    asked: str, gguf_files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    asked: str, gguf_files: dict[str, Path], bench: Program
 ) -> None:
-    status = bench(
+    report = bench.record(
         *("speed", "--prompts", asked, "--max-new-tokens", "12", "--threads", "1"),
         *("--dtype", "float32", "--gguf", str(gguf_files["target-F32"])),
         *("--methods", "plain,llama.cpp,hd"),
     )
-    captured = capsys.readouterr()
-    assert status == 0, captured.err
-    figures = json.loads(captured.out.strip().splitlines()[-1])["methods"]
+    figures = report["methods"]
     assert list(figures) == ["plain", "llama.cpp", "hd"]
     other = figures["llama.cpp"]
     assert other["identical"] or other["largest_gap"] < NEAR
@@ -210,16 +191,14 @@ def test_a_file_of_the_same_weights_is_decoded_next_to_a_model(
 @pytest.mark.soak
 @pytest.mark.gguf
 @pytest.mark.model
-def test_a_stack_mixes_both_kinds_of_models(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stack_mixes_both_kinds_of_models(asked: str, bench: Program) -> None:
     folder, file = (
         SHORT["embedded"].with_name("small"),
         SHORT["embedded-gguf"].with_name("mid.gguf"),
     )
-    status = bench(
+    record = bench.record(
         *("speed", "--model", "embedded-gguf", "--drafts", f"{folder},{file}", "--prompts", asked),
         *("--methods", "plain,hsd:small@2/mid@3", "--max-new-tokens", "8", "--threads", "1"),
         *("--profile-tokens", "6", "--limit", "1"),
     )
-    assert status == 0
-    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert record["drafts"] == ["small", "mid"]

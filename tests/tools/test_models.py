@@ -5,19 +5,30 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.settings import Runtime
+from bench.__main__ import main
+from bench.inflate import Comparison, compare, rounded, sizes
+from engine.backends.llamacpp import alone
+from engine.backends.transformers import TransformersBackend
+from engine.errors import SettingError
+from engine.models import inflate
+from engine.models.load_transformers import load_transformers
+from engine.models.loaders import load
+from engine.models.shape import SHAPES, Shape, check_fits
+from engine.settings import Runtime, Sampling
+from engine.types import Message
 from tests.conftest import EMBEDDED
 from tests.support.backends import save_model
-from training.__main__ import main as training
-
-if TYPE_CHECKING:
-    from engine.backends.transformers import TransformersBackend
-    from engine.models.shape import Shape
+from tests.tools.conftest import Program
+from training.measure import ALL, held_out_bits
+from training.prepare import Document
 
 pytestmark = pytest.mark.model
 
@@ -35,17 +46,12 @@ SIZES = {
 }
 
 
-def shape_of(name: str) -> "Shape":
-    from engine.models.shape import Shape
-
+def shape_of(name: str) -> Shape:
     return Shape(*SIZES[name])
 
 
 def tiny(tied: bool, seed: int = 0) -> Any:
     """A random Llama whose logits differ, and whose norms, eps, heads and positions all matter."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     config = LlamaConfig(
@@ -62,8 +68,6 @@ def tiny(tied: bool, seed: int = 0) -> Any:
 
 def built(config: Any, state: dict[str, Any]) -> Any:
     """The model of a config and a state dict; a missing weight is an error unless it is tied."""
-    from transformers import LlamaForCausalLM
-
     model = LlamaForCausalLM(config)
     report = model.load_state_dict(state, strict=False)
     missing = ["lm_head.weight"] if config.tie_word_embeddings else []
@@ -73,16 +77,12 @@ def built(config: Any, state: dict[str, Any]) -> Any:
 
 def forward(model: Any) -> Any:
     """Logits and all hidden states of two rows of text."""
-    import torch
-
     text = torch.tensor([[(37 * i + i * i + row) % 96 for i in range(40)] for row in (0, 5)])
     with torch.inference_mode():
         return model(text, output_hidden_states=True, use_cache=False)
 
 
-def backend_of(model: Any, embedded: Any) -> "TransformersBackend":
-    from engine.backends.transformers import TransformersBackend
-
+def backend_of(model: Any, embedded: Any) -> TransformersBackend:
     info = replace(embedded.info, vocabulary_size=96, eos_ids=frozenset(), context_length=128)
     return TransformersBackend(model, embedded.tokenizer, info)
 
@@ -90,13 +90,8 @@ def backend_of(model: Any, embedded: Any) -> "TransformersBackend":
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", SIZES)
 def test_a_larger_model_has_the_same_logits(name: str, tied: bool) -> None:
-    import torch
-
-    from engine.models.inflate import inflate
-    from engine.models.shape import Shape
-
     model = tiny(tied)
-    config, state = inflate(model, shape_of(name))
+    config, state = inflate.inflate(model, shape_of(name))
     large = built(config, state)
     assert Shape.of(large.config) == shape_of(name)
     small_logits, logits = forward(model).logits, forward(large).logits
@@ -107,11 +102,9 @@ def test_a_larger_model_has_the_same_logits(name: str, tied: bool) -> None:
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_idle_weights_are_random_except_those_that_write_into_the_stream(tied: bool) -> None:
-    from engine.models.inflate import inflate
-
     model = tiny(tied)
     source = model.state_dict()
-    _, state = inflate(model, shape_of("all"))
+    _, state = inflate.inflate(model, shape_of("all"))
     assert ("lm_head.weight" in state) is not tied
     for name, weight in state.items():
         there = int(source[name].count_nonzero()) if name in source else 0
@@ -138,11 +131,8 @@ HARM = {
 
 @pytest.mark.parametrize("harm", ["eps", *HARM])
 def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
-    from bench.inflate import compare
-    from engine.models.inflate import inflate
-
     model = tiny(tied=True)
-    config, state = inflate(model, shape_of("all"))
+    config, state = inflate.inflate(model, shape_of("all"))
     if harm == "eps":
         config.rms_norm_eps *= 4
     else:
@@ -156,10 +146,6 @@ def test_the_comparison_finds_what_is_wrong(embedded: Any, harm: str) -> None:
 
 
 def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
-    import torch
-
-    from bench.inflate import Comparison
-
     def found(gap: float, dtype: torch.dtype, difference: float = 0.1) -> bool:
         return Comparison(dtype, 9, difference, [gap]).holds
 
@@ -186,12 +172,8 @@ def test_divergences_are_allowed_only_where_the_original_nearly_ties() -> None:
     ],
 )
 def test_shapes_that_cannot_hold_the_model(shape: tuple[int, ...], words: str) -> None:
-    from engine.errors import SettingError
-    from engine.models.inflate import inflate
-    from engine.models.shape import Shape
-
     with pytest.raises(SettingError, match=words):
-        inflate(tiny(tied=True), Shape(*shape))
+        inflate.inflate(tiny(tied=True), Shape(*shape))
 
 
 @pytest.mark.parametrize(
@@ -204,23 +186,14 @@ def test_shapes_that_cannot_hold_the_model(shape: tuple[int, ...], words: str) -
     ],
 )
 def test_models_that_are_not_plain_llamas(changes: dict[str, Any], words: str) -> None:
-    from engine.errors import SettingError
-    from engine.models.inflate import inflated_config
-
     config = tiny(tied=True).config
     for name, value in changes.items():
         setattr(config, name, value)
     with pytest.raises(SettingError, match=words):
-        inflated_config(config, shape_of("all"))
+        inflate.inflated_config(config, shape_of("all"))
 
 
 def test_the_sizes_are_what_they_are_called() -> None:
-    import torch
-    from transformers import AutoConfig
-
-    from bench.inflate import sizes
-    from engine.models.shape import SHAPES, check_fits
-
     config = AutoConfig.from_pretrained(EMBEDDED)
     for name, shape in SHAPES.items():
         check_fits(config, shape)
@@ -233,10 +206,6 @@ def test_the_sizes_are_what_they_are_called() -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_rounding_leaves_so_many_levels_per_group(bits: int) -> None:
-    import torch
-
-    from bench.inflate import rounded
-
     model = torch.nn.Linear(64, 6, bias=False)
     before = model.weight.detach().clone()
     rounded(model, bits)
@@ -250,58 +219,38 @@ def test_rounding_leaves_so_many_levels_per_group(bits: int) -> None:
 # The command.
 
 
-def inflate_command(*arguments: str | Path) -> int:
-    from bench.__main__ import main
-
-    return main(["inflate", *map(str, arguments)])
-
-
 @pytest.fixture
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that take no time: for the embedded model, and for one with a hidden size of 32."""
-    from engine.models.shape import SHAPES, Shape
-
     monkeypatch.setitem(SHAPES, "demo", Shape(1024, 1040, 8, 8, 9))
     monkeypatch.setitem(SHAPES, "mini", Shape(128, 80, 16, 4, 4))
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.models import inflate
-
     monkeypatch.setattr(inflate, "SHARD", 100_000)
 
 
-def inflate_mini(folder: Path, *arguments: str | Path) -> tuple[int, Path]:
-    """Inflate a random Llama with a hidden size of 32: the exit status, and the folder."""
+def mini(folder: Path, *arguments: object) -> tuple[list[object], Path]:
+    """The command that inflates a random Llama with a hidden size of 32, and its output."""
     source, output = save_model("llama-gqa", folder / "source"), folder / "larger"
-    start = ("--shape", "128,80,16,4,4", "--model", source, "--output", output, "--device", "cpu")
-    return inflate_command(*start, *arguments), output
+    start = ["--shape", "128,80,16,4,4", "--model", source, "--output", output, "--device", "cpu"]
+    return ["inflate", *start, *arguments], output
 
 
 def index_of(output: Path) -> dict[str, Any]:
     return json.loads((output / "model.safetensors.index.json").read_text())
 
 
-def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-
-
 @pytest.mark.soak
 @pytest.mark.usefixtures("small_sizes")
 def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], embedded: Any
+    tmp_path: Path, bench: Program, embedded: Any
 ) -> None:
-    from engine.models.load_transformers import load_transformers
-
     output = tmp_path / "deep" / "larger"
     output.mkdir(parents=True)
-    status = inflate_command(
-        "--size", "demo", "--output", output, "--limit", "2", "--max-new-tokens", "12",
-        "--device", "cpu",
-    )  # fmt: skip
-    assert status == 0
-    report = last_line(capsys)
+    short = ("--limit", "2", "--max-new-tokens", "12", "--device", "cpu")
+    report = bench.record("inflate", "--size", "demo", "--output", output, *short)
     assert report["verified"] and report["dtype"] == "bfloat16"
     assert report["tokens"] == 24 and report["prompts"] == 2
     assert report["fingerprints_differ"] and report["same_tokenizer"] and report["can_tree"]
@@ -328,22 +277,17 @@ def test_the_embedded_model_inflated_is_verified_and_keeps_its_statistics(
     "text",
     ["", "1b", "512,1408,8,2", "512,1408,8,2,12,1", "512,1408,8,2,1.5", "512,1408,8,2,0"],
 )
-def test_texts_that_are_no_shape(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
-    assert inflate_command(f"--shape={text}", "--output", tmp_path / "larger") == 2
-    captured = capsys.readouterr()
-    assert repr(text) in captured.err and "HIDDEN,INTERMEDIATE,HEADS" in captured.err
-    assert captured.out == "" and list(tmp_path.iterdir()) == []
+def test_texts_that_are_no_shape(tmp_path: Path, text: str, bench: Program) -> None:
+    said = bench.refusal("inflate", f"--shape={text}", "--output", tmp_path / "larger")
+    assert repr(text) in said and "HIDDEN,INTERMEDIATE,HEADS" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_many_shards_and_an_untied_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, output = inflate_mini(
-        tmp_path, "--dtype", "float32", "--limit", "3", "--max-new-tokens", "8"
-    )
-    assert status == 0
-    report = last_line(capsys)
+def test_many_shards_and_an_untied_head(tmp_path: Path, bench: Program) -> None:
+    short = ("--dtype", "float32", "--limit", "3", "--max-new-tokens", "8")
+    command, output = mini(tmp_path, *short)
+    report = bench.record(*command)
     assert report["verified"] and report["divergences"] == 0 and report["tokens"] > 8
     assert list(report["shape"].values()) == [128, 80, 16, 4, 4]
     files = sorted(path.name for path in output.glob("*.safetensors"))
@@ -355,54 +299,40 @@ def test_many_shards_and_an_untied_head(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_wrong_model_ends_with_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models import inflate
-
     monkeypatch.setattr(inflate, "WRITERS", {"embed_tokens", "o_proj"})
-    status, _ = inflate_mini(
-        tmp_path, "--dtype", "float32", "--limit", "1", "--max-new-tokens", "4"
-    )
-    assert status == 2
+    command, _ = mini(tmp_path, "--dtype", "float32", "--limit", "1", "--max-new-tokens", "4")
+    assert main([*map(str, command)]) == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out.strip().splitlines()[-1])["verified"] is False
     assert "WRONG" in captured.out and "Do not measure" in captured.err
 
 
-def test_an_output_that_is_in_use_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_is_in_use_is_refused(tmp_path: Path, bench: Program) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     for output in (file, tmp_path):
-        assert inflate_command("--size", "0.1b", "--output", output) == 2
-        assert repr(str(output)) in capsys.readouterr().err
+        assert repr(str(output)) in bench.refusal("inflate", "--size", "0.1b", "--output", output)
     assert file.read_text() == "mine" and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.usefixtures("small_sizes")
 def test_a_full_disk_and_a_folder_that_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Program
 ) -> None:
-    from engine.models import inflate
-
     source = save_model("llama-gqa", tmp_path / "source")
-    start = ("--size", "mini", "--model", source, "--device", "cpu", "--output")
-    assert inflate_command(*start, source / "config.json" / "larger") == 2
-    assert "cannot be written" in capsys.readouterr().err
+    start = ("inflate", "--size", "mini", "--model", source, "--device", "cpu", "--output")
+    said = bench.refusal(*start, source / "config.json" / "larger")
+    assert "cannot be written" in said
     with monkeypatch.context() as patch:
         usage = SimpleNamespace(free=1_000_000)
         patch.setattr(inflate.shutil, "disk_usage", lambda folder: usage)
-        assert inflate_command(*start, tmp_path / "larger") == 2
-    assert "free" in capsys.readouterr().err
+        assert "free" in bench.refusal(*start, tmp_path / "larger")
     assert list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_an_interrupted_run_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And while it writes, no folder holds both weights and a config."""
-    from engine.models import inflate
-
     save, saved = inflate.save_file, []
 
     def interrupted(tensors: dict[str, Any], path: Path, **options: Any) -> None:
@@ -413,8 +343,8 @@ def test_an_interrupted_run_leaves_nothing(
         assert not (path.parent / "config.json").exists() and not (tmp_path / "larger").exists()
 
     monkeypatch.setattr(inflate, "save_file", interrupted)
-    status, _ = inflate_mini(tmp_path)
-    assert status == 130
+    command, _ = mini(tmp_path)
+    assert main([*map(str, command)]) == 130
     assert saved and list(tmp_path.iterdir()) == [tmp_path / "source"]
 
 
@@ -422,14 +352,12 @@ def test_an_interrupted_run_leaves_nothing(
 def test_as_a_program_it_says_how_far_it_is_or_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from engine.models.inflate import main
-
     source, output = save_model("llama-gqa", tmp_path / "source"), tmp_path / "larger"
-    assert main(str(source), "mini", str(output)) == 0
+    assert inflate.main(str(source), "mini", str(output)) == 0
     shares = [float(line) for line in capsys.readouterr().out.splitlines()]
     assert shares == sorted(shares) and 0 <= shares[0] < shares[-1] == 1.0
     assert json.loads((output / "config.json").read_text())["dtype"] == "bfloat16"
-    assert main(str(source), "mini", str(source / "config.json" / "larger")) == 1
+    assert inflate.main(str(source), "mini", str(source / "config.json" / "larger")) == 1
     assert "cannot be written" in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -442,16 +370,11 @@ SMALL = EMBEDDED.with_name("small")
 @pytest.mark.gguf
 @pytest.mark.parametrize(("kind", "allowed"), [("F16", 0.05), ("F32", 1e-4), ("Q8_0", 0.5)])
 def test_a_written_model_computes_what_the_original_computes(
-    kind: str, allowed: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, allowed: float, tmp_path: Path, training: Program
 ) -> None:
-    from engine.backends.llamacpp import alone
-    from engine.models.loaders import load
-    from engine.settings import Sampling
-    from engine.types import Message
-
     file = tmp_path / "written.gguf"
-    assert training(["to-gguf", str(SMALL), str(file), "--type", kind]) == 0
-    assert f"{file.stat().st_size:,} bytes, {kind}" in capsys.readouterr().out
+    said = training("to-gguf", SMALL, file, "--type", kind)[-1]
+    assert f"{file.stat().st_size:,} bytes, {kind}" in said
     one, other = load(str(file), Runtime(threads=1)), load(str(SMALL), Runtime(dtype="float32"))
     assert one.info.dtype == kind
     assert one.info.tokenizer_fingerprint == other.info.tokenizer_fingerprint
@@ -465,10 +388,9 @@ def test_a_written_model_computes_what_the_original_computes(
 
 
 @pytest.mark.gguf
-def test_what_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_written_is_told(tmp_path: Path, training: Program) -> None:
     file = tmp_path / "written.gguf"
-    assert training(["to-gguf", str(SMALL), str(file), "--type", "Q9_9"]) == 2
-    assert "no type 'Q9_9'" in capsys.readouterr().err
+    assert "no type 'Q9_9'" in training.refusal("to-gguf", str(SMALL), str(file), "--type", "Q9_9")
     assert not file.exists()
 
 
@@ -479,7 +401,6 @@ def test_the_shipped_files_are_those_of_the_folders_in_q8_0(
     name: str, gguf_files: dict[str, Path]
 ) -> None:
     """Tokenizer, chat template, sampler and shape: all but what says the type of the weights."""
-    import gguf
 
     def header(path: Path) -> dict[str, object]:
         fields = gguf.GGUFReader(path).fields
@@ -499,14 +420,8 @@ def test_the_shipped_files_are_those_of_the_folders_in_q8_0(
 
 @pytest.mark.gguf
 def test_held_out_bits_of_a_gguf_file_are_those_of_its_folder(tmp_path: Path) -> None:
-    import torch
-
-    from engine.errors import SettingError
-    from training.measure import ALL, held_out_bits
-    from training.prepare import Document
-
     texts = ("The boat came home before the storm.", "A garden has many small things in it. " * 9)
-    documents = [Document("prose", text=text) for text in texts]
+    documents = [Document(source="prose", text=text) for text in texts]
     cpu = torch.device("cpu")
     folder, file = (
         held_out_bits(path, documents, cpu)[ALL] for path in (SMALL, SMALL.with_suffix(".gguf"))

@@ -3,16 +3,21 @@ libraries load, that answer the same in both, and that can be measured."""
 
 import subprocess
 import sys
+from math import log
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.prompts import read_prompts
 from engine.models.loaders import load
 from engine.settings import Runtime, Sampling
 from tests.support.training_texts import write_texts
-from training.__main__ import main
-from training.answers import PROMPTS, answered
+from tests.tools.conftest import Program
+from training.answers import PROMPTS, answered, text_of
+from training.measure import ALL, held_out_bits
+from training.prepare import read, rendered
+from training.train import loaded
 
 pytestmark = [pytest.mark.model, pytest.mark.gguf, pytest.mark.soak]
 QUESTION = "I am person 5. What is the river like?"
@@ -59,18 +64,19 @@ def test_both_libraries_load_what_was_exported_and_answer_the_same(made: Path) -
     assert (one.info.sampling.temperature, one.info.sampling.min_p) == (0.8, 0.05)
     assert one.info.context_length == other.info.context_length == 256
     said = [answered(backend, QUESTION, Sampling(temperature=0), 40) for backend in (one, other)]
-    assert said[0] == said[1] and "The" in said[0].text
+    texts = [text_of(answer) for answer in said]
+    assert texts[0] == texts[1] and "The" in texts[0]
 
 
 def test_an_export_that_fails_leaves_what_was_there(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, tmp_path: Path, training: Program
 ) -> None:
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     weights = str(made / "target")
-    assert main(["export", weights, str(made / "small"), "--type", "Q9_9"]) == 2
-    assert "There is no type 'Q9_9'" in capsys.readouterr().err
-    assert main(["export", str(tmp_path), str(made / "small")]) == 2
-    assert "There is no model in" in capsys.readouterr().err
+    assert "There is no type 'Q9_9'" in training.refusal(
+        "export", weights, str(made / "small"), "--type", "Q9_9"
+    )
+    assert "There is no model in" in training.refusal("export", str(tmp_path), str(made / "small"))
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
 
 
@@ -78,10 +84,11 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| \n").split("|")]
 
 
-def test_held_out_bits_are_told_by_source(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_out_bits_are_told_by_source(made: Path, training: Program) -> None:
     names = ("target", "small", "untaught")
-    assert main(["bits", str(made / "held.jsonl"), *(str(made / name) for name in names)]) == 0
-    header, _, *rows = capsys.readouterr().out.splitlines()
+    header, _, *rows = training(
+        "bits", str(made / "held.jsonl"), *(str(made / name) for name in names)
+    )
     assert cells(header)[3:] == [f"family/{name}" for name in names]
     assert [cells(row)[0] for row in rows] == ["prose", "things", "all"]
     target, small, untaught = (float(cell) for cell in cells(rows[-1])[3:])
@@ -91,14 +98,6 @@ def test_held_out_bits_are_told_by_source(made: Path, capsys: pytest.CaptureFixt
 
 
 def test_bits_are_those_of_every_document_alone(made: Path) -> None:
-    from math import log
-
-    import torch
-
-    from training.measure import ALL, held_out_bits
-    from training.prepare import read, rendered
-    from training.train import loaded
-
     documents, cpu = list(read([made / "held.jsonl"])), torch.device("cpu")
     found = held_out_bits(made / "target", documents, cpu)[ALL]
     model = loaded(made / "target")
@@ -114,50 +113,40 @@ def test_bits_are_those_of_every_document_alone(made: Path) -> None:
     assert cut.bytes == found.bytes and cut.bits > found.bits
 
 
-def test_a_draft_that_was_taught_is_accepted_more_often(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_that_was_taught_is_accepted_more_often(made: Path, training: Program) -> None:
     drafts = [str(made / name) for name in ("small", "untaught")]
     options = ["--tokens", "16", "--prompts", "3"]
     held, target = str(made / "held.jsonl"), str(made / "target")
-    assert main(["acceptance", held, target, *drafts, *options]) == 0
-    rows = [cells(line) for line in capsys.readouterr().out.splitlines() if "M |" in line]
+    lines = training("acceptance", held, target, *drafts, *options)
+    rows = [cells(line) for line in lines if "M |" in line]
     accepted = {row[0]: float(row[-1].split()[0]) for row in rows}
     assert accepted["family/small"] > 0.6 > accepted["family/untaught"]
 
 
-def test_nothing_to_measure_is_told(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_to_measure_is_told(made: Path, tmp_path: Path, training: Program) -> None:
     (tmp_path / "held.jsonl").touch()
     held, target = str(tmp_path / "held.jsonl"), str(made / "target")
-    assert main(["bits", held, target]) == 2
-    assert "There are no documents in" in capsys.readouterr().err
-    assert main(["acceptance", held, target, str(made / "small")]) == 2
-    assert "No chat is left in" in capsys.readouterr().err
-    assert main(["samples", target, "--prompts", held]) == 2
-    assert "There is no question" in capsys.readouterr().err
-    assert main(["samples", target, "--seeds", "0"]) == 2
-    assert "at least one seed" in capsys.readouterr().err
+    assert "There are no documents in" in training.refusal("bits", held, target)
+    assert "No chat is left in" in training.refusal("acceptance", held, target, str(made / "small"))
+    assert "There is no question" in training.refusal("samples", target, "--prompts", held)
+    assert "at least one seed" in training.refusal("samples", target, "--seeds", "0")
     held = str(made / "held.jsonl")
-    assert main(["acceptance", held, target, str(made / "small"), "--prompts", "0"]) == 2
-    assert "at least one prompt" in capsys.readouterr().err
-    assert main(["bits", held, target, "--context", "1"]) == 2
-    assert "A context of 1 leaves nothing" in capsys.readouterr().err
+    assert "at least one prompt" in training.refusal(
+        "acceptance", held, target, str(made / "small"), "--prompts", "0"
+    )
+    assert "A context of 1 leaves nothing" in training.refusal(
+        "bits", held, target, "--context", "1"
+    )
     for command in (["bits", held, target], ["acceptance", held, target], ["samples"]):
-        assert main([*command, target, target]) == 2
-        assert "are called the same" in capsys.readouterr().err
+        assert "are called the same" in training.refusal(*command, target, target)
 
 
-def test_samples_are_answers_side_by_side(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_answers_side_by_side(made: Path, tmp_path: Path, training: Program) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(f'{{"turns": ["{QUESTION}"]}}\n' * 2, encoding="utf-8")
     models = [str(made / "target"), str(made / "target.gguf")]
     options = ["--prompts", str(file), "--seeds", "2", "--max-new-tokens", "30"]
-    assert main(["samples", *models, *options, "--temperature", "0"]) == 0
-    out = capsys.readouterr().out
+    out = "\n".join(training("samples", *models, *options, "--temperature", "0"))
     assert out.count(f"**{QUESTION}**") == 2 and out.count("- *family/target*: The ") == 2
     assert "family/target.gguf: 4 answers, " in out
     assert len(read_prompts(PROMPTS, limit=0)) == 20

@@ -31,6 +31,7 @@ from engine.types import TIERS, Step
 from tests.conftest import EMBEDDED
 from tests.support.lossless import toy_table
 from tests.support.tiers import Table
+from tests.tools.conftest import Program
 
 PROMPTS = ("once upon a time", "and then", "once more upon a time")
 Live = tuple[Recording, list[Step]]
@@ -116,35 +117,33 @@ ENTRIES = [
 
 def test_every_contestant_replays_every_answer_of_the_split() -> None:
     texts = recordings("the fox ran", "the dog slept", "the cow")
-    found = measure(Material(texts, VOCABULARY, Table({})), texts, ENTRIES)
+    found = measure(Material(texts, VOCABULARY, Table({})), ENTRIES)
     assert list(found) == [title for title, *_ in ENTRIES]
     for count in found.values():
         assert count.tokens == sum(len(r.answer) for r in texts)
         assert 0 < count.forwards <= count.tokens
         assert count.figures()["nodes"] == round(count.drafted / count.forwards, 2)
-    limited = measure(Material(texts, VOCABULARY), texts[:2], ENTRIES[:1])
-    assert limited["Prompt lookup"].tokens == sum(len(r.answer) for r in texts[:2])
+    assert measure(Material(texts[:1], VOCABULARY), ENTRIES, found) is found
+    again = sum(len(r.answer) for r in [*texts, texts[0]])
+    assert all(count.tokens == again for count in found.values()), "they are added up"
     assert set(Count().figures().values()) == {0.0}
 
 
 @pytest.mark.parametrize("title", ["Published", "Ours", "Model tier"])
 def test_what_was_said_before_is_known_and_the_context_is_not(title: str) -> None:
-    """Answers of the split "train" fill the model tier, and so does each replayed answer."""
+    """The answers that come before fill the model tier, and so does each replayed answer."""
     entries = [entry for entry in ENTRIES if entry[0] == title]
     text = "a long and winding answer that nobody would guess at once"
 
-    def forwards(*texts: Recording) -> int:
-        test = [text for text in texts if text.split == "test"]
-        return measure(Material(texts, VOCABULARY), test, entries)[title].forwards
+    def forwards(times: int = 1, before: int = 0) -> int:
+        train = recordings(*[text] * before, split="train")
+        material = Material(recordings(*[text] * times), VOCABULARY, train=train)
+        return measure(material, entries)[title].forwards
 
-    alone = forwards(*recordings(text))
+    alone = forwards()
     # One answer is little evidence to a method that weighs it, so there are several.
-    trained = forwards(*recordings(*[text] * 9, split="train"), *recordings(text))
-    again = forwards(*recordings(*[text] * 10))
-    assert trained < 0.9 * alone, "trained on the answer"
-    assert again < 0.9 * 10 * alone, "learned from the answers before"
-    other = forwards(*recordings(*[text] * 9, split="other"), *recordings(text))
-    assert other == alone, "another split teaches nothing"
+    assert forwards(before=9) < 0.9 * alone, "trained on the answer"
+    assert forwards(times=10) < 0.9 * 10 * alone, "learned from the answers before"
 
 
 @pytest.mark.parametrize("title", ["Published", "Ours"])
@@ -154,7 +153,7 @@ def test_an_earlier_conversation_is_learned_in_its_turn_and_not_counted(title: s
     again = [replace(said[0], split="test")]
 
     def count(*texts: Recording) -> Count:
-        return measure(Material(texts, VOCABULARY), texts, entries)[title]
+        return measure(Material(texts, VOCABULARY), entries)[title]
 
     alone, before, after = count(*again), count(*said * 9, *again), count(*again, *said * 9)
     assert alone.tokens == before.tokens == len(again[0].answer)
@@ -221,8 +220,7 @@ def test_traces_that_are_none_are_refused_with_their_name(
         assert repr(str(file)) in str(caught.value)
 
 
-def bench(*arguments: str) -> int:
-    return main(["replay", "--vocabulary", str(EMBEDDED), *arguments])
+REPLAY = ("replay", "--vocabulary", EMBEDDED)
 
 
 @pytest.fixture
@@ -240,24 +238,19 @@ def traces(tmp_path: Path) -> Path:
 
 
 @pytest.mark.model
-def test_a_replay_ends_in_one_json_line(
-    traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_ends_in_one_json_line(traces: Path, tmp_path: Path, bench: Program) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text(lines(*[{"prompt": "z", "output": "The sea was far away."}] * 3))
-    status = bench("--traces", str(traces), "--statistics", str(other), "--nodes", "4", "16")
-    assert status == 0
-    printed = capsys.readouterr().out
-    report = json.loads(printed.strip().splitlines()[-1])
-    assert report["bench"] == "replay" and report["answers"] == 2
-    assert report["traces"] == "answers.jsonl" and str(tmp_path) not in printed
+    run = (*REPLAY, "--traces", traces)
+    report = bench.record(*run, "--statistics", other, "--nodes", "4", "16")
+    assert report["answers"] == 2
+    assert report["traces"] == "answers.jsonl" and str(tmp_path) not in str(report)
     ours = [report["methods"][f"Hierarchy drafting, {size}"] for size in (4, 16)]
     assert set(report["methods"]) >= {METHODS[name].title for name in ("lookup", "hd-published")}
     for figures in report["methods"].values():
         assert figures["tokens_per_forward"] > 1 and figures["nodes"] > 0
     assert ours[0]["nodes"] <= 4 < ours[1]["nodes"] <= 16
-    assert bench("--traces", str(traces), "--nodes", "4", "--no-peers", "--limit", "1") == 0
-    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    report = bench.record(*run, "--nodes", "4", "--no-peers", "--limit", "1")
     assert report["answers"] == 1 and len(report["methods"]) == 1
 
 
@@ -272,11 +265,9 @@ def test_a_replay_ends_in_one_json_line(
     ],
 )
 def test_mistakes_end_with_status_2_and_a_message(
-    traces: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    traces: Path, arguments: list[str], words: str, bench: Program
 ) -> None:
-    assert bench("--traces", str(traces), *arguments) == 2
-    captured = capsys.readouterr()
-    assert words in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert words in bench.refusal(*REPLAY, "--traces", traces, *arguments)
 
 
 # Recordings of our own, whose noise is known.
@@ -311,10 +302,9 @@ def test_a_recording_says_all_that_its_answer_was_drawn_with(recorded: Path, emb
 
 @pytest.mark.model
 def test_a_replay_of_recordings_knows_the_noise_and_stands_beside_one_that_does_not(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
+    recorded: Path, bench: Program
 ) -> None:
-    assert main(["replay", "--traces", str(recorded), "--nodes", "8", "--no-peers"]) == 0
-    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    report = bench.record("replay", "--traces", str(recorded), "--nodes", "8", "--no-peers")
     assert report["answers"] == 2
     titles = ["Hierarchy drafting by probability, 8", "Hierarchy drafting, 8"]
     assert list(report["methods"]) == titles
@@ -331,7 +321,7 @@ def test_a_replay_of_recordings_knows_the_noise_and_stands_beside_one_that_does_
     ids=str,
 )  # fmt: skip
 def test_a_damaged_recording_is_named(
-    tmp_path: Path, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, damage: dict[str, object], bench: Program
 ) -> None:
     good = {
         "question": "fox 1", "split": "test", "prompt": [1, 2], "answer": [3], "position": 2,
@@ -339,14 +329,13 @@ def test_a_damaged_recording_is_named(
     }  # fmt: skip
     path = tmp_path / "answers.jsonl"
     path.write_text(lines({**good, **damage}))
-    assert main(["replay", "--traces", str(path)]) == 2
-    assert "answers.jsonl" in capsys.readouterr().err
+    assert "answers.jsonl" in bench.refusal("replay", "--traces", str(path))
     path.write_text(lines(good))
-    assert main(["replay", "--traces", str(path), "--nodes", "4", "--no-peers"]) == 0
+    bench("replay", "--traces", path, "--nodes", "4", "--no-peers")
 
 
-def test_texts_need_a_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("content", [lines(GOOD), ""], ids=["texts", "nothing"])
+def test_texts_need_a_vocabulary(tmp_path: Path, bench: Program, content: str) -> None:
     path = tmp_path / "answers.jsonl"
-    path.write_text(lines(GOOD))
-    assert main(["replay", "--traces", str(path)]) == 2
-    assert "--vocabulary" in capsys.readouterr().err
+    path.write_text(content)
+    assert "--vocabulary" in bench.refusal("replay", "--traces", path)

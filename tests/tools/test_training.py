@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support.training_texts import write_texts
+from tests.tools.conftest import Program
 from training.__main__ import main
 
 pytestmark = pytest.mark.model
@@ -21,51 +24,51 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(data: Path, output: Path, *options: str) -> int:
-    return main(["train", str(data), "--output", str(output), "--context", "64", *options])
+def command(data: Path, output: Path, *options: str) -> list[object]:
+    return ["train", data, "--output", output, "--context", "64", *options]
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "weights" / "model.safetensors")
 
 
 def test_training_that_was_stopped_goes_on_where_it_was(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, training: Program
 ) -> None:
-    import torch
-
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert train(data, whole, *SMALL, "--steps", "3") == 0
+    training(*command(data, whole, *SMALL, "--steps", "3"))
     for _ in range(2):
-        assert train(data, parts, *SMALL, "--steps", "3", "--minutes", "0") == 0
-        assert "The same command continues from here." in capsys.readouterr().out
-    assert train(data, parts, *SMALL, "--steps", "3") == 0
-    assert "Going on after step 2 of 3." in capsys.readouterr().out
+        assert (
+            "The same command continues from here."
+            in training(*command(data, parts, *SMALL, "--steps", "3", "--minutes", "0"))[-1]
+        )
+    going_on, _ = training(*command(data, parts, *SMALL, "--steps", "3"))
+    assert "Going on after step 2 of 3." in going_on
     one, other = weights(whole), weights(parts)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     start = tmp_path / "start"
-    assert train(data, start, *SMALL, "--steps", "3", "--minutes", "0", "--seed", "1") == 0
+    training(*command(data, start, *SMALL, "--steps", "3", "--minutes", "0", "--seed", "1"))
     assert not all(torch.equal(one[name], values) for name, values in weights(start).items())
 
 
 def test_a_checkpoint_of_another_plan_is_left_alone(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, training: Program
 ) -> None:
-    assert train(data, tmp_path, *SMALL, "--steps", "2", "--minutes", "0") == 0
+    training(*command(data, tmp_path, *SMALL, "--steps", "2", "--minutes", "0"))
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    assert train(data, tmp_path, *SMALL, "--steps", "5") == 2
-    assert "is of another training plan" in capsys.readouterr().err
-    assert train(data, tmp_path, *SMALL, "--steps", "2", "--passes", "prose=2") == 2
-    assert "is of another training plan" in capsys.readouterr().err
+    assert "is of another training plan" in training.refusal(
+        *command(data, tmp_path, *SMALL, "--steps", "5")
+    )
+    assert "is of another training plan" in training.refusal(
+        *command(data, tmp_path, *SMALL, "--steps", "2", "--passes", "prose=2")
+    )
     shape = ["--shape", "64,96,1,1,2", *SMALL[2:]]
-    assert train(data, tmp_path, *shape, "--steps", "2") == 2
-    assert "is of a model of another shape" in capsys.readouterr().err
+    assert "is of a model of another shape" in training.refusal(
+        *command(data, tmp_path, *shape, "--steps", "2")
+    )
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
     (tmp_path / "checkpoint.pt").write_bytes(before[: len(before) // 2])
-    assert train(data, tmp_path, *SMALL, "--steps", "2") == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be read" in training.refusal(*command(data, tmp_path, *SMALL, "--steps", "2"))
 
 
 @pytest.mark.parametrize(
@@ -84,22 +87,18 @@ def test_a_checkpoint_of_another_plan_is_left_alone(
     ],
 )
 def test_what_cannot_be_trained_is_told(
-    options: list[str],
-    words: str,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, data: Path, tmp_path: Path, training: Program
 ) -> None:
-    assert train(data, tmp_path / "out", *SMALL, *options) == 2
-    assert words in capsys.readouterr().err
+    assert words in training.refusal(*command(data, tmp_path / "out", *SMALL, *options))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_told(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, training: Program
 ) -> None:
-    assert train(data, tmp_path / "a", *SMALL, "--steps", "1") == 0
+    training(*command(data, tmp_path / "a", *SMALL, "--steps", "1"))
     more, texts = tmp_path / "more", str(write_texts(tmp_path / "b.jsonl", 300))
-    assert main(["prepare", texts, "--output", str(more), "--vocabulary", "340"]) == 0
+    training("prepare", texts, "--output", more, "--vocabulary", "340")
     options = ["--start", str(tmp_path / "a" / "weights"), "--steps", "1", "--length", "32"]
-    assert train(more, tmp_path / "c", *options) == 2
-    assert "knows 320 tokens, the tokenizer of the data 340" in capsys.readouterr().err
+    assert "knows 320 tokens, the tokenizer of the data 340" in training.refusal(
+        *command(more, tmp_path / "c", *options)
+    )

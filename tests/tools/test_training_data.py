@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from engine.errors import SettingError
 from tests.support.training_texts import write_texts
+from tests.tools.conftest import Program
 from training.__main__ import main
-from training.prepare import HELD, Document, parsed, read
+from training.prepare import HELD, Corpus, Document, pack, parsed, read
 
 CHAT = {"source": "a", "messages": [{"role": "user", "content": " Hi "}]}
 
@@ -26,7 +28,7 @@ def test_documents_are_read_compressed_or_not(tmp_path: Path) -> None:
     documents = list(read([plain]))
     assert documents == list(read([packed])) and len(documents) == 40
     assert Counter(document.source for document in documents) == {"things": 32, "prose": 8}
-    assert [parsed(json.dumps(d.record), plain, 1) for d in documents] == documents
+    assert [parsed(d.line, plain, 1) for d in documents] == documents
 
 
 @pytest.mark.parametrize(
@@ -69,13 +71,13 @@ def test_a_hundredth_is_held_out_whatever_is_read_beside_it(tmp_path: Path) -> N
 
 
 def test_documents_that_begin_alike_are_held_out_alike() -> None:
-    beginning = "Once upon a time " * 20
-    assert Document("a", text=beginning + "x").held == Document("b", text=beginning + "y").held
+    def held(ending: str) -> bool:
+        return Document(source="a", text="Once upon a time " * 20 + ending).held
+
+    assert held("x") == held("y")
 
 
 def test_every_token_comes_once_in_an_epoch(tmp_path: Path) -> None:
-    from training.prepare import pack
-
     packed = pack(tmp_path, some(500))
     total = sum(len(tokens) for _, tokens in some(500))
     assert len(packed.tokens) == total and packed.names == ["even", "odd"]
@@ -88,8 +90,6 @@ def test_every_token_comes_once_in_an_epoch(tmp_path: Path) -> None:
 
 
 def test_the_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
-    from training.prepare import Corpus, pack
-
     pack(tmp_path, some(200))
     packed = Corpus.open(tmp_path)
     length = (len(packed.tokens) - 1) // 10
@@ -102,8 +102,6 @@ def test_the_order_depends_on_seed_and_epoch_alone(tmp_path: Path) -> None:
 
 
 def test_too_little_text_for_a_window_is_told(tmp_path: Path) -> None:
-    from training.prepare import Corpus, pack
-
     packed = pack(tmp_path / "packed", some(10))
     with pytest.raises(SettingError, match="An epoch has 34 tokens, fewer than a window of 64"):
         next(packed.windows(64, {}, 0))
@@ -125,21 +123,16 @@ def test_too_little_text_for_a_window_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_prepared_is_told(
-    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], words: str, tmp_path: Path, training: Program
 ) -> None:
     texts = str(write_texts(tmp_path / "a.jsonl", 10))
-    assert main(["prepare", texts, "--output", str(tmp_path / "data"), *options]) == 2
-    assert words in capsys.readouterr().err
+    assert words in training.refusal("prepare", texts, "--output", str(tmp_path / "data"), *options)
 
 
 @pytest.mark.model
 def test_a_tokenizer_is_trained_or_taken_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import AutoTokenizer
-
-    from training.prepare import Corpus
-
     texts = str(write_texts(tmp_path / "a.jsonl", 500))
     first, second = tmp_path / "first", tmp_path / "second"
     assert main(["prepare", texts, "--output", str(first), "--vocabulary", "320"]) == 0

@@ -10,13 +10,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
-from bench.__main__ import main
-from bench.edits import CONTEXT, FORMATS, PROMPT, Edit, changes, chosen, recordings
+from bench.commits import (
+    CONTEXT,
+    FORMATS,
+    PROMPT,
+    SCHEMA,
+    Edit,
+    changes,
+    chosen,
+    commits,
+    edit_tasks,
+)
 from bench.replay import PAST, TEST
 from engine.backends.toy import END, ToyBackend
 from engine.methods import METHODS
+from tests.tools.conftest import Program
 
 LINES = [f"line {number} of the file\n" for number in range(40)]
 TEXT = "".join(LINES)
@@ -242,7 +253,7 @@ def test_a_passage_has_few_lines_around_it_where_they_tell_it_from_the_rest() ->
 def texts(place: str) -> list[tuple[str, str, str]]:
     """(split, prompt, answer) of the recordings of one edit as a whole file."""
     edit, toy = edit_of("old <|end|>\n", "new <|end|>\n"), ToyBackend()
-    made = list(recordings([edit], FORMATS["whole file"], place == PAST, toy))
+    made = list(edit_tasks([edit], FORMATS["whole file"], place == PAST, toy))
     assert all(each.answer[-1] == END and END not in each.answer[:-1] for each in made)
     return [
         (each.split, toy.detokenize(each.prompt), toy.detokenize(each.answer[:-1])) for each in made
@@ -262,22 +273,13 @@ def test_the_old_file_stands_in_the_prompt_or_was_an_answer() -> None:
 # The command.
 
 
-def report(capsys: pytest.CaptureFixture[str], repository: Repository, *more: str) -> Any:
-    assert main(["edits", str(repository.folder), "--nodes", "8", "32", *more]) == 0
-    printed = capsys.readouterr().out
-    assert str(repository.folder) not in printed
-    return json.loads(printed.strip().splitlines()[-1])
-
-
 @pytest.mark.model
-def test_the_replay_ends_in_one_json_line(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = ("--tokens", "100", "4000")
-    found = {place: report(capsys, repository, *few, "--old", place) for place in (PROMPT, PAST)}
+def test_the_replay_ends_in_one_json_line(repository: Repository, bench: Program) -> None:
+    few = ("edits", repository.folder, "--nodes", "8", "32", "--tokens", "100", "4000")
+    found = {place: bench.record(*few, "--old", place) for place in (PROMPT, PAST)}
     head = repository.git("rev-parse", "HEAD")
     for place, record in found.items():
-        assert record["bench"] == "edits" and record["old"] == place
+        assert record["old"] == place and str(repository.folder) not in str(record)
         assert record["commits"] == 2 and head.startswith(record["newest"])
         assert list(record["formats"]) == list(FORMATS)
         for results in record["formats"].values():
@@ -289,7 +291,7 @@ def test_the_replay_ends_in_one_json_line(
     assert prompt[ours]["tokens_per_forward"] > 5 and past[ours]["tokens_per_forward"] > 3
     assert prompt[ours]["nodes"] > 8 >= prompt["Hierarchy drafting, 8"]["nodes"] > 0
     assert past[lookup]["tokens_per_forward"] < prompt[lookup]["tokens_per_forward"]
-    alone = report(capsys, repository, *few, "--no-peers", "--limit", "1", "--skip", "1")
+    alone = bench.record(*few, "--no-peers", "--limit", "1", "--skip", "1")
     assert alone["commits"] == 1 and not head.startswith(alone["newest"])
     assert list(alone["formats"]["tool calls"]["methods"]) == ["Hierarchy drafting, 8", ours]
 
@@ -299,20 +301,70 @@ def test_mistakes_end_with_status_2_and_a_message(
     repository: Repository,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    bench: Program,
 ) -> None:
-    def refused(*arguments: str) -> str:
-        assert main(["edits", *arguments]) == 2
-        captured = capsys.readouterr()
-        assert captured.out == "" and "Traceback" not in captured.err
-        return captured.err
+    folder, none = repository.folder, tmp_path_factory.mktemp("none")
+    words = bench.refusal("edits", none)
+    assert "not a git repository" in words and repr(str(none)) in words
+    assert repr("/nowhere") in bench.refusal("edits", "/nowhere")
+    narrow = bench.refusal("edits", folder, "--tokens", "90000", "90001")
+    assert "90000 to 90001 tokens" in narrow
+    skipped = bench.refusal("edits", folder, "--tokens", "1", "4000", "--skip", "7")
+    assert "after 7 are skipped" in skipped
+    Repository(none)
+    assert "does not have any commits yet" in bench.refusal("edits", none)
+    monkeypatch.setenv("PATH", str(none))
+    assert "git cannot be started" in bench.refusal("edits", folder)
 
-    folder, none = str(repository.folder), str(tmp_path_factory.mktemp("none"))
-    assert "not a git repository" in (words := refused(none)) and repr(none) in words
-    assert repr("/nowhere") in refused("/nowhere")
-    assert "90000 to 90001 tokens" in refused(folder, "--tokens", "90000", "90001")
-    assert "after 7 are skipped" in refused(folder, "--tokens", "1", "4000", "--skip", "7")
-    Repository(Path(none))
-    assert "does not have any commits yet" in refused(none)
-    monkeypatch.setenv("PATH", none)
-    assert "git cannot be started" in refused(folder)
+
+# Extraction.
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Repository:
+    made = Repository(tmp_path)
+    for number in range(8):
+        made.commit(f"Fix the {number}th thing", {f"part/{number}.txt": "line\n" * (number + 3)})
+    made.commit("Describe it", {"README.md": "It is this.\n"})
+    made.commit("A picture!", {"picture.png": b"\x89PNG\0\1\2", "note.txt": "a picture\n"})
+    return made
+
+
+def test_a_commit_is_extracted_as_git_prints_it(many: Repository) -> None:
+    found = list(commits(str(many.folder)))
+    schema = json.loads(SCHEMA.read_text())
+    for _, answer in found:
+        jsonschema.validate(answer, schema)
+    (_, newest), (_, readme), (prompt, fix), *_ = found
+    assert newest["files"] == [{"path": "note.txt", "added": 1, "deleted": 0}]
+    assert (newest["breaking"], newest["kind"], readme["kind"]) == (
+        True,
+        "feature",
+        "documentation",
+    )
+    assert fix["kind"] == "fix" and fix["author"] == "someone" and fix["breaking"] is False
+    assert "10\t0\tpart/7.txt" in prompt and "Fix the 7th thing" in prompt
+
+
+def test_a_schema_raises_the_tokens_per_forward(many: Repository, bench: Program) -> None:
+    arguments = ["--limit", "10", "--warm", "4", "--nodes", "8"]
+    record = bench.record("extract", str(many.folder), *arguments)
+    found = {
+        name: each["Hierarchy drafting, 8"]["tokens_per_forward"]
+        for name, each in record["formats"].items()
+    }
+    assert found["schema, first answer"] > 1.3 * found["none, first answer"] > 1
+    assert found["schema, later answers"] > found["schema, first answer"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--limit", "40"], "has 10 commits that change text files, and 40 are needed"),
+        (["--limit", "5", "--warm", "5"], "Give a smaller --warm"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told(
+    many: Repository, arguments: list[str], told: str, bench: Program
+) -> None:
+    assert told in bench.refusal("extract", str(many.folder), *arguments)
