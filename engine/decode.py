@@ -88,6 +88,7 @@ def decode(
                 return
     finally:
         clock = perf_counter()
+        loop.observe()
         pending.finish(len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)
@@ -111,6 +112,8 @@ class DecodeLoop:
         self.verifier = verifier(rule, answer.sampling.seed, 0, backend.info.vocabulary_size)
         self.filled = Filled(0, False)
         self.index = 0
+        self.finished: tuple[Step, float, float, int, float | None] | None = None
+        """The last step as `DraftController.observe` takes it, until that has been called."""
 
     def prefill(self) -> Prefill:
         clock = perf_counter()
@@ -128,6 +131,8 @@ class DecodeLoop:
         backend, tokens = self.backend, self.tokens
         answer, controller = self.answer, self.controller
         clock = perf_counter()
+        self.observe()
+        observed = perf_counter()
         again = self.filled.limit is not None and len(tokens) > self.filled.limit
         if again:
             self.filled = backend.prefill(tokens, answer.cancelled)
@@ -157,17 +162,26 @@ class DecodeLoop:
         if self.constraint is not None and answer.finish is None:
             self.constraint.advance(chosen[: len(emitted)])
         guessed = recorded(tree, scores, rows[: len(emitted)])
+        counts = count(tree, rows[: len(emitted)], work)
         times = clocked(clock, drafted, scored, sampled, perf_counter())
-        plain = controller.plain_seconds(len(tree), len(emitted), times, read - clock)
-        counts = count(tree, rows[: len(emitted)], work) | {"plain_seconds": plain}
+        counts["plain_seconds"] = controller.plain_seconds(
+            len(tree), len(emitted), times, read - observed
+        )
         step = Step(
             self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
         )
         if not again:
             alone = computing if backend.info.computes_alone else None
-            controller.observe(step, learned - read, accepted - sampled, backend.unread, alone)
+            self.finished = step, learned - read, accepted - sampled, backend.unread, alone
         self.index += 1
         return step
+
+    def observe(self) -> None:
+        """Let the controller learn from the step before. This is part of the next step, so that its
+        time counts as well."""
+        if self.finished is not None:
+            self.controller.observe(*self.finished)
+            self.finished = None
 
     def draft(
         self, active: Sequence[Drafter], budget: Budget, depth: int
@@ -348,11 +362,15 @@ def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict
     """The counters of a Step: nodes per source and per depth, and the work of the sources."""
     if not tree and not work:
         return {}
+    spent = {
+        "look_ups": {source: done.seconds for source, done in work.items()},
+        "levels": {source: done[1:] for source, done in work.items() if done.forwards},
+    }
+    if not tree:
+        return spent
     proposed_at, accepted_at = Counter(tree.depths[1:]), Counter(tree.depths[r] for r in accepted)
-    return {
+    return spent | {
         "proposed": dict(Counter(tree.sources[1:])),
         "accepted": dict(Counter(tree.sources[row] for row in accepted)),
         "by_depth": tuple((proposed_at[d], accepted_at[d]) for d in sorted(proposed_at)),
-        "look_ups": {source: done.seconds for source, done in work.items()},
-        "levels": {source: done[1:] for source, done in work.items() if done.forwards},
     }

@@ -90,6 +90,7 @@ class DraftController:
         self.least = LEAST
         self.active: set[str] = set()
         self.forced = ""
+        self.nothing = Budget(drafting, 0, vocabulary)
         self.paused = self.was_paused = False
 
     def reach(self, length: int, unread: int = 0) -> None:
@@ -106,12 +107,15 @@ class DraftController:
         No drafter drafts if the depth is 0: in a plain step, or if all ways to draft are backing
         off.
         """
-        backing_off = {name for name in self.ways if self.backing_off(name)}
-        self.was_paused, self.paused = self.paused, bool(self.ways) and backing_off == self.ways
+        backing_off = [name for name in self.ways if self.backing_off(name)]
+        self.was_paused, self.paused = self.paused, 0 < len(backing_off) == len(self.ways)
         active = {name for name in self.ways if name not in backing_off or self.probes(name)}
+        self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
-        depth = depth if active and not plain else 0
-        self.forced = self.due(active)
+        if depth <= 0 or plain or not active or not self.drafting.nodes:
+            self.active, self.forced = set(), ""
+            return self.nothing, ()
+        self.active, self.forced = active, self.due(active)
         budget = Budget(
             self.drafting,
             depth,
@@ -122,9 +126,7 @@ class DraftController:
             leaves=self.leaves,
             drafting_ways=frozenset(active),
         )
-        self.steps += 1
-        self.active = active if budget.nodes else set()
-        return budget, [drafter for drafter in self.drafters if way(drafter) in self.active]
+        return budget, [drafter for drafter in self.drafters if way(drafter) in active]
 
     def backing_off(self, name: str) -> bool:
         """Whether a way to draft is paused now, except for probes."""
@@ -231,6 +233,16 @@ class DraftController:
             return
         gate = self.costs.gate
         verify = gate.load.steady(step.verify_seconds, computing)
+        gate.plain += 1
+        gate.drafted = 0 if nodes else gate.drafted + 1
+        if self.since >= STEADY + COUNTED:
+            # Each further step of a pause adds evidence, so the next plain steps are due later.
+            gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
+        resting = self.paused and not self.active
+        if resting:
+            self.skip()
+            if not nodes and since >= STEADY + COUNTED:
+                return
         models = [s for source, s in step.look_ups.items() if source.startswith(DRAFT)]
         # With a head, it is look-ups that decide whether to ask it, and some are made twice.
         head = sum(step.look_ups.values()) - sum(models) if HEAD in step.look_ups else 0.0
@@ -242,13 +254,7 @@ class DraftController:
             self.costs.observe(nodes, verify, looking, learning + rest)
         if not since:
             self.costs.returned(None if nodes else verify)
-        gate.plain += 1
-        if self.since >= STEADY + COUNTED:
-            # Each further step of a pause adds evidence, so the next plain steps are due later.
-            gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
-        gate.drafted = 0 if nodes else gate.drafted + 1
-        if self.paused and not self.active:
-            self.skip()
+        if resting:
             return
         plain = self.costs.seconds(0)
         databases = (looking + learning) / plain

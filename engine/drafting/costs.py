@@ -344,6 +344,11 @@ class CostCurve(StepTimes):
         self.drift = SHARED_DRIFT + OWN_DRIFT * alone
         self.since_refresh = 0
         self.gate = Gate()
+        marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
+        self.ends = np.array([*marks, LARGEST])
+        self.ahead = self.ends - np.arange(LARGEST)[:, None]
+        """The sizes before which the slope of the curve may change, and how many nodes each is
+        ahead of every size."""
         self.refresh()
 
     @property
@@ -386,6 +391,14 @@ class CostCurve(StepTimes):
     def short(self, nodes: int) -> float:
         return cost_at(self.sizes, self.values, nodes)
 
+    def forwards(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`seconds` of many sizes."""
+        last = self.sizes[-1]
+        at = np.searchsorted(self.sizes, np.minimum(nodes, last))
+        rise = self.short(last + 1) - self.values[-1]
+        short = np.array(self.values)[at] + rise * np.maximum(nodes - last, 0)
+        return short + self.beyond * (self.growth.token + self.growth.row * nodes)
+
     def refresh(self) -> None:
         """Tabulate the step times, and the best-case cost of growing a tree further.
 
@@ -393,19 +406,14 @@ class CostCurve(StepTimes):
         jump of the curve just ahead does not hide that several further nodes are cheap.
         """
         self.tabulated = self.beyond
-        steps = [
-            self.seconds(nodes + self.unread) + self.other + nodes * self.node
-            for nodes in range(LARGEST + 1)
-        ]
+        nodes = np.arange(LARGEST + 1)
+        table = self.forwards(nodes + self.unread) + self.other + nodes * self.node
         # If a draft is rejected, the tokens that are unread now are read once more.
-        later = self.undoing + self.returning + self.rereading(self.unread)
-        steps[1:] = [seconds + later for seconds in steps[1:]]
-        marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
-        table, nodes, ends = np.array(steps), np.arange(LARGEST), np.array([*marks, LARGEST])
-        here, gaps = table[:-1], ends - nodes[:, None]
-        rises = (table[ends] - here[:, None]) / np.maximum(gaps, 1)
-        rise = np.minimum(np.where(gaps > 0, rises, inf).min(axis=1), np.diff(table))
-        self.tabulate(steps, np.maximum(rise, 0.0) / here)
+        table[1:] += self.undoing + self.returning + self.rereading(self.unread)
+        here = table[:-1]
+        rises = np.where(self.ahead > 0, table[self.ends] - here[:, None], inf)
+        rise = np.minimum((rises / np.maximum(self.ahead, 1)).min(axis=1), np.diff(table))
+        self.tabulate(table.tolist(), np.maximum(rise, 0.0) / here)
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""

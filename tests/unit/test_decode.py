@@ -11,6 +11,7 @@ from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
+from engine.drafting.controller import DraftController
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
 from engine.settings import Drafting, Generation, Sampling
@@ -365,6 +366,21 @@ def test_learning_the_answer_is_timed_behind_the_last_step(monkeypatch: pytest.M
     figures = summed(prefill, [step for step in steps if isinstance(step, Step)], learned)
     assert learned.seconds == figures.learning_seconds == figures.seconds == 10.0
     assert figures.decode_seconds == 0.0
+
+
+def test_what_a_step_teaches_is_learned_within_the_time_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("engine.decode.perf_counter", lambda: now[0])
+
+    def slow(controller: DraftController, step: Step, *times: object) -> None:
+        now[0] += 1.0
+
+    monkeypatch.setattr(DraftController, "observe", slow)
+    prefill, *steps, learned = decode(ToyBackend(), PROMPT, [oracle(2)], LONG, Drafting())
+    assert [event.seconds for event in (prefill, *steps)] == [0.0, 0.0, *[1.0] * (len(steps) - 1)]
+    assert learned.seconds == 1.0
 
 
 def test_probabilities_are_the_targets_own_before_any_cut() -> None:
