@@ -64,7 +64,7 @@ INLINE void store(Number *to, const Pair<Half> &lanes) {
 }
 
 // Operators of two lanes, and of lanes and a number.
-#define OPERATOR(OP)                                                                          \
+#define OPERATOR(OP)                                                                              \
     template <class Half>                                                                         \
     INLINE auto operator OP(const Pair<Half> &a, const Pair<Half> &b) {                           \
         return Pair<decltype(a.low OP b.low)>{a.low OP b.low, a.high OP b.high};                  \

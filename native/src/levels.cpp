@@ -2,7 +2,6 @@
 #include "rows.hpp"
 
 #if defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -20,13 +19,14 @@ bool has(const char *feature) {
     return sysctlbyname(feature, &found, &size, nullptr, 0) == 0 && found != 0;
 }
 bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
-bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
+[[maybe_unused]] bool has_i8mm() { return has("hw.optional.arm.FEAT_I8MM"); }
 #elif defined(__linux__)
-bool has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
-bool has_i8mm() { return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0; }
+// HWCAP_ASIMDDP and HWCAP2_I8MM, which older headers do not have.
+bool has_dotprod() { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }
+[[maybe_unused]] bool has_i8mm() { return (getauxval(AT_HWCAP2) >> 13 & 1) != 0; }
 #else
 bool has_dotprod() { return false; }
-bool has_i8mm() { return false; }
+[[maybe_unused]] bool has_i8mm() { return false; }
 #endif
 
 }  // namespace
@@ -47,7 +47,9 @@ std::vector<std::pair<std::string, const Level *>> find_levels() {
 #endif
 #if defined(ARM_ROWS)
     if (has_dotprod()) found.emplace_back("dotprod", &dotprod);
+#if defined(I8MM_ROWS)
     if (has_dotprod() && has_i8mm()) found.emplace_back("i8mm", &i8mm);
+#endif
 #endif
     return found;
 }

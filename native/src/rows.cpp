@@ -246,13 +246,14 @@ INLINE Weights high(Weights both) {
 
 #endif
 
-// The sums of M rows. `add` takes 8 inputs of each channel and of each row: the words of the rows
-// that begin at `words`, and those that begin `rows` words later, and leaves both behind.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool PAIRS = true;
 #else
 constexpr bool PAIRS = false;
 #endif
+
+// The sums of M rows. `add` takes 8 inputs of each channel and of each row: the words of the rows
+// that begin at `words`, and those that begin `rows` words later, and leaves both behind.
 template <int M, int BITS, int ZERO, bool = PAIRS && M % 2 == 0>
 struct Several {
     Sums sums[M];
@@ -289,7 +290,8 @@ struct Several<M, BITS, ZERO, true> {
         const Weights two = BITS == 4 ? high(first) : weights(from + 64);
         int8x16_t inputs[M / 2];
         for (int p = 0; p < M / 2; ++p) {
-            const int32x2x2_t both = vzip_s32(vld1_s32(words + 2 * p), vld1_s32(words + rows + 2 * p));
+            const int32x2x2_t both =
+                vzip_s32(vld1_s32(words + 2 * p), vld1_s32(words + rows + 2 * p));
             inputs[p] = vreinterpretq_s8_s32(vcombine_s32(both.val[0], both.val[1]));
         }
         for (int i = 0; i < 4; ++i) {
