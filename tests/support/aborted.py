@@ -16,12 +16,12 @@ import httpx
 import psutil
 
 from app.service.programs import MOST_EACH
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.process import give_back_large_blocks
 from engine.remote import Remote
 from tests.support.inside import soon
 from tests.support.served import Served, served
+from tests.support.toy import ToyBackend
 
 LONG = 7_900_000
 """Characters of a prompt: nearly as much as a request may hold."""
