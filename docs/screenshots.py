@@ -129,7 +129,7 @@ def stack(page: Page) -> None:
     page.click("#stack-load")
     expect(page.locator("#stack-loaded")).to_contain_text("small, mid", timeout=PATIENCE)
     page.click("#stack-profile")
-    expect(page.locator("#stack-profiled")).to_contain_text("positions", timeout=PATIENCE)
+    expect(page.locator("#stack-profiled")).to_contain_text("measured on", timeout=PATIENCE)
     page.click("#stack-measure")
     expect(page.locator("#stack-outcome")).to_contain_text("gave the text", timeout=PATIENCE)
     page.mouse.move(0, 0)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from random import Random
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import sqlite_utils
@@ -22,9 +22,11 @@ import storage
 import training
 from app.service.draft_models import LEVELS
 from app.web.gradio_import import skip_stubs
-from engine.backends.toy import ToyBackend
 from engine.settings import Runtime
 from storage.database import Database
+
+if TYPE_CHECKING:
+    from tests.support.toy import ToyBackend
 
 pytest.register_assert_rewrite("tests.support")
 skip_stubs()
@@ -153,7 +155,9 @@ def db() -> Iterator[Database]:
 
 
 @pytest.fixture
-def toy() -> ToyBackend:
+def toy() -> "ToyBackend":
+    from tests.support.toy import ToyBackend
+
     return ToyBackend()
 
 

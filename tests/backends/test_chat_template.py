@@ -29,7 +29,6 @@ from engine.backends.chat_template import (
     conversation,
 )
 from engine.backends.special_tokens import LITERAL, SpecialTokens
-from engine.backends.toy import ToyBackend
 from engine.errors import PromptError
 from engine.models.loaders import load
 from engine.tools import CallSplitter
@@ -37,6 +36,7 @@ from engine.types import Message, Tool, ToolCall
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.gguf_files import opened_gguf, tiny_gguf
 from tests.support.scripted import CALLS
+from tests.support.toy import ToyBackend
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 TURNS = [{"role": "user", "content": "hi"}]

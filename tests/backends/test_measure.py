@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backends.base import Backend
-from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.decode import decode
 from engine.drafting.base import Drafter, Learner
 from engine.drafting.costs import CostCurve
@@ -34,6 +33,7 @@ from engine.sampling import choose, distribution
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import RULES, Message, Rule, Step
 from tests.support.lossless import Adversary, Strict
+from tests.support.toy import END, ToyBackend, toy_logits
 from tests.unit.test_verify import DRAFTS, SYMBOLS, TARGET, Logits, Small
 
 NAMES = ("tiny", "small", "mid")

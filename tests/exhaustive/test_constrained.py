@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from engine.backends.base import LogitScores
-from engine.backends.toy import ToyBackend, deviating
 from engine.constraint import Constraint
 from engine.drafting.databases import Databases
 from engine.methods import METHODS, PLAIN, method_named
@@ -30,6 +29,7 @@ from tests.support.lossless import (
     toy_family,
 )
 from tests.support.schemas import KINDS, counted, drawn, form_of, steps_of, under
+from tests.support.toy import ToyBackend, deviating
 
 HD = METHODS["hd"]
 SHOWN = form_of(drawn(1))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from engine.backends.base import LogitScores
-from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import never
 from engine.drafting.base import Tier
 from engine.drafting.calibration import Calibration
@@ -48,6 +47,7 @@ from tests.support.lossless import (
     warm_toy,
 )
 from tests.support.replies import reply
+from tests.support.toy import VOCABULARY, ToyBackend, deviating
 
 SEEDS = (0, 1, 7)
 

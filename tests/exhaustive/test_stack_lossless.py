@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from engine.backends.toy import VOCABULARY, ToyBackend, toy_logits
 from engine.decode import never
 from engine.drafting.databases import Databases
 from engine.hsd.family import LevelDrafter, Stack
@@ -33,6 +32,7 @@ from tests.support.lossless import (
     warm_toy,
 )
 from tests.support.replies import reply
+from tests.support.toy import VOCABULARY, ToyBackend, toy_logits
 from tests.unit.test_stack import (
     FIXED,
     STACKS,

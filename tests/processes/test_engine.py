@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend, deviating
 from engine.decode import decode
 from engine.engine import (
     CostsMeasured,
@@ -44,6 +43,7 @@ from storage.database import STORED, Database
 from storage.drafting import CalibrationStore, ContextStore, DraftingStore, wipe
 from storage.ngrams import ModelNgrams
 from tests.support.inside import soon
+from tests.support.toy import ToyBackend, deviating
 
 DATABASES = [
     name for name, method in METHODS.items() if method.stack is None and "head" not in name

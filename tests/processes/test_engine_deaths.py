@@ -18,7 +18,6 @@ from app.service.answering import Answer, Update
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend, Filled, LogitScores
-from engine.backends.toy import ToyBackend
 from engine.errors import EngineDied, StrataError
 from engine.local import Local
 from engine.models.loaders import ModelLoaders
@@ -28,6 +27,7 @@ from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree
 from storage.database import Database
 from tests.support.inside import OWNER, soon
+from tests.support.toy import ToyBackend
 
 MOMENTS = {"loading": 12, "prompt": 12, "answer": 14, "learning": 12}
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=60), fresh_seed=False)

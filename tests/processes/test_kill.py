@@ -25,7 +25,6 @@ import pytest
 
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.drafting.tiers import ModelTier
 from engine.local import Local
 from engine.methods import METHODS
@@ -35,6 +34,7 @@ from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.traces import Traces
+from tests.support.toy import ToyBackend
 
 OWNER = "local"
 MOMENTS, AT_ONCE = 50, 25

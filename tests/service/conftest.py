@@ -8,13 +8,13 @@ import openai
 import pytest
 
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from storage.database import Database
 from tests.support.inside import Held, on_toy
 from tests.support.quick import each_step, quick
 from tests.support.scripted import Scripted
 from tests.support.served import Served, served
 from tests.support.shop import shop
+from tests.support.toy import ToyBackend
 
 __all__ = ["each_step", "quick", "shop"]
 

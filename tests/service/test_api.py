@@ -24,13 +24,13 @@ from app.api.requests import Chat, completion
 from app.api.running import Running
 from app.http.login import BY_ALL, BY_SOURCE
 from app.service.programs import MOST_EACH
-from engine.backends.toy import ToyBackend
 from engine.loaded import no_model
 from engine.settings import Generation, Sampling
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from tests.support.inside import on_toy, preferences, soon
 from tests.support.served import Served, ask, served
+from tests.support.toy import ToyBackend
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
 

@@ -10,12 +10,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from engine.backends import toy
 from engine.engine import Measured, Request
 from engine.methods import METHODS, PLAIN
 from engine.settings import Generation
 from engine.types import Message, Step
 from tests.service.test_api_thinking import BEFORE, Thinker
+from tests.support import toy
 from tests.support.schemas import drawn, form_of, under
 from tests.support.served import Served, ask, served
 

@@ -17,16 +17,16 @@ from app.api.answers import text_logprobs
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import render
-from engine.backends import toy
-from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend
 from engine.local import Local
 from engine.sampling import Floats
 from engine.settings import Generation, Sampling
 from engine.thinking import MARKS, Marks
 from engine.types import Message, Token, Tool
 from storage.database import Database
+from tests.support import toy
 from tests.support.inside import OWNER
 from tests.support.served import Served, ask, served
+from tests.support.toy import ASSISTANT, END, VOCABULARY, ToyBackend
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
 SAYS = b"<think>\nfirst this\n</think>\n\nThen that."

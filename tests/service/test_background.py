@@ -10,7 +10,6 @@ from app.service.comparison import Proof
 from app.service.preferences import Preferences
 from app.service.proofs import MOST, TRIES, Background, stored_outcome
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.errors import EngineDied
 from engine.methods import METHODS
@@ -19,6 +18,7 @@ from engine.settings import Generation, Sampling
 from engine.types import Run, Step, Token
 from storage.traces import Traces
 from tests.support.inside import OWNER, SECONDS, Held, local, soon, swap
+from tests.support.toy import ToyBackend
 
 
 def preferences(check: bool = True, tokens: int = 40, rule: str = "match") -> Preferences:

@@ -14,7 +14,6 @@ from app.service.benchmark import Cell, cells
 from app.service.benchmark_report import Plan, Report, as_csv, as_json, drops, report
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.engine import Load, Request
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, SettingError, StorageError
@@ -27,6 +26,7 @@ from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
 from storage.drafting import BENCHMARK
 from tests.support.inside import OWNER, Held, local, memory, on_toy, soon
+from tests.support.toy import ToyBackend
 
 HD, CONTEXT, MODEL = (
     METHODS[name].using(Drafting(budget="fixed")) for name in ("hd", "context", "model")

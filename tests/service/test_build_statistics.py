@@ -20,7 +20,6 @@ from backports import zstd
 
 from app.build_statistics import main, tokenized
 from app.corpus import tokenizer_of
-from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import document_text
 from engine.models.loaders import ModelLoaders
@@ -29,6 +28,7 @@ from storage import documents as reader
 from storage.documents import Meter, Reading, connection, documents
 from storage.statistics_shards import Job
 from tests.support.shards import count_inline
+from tests.support.toy import ToyBackend
 
 RECORDS = [
     {"text": "one text"},

@@ -8,7 +8,6 @@ import pytest
 from app.service.attachments import Attachment, join
 from app.service.chat import NEXT
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.prompt import Chat, Size
 from engine.types import Message
@@ -16,6 +15,7 @@ from storage import deletions
 from storage.database import Database
 from storage.titles import LONGEST, title_of
 from tests.support.inside import OWNER
+from tests.support.toy import ToyBackend
 
 
 @pytest.mark.parametrize(

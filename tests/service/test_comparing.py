@@ -17,7 +17,6 @@ from app.service.comparison import LEFT, RIGHT, Progress, Proof, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
-from engine.backends.toy import deviating
 from engine.engine import Request
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, SettingError
 from engine.local import Local
@@ -32,6 +31,7 @@ from storage.traces import Traces
 from tests.support.inside import OWNER, Held, first_pair, local, prove, soon
 from tests.support.runs import run_of
 from tests.support.shop import Shop, load_model
+from tests.support.toy import deviating
 
 GENERATION = Generation(Sampling(temperature=0.8, seed=3), max_tokens=60)
 PLAINLY = Side(PLAIN, GENERATION)

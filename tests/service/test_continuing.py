@@ -9,7 +9,6 @@ from app.service.answering import Update
 from app.service.comparison import Proof
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend, deviating
 from engine.engine import Load
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError
 from engine.local import Local
@@ -24,6 +23,7 @@ from storage.conversations import Piece, StoredMessage, text_of
 from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held, answer, on_toy, prove
+from tests.support.toy import ToyBackend, deviating
 
 LONG = 70
 """Tokens of the whole answers: the toy does not end them earlier with SEED."""

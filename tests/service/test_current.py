@@ -11,7 +11,6 @@ from app.service.models import Loading
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend, BackendInfo
-from engine.backends.toy import ToyBackend, deviating
 from engine.drafting import costs as engine_costs
 from engine.engine import Load
 from engine.heads.base import HeadInfo
@@ -24,6 +23,7 @@ from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.machine import CostStore
 from tests.support.inside import FULL, OWNER, answer, compare, failing, local
+from tests.support.toy import ToyBackend, deviating
 
 INFO = ToyBackend().info
 MTP = HeadInfo("MTP", 8, branches=False)

@@ -15,7 +15,6 @@ from app.service.draft_models import LATEST, Candidate, Stacks, amount, sampler_
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend, Filled
-from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Speedup
 from engine.drafting import costs as engine_costs
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
@@ -31,6 +30,7 @@ from engine.types import DRAFT, Message, Step, Token
 from storage.database import Database
 from storage.machine import ProfileStore
 from tests.support.inside import FULL, answer, compare, failing, messages, prove
+from tests.support.toy import ToyBackend, deviating
 
 OWNER = "local"
 SAMPLING = Sampling(0.8, seed=3)

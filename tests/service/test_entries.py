@@ -9,7 +9,6 @@ import pytest
 
 from app.service.databases import Hit
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import Local
 from engine.metrics import summarise
@@ -22,6 +21,7 @@ from storage.statistics import SUFFIX, open_table
 from storage.statistics_build import build
 from storage.traces import Traces
 from tests.support.inside import OWNER, ask, forgotten, past_answers, swap
+from tests.support.toy import ToyBackend
 
 
 @pytest.fixture

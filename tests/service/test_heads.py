@@ -3,7 +3,6 @@
 import pytest
 
 from app.service.session import Session
-from engine.backends.toy import deviating
 from engine.drafting.calibration import WITH_HEAD
 from engine.errors import SettingError
 from engine.methods import METHODS
@@ -21,6 +20,7 @@ from tests.support.inside import (
     preferences,
     run,
 )
+from tests.support.toy import deviating
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from app.service.jobs import Progress, Stop, Tasks
 from app.service.models import Candidate
 from app.service.session import Session
 from engine.backends.base import Backend, LogitScores
-from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.engine import Event, Request
 from engine.errors import Cancelled, ModelError, PromptError, SettingError
 from engine.local import Local
@@ -41,6 +40,7 @@ from storage.statistics_build import build
 from tests.support.inside import FULL, OWNER, compare, failing, local, preferences
 from tests.support.inside import ask as answered
 from tests.support.shop import Shop, ask, fails, load_model
+from tests.support.toy import VOCABULARY, ToyBackend
 
 pytestmark = pytest.mark.usefixtures("each_step")
 

@@ -8,13 +8,13 @@ import pytest
 
 from app.service.preferences import PRESETS, Preferences, Presets, read
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.errors import SettingError, StorageError, StrataError
 from engine.local import Local
 from engine.settings import Drafting, Generation, Sampling
 from storage.database import Database
 from storage.presets import StoredPreset
 from tests.support.inside import swap
+from tests.support.toy import ToyBackend
 
 OWNER = "local"
 EVIL = "<img src=x onerror=alert(1)>{{7*7}}"

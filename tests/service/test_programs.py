@@ -11,7 +11,6 @@ import pytest
 from app.service.programs import MOST_EACH, Programs, Sessions, common_prefix
 from app.service.programs import text_of as request_text
 from app.service.session import Session
-from engine.backends.toy import ToyBackend
 from engine.engine import Request
 from engine.errors import Busy, Cancelled, PromptError
 from engine.methods import METHODS, PLAIN
@@ -21,6 +20,7 @@ from storage.database import Database
 from storage.drafting import CalibrationStore
 from storage.ngrams import ModelNgrams
 from tests.support.inside import local, on_toy, soon
+from tests.support.toy import ToyBackend
 
 PROGRAM, OTHER = "api-1", "api-2"
 

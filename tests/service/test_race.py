@@ -18,7 +18,6 @@ from app.service.models import EMBEDDED_FILE, PADDED
 from app.service.race import ABOUT, TOKENS, NoGain, Race
 from app.service.session import Session
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.errors import ModelError
 from engine.local import Local
@@ -30,6 +29,7 @@ from engine.types import Costs
 from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import OWNER, Held
+from tests.support.toy import ToyBackend
 
 FILE = str(EMBEDDED_FILE)
 

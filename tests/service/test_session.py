@@ -15,7 +15,6 @@ from app.service.history import FinishedAnswer
 from app.service.preferences import Preferences
 from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS, agreed
 from app.service.session import Session
-from engine.backends.toy import END, ToyBackend
 from engine.compare import FEWEST, Reruns, Speedup, live
 from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
@@ -57,6 +56,7 @@ from tests.support.inside import (
     under_way,
 )
 from tests.support.thinking import SHUT, Thinking
+from tests.support.toy import END, ToyBackend
 
 
 def known(session: Session) -> set[tuple[int, ...]]:

@@ -13,13 +13,13 @@ from app.service import statistics_files
 from app.service.jobs import Stop
 from app.service.session import Session
 from app.service.statistics_files import StatisticsFiles
-from engine.backends.toy import ToyBackend
 from engine.errors import Cancelled, ModelError, SettingError, StorageError
 from engine.local import Local
 from engine.types import STATISTICS
 from storage.database import Database
 from storage.statistics import SUFFIX, StatisticsTable, open_table
 from tests.support.inside import ask, memory, soon, swap
+from tests.support.toy import ToyBackend
 
 TEXT = "The cat sat on the mat and looked at the sea. " * 60
 

@@ -9,7 +9,6 @@ import pytest
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.service.why import PAGE, Data
-from engine.backends.toy import ToyBackend
 from engine.errors import EngineDied, StorageError
 from engine.methods import METHODS
 from engine.recorded import NODE, nodes
@@ -17,6 +16,7 @@ from engine.settings import Generation, Sampling
 from engine.types import CONTEXT, MODEL, Run
 from storage.traces import Traces
 from tests.support.inside import OWNER, answer, swap
+from tests.support.toy import ToyBackend
 
 
 def preferences(tokens: int = 200, seed: int = 3) -> Preferences:

@@ -16,12 +16,12 @@ import httpx
 import psutil
 
 from app.service.programs import MOST_EACH
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.process import give_back_large_blocks
 from engine.remote import Remote
 from tests.support.inside import soon
 from tests.support.served import Served, served
+from tests.support.toy import ToyBackend
 
 LONG = 7_900_000
 """Characters of a prompt: nearly as much as a request may hold."""
@@ -65,7 +65,7 @@ def abort(server: Served, prompts: int) -> None:
             for _ in range(now):
                 raw = connections.enter_context(socket.create_connection((url.host, url.port)))
                 raw.sendall(long)
-            assert soon(lambda now=now: service.waiting == now)
+            assert soon(lambda now=now: service.counters.waiting == now)
             left -= now
         assert soon(lambda: asking["api"] == 1)
 
@@ -79,7 +79,7 @@ def main(prompts: int) -> None:
         assert soon(lambda: server.session.engine.state.is_loaded)
         with socket.create_connection((url.host, url.port)) as first:
             first.sendall(request(server, "hello", max_tokens=4000, speculative=False))
-            assert soon(lambda: server.api.service.running == 1)
+            assert soon(lambda: server.api.service.counters.running == 1)
             abort(server, MOST_EACH)
             print(resident(process), flush=True)
             abort(server, prompts)

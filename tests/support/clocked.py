@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 
 from engine.backends.base import Filled, LogitScores
-from engine.backends.toy import END, ToyBackend, toy_logits
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
+from tests.support.toy import END, ToyBackend, toy_logits
 
 Result = TypeVar("Result")
 

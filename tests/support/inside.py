@@ -11,7 +11,6 @@ from app.service.comparison import Progress, Proof, Side
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend
 from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnswers
 from engine.errors import StorageError
 from engine.local import Local
@@ -21,6 +20,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.drafting import DraftingStore
+from tests.support.toy import ToyBackend
 
 OWNER = "local"
 SECONDS = 60.0

@@ -9,7 +9,6 @@ from itertools import permutations
 import pytest
 
 from engine.backends.base import Backend, Filled, LogitScores
-from engine.backends.toy import VOCABULARY, ToyBackend, deviating
 from engine.decode import decode, never
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -20,6 +19,7 @@ from engine.hsd.profile import ModelProfile, Pair, Profile, Rounds
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import RULES, TIERS, Followers, Step, Token, Work
+from tests.support.toy import VOCABULARY, ToyBackend, deviating
 
 ORDERS = [order for size in (1, 2, 3) for order in permutations(TIERS, size)]
 TEMPERATURES = (0.0, 0.7, 1.0, 1.5)

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend
 from engine.constraint import Constraint
 from engine.decode import decode
 from engine.drafting.costs import CostCurve
@@ -17,6 +16,7 @@ from engine.methods import PLAIN, Method
 from engine.settings import AnswerFormat, Generation, Sampling
 from engine.types import Step
 from tests.support.lossless import PROMPT
+from tests.support.toy import ToyBackend
 
 Schema = dict[str, Any]
 NAMES = ("name", "age", "city", "tags", "open", "price", "id", "unit", "note", "size")

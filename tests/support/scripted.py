@@ -9,12 +9,12 @@ import numpy as np
 
 from engine.backends.base import LogitScores
 from engine.backends.chat_template import Turn, conversation
-from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tools import FORMS, CallForm
 from engine.tree import Tree
 from engine.types import Message, Tool
+from tests.support.toy import ASSISTANT, END, VOCABULARY, ToyBackend
 
 FRAME = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 CALLS = FORMS[0]._replace(frame=FRAME)

@@ -16,11 +16,11 @@ from app.http.access import PROGRAMS, Access, Hosts, pick_port
 from app.http.login import LogIns
 from app.service.session import Session
 from engine.backends.base import Backend
-from engine.backends.toy import ToyBackend
 from engine.engine import Engine
 from engine.local import Local
 from storage.database import Database
 from storage.drafting import DraftingStore
+from tests.support.toy import ToyBackend
 
 
 @dataclass

@@ -13,7 +13,6 @@ from app.service.answering import Update
 from app.service.jobs import Job, Progress
 from app.service.session import Session
 from engine.backends.base import Backend
-from engine.backends.toy import END, ToyBackend, deviating
 from engine.errors import Cancelled, ModelError
 from engine.local import Local
 from engine.models.loaders import DEFAULT_RUNTIME, ModelLoaders
@@ -24,6 +23,7 @@ from storage.database import Database
 from storage.drafting import DraftingStore
 from storage.statistics import open_table
 from tests.support.inside import OWNER, preferences, run
+from tests.support.toy import END, ToyBackend, deviating
 
 NAMES = ("one", "two", "three", "draft")
 

@@ -15,11 +15,11 @@ import psutil
 
 from app.service.preferences import Preferences
 from app.service.session import Session
-from engine.backends.toy import ToyBackend, toy_logits
 from engine.local import Local
 from engine.settings import Generation, Sampling
 from storage.database import Database
 from storage.drafting import DraftingStore
+from tests.support.toy import ToyBackend, toy_logits
 
 METHODS = ("hd", "hd", "hd-published", "plain")
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.backends.toy import ToyBackend
 from engine.types import Message, Tool
+from tests.support.toy import ToyBackend
 
 SHUT = "<think></think>"
 

@@ -29,7 +29,6 @@ from bench.measure import (
 from bench.prompts import PROMPTS, cut_prompt, random_prompts, read_prompts
 from bench.report import times
 from bench.transformers_peers import transformers_peer
-from engine.backends.toy import ToyBackend
 from engine.drafting.costs import CostCurve
 from engine.drafting.databases import Databases
 from engine.errors import SettingError
@@ -39,6 +38,7 @@ from engine.sampling import gumbel
 from engine.settings import Generation, Sampling
 from engine.types import STATISTICS, TIERS
 from tests.conftest import EMBEDDED
+from tests.support.toy import ToyBackend
 from tests.tools.conftest import Program
 
 # The benchmark imports torch, so even its refusals belong to the marked tests.

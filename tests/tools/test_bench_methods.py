@@ -6,10 +6,10 @@ import pytest
 
 from bench import truth
 from bench.speed import ablation, tier_after_tier
-from engine.backends.toy import ToyBackend, deviating
 from engine.methods import hierarchy
 from engine.types import TIERS
 from tests.conftest import EMBEDDED
+from tests.support.toy import ToyBackend, deviating
 from tests.tools.conftest import Program
 
 

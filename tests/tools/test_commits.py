@@ -25,8 +25,8 @@ from bench.commits import (
     edit_tasks,
 )
 from bench.replay import PAST, TEST
-from engine.backends.toy import END, ToyBackend
 from engine.methods import METHODS
+from tests.support.toy import END, ToyBackend
 from tests.tools.conftest import Program
 
 LINES = [f"line {number} of the file\n" for number in range(40)]

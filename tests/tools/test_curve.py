@@ -7,10 +7,10 @@ import pytest
 
 from bench.curve import Timed
 from engine.backends.folded_attention import FOLDED
-from engine.backends.toy import ToyBackend
 from engine.drafting.costs import CostCurve
 from tests.conftest import EMBEDDED
 from tests.support.backends import save_model
+from tests.support.toy import ToyBackend
 from tests.tools.conftest import Program
 
 RUN = ["curve", "--threads", "1", "--repeats", "1", "--sizes", "3,7"]

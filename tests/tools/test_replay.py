@@ -20,7 +20,6 @@ from bench.replay import (
     read_traces,
     replay,
 )
-from engine.backends.toy import END, VOCABULARY, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter, Learner
 from engine.drafting.databases import Databases
@@ -31,6 +30,7 @@ from engine.types import TIERS, Step
 from tests.conftest import EMBEDDED
 from tests.support.lossless import toy_table
 from tests.support.tiers import Table
+from tests.support.toy import END, VOCABULARY, ToyBackend
 from tests.tools.conftest import Program
 
 PROMPTS = ("once upon a time", "and then", "once more upon a time")

@@ -10,11 +10,11 @@ from app.api.messages import Messages
 from app.api.requests import NEUTRAL, Body, Chat, Completion, Continuation, completion, parsed
 from app.api.responses import Responses
 from app.http.problems import ApiError
-from engine.backends.toy import ToyBackend
 from engine.methods import PLAIN, USUAL
 from engine.tools import FORMS
 from engine.types import Message
 from tests.support.odd import NESTED, ODD
+from tests.support.toy import ToyBackend
 
 HELLO = [{"role": "user", "content": "hello"}]
 BASE: dict[str, dict[str, Any]] = {

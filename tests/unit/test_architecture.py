@@ -172,7 +172,7 @@ def test_stacks_are_profiled_planned_and_run_without_torch_gradio_and_sql() -> N
     code = (
         "import sys\n"
         f"import {', '.join(modules)}\n"
-        "from engine.backends.toy import ToyBackend, deviating\n"
+        "from tests.support.toy import ToyBackend, deviating\n"
         "from engine.decode import decode\n"
         "from engine.hsd.family import Family\n"
         "from engine.hsd.measure import Profiler\n"

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from app.service.current import drafters, line
-from engine.backends.toy import ToyBackend, deviating
 from engine.drafting import ceiling
 from engine.drafting.ceiling import Ceiling, HeadTimes, emitted, expensive, timed
 from engine.drafting.ceiling import ceiling as largest
@@ -16,6 +15,7 @@ from engine.loaded import Loaded
 from engine.methods import METHODS
 from engine.settings import Sampling
 from engine.types import HEAD
+from tests.support.toy import ToyBackend, deviating
 
 FREE = {0: 1.0, 1: 1.0, 3: 1.0, 7: 1.0}
 LINEAR = {0: 1.0, 1: 2.0, 3: 4.0, 7: 8.0}

@@ -10,11 +10,11 @@ import pytest
 
 from engine.backends.base import Filled, LogitScores, common_prefix
 from engine.backends.check import check, difference, resumes
-from engine.backends.toy import ToyBackend
 from engine.errors import ModelError
 from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
+from tests.support.toy import ToyBackend
 
 SIZE = 50
 

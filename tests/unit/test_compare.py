@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.backends.toy import ToyBackend
 from engine.compare import (
     FEWEST,
     UNKNOWN,
@@ -22,6 +21,7 @@ from engine.metrics import Metrics
 from engine.settings import Drafting, Generation, Sampling
 from engine.types import Learned, Prefill, Step, Token
 from tests.support.runs import summed
+from tests.support.toy import ToyBackend
 
 
 def run(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.backends.base import Filled
-from engine.backends.toy import ToyBackend
 from engine.drafting.costs import (
     CACHED,
     GROWN,
@@ -25,6 +24,7 @@ from engine.drafting.costs import (
 from engine.settings import Generation, Sampling
 from tests.support.clocked import Clock, ClockedToy
 from tests.support.lossless import assert_lossless, events_of
+from tests.support.toy import ToyBackend
 
 TIMES = st.floats(0.01, 10.0)
 POINTS = st.builds(

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from engine.backends.base import Backend, Filled
-from engine.backends.toy import END, ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -18,6 +17,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import RULES, Event, Learned, Prefill, Rule, Step, Work
 from tests.support.runs import summed
+from tests.support.toy import END, ToyBackend
 
 PROMPT = list(b"once upon a time")
 LONG = Generation(Sampling(temperature=0.0), max_tokens=60)

@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 
-from engine.backends.toy import ToyBackend, ToyHead, deviating, shuffled, toy_logits
 from engine.decode import decode, never
 from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
@@ -33,6 +32,7 @@ from tests.support.lossless import (
     toy_family,
     warm_toy,
 )
+from tests.support.toy import ToyBackend, ToyHead, deviating, shuffled, toy_logits
 
 Law = Callable[[tuple[int, ...]], Floats]
 GOOD, BAD = deviating(0.5), deviating(4.0)
@@ -373,7 +373,7 @@ def test_a_head_that_fails_or_says_nonsense_costs_no_text(
 
     toy.head = WatchedHead(toy, GOOD, fail)
     if where == "law":
-        monkeypatch.setattr("engine.backends.toy.LogitGuess", Mad)
+        monkeypatch.setattr("tests.support.toy.LogitGuess", Mad)
     method = method_named(name)
     found = method.drafters(warm_toy(), None, wanted.sampling, target=toy)
     guarded = [FailSafeDrafter(each, notices.append) for each in found]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.backends.toy import VOCABULARY, ToyBackend
 from engine.errors import ModelError, SettingError
 from engine.hsd.family import Family, LevelDrafter, Stack, check_drafts, check_vocabulary
 from engine.settings import Sampling
 from engine.types import RULES, Rule
 from engine.verify import Match, Rejection, verifier
 from tests.support.lossless import toy_family
+from tests.support.toy import VOCABULARY, ToyBackend
 
 
 def toy(name: str, **changes: Any) -> ToyBackend:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from engine.backends.toy import ToyBackend, deviating, shuffled, toy_logits
 from engine.decode import never
 from engine.heads.base import HeadInfo, LogitGuess
 from engine.methods import METHODS
@@ -12,6 +11,7 @@ from engine.settings import Sampling
 from engine.tree import Tree
 from engine.types import CONTEXT, HEAD, MODEL, Message
 from tests.support.lossless import PROMPT, events_of, generation, warm_toy
+from tests.support.toy import ToyBackend, deviating, shuffled, toy_logits
 
 GREEDY = Sampling(temperature=0.0)
 

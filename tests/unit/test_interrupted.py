@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Filled
-from engine.backends.toy import CHUNK, ToyBackend, toy_logits
 from engine.sampling import Floats
 from engine.settings import Generation, Sampling
 from engine.tree import Tree
 from engine.types import Step
 from tests.support.lossless import Adversary, assert_lossless, events_of
+from tests.support.toy import CHUNK, ToyBackend, toy_logits
 
 WANTED = Generation(Sampling(0.7, seed=1), max_tokens=12)
 

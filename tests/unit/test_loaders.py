@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.backends.toy import ToyBackend
 from engine.errors import ModelError
 from engine.models import llama_cpp_python, loaders
 from engine.models.format import FileFormat
@@ -18,6 +17,7 @@ from engine.models.loaders import MODEL_LOADERS, free_name, name_of, resolve_sou
 from engine.models.memory import Need
 from engine.models.probe import Probe
 from engine.settings import Runtime
+from tests.support.toy import ToyBackend
 
 RUNTIME = Runtime(threads=3, bits="off")
 HUB_FILE = "owner/name-GGUF:part/of/it-Q4_K_M.gguf"

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.drafting.base import Drafter, Frozen, Learner
 from engine.drafting.baselines import (
@@ -26,6 +25,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.types import CONTEXT, MODEL, STATISTICS, TIERS, Followers, Gram, Step
 from engine.verify import Match, Rejection
 from tests.support.lossless import toy_family
+from tests.support.toy import ToyBackend
 
 
 class Table:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.backends.toy import END
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -23,6 +22,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree, graft
 from engine.types import CONTEXT, DATABASES, STACK, Learned, Prefill, Step, Work
 from tests.support.clocked import Clock, ClockedToy, clock_of, endless
+from tests.support.toy import END
 
 FORWARD = 3e-4
 PROMPT = list(b"once upon a time there was a fast model")

@@ -12,7 +12,6 @@ from time import perf_counter
 
 import pytest
 
-from engine.backends.toy import ToyBackend, deviating, toy_logits
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -42,6 +41,7 @@ from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
 from engine.types import RULES, Rule, Step, Work
 from tests.support.clocked import Clock, ClockedToy, clock_of
+from tests.support.toy import ToyBackend, deviating, toy_logits
 from tests.unit import test_planner
 from tests.unit.test_planner import every_plan, invented
 

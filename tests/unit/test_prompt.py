@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.backends.base import common_prefix
-from engine.backends.toy import END, ToyBackend
 from engine.errors import PromptError
 from engine.prompt import BLOCKS, CUT, Chat, TextStream, continued, resumed, splice
 from engine.settings import Drafting, Generation, Sampling
@@ -16,6 +15,7 @@ from engine.thinking import MARKS
 from engine.types import Message, Prefill, Step, Tool
 from tests.support.replies import reply
 from tests.support.thinking import Thinking
+from tests.support.toy import END, ToyBackend
 
 
 class Merging(ToyBackend):

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from engine.backends.base import LogitScores
-from engine.backends.toy import ToyBackend
 from engine.decode import decode
 from engine.methods import METHODS
 from engine.recorded import LENGTHS, NODE, Node, nodes, percent, recorded
@@ -18,6 +17,7 @@ from engine.tree import Tree
 from engine.types import Step, Token
 from tests.support.lossless import PROMPT, warm_toy
 from tests.support.tiers import using
+from tests.support.toy import ToyBackend
 
 CORES = {"compiled": nullcontext, "python": lambda: using(None)}
 

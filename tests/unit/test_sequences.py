@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from engine.backends.toy import CELL, ToyBackend
 from engine.decode import never
 from engine.errors import ModelError
 from engine.loaded import NoModel, Sequences
 from engine.settings import Sampling
 from engine.tree import Tree
+from tests.support.toy import CELL, ToyBackend
 
 
 def test_the_forwards_of_the_toy_are_those_of_one_sequence() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from engine.backends.base import Backend, LogitScores
-from engine.backends.toy import CHUNK, END, VOCABULARY, ToyBackend, deviating, toy_logits
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
 from engine.drafting.costs import LARGEST, CostCurve
@@ -32,6 +31,7 @@ from tests.support.lossless import (
     made_up,
     tokens_of,
 )
+from tests.support.toy import CHUNK, END, VOCABULARY, ToyBackend, deviating, toy_logits
 
 STACKS = [names for depth in (1, 2, 3) for names in combinations(DEVIATIONS, depth)]
 FIXED = Drafting(budget="fixed")

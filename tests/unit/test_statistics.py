@@ -451,12 +451,12 @@ def test_keys_that_cannot_be_are_unknown(path: Path) -> None:
 @pytest.mark.parametrize("blob", ["FFFF00FFFF006000", "0800006100", "0801106200106100"])
 @pytest.mark.parametrize("name", ["hd", "statistics", "rest"])
 def test_poisoned_tokens_do_not_change_an_answer(path: Path, name: str, blob: str) -> None:
-    from engine.backends.toy import ToyBackend
     from engine.decode import decode
     from engine.drafting.databases import Databases
     from engine.methods import METHODS
     from engine.settings import Generation, Sampling
     from engine.types import Step
+    from tests.support.toy import ToyBackend
 
     bits = StatisticsTable(path).bits
     keys = ", ".join(f"({pack_key((a,), bits)}, x'{blob}')" for a in range(100))

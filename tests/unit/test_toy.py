@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.backends.toy import ASSISTANT, END, VOCABULARY, ToyBackend, toy_logits
 from engine.decode import never
 from engine.settings import Sampling
 from engine.tree import Tree, graft
 from engine.types import Message
+from tests.support.toy import ASSISTANT, END, VOCABULARY, ToyBackend, toy_logits
 
 GREEDY = Sampling(temperature=0.0)
 

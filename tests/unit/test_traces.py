@@ -214,15 +214,26 @@ def test_a_run_belongs_to_a_conversation_of_its_owner(db: Database, traces: Trac
 
 
 DAMAGE = ["'['", "x'00ff'", "'text'"]
-LINE = ("runs.emitted_tokens", "runs.decode_seconds", "runs.created", "runs.speedup")
-"""What the history shows of a run, which leaves a damaged one out."""
+
+
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("column", ["emitted_tokens", "decode_seconds", "created", "speedup"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_line_is_reported_and_left_out(
+    db: Database, traces: Traces, column: str, damage: str
+) -> None:
+    sound, damaged = save(traces), save(traces)
+    with db.write() as handle:
+        handle.execute(f"UPDATE runs SET {column} = {damage} WHERE id = ?", [damaged.id])
+    with pytest.raises(StorageError, match="is damaged in the database"):
+        traces.get(damaged.id)
+    assert traces.history() == [sound]
 
 
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "column",
     [
-        *LINE, "runs.settings",
         "runs.prompt_tokens", "runs.prefill_seconds", "runs.plain_prefill_seconds",
         "runs.learning_seconds", "steps.tokens", "steps.proposed", "steps.accepted",
         "steps.by_depth", "steps.look_ups", "steps.levels", "steps.draft_seconds",
@@ -231,16 +242,21 @@ LINE = ("runs.emitted_tokens", "runs.decode_seconds", "runs.created", "runs.spee
 )  # fmt: skip
 @pytest.mark.parametrize("damage", [*DAMAGE, "'[7]'", '\'{"a":"b"}\'', f"'{'[' * 9999}'"])
 def test_a_damaged_run_is_named(db: Database, traces: Traces, column: str, damage: str) -> None:
-    sound, run, (table, name) = save(traces), save(traces), column.split(".")
-    place = "run" if table == "steps" else "id"
+    run, (table, name) = save(traces), column.split(".")
     with db.write() as handle:
-        handle.execute(f"UPDATE {table} SET {name} = {damage} WHERE {place} = ?", [run.id])
-    shows = {LINE: [traces.get], ("runs.settings",): [traces.load]}
-    usual = [traces.load, traces.digest]
-    for show in next((found for columns, found in shows.items() if column in columns), usual):
+        handle.execute(f"UPDATE {table} SET {name} = {damage}")
+    for show in (traces.load, traces.digest):
         with pytest.raises(StorageError, match="is damaged in the database"):
             show(run.id)
-    assert (traces.history() == [sound]) == (column in LINE)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "'[7]'", f"'{'[' * 9999}'"])
+def test_damaged_settings_of_a_run_are_named(db: Database, traces: Traces, damage: str) -> None:
+    run = save(traces)
+    with db.write() as handle:
+        handle.execute(f"UPDATE runs SET settings = {damage}")
+    with pytest.raises(StorageError, match="is damaged in the database"):
+        traces.load(run.id)
 
 
 @pytest.fixture

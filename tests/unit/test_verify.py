@@ -16,7 +16,6 @@ import pytest
 
 from engine import verify
 from engine.backends.base import LogitScores
-from engine.backends.toy import ToyBackend, generator
 from engine.decode import decode
 from engine.drafting.base import Drafter
 from engine.hsd.family import LevelDrafter, Stack
@@ -27,6 +26,7 @@ from engine.types import RULES, Step
 from engine.verify import Match, Rejection, Walk, normalised, residual, verifier
 from tests.support.laws import p_of_counts, p_of_statistic
 from tests.support.lossless import Adversary, Paths
+from tests.support.toy import ToyBackend, generator
 
 HONEST, BROKEN = 1e-3, 1e-6
 SAMPLES = 10_000

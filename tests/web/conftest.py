@@ -8,11 +8,11 @@ import pytest
 
 from app.service.session import Session
 from app.web import layout
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
 from tests.support.blocks import made
 from tests.support.inside import Held
+from tests.support.toy import ToyBackend
 
 
 @pytest.fixture

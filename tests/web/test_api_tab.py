@@ -18,11 +18,11 @@ from app.service.session import Session
 from app.web import stream
 from app.web.kit import RefreshGuard
 from app.web.tabs import api
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
 from tests.support.blocks import made, serving
 from tests.support.inside import soon
+from tests.support.toy import ToyBackend
 
 EVIL = '<img src=x onerror="alert(1)">'
 REQUEST: Any = SimpleNamespace(headers={"origin": "http://127.0.0.1:7860"}, session_hash="page")

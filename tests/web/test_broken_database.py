@@ -19,7 +19,6 @@ from gradio.blocks import BlockFunction
 
 from app.service.session import Session
 from app.web import layout
-from engine.backends.toy import ToyBackend
 from engine.drafting import costs as engine_costs
 from engine.errors import ModelError, StorageError
 from engine.local import Local
@@ -29,6 +28,7 @@ from storage.drafting import DraftingStore
 from tests.service.test_session import ask, preferences
 from tests.support.blocks import made
 from tests.support.inside import OWNER, forgotten, soon
+from tests.support.toy import ToyBackend
 
 FEW = 1
 """Repeats and tokens: what is tried is the telling, not the answers."""

@@ -11,7 +11,6 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web.run_html import LEFT_AND_RIGHT, difference
 from app.web.tabs import compare
-from engine.backends.toy import ToyBackend
 from engine.errors import SettingError
 from engine.local import Local
 from engine.methods import PLAIN
@@ -23,6 +22,7 @@ from storage.database import Database
 from tests.support.blocks import EVIL, tab_of
 from tests.support.inside import OWNER
 from tests.support.runs import run_of
+from tests.support.toy import ToyBackend
 
 
 @pytest.fixture

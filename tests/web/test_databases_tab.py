@@ -12,7 +12,6 @@ import pytest
 from app.service.databases import Entry, Hit
 from app.service.session import Session
 from app.web.tabs import databases
-from engine.backends.toy import ToyBackend
 from engine.errors import StorageError
 from engine.local import Local
 from engine.types import MODEL, STATISTICS
@@ -24,6 +23,7 @@ from tests.service.test_session import ask
 from tests.support.blocks import EVIL, after, content, tab_of
 from tests.support.hostile import MARKUP
 from tests.support.inside import OWNER, swap
+from tests.support.toy import ToyBackend
 
 Shown = dict[Any, Any]
 

@@ -9,11 +9,11 @@ import pytest
 from app.service.gguf_support import GgufSupport
 from app.service.session import Session
 from app.web.tabs.models import GgufSection
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from storage.database import Database
 from tests.service.test_gguf_support import NO_C, Pip
 from tests.support.blocks import EVIL, after, tab_of
+from tests.support.toy import ToyBackend
 
 
 @pytest.fixture

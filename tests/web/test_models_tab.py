@@ -19,7 +19,6 @@ from app.service.session import Session
 from app.web import models_html
 from app.web.tabs import catalogue as catalogue_cards
 from app.web.tabs import models
-from engine.backends.toy import ToyBackend
 from engine.engine import Room
 from engine.errors import ModelError
 from engine.heads.base import HeadInfo
@@ -31,6 +30,7 @@ from tests.support.blocks import last, made, tab_of
 from tests.support.inside import local
 from tests.support.quick import quick  # noqa: F401
 from tests.support.shop import Shop
+from tests.support.toy import ToyBackend
 
 EVIL = "<img src=x onerror=alert(1)>{{constructor.constructor('alert(2)')()}}"
 GIB = 2**30

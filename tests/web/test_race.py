@@ -12,7 +12,6 @@ from app.service.race import NoGain, Race
 from app.service.session import Session
 from app.web.tabs import welcome
 from app.web.tabs.welcome import lane, outcome, race_value
-from engine.backends.toy import ToyBackend
 from engine.compare import Speedup
 from engine.local import Local
 from engine.metrics import summarise
@@ -20,6 +19,7 @@ from engine.runs import Verdict
 from engine.types import Learned, Prefill, Run, Step, Token
 from storage.database import Database
 from tests.support.inside import OWNER
+from tests.support.toy import ToyBackend
 
 
 def test_the_lanes_hold_what_was_measured(session: Session) -> None:

@@ -22,7 +22,6 @@ from app.service.session import Session
 from app.service.why import server_sentence
 from app.web.run_html import heading, same_texts, two_servers
 from app.web.tabs import compare
-from engine.backends.toy import ToyBackend
 from engine.engine import Load, ServerCounted
 from engine.errors import ModelError, PromptError, ServerError
 from engine.local import Local
@@ -36,6 +35,7 @@ from storage.database import Database
 from storage.traces import Traces
 from tests.support.inside import SECONDS
 from tests.support.openai_stub import FORWARD, Stub, stub
+from tests.support.toy import ToyBackend
 
 OWNER = "local"
 COLD = Preferences(Generation(Sampling(0.0), 32), fresh_seed=False)

@@ -13,7 +13,6 @@ from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import colors, stack_charts, stack_html
 from app.web.tabs import compare, stack
-from engine.backends.toy import ToyBackend
 from engine.compare import UNKNOWN, Speedup
 from engine.errors import StrataError
 from engine.heads.base import HeadInfo
@@ -27,6 +26,7 @@ from storage.database import Database
 from tests.service.test_draft_models import Shelf
 from tests.support.blocks import EVIL, last, tab_of
 from tests.support.quick import quick  # noqa: F401
+from tests.support.toy import ToyBackend
 
 SAMPLER = {"temperature": 0.8, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
 

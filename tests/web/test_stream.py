@@ -21,7 +21,6 @@ from app.service.session import Session
 from app.web import render, stream
 from app.web.render import remarks
 from app.web.stream import AnswerEvents, StreamEvent
-from engine.backends.toy import ToyBackend
 from engine.local import Local
 from engine.settings import Generation, Sampling
 from engine.types import MODEL, TARGET, Finish, Message, Step, Token, Tool
@@ -31,6 +30,7 @@ from tests.service.test_answering import recorder, store
 from tests.service.test_session import OWNER, preferences, soon
 from tests.support.blocks import serving
 from tests.support.clocked import simulated
+from tests.support.toy import ToyBackend
 
 __all__ = ["recorder", "store"]
 BYTES_PER_TOKEN = 60

@@ -19,7 +19,6 @@ from app.web.stream import AnswerEvents
 from app.web.tabs import chat, compare, diagnostics, settings, welcome
 from app.web.tabs.settings import methods, usable
 from engine import native
-from engine.backends.toy import ToyBackend, deviating
 from engine.compare import Reruns, Speedup, live
 from engine.errors import SettingError
 from engine.loaded import NO_MODEL_INFO, NoModel, no_model
@@ -36,6 +35,7 @@ from tests.conftest import EMBEDDED
 from tests.support.blocks import EVIL, labels, made, tab_of
 from tests.support.inside import local, soon, swap
 from tests.support.runs import run_of
+from tests.support.toy import ToyBackend, deviating
 
 
 def test_a_note_is_in_the_header_whatever_it_is_about(session: Session, toy: ToyBackend) -> None:
