@@ -169,7 +169,7 @@ def part(text: str) -> tuple[int, int]:
     return int(number), int(parts)
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="strata-statistics", description=__doc__.splitlines()[0])
     parser.add_argument(
         "files",
@@ -223,6 +223,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="K/N",
         help="count only part K of N, to share the work with other hosts; nothing is added up",
     )
+    return parser
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = command_line()
     options = parser.parse_args(arguments)
     options.title = options.title or ", ".join(path.name for path in options.files)
     if options.fewest < 1:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from engine.compare import live
+from engine.compare import live, plain_reading
 from engine.metrics import Metrics
 from engine.types import PREDICTION, Finish, Prefill
 
@@ -181,8 +181,7 @@ def sums(one: AnswerFigures) -> dict[str, float]:
     """What an answer adds to the counters that have no other label than the model."""
     metrics, plain, compared = one.metrics, 0.0, 0.0
     if metrics.plain_seconds is not None:
-        prompt = metrics.plain_prefill_seconds
-        plain = metrics.plain_seconds + (metrics.prefill_seconds if prompt is None else prompt)
+        plain = plain_reading(metrics) + metrics.plain_seconds
         compared = metrics.seconds
     return {
         "vllm:prompt_tokens_total": one.prefill.tokens,

@@ -23,8 +23,8 @@ class Session(Core):
     def __post_init__(self) -> None:
         super().__post_init__()
         engine, database, guests = self.engine, self.database, self.guests
-        # what each page shows: its conversation, the messages drawn so far (see `chat.Drawn`),
-        # and a digest of the list of conversations
+        # what each page shows: its conversation, the messages drawn so far (see `Drawn` in
+        # app/web/tabs/chat.py), and a digest of the list of conversations
         self.viewing: LimitedDict[str, str | None] = LimitedDict()
         self.drawn: LimitedDict[str, tuple[tuple[str, int], ...]] = LimitedDict()
         self.listed: LimitedDict[str, str] = LimitedDict()

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from app.service.current import Current
-from engine.compare import FEWEST
+from engine.compare import FEWEST, plain_reading
 from engine.drafting.calibration import LONGEST
 from engine.drafting.tiers import MODEL_KEY
 from engine.engine import ServerCounted
@@ -44,8 +44,7 @@ SLIGHT = 0.02
 def worth_of(metrics: Metrics) -> Worth:
     plain = metrics.plain_seconds
     if plain is not None:
-        prompt = metrics.plain_prefill_seconds
-        plain += metrics.prefill_seconds if prompt is None else prompt
+        plain += plain_reading(metrics)
     known = UNKNOWN not in metrics.share
     return Worth(metrics.tokens, metrics.kept, metrics.seconds, plain, {}, known=known)
 

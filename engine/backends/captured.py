@@ -128,8 +128,8 @@ class Recorder:
 
 
 class Recorded:
-    """A computation that finds all that it is told in one buffer of `size` whole numbers, and is
-    recorded for each reach: the end of the keys and values that it reads."""
+    """A computation whose inputs lie in one buffer of `size` integers. It is recorded once per
+    reach: the number of rows whose keys and values it reads."""
 
     def __init__(self, size: int, recorder: Recorder, reaches: Sequence[int]) -> None:
         self.recorder, self.reaches = recorder, reaches
@@ -143,19 +143,21 @@ class Recorded:
             self.forwards[reach] = self.recorder.recorded(partial(compute, reach))
 
     def repeat(self, rows: int) -> None:
-        """Compute what the host was told, where so many rows may be seen."""
+        """Repeat the recording with the inputs in `host`, over at least `rows` rows of keys and
+        values."""
         self.buffer.copy_(self.host, non_blocking=True)
         rows = min(rows, self.reaches[-1])
         self.forwards[next(reach for reach in self.reaches if reach >= rows)]()
 
 
 def reaches_to(rows: int) -> list[int]:
-    """REACH times powers of two below so many rows, and these."""
+    """The reaches up to `rows`: REACH, doubled as long as it is smaller, and `rows` itself."""
     return [*takewhile(lambda reach: reach < rows, (REACH << n for n in count())), rows]
 
 
-def held(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """What was found, at the address where it was held before, if it was."""
+def copied_into(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """`found`, copied to the memory of `before`; new memory if that is empty. What reads the result
+    of a recording therefore finds each one at the same address."""
     return (before if before.numel() else torch.empty_like(found)).copy_(found)
 
 
@@ -228,14 +230,14 @@ class CapturedForward(Recorded):
                 use_cache=True,
                 logits_to_keep=1 if self.prompt else 0,
             )
-        self.logits = held(self.logits, output.logits[0])
+        self.logits = copied_into(self.logits, output.logits[0])
         before = self.taps or [torch.empty(0)] * len(found)
-        self.taps = [held(*each) for each in zip(before, found, strict=True)]
+        self.taps = [copied_into(*each) for each in zip(before, found, strict=True)]
 
     def look(self, kind: Kind) -> None:
         numbers = self.inputs.numbers.int().view(torch.float32)
         found = survey(self.logits, kind, numbers, self.inputs.states)
-        self.surveys[kind] = held(self.surveys.get(kind, torch.empty(0)), found)
+        self.surveys[kind] = copied_into(self.surveys.get(kind, torch.empty(0)), found)
 
 
 class CapturedModel:

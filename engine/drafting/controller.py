@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.costs import COUNTED, HICCUP, LARGEST, STEADY, CostCurve, Gain
+from engine.drafting.costs import COUNTED, HICCUP, LARGEST, STEADY, CostCurve, Gain, Gate
 from engine.settings import Drafting
 from engine.types import DATABASES, DRAFT, HEAD, SCHEMA, STACK, WAYS, Step
 
@@ -233,11 +233,7 @@ class DraftController:
             return
         gate = self.costs.gate
         verify = gate.load.steady(step.verify_seconds, computing)
-        gate.plain += 1
-        gate.drafted = 0 if nodes else gate.drafted + 1
-        if self.since >= STEADY + COUNTED:
-            # Each further step of a pause adds evidence, so the next plain steps are due later.
-            gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
+        self.count(nodes, gate)
         resting = self.paused and not self.active
         if resting:
             self.skip()
@@ -275,6 +271,14 @@ class DraftController:
             pays = emitted > took
             gate.forced_after = DRAFTED if pays else min(2 * gate.forced_after, RARELY)
         self.weigh(winner, emitted - took, databases, head_share, later)
+
+    def count(self, nodes: int, gate: Gate) -> None:
+        """Count a step towards the next plain steps, and towards the next forced drafts."""
+        gate.plain += 1
+        gate.drafted = 0 if nodes else gate.drafted + 1
+        if self.since >= STEADY + COUNTED:
+            # Each further step of a pause adds evidence, so the next plain steps are due later.
+            gate.plain, gate.plain_after = 0, min(8 * gate.plain_after, PLAIN)
 
     def skip(self) -> None:
         """Count a step of a pause without a probe. Nothing else is computed, because the steps of

@@ -20,7 +20,7 @@ from engine.backends.captured import (
     CapturedModel,
     Recorded,
     Recorder,
-    held,
+    copied_into,
     reaches_to,
 )
 from engine.backends.transformers import TransformersBackend
@@ -90,7 +90,10 @@ class HeadForward(Recorded):
         embedded = functional.embedding(tokens, weights.embedding).to(self.before.dtype)
         hidden = weights.head(embedded, self.before, positions, attend)
         logits = linear(weights.head.norm(hidden), weights.output).float()
-        self.hidden, self.logits = held(self.hidden, hidden), held(self.logits, logits)
+        self.hidden, self.logits = (
+            copied_into(self.hidden, hidden),
+            copied_into(self.logits, logits),
+        )
 
 
 class CapturedHead:
