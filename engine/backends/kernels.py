@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.backends.rounded import GROUP
+from engine.sampling import BITS, FIRST, GAMMA, SECOND
 
 # Triton has no types.
 triton: Any = import_module("triton")
@@ -60,6 +61,11 @@ most SLICES slices of the inputs, each of at least SLICE_STEPS steps."""
 MERGE_BLOCK = 1024
 RESERVED = 1024
 """Bytes of shared memory that every program takes besides."""
+SURVEY_BLOCK = 1024
+"""Tokens of a row of logits in a block."""
+DRAWS, DRAW_SHIFT = constexpr(2**BITS), constexpr(64 - BITS)
+MIX_STEP, MIX_FIRST, MIX_SECOND = constexpr(GAMMA), constexpr(FIRST), constexpr(SECOND)
+"""The numbers of the noise of engine/sampling.py."""
 
 
 # products
@@ -622,3 +628,141 @@ def rotate(
         rotate_row[rows, heads](states, cos, sin, out, heads, *strides, half=size // 2, num_warps=1)
         found.append(out.transpose(1, 2))
     return tuple(found)
+
+
+# the survey of logits (device_scores.py)
+
+
+@jit
+def highest(tops, tokens, size, wide: constexpr):
+    """The largest logit of a row, and its first token, from those of its blocks."""
+    top = tl.max(tops, 0)
+    return top, tl.minimum(tl.min(tl.where(tops == top, tokens, size), 0), size - 1)
+
+
+@jit
+def survey_block(logits, tops, tokens, masses, size, blocks, block: constexpr) -> None:
+    """The largest logit of a block, its first token, and the sum of e^(logit - largest)."""
+    row, number = tl.program_id(0), tl.program_id(1)
+    at = number * block + tl.arange(0, block)
+    place = logits + row.to(tl.int64) * size + at
+    x = tl.load(place, mask=at < size, other=float("-inf")).to(tl.float32)
+    top, token = highest(x, at, size, block)
+    mass = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
+    to = row * blocks + number
+    tl.store(tops + to, top)
+    tl.store(tokens + to, token)
+    tl.store(masses + to, mass)
+
+
+@jit
+def noise_of(word):
+    """The noise of engine/sampling.py from the word that a token's draw begins with, with an error
+    below 3e-5."""
+    word = (word ^ (word >> 30)) * MIX_FIRST
+    word = (word ^ (word >> 27)) * MIX_SECOND
+    draw = ((word ^ (word >> 31)) >> DRAW_SHIFT).to(tl.int32)
+    low = draw < DRAWS // 2
+    near = (tl.where(low, draw, DRAWS - 1 - draw).to(tl.float32) + 0.5) / DRAWS
+    # Near 1, the logarithm has no digits left that tell how near.
+    series = near * (1.0 + near * (1 / 2 + near * (1 / 3 + near * (1 / 4 + near / 5))))
+    small = near < 1 / 64
+    high = tl.where(small, series, -tl.log(1.0 - tl.where(small, 0.5, near)))
+    return -tl.log(tl.where(low, -tl.log(near), high))
+
+
+@jit
+def noisiest_of_block(
+    logits, states, numbers, tops, tokens, sums, places, seconds, size, blocks,
+    block: constexpr, wide: constexpr,
+) -> None:  # fmt: skip
+    """The largest sum of logit and noise in a block, its token, and the second largest, but for the
+    largest logit of the row."""
+    row, number = tl.program_id(0), tl.program_id(1)
+    known = row * blocks + tl.arange(0, wide)
+    inside = tl.arange(0, wide) < blocks
+    top, token = highest(
+        tl.load(tops + known, mask=inside, other=float("-inf")),
+        tl.load(tokens + known, mask=inside, other=size), size, wide,
+    )  # fmt: skip
+    temperature = tl.load(numbers)
+    least = top / temperature + tl.load(numbers + 1)
+    least -= 1e-4 + 1e-6 * tl.abs(least)
+    at = number * block + tl.arange(0, block)
+    place = logits + row.to(tl.int64) * size + at
+    warped = tl.load(place, mask=at < size, other=float("-inf")).to(tl.float32) / temperature
+    words = tl.load(states + row).to(tl.uint64, bitcast=True) + at.to(tl.uint64) * MIX_STEP
+    total = tl.where((warped < least) | (at == token), float("-inf"), warped + noise_of(words))
+    best = tl.max(total, 0)
+    chosen = tl.min(tl.where(total == best, at, size), 0)
+    second = tl.max(tl.where(at == chosen, float("-inf"), total), 0)
+    to = row * blocks + number
+    tl.store(sums + to, best)
+    tl.store(places + to, tl.minimum(chosen, size - 1))
+    tl.store(seconds + to, second)
+
+
+@jit
+def survey_row(
+    logits, tops, tokens, masses, sums, places, seconds, out, size, blocks,
+    sampled: constexpr, near: constexpr, wide: constexpr,
+) -> None:  # fmt: skip
+    """The survey of a row from those of its blocks."""
+    row = tl.program_id(0)
+    number = tl.arange(0, wide)
+    known, inside = row * blocks + number, number < blocks
+    peaks = tl.load(tops + known, mask=inside, other=float("-inf"))
+    top, token = highest(peaks, tl.load(tokens + known, mask=inside, other=size), size, wide)
+    mass = tl.sum(tl.load(masses + known, mask=inside, other=0.0) * tl.exp(peaks - top), 0)
+    slot = tl.arange(0, near)
+    chosen, rest = tl.full((near,), 0, tl.int32) + token, top
+    if sampled:
+        total = tl.load(sums + known, mask=inside, other=float("-inf"))
+        place = tl.load(places + known, mask=inside, other=0)
+        left = inside
+        for taken in range(1, near):
+            # Also a sum that is excluded comes before what was taken.
+            best = tl.argmax(tl.where(left, tl.maximum(total, -3e38), float("-inf")), 0)
+            chosen = tl.where(slot == taken, tl.sum(tl.where(number == best, place, 0), 0), chosen)
+            left = left & (number != best)
+        second = tl.load(seconds + known, mask=inside, other=float("-inf"))
+        rest = tl.max(tl.maximum(second, tl.where(left, total, float("-inf"))), 0)
+        chosen = tl.sort(chosen)
+    to = out + row * (4 + 2 * near)
+    tl.store(to, top)
+    tl.store(to + 1, mass)
+    tl.store(to + 2, mass)
+    tl.store(to + 3, rest)
+    found = tl.load(logits + row.to(tl.int64) * size + chosen).to(tl.float32)
+    tl.store(to + 4 + slot, found)
+    tl.store(to + 4 + near + slot, chosen.to(tl.float32, bitcast=True))
+
+
+def survey(
+    logits: torch.Tensor, near: int, numbers: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
+    """The survey of rows of logits, shape (rows, vocabulary), as device_scores.py describes it: of
+    the kind "sampled" with `near` transferred tokens, or "greedy" with one.
+
+    It is what that module computes in a few dozen operations, but that no more than one token of a
+    block is transferred, and a vocabulary of few blocks has some of them twice.
+    """
+    rows, size = logits.shape
+    logits = logits.contiguous()
+    blocks = triton.cdiv(size, SURVEY_BLOCK)
+    wide = triton.next_power_of_2(blocks)
+    tops, masses, sums, seconds = logits.new_empty((4, rows, blocks), dtype=torch.float32)
+    tokens, places = logits.new_empty((2, rows, blocks), dtype=torch.int32)
+    out = logits.new_empty((rows, 4 + 2 * near), dtype=torch.float32)
+    grid = rows, blocks
+    survey_block[grid](logits, tops, tokens, masses, size, blocks, block=SURVEY_BLOCK)
+    if near > 1:
+        noisiest_of_block[grid](
+            logits, states, numbers, tops, tokens, sums, places, seconds, size, blocks,
+            block=SURVEY_BLOCK, wide=wide,
+        )  # fmt: skip
+    survey_row[(rows,)](
+        logits, tops, tokens, masses, sums, places, seconds, out, size, blocks,
+        sampled=near > 1, near=near, wide=wide,
+    )  # fmt: skip
+    return out

@@ -4,17 +4,30 @@ Triton's interpreter computes them where there is no GPU. tests/backends/conftes
 file out where there is no Triton, as on a Mac.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from engine.backends import captured
+from engine.backends.device_scores import (
+    NEAR,
+    DeviceScores,
+    kind_of,
+    numbers_of,
+    states_of,
+    survey,
+)
 from engine.backends.pool import Table
 from engine.backends.rounded import RoundedLinear
+from engine.sampling import Floats
+from engine.settings import Sampling
 from tests.support.backends import load, save_model
+from tests.support.choices import KINDS, by_law, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +212,49 @@ def test_the_kernels_compute_whole_models(
     assert captured.capture(backend) == ""
     assert backend.captured.exact == (dtype == "float16")
     assert 0 < gaps[0] < {"float16": 0.02, "float32": 1e-5}[dtype]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_from_a_survey_by_kernels(kernels: Any, kind: str) -> None:
+    """They are those from whole rows, and no row is read that the library's operations decide."""
+    stream = np.random.default_rng(1)
+    rows, positions = rows_of(kind, stream, 2_500, 3), [5, 6, 2**20]
+    logits = torch.from_numpy(np.stack(rows)).to(device())
+    for temperature, min_p in ((0.0, 0.0), (0.3, 0.05), (0.7, 0.0), (0.7, 1.0), (1.5, 0.02)):
+        sampling = Sampling(temperature, min_p=min_p, seed=int(stream.integers(2**63)))
+        numbers = torch.tensor(numbers_of(sampling), device=logits.device)
+        states = torch.tensor(states_of(sampling.seed, positions), device=logits.device)
+        near = 1 if kind_of(sampling) == "greedy" else NEAR
+        found = kernels.survey(logits, near, numbers, states).cpu().numpy()
+        known = survey(logits.cpu(), kind_of(sampling), numbers.cpu(), states.cpu()).numpy()
+        assert (found[:, 0] == known[:, 0]).all()
+        assert found[:, 1] == pytest.approx(known[:, 1], rel=1e-5)
+        reads = []
+        for survey_of_rows in (found, known):
+            read: list[int] = []
+            scores = DeviceScores(
+                logits, partial(noted, rows, read), positions, sampling, survey_of_rows
+            )
+            choices = [scores.choose(row) for row in range(3)]
+            assert choices == [by_law(rows[at], sampling, positions[at]) for at in range(3)]
+            reads.append(read)
+        assert reads[0] == reads[1]
+
+
+def noted(rows: list[Floats], read: list[int], row: int) -> Floats:
+    read.append(row)
+    return rows[row]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_odd_logits_are_left_to_the_host(kernels: Any) -> None:
+    logits = torch.zeros(4, 1_500)
+    for row, value in enumerate((float("nan"), float("inf"))):
+        logits[row, 1_200] = value
+    logits[2] = float("-inf")
+    numbers, states = torch.tensor([0.7, float("-inf")]), torch.tensor(states_of(1, [1, 2, 3, 4]))
+    given = (each.to(device()) for each in (numbers, states))
+    found = kernels.survey(logits.to(device()), NEAR, *given).cpu()
+    assert found[:, 1].isfinite().tolist() == [False, False, False, True]
+    tokens = found[:, 4 + NEAR :].contiguous().view(torch.int32)
+    assert ((tokens >= 0) & (tokens < 1_500)).all()
