@@ -41,7 +41,7 @@ from engine.drafting.costs import GrowingText, comb
 from engine.errors import SettingError
 from engine.methods import Method, method_named
 from engine.models.inflate import write
-from engine.models.memory import cache_numbers
+from engine.models.memory import RECORDINGS, cache_numbers
 from engine.models.shape import SHAPES
 from engine.settings import Sampling
 
@@ -253,6 +253,7 @@ def memory(backend: TransformersBackend) -> Record:
     weights = backend.info.memory_bytes
     pool = captured.pool.states.nbytes
     cache = cache_numbers(config.to_dict(), backend.info.context_length) * dtype.itemsize
+    expected = weights + cache + RECORDINGS
     torch.cuda.empty_cache()
     used = torch.cuda.memory_reserved()
-    return {"weights": weights, "pool": pool, "expected": weights + cache, "used": used}
+    return {"weights": weights, "pool": pool, "expected": expected, "used": used}

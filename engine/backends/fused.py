@@ -30,6 +30,8 @@ FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 """The families whose norms, rotary embeddings and gates are those of kernels.py."""
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """The names of projections with the same input."""
+SEGMENT = 10 << 20
+"""The bytes of a tensor from which on torch gives it a segment of its own in a GPU's memory."""
 TREE = "strata_tree"
 """The name of this attention in the library."""
 
@@ -170,7 +172,22 @@ def join(model: Any) -> list[Joined]:
                 alike = {(type(part), part.bias is None) for part in parts if part is not None}
                 if len(alike) == 1:
                     found.append(Joined([part for part in parts if part is not None]))
+    if found:
+        close_gaps(model)
     return found
+
+
+def close_gaps(model: Any) -> None:
+    """Give back the memory of the parts between other small tensors: torch puts these together in
+    segments, which it keeps while one of them is there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    small = [each for each in tensors if SEGMENT > each.nbytes == each.untyped_storage().nbytes()]
+    for each in small:
+        each.data = each.data.cpu()
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    for each in small:
+        each.data = each.data.to(model.device)
 
 
 @contextmanager

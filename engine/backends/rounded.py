@@ -6,6 +6,7 @@ step reads a quarter or half of the bytes, and a row has the same bits in produc
 Embeddings and norms keep their type.
 """
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -43,11 +44,17 @@ class RoundedLinear(nn.Module):
         self.bits = bits
         self.counted = True
         """Whether its weights are no copy of others."""
+        groups = -(-self.in_features // STEP) * 2
+        # They come before what is freed again: torch would place them in the middle of that.
+        size, made = groups * GROUP * bits // 8, partial(torch.empty, device=device)
+        self.register_buffer("numbers", made((self.out_features, size), dtype=torch.uint8))
+        self.register_buffer("scales", made((self.out_features, groups), dtype=torch.float16))
         rows = max(1, SLICE // self.in_features)
-        parts = [rounded(part.to(device), bits) for part in torch.split(weight, rows)]
-        numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
-        self.register_buffer("numbers", numbers)
-        self.register_buffer("scales", scales)
+        for start in range(0, self.out_features, rows):
+            part = slice(start, start + rows)
+            self.numbers[part], self.scales[part] = rounded(weight[part].to(device), bits)
+        if self.numbers.is_cuda:
+            torch.cuda.empty_cache()
         self.bias = bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

@@ -158,6 +158,9 @@ PACKED_INPUTS, PACKED_GROUP = 32, 128
 second."""
 PACKED_SCALES = {8: (128, 4), 4: (32, 2)}
 """By bits, the weights that share a scale, and its bytes."""
+RECORDINGS = 190_000_000
+"""What captured forwards took on an H200 beside weights and cache: two workspaces of the library
+for products, 34 MB each, and what the recordings share."""
 ROUNDED_GROUP, ROUNDED_SCALES = 128, (64, 2)
 """The same on a GPU (engine/backends/rounded.py)."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
@@ -195,7 +198,8 @@ class DraftingForecast:
 class Need:
     """The size of a model: its parameters, and the bytes of its weights and of its cache.
 
-    `cache` is that of the conversation in use, with a full context. The caches of other open
+    `cache` is that of the conversation in use, with a full context, and what captured forwards
+    need. The caches of other open
     conversations are additional, and limited by engine/loaded.py. `forecast` describes what will
     draft for the model, as far as the same files show.
     """
@@ -332,6 +336,7 @@ def memory_need(
         cache = cache_numbers(config, context_length) * number
     with reading(source, "its config.json does not tell its states"):
         cache += state_bytes(config)
+    cache += RECORDINGS if device.startswith("cuda") else 0
     cache += kept(own) * context_length * number
     if head is not None:
         numbers, row = head_numbers(head)
