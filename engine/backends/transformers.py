@@ -365,12 +365,12 @@ class TransformersBackend(TransformersTokenizer):
         regime = self.rotary.regime(self.offset + start + max(tree.depths))
         if regime != self.regime:
             self.regime = MIXED if self.cached else regime
-        visible = None if self.recurrent else ancestors(tree.parents)
         with self.emptied():
             if self.captured is not None:
                 scores = self.captured.score(self, tree, sampling)
                 if scores is not None:
                     return scores
+            visible = None if self.recurrent else ancestors(tree.parents)
             logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
