@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from engine.backends.pool import running_table
-from engine.backends.rounded import RoundedLinear, multiply
+from engine.backends.rounded import RoundedLinear, give_back, multiply
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 """The families whose norms, rotary embeddings and gates are those of kernels.py."""
@@ -172,22 +172,22 @@ def join(model: Any) -> list[Joined]:
                 alike = {(type(part), part.bias is None) for part in parts if part is not None}
                 if len(alike) == 1:
                     found.append(Joined([part for part in parts if part is not None]))
+                    give_back(model.device)
     if found:
-        close_gaps(model)
+        close_gaps(model, model.device)
     return found
 
 
-def close_gaps(model: Any) -> None:
+def close_gaps(model: Any, device: torch.device) -> None:
     """Give back the memory of the parts between other small tensors: torch puts these together in
     segments, which it keeps while one of them is there."""
     tensors = [*model.parameters(), *model.buffers()]
     small = [each for each in tensors if SEGMENT > each.nbytes == each.untyped_storage().nbytes()]
     for each in small:
         each.data = each.data.cpu()
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+    give_back(device)
     for each in small:
-        each.data = each.data.to(model.device)
+        each.data = each.data.to(device)
 
 
 @contextmanager

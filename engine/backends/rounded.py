@@ -53,8 +53,7 @@ class RoundedLinear(nn.Module):
         for start in range(0, self.out_features, rows):
             part = slice(start, start + rows)
             self.numbers[part], self.scales[part] = rounded(weight[part].to(device), bits)
-        if self.numbers.is_cuda:
-            torch.cuda.empty_cache()
+        give_back(torch.device(device))
         self.bias = bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -64,6 +63,13 @@ class RoundedLinear(nn.Module):
     def weight(self) -> torch.Tensor:
         """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
         return weights(self.numbers, self.scales)[:, : self.in_features]
+
+
+def give_back(device: torch.device) -> None:
+    """Give back what was freed on a device: torch would place other tensors in it, and keep all of
+    a segment for each of them."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def rounded(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
