@@ -102,8 +102,10 @@ class Recorder:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def recorded(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """A function that does what `compute` does, and leaves its results where it left them."""
+        """A function that does what `compute` does, and leaves its results where it left them.
+        Also without CUDA, `compute` runs before it is returned."""
         if not self.cuda:
+            compute()
             return compute
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
@@ -180,8 +182,8 @@ class CapturedForward(Recorded):
 
     def record(self, length: int) -> None:
         """Record the forward for every reach, and the surveys. This writes rows after `length`
-        cached tokens."""
-        self.given.lengths[:] = length
+        cached tokens, or earlier ones if there is no room for all."""
+        self.given.lengths[:] = min(length, self.model.pool.rows - self.rows)
         self.record_all(self.compute)
         for kind in () if self.prompt else self.model.kinds:
             self.surveying[kind] = self.recorder.recorded(partial(self.look, kind))
