@@ -17,6 +17,8 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count, pairwise, takewhile
 from random import Random
 from typing import Any, NamedTuple
@@ -157,6 +159,21 @@ def reaches_to(rows: int) -> list[int]:
     return [*takewhile(lambda reach: reach < rows, (REACH << n for n in count())), rows]
 
 
+def survey_on(device: torch.device) -> Callable[..., torch.Tensor]:
+    """The survey by kernels if they can be compiled here, else by the library's operations."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return survey
+    kernels: Any = import_module("engine.backends.kernels")
+    numbers, states = torch.ones(2, device=device), torch.zeros(1, dtype=torch.long, device=device)
+    try:
+        kernels.survey(numbers[None], "sampled", numbers, states)
+    except Exception:
+        # Triton compiles with what the system has, and raises many types where that is not enough.
+        return survey
+    found: Callable[..., torch.Tensor] = kernels.survey
+    return found
+
+
 def copied_into(before: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """`found`, copied to the memory of `before`; new memory if that is empty. What reads the result
     of a recording therefore finds each one at the same address."""
@@ -238,7 +255,7 @@ class CapturedForward(Recorded):
 
     def look(self, kind: Kind) -> None:
         numbers = self.inputs.numbers.int().view(torch.float32)
-        found = survey(self.logits, kind, numbers, self.inputs.states)
+        found = self.model.survey(self.logits, kind, numbers, self.inputs.states)
         self.surveys[kind] = copied_into(self.surveys.get(kind, torch.empty(0)), found)
 
 
@@ -265,6 +282,7 @@ class CapturedModel:
         self.taps = backend.head.weights.taps if backend.head else ()
         self.recorder = Recorder(self.model.device)
         self.kinds = KINDS if backend.info.vocabulary_size > KEPT else KINDS[:1]
+        self.survey = survey_on(self.model.device)
         self.reaches = reaches_to(self.pool.rows) if self.kernels is None else [self.pool.rows]
         # A longer text than the context is never padded to a size.
         sizes = pairwise((0, *TREES, *PROMPTS))

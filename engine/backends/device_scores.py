@@ -9,10 +9,8 @@ matter, as they can in ties, the whole row is read.
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from math import inf, log
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -93,17 +91,11 @@ def survey(
 ) -> torch.Tensor:
     """What is transferred of rows of logits, shape (rows, vocabulary): per row the largest logit,
     both masses, the lowest transferred sum or logit, the transferred logits, and their tokens, as
-    the bits of integers. Kernels compute it on a GPU, but for the kind "cut".
+    the bits of integers.
 
     `numbers` are those of `numbers_of`, float32, and `states` those of `states_of`, shape (rows,).
     A row of fewer than KEPT tokens has no survey for the kind "cut".
     """
-    if logits.is_cuda and kind != "cut" and find_spec("triton") is not None:
-        kernels: Any = import_module("engine.backends.kernels")
-        found: torch.Tensor = kernels.survey(
-            logits, 1 if kind == "greedy" else NEAR, numbers, states
-        )
-        return found
     logits = logits.float()
     top = logits.amax(dim=1, keepdim=True)
     mass = (logits - top).exp_().sum(dim=1, keepdim=True)

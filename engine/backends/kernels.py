@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.backends import device_scores
+from engine.backends.device_scores import Kind
 from engine.backends.rounded import GROUP
 from engine.sampling import BITS, FIRST, GAMMA, SECOND
 
@@ -739,14 +741,14 @@ def survey_row(
 
 
 def survey(
-    logits: torch.Tensor, near: int, numbers: torch.Tensor, states: torch.Tensor
+    logits: torch.Tensor, kind: Kind, numbers: torch.Tensor, states: torch.Tensor
 ) -> torch.Tensor:
-    """The survey of rows of logits, shape (rows, vocabulary), as device_scores.py describes it: of
-    the kind "sampled" with `near` transferred tokens, or "greedy" with one.
-
-    It is what that module computes in a few dozen operations, but that no more than one token of a
-    block is transferred, and a vocabulary of few blocks has some of them twice.
-    """
+    """The survey of rows of logits, as that of device_scores.py, which computes it in a few dozen
+    operations. Here no more than one token of a block is transferred, and some are transferred
+    twice if there are few blocks."""
+    if kind == "cut":
+        return device_scores.survey(logits, kind, numbers, states)
+    near = 1 if kind == "greedy" else device_scores.NEAR
     rows, size = logits.shape
     logits = logits.contiguous()
     blocks = triton.cdiv(size, SURVEY_BLOCK)
@@ -754,15 +756,15 @@ def survey(
     tops, masses, sums, seconds = logits.new_empty((4, rows, blocks), dtype=torch.float32)
     tokens, places = logits.new_empty((2, rows, blocks), dtype=torch.int32)
     out = logits.new_empty((rows, 4 + 2 * near), dtype=torch.float32)
-    grid = rows, blocks
+    grid, sampled = (rows, blocks), kind == "sampled"
     survey_block[grid](logits, tops, tokens, masses, size, blocks, block=SURVEY_BLOCK)
-    if near > 1:
+    if sampled:
         noisiest_of_block[grid](
             logits, states, numbers, tops, tokens, sums, places, seconds, size, blocks,
             block=SURVEY_BLOCK, wide=wide,
         )  # fmt: skip
     survey_row[(rows,)](
         logits, tops, tokens, masses, sums, places, seconds, out, size, blocks,
-        sampled=near > 1, near=near, wide=wide,
+        sampled=sampled, near=near, wide=wide,
     )  # fmt: skip
     return out

@@ -224,8 +224,7 @@ def test_choices_from_a_survey_by_kernels(kernels: Any, kind: str) -> None:
         sampling = Sampling(temperature, min_p=min_p, seed=int(stream.integers(2**63)))
         numbers = torch.tensor(numbers_of(sampling), device=logits.device)
         states = torch.tensor(states_of(sampling.seed, positions), device=logits.device)
-        near = 1 if kind_of(sampling) == "greedy" else NEAR
-        found = kernels.survey(logits, near, numbers, states).cpu().numpy()
+        found = kernels.survey(logits, kind_of(sampling), numbers, states).cpu().numpy()
         known = survey(logits.cpu(), kind_of(sampling), numbers.cpu(), states.cpu()).numpy()
         assert (found[:, 0] == known[:, 0]).all()
         assert found[:, 1] == pytest.approx(known[:, 1], rel=1e-5)
@@ -254,7 +253,7 @@ def test_odd_logits_are_left_to_the_host(kernels: Any) -> None:
     logits[2] = float("-inf")
     numbers, states = torch.tensor([0.7, float("-inf")]), torch.tensor(states_of(1, [1, 2, 3, 4]))
     given = (each.to(device()) for each in (numbers, states))
-    found = kernels.survey(logits.to(device()), NEAR, *given).cpu()
+    found = kernels.survey(logits.to(device()), "sampled", *given).cpu()
     assert found[:, 1].isfinite().tolist() == [False, False, False, True]
     tokens = found[:, 4 + NEAR :].contiguous().view(torch.int32)
     assert ((tokens >= 0) & (tokens < 1_500)).all()
