@@ -643,18 +643,23 @@ def highest(tops, tokens, size, wide: constexpr):
 
 
 @jit
-def survey_block(logits, tops, tokens, masses, size, blocks, block: constexpr) -> None:
-    """The largest logit of a block, its first token, and the sum of e^(logit - largest)."""
+def survey_block(
+    logits, numbers, tops, tokens, masses, sums, size, blocks, cut: constexpr, block: constexpr
+) -> None:
+    """The largest logit of a block, its first token, and the sum of e^(logit - largest); with `cut`
+    also that of e^((logit - largest) / temperature)."""
     row, number = tl.program_id(0), tl.program_id(1)
     at = number * block + tl.arange(0, block)
     place = logits + row.to(tl.int64) * size + at
     x = tl.load(place, mask=at < size, other=float("-inf")).to(tl.float32)
     top, token = highest(x, at, size, block)
-    mass = tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), 0)
+    less = x - tl.where(top == float("-inf"), 0.0, top)
     to = row * blocks + number
     tl.store(tops + to, top)
     tl.store(tokens + to, token)
-    tl.store(masses + to, mass)
+    tl.store(masses + to, tl.sum(tl.exp(less), 0))
+    if cut:
+        tl.store(sums + to, tl.sum(tl.exp(less / tl.load(numbers)), 0))
 
 
 @jit
@@ -706,16 +711,20 @@ def noisiest_of_block(
 
 @jit
 def survey_row(
-    logits, tops, tokens, masses, sums, places, seconds, out, size, blocks,
-    sampled: constexpr, near: constexpr, wide: constexpr,
+    logits, numbers, tops, tokens, masses, sums, places, seconds, out, size, blocks,
+    sampled: constexpr, cut: constexpr, near: constexpr, wide: constexpr,
 ) -> None:  # fmt: skip
-    """The survey of a row from those of its blocks."""
+    """The survey of a row from those of its blocks; with `cut` the masses, and one token."""
     row = tl.program_id(0)
     number = tl.arange(0, wide)
     known, inside = row * blocks + number, number < blocks
     peaks = tl.load(tops + known, mask=inside, other=float("-inf"))
     top, token = highest(peaks, tl.load(tokens + known, mask=inside, other=size), size, wide)
     mass = tl.sum(tl.load(masses + known, mask=inside, other=0.0) * tl.exp(peaks - top), 0)
+    warped_mass = mass
+    if cut:
+        warped = tl.load(sums + known, mask=inside, other=0.0)
+        warped_mass = tl.sum(warped * tl.exp((peaks - top) / tl.load(numbers)), 0)
     slot = tl.arange(0, near)
     chosen, rest = tl.full((near,), 0, tl.int32) + token, top
     if sampled:
@@ -733,7 +742,7 @@ def survey_row(
     to = out + row * (4 + 2 * near)
     tl.store(to, top)
     tl.store(to + 1, mass)
-    tl.store(to + 2, mass)
+    tl.store(to + 2, warped_mass)
     tl.store(to + 3, rest)
     found = tl.load(logits + row.to(tl.int64) * size + chosen).to(tl.float32)
     tl.store(to + 4 + slot, found)
@@ -744,11 +753,9 @@ def survey(
     logits: torch.Tensor, kind: Kind, numbers: torch.Tensor, states: torch.Tensor
 ) -> torch.Tensor:
     """The survey of rows of logits, as that of device_scores.py, which computes it in a few dozen
-    operations. Here no more than one token of a block is transferred, and some are transferred
-    twice if there are few blocks."""
-    if kind == "cut":
-        return device_scores.survey(logits, kind, numbers, states)
-    near = 1 if kind == "greedy" else device_scores.NEAR
+    operations. Of the kind "sampled", no more than one token of a block is transferred here, and
+    some are transferred twice if there are few blocks."""
+    near = device_scores.NEAR if kind == "sampled" else 1
     rows, size = logits.shape
     logits = logits.contiguous()
     blocks = triton.cdiv(size, SURVEY_BLOCK)
@@ -756,15 +763,17 @@ def survey(
     tops, masses, sums, seconds = logits.new_empty((4, rows, blocks), dtype=torch.float32)
     tokens, places = logits.new_empty((2, rows, blocks), dtype=torch.int32)
     out = logits.new_empty((rows, 4 + 2 * near), dtype=torch.float32)
-    grid, sampled = (rows, blocks), kind == "sampled"
-    survey_block[grid](logits, tops, tokens, masses, size, blocks, block=SURVEY_BLOCK)
+    sampled, cut = kind == "sampled", kind == "cut"
+    survey_block[rows, blocks](
+        logits, numbers, tops, tokens, masses, sums, size, blocks, cut=cut, block=SURVEY_BLOCK
+    )
     if sampled:
-        noisiest_of_block[grid](
+        noisiest_of_block[rows, blocks](
             logits, states, numbers, tops, tokens, sums, places, seconds, size, blocks,
             block=SURVEY_BLOCK, wide=wide,
         )  # fmt: skip
     survey_row[(rows,)](
-        logits, tops, tokens, masses, sums, places, seconds, out, size, blocks,
-        sampled=sampled, near=near, wide=wide,
+        logits, numbers, tops, tokens, masses, sums, places, seconds, out, size, blocks,
+        sampled=sampled, cut=cut, near=near, wide=wide,
     )  # fmt: skip
-    return out
+    return torch.cat([out[:, :3], *device_scores.largest(logits)], dim=1) if cut else out
