@@ -36,7 +36,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.backends.rounded import RoundedLinear
+from engine.backends.rounded import RoundedLinear, converted, rounded
 from engine.native import core, missing
 from engine.process import give_back_freed
 
@@ -206,9 +206,7 @@ class PackedLinear(nn.Module):
         kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
         groups = self.depth // self.group
         scales = torch.stack([self.blocks(each, groups).transpose(1, 2) for each in kinds], 2)
-        held = self.scales.view(scales.shape).copy_(scales)
-        if not torch.equal(held.isfinite(), scales.isfinite()):
-            raise ValueError("its matrices have scales that are too large for float16")
+        self.scales.copy_(converted(scales, self.scales.dtype).flatten())
 
     def blocks(self, values: torch.Tensor, columns: int) -> torch.Tensor:
         """Rows for all outputs as blocks, padded to the shape (blocks, CHANNELS, columns)."""
@@ -222,6 +220,10 @@ class PackedLinear(nn.Module):
             padded = torch.zeros(self.width)
             padded[: self.out_features] = self.bias.data
             self.finish(padded)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         rows = states.reshape(-1, self.in_features).float()
@@ -422,7 +424,7 @@ class Packer(HfQuantizer):
         packed = (
             PackedLinear(weight, linear.bias, bits, self.room)
             if self.on_cpu or isinstance(weight, Numbers)
-            else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
+            else RoundedLinear(rounded(weight, bits, self.quantization_config.device), linear.bias)
         )
         setattr(model.get_submodule(above), name, packed)
 
@@ -485,7 +487,7 @@ def sizes(model: Any) -> tuple[int, int]:
     for module in model.modules():
         if isinstance(module, PackedLinear | RoundedLinear):
             count += module.counted * module.out_features * module.in_features
-            total += module.numbers.nbytes + module.scales.nbytes
+            total += module.nbytes
         elif isinstance(module, StoredEmbedding):
             count += module.weight.numel()
             total += module.weight.nbytes
