@@ -36,7 +36,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.backends.rounded import RoundedLinear, converted, rounded
+from engine.backends.rounded import FewBits, RoundedLinear, converted, rounded
 from engine.native import core, missing
 from engine.process import give_back_freed
 
@@ -144,6 +144,11 @@ class Numbers(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         blocks = self.rows.shape[1] // self.layout.size
         return len(self.order), blocks * self.layout.length * 8 // self.bits
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
+        return PackedLinear(self, None, self.bits).weight
 
 
 class PackedLinear(nn.Module):
@@ -332,13 +337,14 @@ def can_pack_experts(module: nn.Module) -> bool:
 
 
 class StoredMatrix(NamedTuple):
-    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias, that is read
-    when it is needed. `parts` are the last parts of the names of its tensors."""
+    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias. `parts` are
+    the last parts of the names of its tensors. It is read when it is needed, for the kernels of
+    the device that is given, or for the compiled core."""
 
     shape: tuple[int, int]
     biased: bool
     parts: Sequence[str]
-    read: Callable[[], Numbers]
+    read: Callable[[str | None], Numbers | FewBits]
 
 
 Find = Callable[[Sequence[str]], Mapping[str, StoredMatrix]]
@@ -414,17 +420,19 @@ class Packer(HfQuantizer):
     def get_quantize_ops(self) -> Pack:
         return Pack(self)
 
-    def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers) -> None:
+    def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers | FewBits) -> None:
         above, _, name = path.rpartition(".")
         linear, bits = model.get_submodule(path), self.quantization_config.bits
         if linear is model.get_output_embeddings():
             bits = HEAD_BITS
-        if isinstance(weight, Numbers) and weight.bits > bits:
-            weight = PackedLinear(weight, None, bits).weight
+        if not isinstance(weight, torch.Tensor) and weight.bits > bits:
+            weight = weight.weight
+        if isinstance(weight, torch.Tensor) and not self.on_cpu:
+            weight = rounded(weight, bits, self.quantization_config.device)
         packed = (
-            PackedLinear(weight, linear.bias, bits, self.room)
-            if self.on_cpu or isinstance(weight, Numbers)
-            else RoundedLinear(rounded(weight, bits, self.quantization_config.device), linear.bias)
+            RoundedLinear(weight, linear.bias)
+            if isinstance(weight, FewBits)
+            else PackedLinear(weight, linear.bias, bits, self.room)
         )
         setattr(model.get_submodule(above), name, packed)
 
@@ -460,8 +468,9 @@ class Packer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Convert an output matrix that is the embedding, and store what remains: for a processor
         as float32."""
+        device = None if self.on_cpu else self.quantization_config.device
         for path, matrix in self.stored.items():
-            self.pack(model, path, matrix.read())
+            self.pack(model, path, matrix.read(device))
             give_back_freed()
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         for path, module in list(model.named_modules()):
