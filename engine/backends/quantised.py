@@ -37,6 +37,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from engine.backends.rounded import FewBits, RoundedLinear, converted, rounded
+from engine.models.quantised_files import unknown
 from engine.native import core, missing
 from engine.process import give_back_freed
 
@@ -458,7 +459,7 @@ class Packer(HfQuantizer):
             linear = modules.get(path)
             tied = f"{path}.weight" in model.all_tied_weights_keys
             if type(linear) is not nn.Linear or linear.weight.shape != matrix.shape or tied:
-                raise ValueError(f"its matrix {path} of the shape {matrix.shape} has no place")
+                raise unknown(path, f"of the shape {matrix.shape} has no place")
             linear.register_parameter("weight", None)
             if matrix.biased and linear.bias is None:
                 linear.bias = nn.Parameter(torch.empty(matrix.shape[0]))

@@ -119,15 +119,18 @@ def packed(
     a zero for each group of inputs, shape (outputs, groups). Raises ValueError for scales that are
     too large."""
     outputs, inputs = numbers.shape
-    numbers = nn.functional.pad(numbers, (0, -inputs % (2 * group)))
-    lacking = numbers.shape[1] // group - scales.shape[1]
-    scales = nn.functional.pad(converted(scales, torch.float16), (0, lacking))
-    if zeros is not None:
-        zeros = nn.functional.pad(zeros, (0, lacking))
+    groups = -(-inputs // (2 * group)) * 2
+    numbers = padded(numbers, groups * group)
+    scales = padded(converted(scales, torch.float16), groups)
+    zeros = None if zeros is None else padded(zeros, groups)
     if bits == 4:
         first, second = numbers.view(outputs, -1, 2, group).unbind(2)
         numbers = (first | second << 4).flatten(1)
     return FewBits(numbers, scales, zeros, places, bits, group, inputs)
+
+
+def padded(values: torch.Tensor, columns: int) -> torch.Tensor:
+    return nn.functional.pad(values, (0, columns - values.shape[1])).contiguous()
 
 
 def converted(scales: torch.Tensor, kind: torch.dtype) -> torch.Tensor:

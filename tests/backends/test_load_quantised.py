@@ -394,7 +394,9 @@ def test_matrices_without_a_place_in_the_model_are_refused(tmp_path: Path) -> No
     """As those of experts, which are one tensor in the library's model."""
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     rewrite(few, copied("model.layers.1.mlp.up_proj", "model.layers.1.mlp.experts.0.up_proj"))
-    assert "its matrix model.layers.1.mlp.experts.0.up_proj" in refused(few)
+    told = refused(few)
+    assert "its matrix model.layers.1.mlp.experts.0.up_proj" in told and "has no place" in told
+    assert "bits set to off" in told
 
 
 # On a GPU, here computed without one

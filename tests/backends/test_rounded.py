@@ -42,6 +42,28 @@ def test_a_weight_is_rounded_to_the_nearest_number(bits: int, inputs: int) -> No
     assert torch.allclose(linear(states), states @ matrix.weight.T, atol=1e-5)
 
 
+@pytest.mark.parametrize("bits", STEPS)
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("inputs", [192, 256])
+def test_a_matrix_stands_for_its_numbers(bits: int, group: int, inputs: int) -> None:
+    """It lies as the kernel reads it, also if columns of the files lie together, as in GPTQ."""
+    torch.manual_seed(0)
+    groups = inputs // group
+    numbers = torch.randint(1 << bits, (inputs, 6), dtype=torch.uint8).T
+    zeros = torch.randint(1 << bits, (groups, 6), dtype=torch.int16).T
+    scales, places = torch.rand(groups, 6).half().T, torch.randperm(inputs)
+    matrix = packed(numbers, scales, bits, group, zeros, places)
+    assert all(each.is_contiguous() for each in (matrix.numbers, matrix.scales, matrix.zeros))
+    steps = -(-inputs // (2 * group))
+    assert matrix.nbytes == 6 * steps * (2 * group * bits // 8 + 2 * (2 + 2))
+    weights, lows = (each.float().repeat_interleave(group, 1) for each in (scales, zeros))
+    assert torch.equal(matrix.weight[:, places], (numbers.float() - lows) * weights)
+    states, linear = torch.randn(3, inputs), RoundedLinear(matrix, None)
+    assert torch.allclose(linear(states), states @ matrix.weight.T, atol=1e-3)
+    with pytest.raises(ValueError, match="too large for float16"):
+        packed(numbers, scales.float() * 1e9, bits, group)
+
+
 def projection(
     bits: int = 4, group: int = 64, zeroed: bool = True, mixed: bool = False, biased: bool = False
 ) -> RoundedLinear:
@@ -70,10 +92,8 @@ def test_projections_of_one_input_are_one_matrix(zeroed: bool) -> None:
     for part, forward, weight in zip(parts, forwards, weights, strict=True):
         assert torch.equal(part.matrix.weight, weight)
         assert torch.allclose(forward(states), states @ weight.T, atol=1e-4)
-    first = parts[0].matrix
-    assert first.nbytes == 8 * 256 // 2 + 8 * 4 * (2 + 2 * zeroed)
     for name in ("numbers", "scales", *["zeros"] * zeroed):
-        own, whole = getattr(first, name), getattr(joined.matrix, name)
+        own, whole = getattr(parts[0].matrix, name), getattr(joined.matrix, name)
         assert own.data_ptr() == whole.data_ptr(), "held once"
 
 
