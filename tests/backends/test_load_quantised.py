@@ -467,8 +467,10 @@ def test_on_a_gpu_captured_forwards_compute_with_them(
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_on_a_gpu_the_bits_are_the_most_of_a_weight(tmp_path: Path) -> None:
-    few, exact = on_gpu("llama-gqa", tmp_path, EIGHT)
+@pytest.mark.parametrize("way", [EIGHT, WAYS["gptq of 8 bits with zeros"]])
+def test_on_a_gpu_the_bits_are_the_most_of_a_weight(way: Way, tmp_path: Path) -> None:
+    """Weights that are rounded again have zeros and groups as others."""
+    few, exact = on_gpu("llama-gqa", tmp_path, way)
     models = {bits: load(few, bits=bits) for bits in ("auto", "8", "4")}
     assert models["8"].info == models["auto"].info
     for bits, model in models.items():
