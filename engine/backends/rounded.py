@@ -85,6 +85,10 @@ class RoundedLinear(nn.Module):
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.matrix.weight
+
 
 def rounded(weight: torch.Tensor, bits: int, device: str) -> FewBits:
     """A matrix in floating point, shape (outputs, inputs), in few bits on a device."""
@@ -104,10 +108,10 @@ def rounded_rows(weight: torch.Tensor, bits: int) -> FewBits:
     scales = (groups.gather(2, places) / -half).to(torch.float16)
     inverse = torch.where(scales == 0, 0.0, 1.0 / scales.float())
     numbers = (groups * inverse).round().add_(half).clamp_(0, 2 * half - 1).to(torch.uint8)
-    return packed(numbers.view(outputs, -1)[:, :inputs], scales[..., 0], bits)
+    return few_bits(numbers.view(outputs, -1)[:, :inputs], scales[..., 0], bits)
 
 
-def packed(
+def few_bits(
     numbers: torch.Tensor,
     scales: torch.Tensor,
     bits: int,

@@ -22,9 +22,8 @@ import torch
 from huggingface_hub import parse_local_safetensors_file_metadata
 from safetensors import safe_open
 
-from engine.backends import rounded
 from engine.backends.quantised import Layout, Numbers, StoredMatrix
-from engine.backends.rounded import FewBits
+from engine.backends.rounded import FewBits, few_bits
 from engine.models.memory import prediction
 from engine.models.quantised_files import (
     AWQ,
@@ -103,7 +102,7 @@ def read(
     zeros = zeros[:, chosen] if zeros is not None and matrix.lows else None
     if device:
         numbers = unpacked(rows, matrix.bits)
-        return rounded.packed(numbers, scales, matrix.bits, together, zeros, places)
+        return few_bits(numbers, scales, matrix.bits, together, zeros, places)
     lows = None
     if matrix.bits == 8:
         rows, zeros = rows ^ half, None if zeros is None else zeros - half

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from engine.backends import captured
 from engine.backends.pool import Table
-from engine.backends.rounded import FewBits, packed, rounded
+from engine.backends.rounded import FewBits, few_bits, rounded
 from tests.support.backends import load, save_model
 
 
@@ -177,7 +177,7 @@ def whole_numbers(bits: int, group: int, zeroed: bool, outputs: int, inputs: int
 
     zeros = drawn(outputs, groups) if zeroed else None
     scales = 1.0 + drawn(outputs, groups, of=2)
-    return packed(drawn(outputs, inputs).to(torch.uint8), scales, bits, group, zeros)
+    return few_bits(drawn(outputs, inputs).to(torch.uint8), scales, bits, group, zeros)
 
 
 @pytest.mark.grid

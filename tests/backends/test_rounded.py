@@ -8,7 +8,7 @@ import torch
 
 from engine.backends import captured
 from engine.backends.fused import Joined, Products, join
-from engine.backends.rounded import GROUP, RoundedLinear, packed, rounded
+from engine.backends.rounded import GROUP, RoundedLinear, few_bits, rounded
 from engine.drafting.databases import Databases
 from engine.methods import METHODS
 from engine.models.memory import memory_need
@@ -52,16 +52,16 @@ def test_a_matrix_stands_for_its_numbers(bits: int, group: int, inputs: int) -> 
     numbers = torch.randint(1 << bits, (inputs, 6), dtype=torch.uint8).T
     zeros = torch.randint(1 << bits, (groups, 6), dtype=torch.int16).T
     scales, places = torch.rand(groups, 6).half().T, torch.randperm(inputs)
-    matrix = packed(numbers, scales, bits, group, zeros, places)
+    matrix = few_bits(numbers, scales, bits, group, zeros, places)
     assert all(each.is_contiguous() for each in (matrix.numbers, matrix.scales, matrix.zeros))
     steps = -(-inputs // (2 * group))
     assert matrix.nbytes == 6 * steps * (2 * group * bits // 8 + 2 * (2 + 2))
     weights, lows = (each.float().repeat_interleave(group, 1) for each in (scales, zeros))
     assert torch.equal(matrix.weight[:, places], (numbers.float() - lows) * weights)
     states, linear = torch.randn(3, inputs), RoundedLinear(matrix, None)
-    assert torch.allclose(linear(states), states @ matrix.weight.T, atol=1e-3)
+    assert torch.allclose(linear(states), states @ linear.weight.T, atol=1e-3)
     with pytest.raises(ValueError, match="too large for float16"):
-        packed(numbers, scales.float() * 1e9, bits, group)
+        few_bits(numbers, scales.float() * 1e9, bits, group)
 
 
 def projection(
@@ -70,7 +70,7 @@ def projection(
     zeros = torch.randint(1 << bits, (8, 256 // group), dtype=torch.int16) if zeroed else None
     numbers = torch.randint(1 << bits, (8, 256), dtype=torch.uint8)
     places = torch.randperm(256) if mixed else None
-    matrix = packed(numbers, torch.rand(8, 256 // group), bits, group, zeros, places)
+    matrix = few_bits(numbers, torch.rand(8, 256 // group), bits, group, zeros, places)
     return RoundedLinear(matrix, torch.nn.Parameter(torch.randn(8)) if biased else None)
 
 
