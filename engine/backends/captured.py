@@ -274,7 +274,7 @@ class CapturedModel:
         assert backend.kinds is not None
         self.sequence, self.model, self.layers = backend, backend.model, backend.kinds
         self.pool = Pool(len(self.layers), backend.info.context_length + TREE_ROWS)
-        self.joined = join(self.model)
+        self.joined = join(self.model, self.model.device)
         # The kernels' attention sees the whole text.
         short = any(span < backend.info.context_length for span in backend.spans.values())
         self.kernels = None if short else kernels_for(self.model)

@@ -12,7 +12,7 @@ computed then, so forwards outside remain the library's.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from engine.backends.pool import running_table
-from engine.backends.rounded import RoundedLinear, give_back, multiply
+from engine.backends.rounded import FewBits, RoundedLinear, give_back, multiply, settle
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 """The families whose norms, rotary embeddings and gates are those of kernels.py."""
@@ -65,16 +65,6 @@ def attend(
 AttentionInterface.register(TREE, attend)
 
 
-Matrix = tuple[torch.Tensor, ...]
-"""The weights of a product, or its numbers and scales (rounded.py); shapes (outputs, ...)."""
-
-
-def matrix_of(module: nn.Linear | RoundedLinear) -> Matrix:
-    if isinstance(module, RoundedLinear):
-        return module.numbers, module.scales
-    return (module.weight,)
-
-
 class Products:
     """Computes the products of a model in a captured forward: those of many rows by the library if
     it sums up as the kernels do, which is tried once for each shape."""
@@ -84,16 +74,16 @@ class Products:
         self.by_library: dict[tuple[torch.Size, int, bool], bool] = {}
 
     def __call__(
-        self, states: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
+        self, states: torch.Tensor, matrix: torch.Tensor | FewBits, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if len(matrix) > 1:
+        if isinstance(matrix, FewBits):
             return multiply(states, matrix, bias)
         found: torch.Tensor
-        (weight,), rows = matrix, states.numel() // states.shape[-1]
+        rows = states.numel() // states.shape[-1]
         if self.kernels is None:
-            return nn.functional.linear(states, weight, bias)
-        if rows > self.kernels.FEW_ROWS and self.same(rows, weight, bias):
-            return nn.functional.linear(states, weight, bias)
+            return nn.functional.linear(states, matrix, bias)
+        if rows > self.kernels.FEW_ROWS and self.same(rows, matrix, bias):
+            return nn.functional.linear(states, matrix, bias)
         found = self.kernels.linear(states, matrix, bias)
         return found
 
@@ -106,7 +96,7 @@ class Products:
             draw = torch.Generator(weight.device).manual_seed(0)
             shape = (1, rows, weight.shape[1])
             states = torch.randn(shape, generator=draw, dtype=weight.dtype, device=weight.device)
-            own = self.kernels.linear(states, (weight,), bias)
+            own = self.kernels.linear(states, weight, bias)
             self.by_library[key] = torch.equal(nn.functional.linear(states, weight, bias), own)
         return self.by_library[key]
 
@@ -121,10 +111,8 @@ class Joined:
 
     def __init__(self, parts: Sequence[nn.Linear | RoundedLinear]) -> None:
         self.parts = parts
-        matrices = zip(*(matrix_of(part) for part in parts), strict=True)
-        self.matrix = tuple(joined(tensors) for tensors in matrices)
-        biases = [part.bias for part in parts if part.bias is not None]
-        self.bias = joined(biases) if biases else None
+        self.matrix = joined_matrix(parts)
+        self.bias = joined_some(part.bias for part in parts)
         self.forget()
 
     def forget(self) -> None:
@@ -153,6 +141,22 @@ class Joined:
             yield part, forward
 
 
+def joined_matrix(parts: Sequence[nn.Linear | RoundedLinear]) -> torch.Tensor | FewBits:
+    few = [part.matrix for part in parts if isinstance(part, RoundedLinear)]
+    if not few:
+        return joined([part.weight for part in parts if isinstance(part, nn.Linear)])
+    return few[0]._replace(
+        numbers=joined([each.numbers for each in few]),
+        scales=joined([each.scales for each in few]),
+        zeros=joined_some(each.zeros for each in few),
+    )
+
+
+def joined_some(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [part for part in parts if part is not None]
+    return joined(found) if found else None
+
+
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of the rows of all parts, which become views of it."""
     whole = torch.cat([part.data for part in parts])
@@ -163,31 +167,44 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return whole
 
 
-def join(model: Any) -> list[Joined]:
+def join(model: Any, device: torch.device) -> list[Joined]:
     found = []
     for module in model.modules():
         for names in JOINED:
-            parts = [getattr(module, name, None) for name in names]
-            if all(type(part) in (nn.Linear, RoundedLinear) for part in parts):
-                alike = {(type(part), part.bias is None) for part in parts if part is not None}
-                if len(alike) == 1:
-                    found.append(Joined([part for part in parts if part is not None]))
-                    give_back(model.device)
+            parts: list[Any] = [getattr(module, name, None) for name in names]
+            kinds = [kind_of(part) for part in parts]
+            if kinds[0] and kinds.count(kinds[0]) == len(kinds):
+                found.append(Joined(parts))
+                give_back(device)
     if found:
-        close_gaps(model, model.device)
+        close_gaps(model, device)
     return found
+
+
+def kind_of(part: nn.Module | None) -> Sequence[object]:
+    """What projections must have in common to become rows of one matrix; empty for one that cannot,
+    such as one with its inputs in an order of its own."""
+    if type(part) is nn.Linear:
+        return nn.Linear, part.bias is None
+    if isinstance(part, RoundedLinear) and part.matrix.places is None:
+        matrix = part.matrix
+        return part.bias is None, matrix.bits, matrix.group, matrix.zeros is None
+    return ()
 
 
 def close_gaps(model: Any, device: torch.device) -> None:
     """Give back the memory of the parts between other small tensors: torch puts these together in
     segments, which it keeps while one of them is there."""
-    tensors = [*model.parameters(), *model.buffers()]
-    small = [each for each in tensors if SEGMENT > each.nbytes == each.untyped_storage().nbytes()]
-    for each in small:
-        each.data = each.data.cpu()
-    give_back(device)
-    for each in small:
-        each.data = each.data.to(device)
+    few = [each.matrix for each in model.modules() if isinstance(each, RoundedLinear)]
+    tensors = [
+        *model.parameters(),
+        *model.buffers(),
+        *(each for one in few for each in one.tensors),
+    ]
+    settle(
+        [each for each in tensors if SEGMENT > each.nbytes == each.untyped_storage().nbytes()],
+        device,
+    )
 
 
 @contextmanager
@@ -214,7 +231,7 @@ def fused(
 
 
 def multiplied(module: nn.Linear, products: Products) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda states: products(states, (module.weight,), module.bias)
+    return lambda states: products(states, module.weight, module.bias)
 
 
 def replace(undo: ExitStack, module: nn.Module, forward: Callable[..., Any]) -> None:

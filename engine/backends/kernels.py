@@ -33,7 +33,7 @@ import torch
 
 from engine.backends import device_scores
 from engine.backends.device_scores import Kind
-from engine.backends.rounded import GROUP
+from engine.backends.rounded import FewBits
 from engine.sampling import BITS, FIRST, GAMMA, SECOND
 
 # Triton has no types.
@@ -73,57 +73,57 @@ MIX_STEP, MIX_FIRST, MIX_SECOND = constexpr(GAMMA), constexpr(FIRST), constexpr(
 # products
 
 
-def two_of_four_bits(shift: str, exponent: int, one: int, less: int, kind: str) -> Any:
+def two_of_four_bits(shift: str, exponent: int, one: int, kind: str) -> Any:
     """Instructions that turn the lower halves of four bytes, after a shift, into two pairs of
     numbers of a type. Each half becomes the end of a mantissa, under an exponent at which that
-    counts in ones; then what the exponent adds is subtracted."""
+    counts in ones; then what the exponent adds is subtracted, together with the zero."""
     return constexpr(f"""{{
-        .reg .b32 numbers, one, less;
+        .reg .b32 numbers, one;
         mov.b32 one, {one:#x};
-        mov.b32 less, {less:#x};
         {shift}
         and.b32 numbers, numbers, 0x0F0F0F0F;
         prmt.b32 $0, numbers, {exponent:#x}, 0x4140;
         prmt.b32 $1, numbers, {exponent:#x}, 0x4342;
-        fma.rn.{kind} $0, $0, one, less;
-        fma.rn.{kind} $1, $1, one, less;
+        fma.rn.{kind} $0, $0, one, $3;
+        fma.rn.{kind} $1, $1, one, $4;
     }}""")
 
 
-FOUR_BYTES = constexpr("=r,=r,r")
-"""One register comes in, and two go out."""
-BFLOAT16 = 0x43434343, 0x3F803F80, 0xC308C308, "bf16x2"  # 128 + the number; 1; -136
-FLOAT16 = 0x64646464, 0x3C003C00, 0xE408E408, "f16x2"  # 1,024 + the number; 1; -1,032
+FOUR_BYTES = constexpr("=&r,=&r,r,r,r")
+"""Three registers come in: four bytes, and what is subtracted from each. Two go out, and are
+written before all of the others are read."""
+BFLOAT16 = 0x43434343, 0x3F803F80, "bf16x2"  # 128 + the number; 1
+FLOAT16 = 0x64646464, 0x3C003C00, "f16x2"  # 1,024 + the number; 1
 LOWER, UPPER = "mov.b32 numbers, $2;", "shr.b32 numbers, $2, 4;"
 LOWER_BFLOAT16, UPPER_BFLOAT16 = (two_of_four_bits(half, *BFLOAT16) for half in (LOWER, UPPER))
 LOWER_FLOAT16, UPPER_FLOAT16 = (two_of_four_bits(half, *FLOAT16) for half in (LOWER, UPPER))
 
 
 @jit
-def of_four_bits(numbers, upper: constexpr, kind: constexpr, compiled: constexpr):
-    """The numbers in one half of each byte, less 8."""
+def of_four_bits(numbers, zero, upper: constexpr, kind: constexpr, compiled: constexpr):
+    """The numbers in one half of each byte, less the zero of their output."""
     if not compiled:
         value = numbers >> 4 if upper else numbers & 15
-        found = (value.to(tl.float32) - 8.0).to(kind)
+        found = (value.to(tl.float32) - zero).to(kind)
     elif kind == tl.bfloat16:
         found = tl.inline_asm_elementwise(
-            UPPER_BFLOAT16 if upper else LOWER_BFLOAT16,
-            FOUR_BYTES, [numbers], dtype=tl.bfloat16, is_pure=True, pack=4,
+            UPPER_BFLOAT16 if upper else LOWER_BFLOAT16, FOUR_BYTES,
+            [numbers, (-128.0 - zero).to(kind)], dtype=tl.bfloat16, is_pure=True, pack=4,
         )  # fmt: skip
     else:
         found = tl.inline_asm_elementwise(
-            UPPER_FLOAT16 if upper else LOWER_FLOAT16,
-            FOUR_BYTES, [numbers], dtype=tl.float16, is_pure=True, pack=4,
+            UPPER_FLOAT16 if upper else LOWER_FLOAT16, FOUR_BYTES,
+            [numbers, (-1024.0 - zero).to(kind)], dtype=tl.float16, is_pure=True, pack=4,
         )  # fmt: skip
     return found
 
 
 @jit
-def of_eight_bits(numbers, kind: constexpr):
-    """The numbers less 128."""
+def of_eight_bits(numbers, zero, kind: constexpr):
+    """The numbers less the zero of their output."""
     # 2**23 and a number, as the bits of float32: a conversion takes four times as long.
     value = (numbers.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
-    return (value - 8388736.0).to(kind)
+    return (value - (8388608.0 + zero)).to(kind)
 
 
 @jit
@@ -165,8 +165,9 @@ def product(
 
 @jit
 def product_of_few_bits(
-    states, weights, scales, out, rows, outputs, width, slice_steps,
-    wide: constexpr, block: constexpr, group: constexpr, bits: constexpr, compiled: constexpr,
+    states, weights, scales, zeros, out, rows, outputs, width, slice_steps,
+    wide: constexpr, block: constexpr, group: constexpr, bits: constexpr, zeroed: constexpr,
+    compiled: constexpr,
 ) -> None:  # fmt: skip
     """`block` outputs of `wide` rows, over a slice of the inputs. A step is two groups."""
     n = tl.program_id(0) * block + tl.arange(0, block)
@@ -183,14 +184,20 @@ def product_of_few_bits(
     for step in range(begin, tl.minimum(begin + slice_steps, steps)):
         at = row + step * size
         numbers = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
-        if bits == 4:
-            first = of_four_bits(numbers, False, kind, compiled)
-            second = of_four_bits(numbers, True, kind, compiled)
+        if zeroed:
+            pair = tl.load(zeros + n * steps + step, mask=inside, other=0)[:, None]
+            zero, next_zero = (pair & 0xFFFF).to(tl.float32), (pair >> 16).to(tl.float32)
         else:
-            first = of_eight_bits(numbers, kind)
+            zero = tl.full((block, 1), 1 << (bits - 1), tl.float32)
+            next_zero = zero
+        if bits == 4:
+            first = of_four_bits(numbers, zero, False, kind, compiled)
+            second = of_four_bits(numbers, next_zero, True, kind, compiled)
+        else:
+            first = of_eight_bits(numbers, zero, kind)
             at += group
             numbers = tl.load(at, mask=inside[:, None], other=0, eviction_policy="evict_first")
-            second = of_eight_bits(numbers, kind)
+            second = of_eight_bits(numbers, next_zero, kind)
         pair = tl.load(scales + n * steps + step, mask=inside, other=0)
         here = step * 2 * group + k
         place = states + m[:, None] * width + here[None, :]
@@ -230,42 +237,46 @@ def stages(device: torch.device, programs: int, step: int, most: int) -> int:
 
 
 def linear(
-    states: torch.Tensor, matrix: tuple[torch.Tensor, ...], bias: torch.Tensor | None = None
+    states: torch.Tensor, matrix: torch.Tensor | FewBits, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The product of `states`, shape (..., width), with a matrix, plus `bias`; (..., outputs).
 
-    All are of one type of 16 bits. The matrix is a tensor of shape (outputs, width), or the numbers
-    and scales of rounded.py.
+    All are of one type of 16 bits; a matrix is a tensor of shape (outputs, width), or has few bits.
     """
-    weights, scales = matrix[0], matrix[-1]
-    outputs, width = len(weights), states.shape[-1]
+    few = matrix if isinstance(matrix, FewBits) else None
+    if few and few.places is not None:
+        states = states[..., few.places]
     states = states.contiguous()
+    outputs, width = len(few.numbers if few else matrix), states.shape[-1]
     rows = states.numel() // width
     out = torch.empty((*states.shape[:-1], outputs), dtype=states.dtype, device=states.device)
-    many, few_bits = rows > FEW_ROWS, len(matrix) > 1
+    many = rows > FEW_ROWS
     wide, block = (128, 128) if many else (max(16, triton.next_power_of_2(rows)), 64)
     grid = triton.cdiv(outputs, block), triton.cdiv(rows, wide)
     tile = {"wide": wide, "block": block, "num_warps": 8 if many else 4}
-    shift, biased = weights if bias is None else bias, bias is not None
-    if not few_bits:
+    shift, biased = out if bias is None else bias, bias is not None
+    if few is None:
         deep = 64 if many else 128
         step = (wide + block) * states.itemsize * deep
         ahead = stages(states.device, grid[0] * grid[1], step, STAGES)
         product[grid](
-            states, weights, shift, out, rows, outputs, width,
+            states, matrix, shift, out, rows, outputs, width,
             deep=deep, biased=biased, num_stages=ahead, **tile,
         )  # fmt: skip
         return out
-    bits = 8 * weights.shape[1] // (scales.shape[1] * GROUP)
-    slices, length = slices_of(outputs, width)
+    slices, length = slices_of(outputs, width, 2 * few.group)
     whole = slices == 1 and bias is None
     shape = slices, rows, outputs
     parts = out if whole else torch.empty(shape, dtype=torch.float32, device=states.device)
-    step = 2 * GROUP * (wide * states.itemsize + block * bits // 8)
+    zeroed = few.zeros is not None
+    pairs = [each.view(torch.int32) for each in (few.scales, few.zeros) if each is not None]
+    step = 2 * few.group * (wide * states.itemsize + block * few.bits // 8)
+    step += block * pairs[0].itemsize * zeroed
     ahead = stages(states.device, grid[0] * grid[1] * slices, step, FEW_BITS_STAGES)
     product_of_few_bits[(*grid, slices)](
-        states, weights, scales.view(torch.int32), parts, rows, outputs, width, length,
-        group=GROUP, bits=bits, compiled=states.is_cuda, num_stages=ahead, **tile,
+        states, few.numbers, pairs[0], pairs[-1], parts, rows, outputs, width, length,
+        group=few.group, bits=few.bits, zeroed=zeroed, compiled=states.is_cuda,
+        num_stages=ahead, **tile,
     )  # fmt: skip
     if not whole:
         merge[(triton.cdiv(rows * outputs, MERGE_BLOCK),)](
@@ -275,9 +286,9 @@ def linear(
     return out
 
 
-def slices_of(outputs: int, width: int) -> tuple[int, int]:
+def slices_of(outputs: int, width: int, step: int) -> tuple[int, int]:
     """Into how many slices the inputs of a matrix of few bits are divided, and their steps."""
-    steps = triton.cdiv(width, 2 * GROUP)
+    steps = triton.cdiv(width, step)
     slices = min(SLICES, triton.cdiv(PROGRAMS, triton.cdiv(outputs, 64)), steps // SLICE_STEPS)
     length = triton.cdiv(steps, max(1, slices))
     return triton.cdiv(steps, length), length

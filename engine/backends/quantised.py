@@ -36,7 +36,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from engine.backends.rounded import RoundedLinear
+from engine.backends.rounded import FewBits, RoundedLinear, converted, rounded, settle
+from engine.models.quantised_files import unknown
 from engine.native import core, missing
 from engine.process import give_back_freed
 
@@ -145,6 +146,11 @@ class Numbers(NamedTuple):
         blocks = self.rows.shape[1] // self.layout.size
         return len(self.order), blocks * self.layout.length * 8 // self.bits
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights that the numbers stand for, shape (outputs, inputs), in float32."""
+        return PackedLinear(self, None, self.bits).weight
+
 
 class PackedLinear(nn.Module):
     """A linear layer of few bits: maps (..., inputs) to (..., outputs), in float32. Of `weights` in
@@ -206,9 +212,7 @@ class PackedLinear(nn.Module):
         kinds = [given.scales, *([] if given.lows is None else [given.lows / 8])]
         groups = self.depth // self.group
         scales = torch.stack([self.blocks(each, groups).transpose(1, 2) for each in kinds], 2)
-        held = self.scales.view(scales.shape).copy_(scales)
-        if not torch.equal(held.isfinite(), scales.isfinite()):
-            raise ValueError("its matrices have scales that are too large for float16")
+        self.scales.copy_(converted(scales, self.scales.dtype).flatten())
 
     def blocks(self, values: torch.Tensor, columns: int) -> torch.Tensor:
         """Rows for all outputs as blocks, padded to the shape (blocks, CHANNELS, columns)."""
@@ -222,6 +226,10 @@ class PackedLinear(nn.Module):
             padded = torch.zeros(self.width)
             padded[: self.out_features] = self.bias.data
             self.finish(padded)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         rows = states.reshape(-1, self.in_features).float()
@@ -330,13 +338,14 @@ def can_pack_experts(module: nn.Module) -> bool:
 
 
 class StoredMatrix(NamedTuple):
-    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias, that is read
-    when it is needed. `parts` are the last parts of the names of its tensors."""
+    """A matrix of few bits in a file, shape (outputs, inputs), with or without a bias. `parts` are
+    the last parts of the names of its tensors. It is read when it is needed, for the kernels of
+    the device that is given, or for the compiled core."""
 
     shape: tuple[int, int]
     biased: bool
     parts: Sequence[str]
-    read: Callable[[], Numbers]
+    read: Callable[[str | None], Numbers | FewBits]
 
 
 Find = Callable[[Sequence[str]], Mapping[str, StoredMatrix]]
@@ -412,17 +421,22 @@ class Packer(HfQuantizer):
     def get_quantize_ops(self) -> Pack:
         return Pack(self)
 
-    def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers) -> None:
+    def pack(self, model: Any, path: str, weight: torch.Tensor | Numbers | FewBits) -> None:
         above, _, name = path.rpartition(".")
         linear, bits = model.get_submodule(path), self.quantization_config.bits
         if linear is model.get_output_embeddings():
             bits = HEAD_BITS
-        if isinstance(weight, Numbers) and weight.bits > bits:
-            weight = PackedLinear(weight, None, bits).weight
+        if not isinstance(weight, torch.Tensor) and weight.bits > bits:
+            weight = weight.weight
+        device = self.quantization_config.device
+        if isinstance(weight, torch.Tensor) and not self.on_cpu:
+            weight = rounded(weight, bits, device)
+        if isinstance(weight, FewBits):
+            settle(weight.tensors, torch.device(device))
         packed = (
-            PackedLinear(weight, linear.bias, bits, self.room)
-            if self.on_cpu or isinstance(weight, Numbers)
-            else RoundedLinear(weight, linear.bias, bits, self.quantization_config.device)
+            RoundedLinear(weight, linear.bias)
+            if isinstance(weight, FewBits)
+            else PackedLinear(weight, linear.bias, bits, self.room)
         )
         setattr(model.get_submodule(above), name, packed)
 
@@ -448,7 +462,7 @@ class Packer(HfQuantizer):
             linear = modules.get(path)
             tied = f"{path}.weight" in model.all_tied_weights_keys
             if type(linear) is not nn.Linear or linear.weight.shape != matrix.shape or tied:
-                raise ValueError(f"its matrix {path} of the shape {matrix.shape} has no place")
+                raise unknown(path, f"of the shape {matrix.shape} has no place")
             linear.register_parameter("weight", None)
             if matrix.biased and linear.bias is None:
                 linear.bias = nn.Parameter(torch.empty(matrix.shape[0]))
@@ -458,8 +472,9 @@ class Packer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
         """Convert an output matrix that is the embedding, and store what remains: for a processor
         as float32."""
+        device = None if self.on_cpu else self.quantization_config.device
         for path, matrix in self.stored.items():
-            self.pack(model, path, matrix.read())
+            self.pack(model, path, matrix.read(device))
             give_back_freed()
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         for path, module in list(model.named_modules()):
@@ -485,7 +500,7 @@ def sizes(model: Any) -> tuple[int, int]:
     for module in model.modules():
         if isinstance(module, PackedLinear | RoundedLinear):
             count += module.counted * module.out_features * module.in_features
-            total += module.numbers.nbytes + module.scales.nbytes
+            total += module.nbytes
         elif isinstance(module, StoredEmbedding):
             count += module.weight.numel()
             total += module.weight.nbytes

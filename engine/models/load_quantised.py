@@ -1,8 +1,10 @@
-"""The matrices of a folder that was quantised already, as the compiled core takes them.
+"""The matrices of a folder that was quantised already, as the compiled core takes them, or the
+kernels of a GPU.
 
 Numbers keep their bits. Scales become those of the core: float16 for 32 inputs, or float32 for 128
 in 8 bits. Where zeros are not in the middle of the numbers, the core subtracts a low from all
-weights of a group, which is the product of its zero and its scale in float16.
+weights of a group, which is the product of its zero and its scale in float16. On a GPU scales are
+float16 for 64 or 32 inputs, and zeros are subtracted as they are.
 
 The formats, by their own descriptions: GPTQ packs numbers along the inputs, the lowest bits first,
 and stores zeros less 1, but gptq_v2 stores them as they are. AWQ packs along the outputs, eight at
@@ -21,6 +23,7 @@ from huggingface_hub import parse_local_safetensors_file_metadata
 from safetensors import safe_open
 
 from engine.backends.quantised import Layout, Numbers, StoredMatrix
+from engine.backends.rounded import FewBits, few_bits
 from engine.models.memory import prediction
 from engine.models.quantised_files import (
     AWQ,
@@ -45,7 +48,7 @@ OUTPUTS_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]
 
 def stored(form: Form, layers: int | None, files: Sequence[str]) -> dict[str, StoredMatrix]:
     """The matrices of few bits in the weight files of a model with so many layers, by their places
-    in it. Raises ValueError for one that the core cannot keep."""
+    in it. Raises ValueError for one whose numbers cannot be kept."""
     listed: dict[str, Any] = {}
     opened: dict[str, Any] = {}
     for file in files:
@@ -64,47 +67,58 @@ def stored(form: Form, layers: int | None, files: Sequence[str]) -> dict[str, St
             (matrix.outputs, matrix.inputs),
             f"{place}.bias" in listed,
             [*matrix.tensors],
-            partial(numbers_of, place, form, matrix, tensor),
+            partial(read, place, form, matrix, tensor),
         )
         for place, matrix in found.items()
     }
 
 
-def numbers_of(
-    place: str, form: Form, matrix: Matrix, tensor: Callable[[str], torch.Tensor]
-) -> Numbers:
+def read(
+    place: str,
+    form: Form,
+    matrix: Matrix,
+    tensor: Callable[[str], torch.Tensor],
+    device: str | None,
+) -> Numbers | FewBits:
+    """A matrix for the kernels of a device, or for the core."""
     half = 1 << (matrix.bits - 1)
-    parts = {part: tensor(name) for part, name in matrix.tensors.items()}
+    parts = {part: tensor(name).to(device) for part, name in matrix.tensors.items()}
     rows = rows_of(parts[form.parts.numbers], form, matrix.bits)
     scales = parts[form.parts.scales].float()
     scales = scales.T if form.parts in (GPTQ, AWQ) else scales
     zeros = zeros_of(parts[form.parts.zeros], form, matrix) if form.parts.zeros in parts else None
     if zeros is not None and not matrix.lows and bool((zeros != half).any()):
         raise unknown(place, "has zeros of its own, and config.json says that it has none")
-    places, groups = None, torch.arange(matrix.inputs) // matrix.span
+    places, groups = None, torch.arange(matrix.inputs, device=device) // matrix.span
     index = parts.get(form.parts.groups, groups)
     if not torch.equal(index, groups):
         places = index.argsort(stable=True)
         rows, groups = packed(unpacked(rows, matrix.bits)[:, places], matrix.bits), index[places]
-    together = FINE if matrix.fine else COARSE
+    together = matrix.rounded if device else FINE if matrix.fine else COARSE
     chosen = groups[::together].long()
     if bool((chosen.repeat_interleave(together)[: len(groups)] != groups).any()):
         raise unknown(place, f"has groups that are no multiples of {together} inputs")
-    lows, scales = None, scales[:, chosen]
-    if zeros is not None and matrix.lows:
-        lows = scales * (zeros[:, chosen] - (half if matrix.bits == 8 else 0))
+    scales = scales[:, chosen]
+    zeros = zeros[:, chosen] if zeros is not None and matrix.lows else None
+    if device:
+        numbers = unpacked(rows, matrix.bits)
+        return few_bits(numbers, scales, matrix.bits, together, zeros, places)
+    lows = None
+    if matrix.bits == 8:
+        rows, zeros = rows ^ half, None if zeros is None else zeros - half
+    if zeros is not None:
+        lows = scales * zeros
     order = np.arange(matrix.outputs)
     layout = LAYOUTS[matrix.bits]
     return Numbers(matrix.bits, layout, rows.numpy(), order, scales, lows, matrix.fine, places)
 
 
 def rows_of(numbers: torch.Tensor, form: Form, bits: int) -> torch.Tensor:
-    """The bytes of the outputs, shape (outputs, bytes); in 8 bits the numbers have a sign."""
-    parts = form.parts
-    if parts == AWQ:
+    """The bytes of the outputs, shape (outputs, bytes)."""
+    if form.parts == AWQ:
         return packed(outputs_of_awq(unpacked(bytes_of(numbers), bits)).T, bits)
-    rows = bytes_of(numbers.T if parts == GPTQ else numbers)
-    return rows ^ 128 if bits == 8 and parts != WHOLE else rows
+    rows = bytes_of(numbers.T if form.parts == GPTQ else numbers)
+    return rows ^ 128 if form.parts == WHOLE else rows
 
 
 def zeros_of(zeros: torch.Tensor, form: Form, matrix: Matrix) -> torch.Tensor:

@@ -66,8 +66,8 @@ def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Transf
     """Load a causal LM from a local folder or a hub id.
 
     `loading_of` says which dtype it gets. The threads are those of all models in torch. Few bits
-    are the most of a weight, whatever the dtype is; with "auto", a processor keeps the numbers of a
-    folder that was quantised already. Raises ModelError.
+    are the most of a weight, whatever the dtype is; with "auto", a processor and an NVIDIA GPU keep
+    the numbers of a folder that was quantised already. Raises ModelError.
     """
     device, dtype, bits = runtime.device, runtime.dtype, runtime.bits
     torch.set_num_threads(runtime.threads or USUAL_THREADS)
@@ -183,15 +183,15 @@ def read(
 
 
 def packing_of(config: Any, device: torch.device, bits: str) -> PackedConfig | None:
-    """How weights get the bits of a setting, None if they keep their type. Numbers of few bits in
-    the files are kept on a processor, and are then no longer named in the config. Raises
-    ValueError if they cannot be rounded again."""
+    """How weights get the bits of a setting, None if they keep their type. If numbers of few bits
+    in the files are kept, the config no longer names them. Raises ValueError if they are not kept
+    and cannot be rounded again."""
     few = int(bits) if bits.isdigit() else 0
     values = dict(vars(config.get_text_config()), **vars(config))
     form = form_of(values)
     if form is None:
         return PackedConfig(few, str(device)) if few else None
-    if device.type == "cpu" and kept_form(values, bits):
+    if kept_form(values, device.type, bits):
         for each in (config, config.get_text_config()):
             vars(each).pop("quantization_config", None)
         few = few or KEEPS

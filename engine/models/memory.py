@@ -26,7 +26,7 @@ import psutil
 from engine.drafting.costs import LARGEST
 from engine.errors import ModelError, first_line
 from engine.machine import computes_bfloat16
-from engine.models.quantised_files import KEEPS, Matrix, kept_form, matrices
+from engine.models.quantised_files import KEEPS, ROUNDED, Matrix, kept_form, matrices
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import TensorInfo  # type: ignore[attr-defined]
@@ -161,8 +161,8 @@ PACKED_SCALES = {8: (128, 4), 4: (32, 2)}
 RECORDINGS = 190_000_000
 """What captured forwards took on an H200 beside weights and cache: two workspaces of the library
 for products, 34 MB each, and what the recordings share."""
-ROUNDED_GROUP, ROUNDED_SCALES = 128, (64, 2)
-"""The same on a GPU (engine/backends/rounded.py)."""
+HALF = 2
+"""The bytes of a scale, and of a zero, on a GPU (engine/backends/rounded.py)."""
 EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embedding)\.weight$")
 PACKED_OUTPUTS = 16
 """Outputs of such a matrix that lie together; it is padded to whole numbers of them."""
@@ -307,7 +307,7 @@ def memory_need(
     folder = folder_of(source)
     config = config_of(source, folder)
     with reading(source, "its config.json does not tell how it was quantised"):
-        form = kept_form(config, bits) if device.startswith("cpu") else None
+        form = kept_form(config, device, bits)
     loading = loading_of(
         config, device, dtype, int(bits) if bits.isdigit() else KEEPS if form else 0
     )
@@ -321,7 +321,7 @@ def memory_need(
         with reading(source, "its quantised matrices are not known"):
             stored = matrices(form, listed, found.names if found else ())
     parameters = sum(matrix.outputs * matrix.inputs for matrix in stored.values())
-    weights = sum(stored_bytes(name, matrix, loading.few) for name, matrix in stored.items())
+    weights = sum(stored_bytes(name, matrix, loading) for name, matrix in stored.items())
     left = {name for matrix in stored.values() for name in matrix.tensors.values()}
     left |= found.names if found else set()
     if loading.few and loading.tied and any(map(EMBEDDING.search, listed)):
@@ -344,19 +344,25 @@ def memory_need(
     return Need(parameters, weights, cache, forecast_of(config, folder, found))
 
 
-def stored_bytes(place: str, matrix: Matrix, bits: int) -> int:
-    """The bytes of a matrix that the files have in few bits, and that has at most so many."""
-    bits = min(matrix.bits, 8 if HEAD.search(f"{place}.weight") else bits)
+def stored_bytes(place: str, matrix: Matrix, loading: Loading) -> int:
+    """The bytes of a matrix that the files have in few bits."""
+    bits = min(matrix.bits, 8 if HEAD.search(f"{place}.weight") else loading.few)
+    shape, kept = (matrix.outputs, matrix.inputs), bits == matrix.bits
+    if not loading.on_cpu:
+        more = (matrix.rounded, HALF << matrix.lows) if kept else ()
+        return rounded_size(shape, bits, *more)
     together, scale = PACKED_SCALES[bits]
-    if bits == matrix.bits and matrix.fine:
-        together, scale = PACKED_INPUTS, 2 << matrix.lows
-    return packed_size((matrix.outputs, matrix.inputs), bits, together, scale)
+    if kept and matrix.fine:
+        together, scale = PACKED_INPUTS, HALF << matrix.lows
+    return packed_size(shape, bits, together, scale)
 
 
-def rounded_size(shape: Sequence[int], bits: int) -> int:
-    """The bytes of a matrix of few bits on a GPU."""
-    padded = shape[0] * -(-shape[1] // ROUNDED_GROUP) * ROUNDED_GROUP
-    together, scale = ROUNDED_SCALES
+def rounded_size(
+    shape: Sequence[int], bits: int, together: int = ROUNDED, scale: int = HALF
+) -> int:
+    """The bytes of a matrix of few bits on a GPU, of which so many weights together have scales and
+    zeros of so many bytes."""
+    padded = shape[0] * -(-shape[1] // (2 * together)) * 2 * together
     return padded * bits // 8 + padded // together * scale
 
 

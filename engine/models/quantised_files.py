@@ -8,6 +8,7 @@ before its numbers are read (engine/models/load_quantised.py).
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.native import core
@@ -19,6 +20,8 @@ KEEPS = 8
 """The most bits of a number in these files."""
 COARSE, FINE = 128, 32
 """The inputs that share a scale in the compiled core: it has both for 8 bits, and FINE for 4."""
+ROUNDED = 64
+"""The same in the kernels of a GPU, which have FINE as well."""
 WORD = 32
 """The bits of the whole numbers into which several are packed."""
 
@@ -42,8 +45,8 @@ COMPRESSED = {"pack-quantized": PACKED, "int-quantized": WHOLE, "naive-quantized
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the matrices of a folder were quantised, by its config.json. `problem` says why the core
-    cannot keep their numbers, "" if it can."""
+    """How the matrices of a folder were quantised, by its config.json. `problem` says why their
+    numbers cannot be kept, "" if they can."""
 
     title: str
     parts: Parts = WHOLE
@@ -74,12 +77,12 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
     return Form(method, problem=f"{method} in the format {layout}{size} is not known")
 
 
-def kept_form(config: Mapping[str, Any], bits: str) -> Form | None:
-    """The form of the matrices in a folder if the core keeps their numbers, on a processor and with
-    this setting; otherwise None."""
-    form = form_of(config)
-    kept = form and not form.problem and bits != "off" and hasattr(core, "Matrix")
-    return form if kept else None
+def kept_form(config: Mapping[str, Any], device: str, bits: str) -> Form | None:
+    """The form of the matrices in a folder if their numbers are kept, on this device ("cpu",
+    "cuda:0", ...) and with this setting; otherwise None."""
+    form, kind = form_of(config), device.partition(":")[0]
+    able = {"cpu": hasattr(core, "Matrix"), "cuda": find_spec("triton") is not None}
+    return form if form and not form.problem and bits != "off" and able.get(kind) else None
 
 
 def compressed(values: Mapping[str, Any]) -> Form:
@@ -111,15 +114,22 @@ class Matrix:
     @property
     def fine(self) -> bool:
         """Whether it has scales for every FINE inputs in the core, instead of every COARSE."""
-        whole = self.span % COARSE == 0 or self.span == self.inputs
-        return self.bits == 4 or self.lows or not whole
+        return self.bits == 4 or self.lows or not self.shares(COARSE)
+
+    @property
+    def rounded(self) -> int:
+        """The inputs that share a scale in the kernels of a GPU."""
+        return ROUNDED if self.shares(ROUNDED) else FINE
+
+    def shares(self, count: int) -> bool:
+        return self.span % count == 0 or self.span == self.inputs
 
 
 def matrices(
     form: Form, listed: Mapping[str, "TensorInfo"], left: Collection[str] = ()
 ) -> dict[str, Matrix]:
     """The matrices of few bits among the tensors of a folder, but for those `left`, by their places
-    in the model. Raises ValueError for one that the core cannot keep."""
+    in the model. Raises ValueError for one whose numbers cannot be kept."""
     found: dict[str, dict[str, str]] = {}
     for name in listed.keys() - left:
         place, _, part = name.rpartition(".")

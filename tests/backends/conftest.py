@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,21 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     widest is in use again."""
     yield request.param
     core.use_level(core.levels()[-1])
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models get the weights of a GPU, but on the processor."""
+    from engine.backends import quantised
+
+    packer = quantised.Packer.__init__
+
+    def prepare(self: Any, *of: Any, **others: Any) -> None:
+        packer(self, *of, **others)
+        self.on_cpu = False
+
+    monkeypatch.setattr(quantised.Packer, "__init__", prepare)
+    monkeypatch.setattr("engine.models.load_transformers.with_native", lambda backend: None)
 
 
 @pytest.fixture(scope="session")

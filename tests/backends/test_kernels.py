@@ -23,7 +23,7 @@ from engine.backends.device_scores import (
     survey,
 )
 from engine.backends.pool import Table
-from engine.backends.rounded import RoundedLinear
+from engine.backends.rounded import FewBits, few_bits, rounded
 from engine.sampling import Floats
 from engine.settings import Sampling
 from tests.support.backends import load, save_model
@@ -39,6 +39,10 @@ def kernels() -> Any:
 
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+TYPES = [torch.float16, *([torch.bfloat16] if device() == "cuda" else [])]
+"""The types of products; the interpreter multiplies no bfloat16."""
 
 
 def drawn(*shape: int, seed: int = 0) -> Any:
@@ -164,16 +168,62 @@ def test_a_product_is_that_of_its_weights(
     kernels: Any, rows: int, width: int, outputs: int, bits: int
 ) -> None:
     states, weight = drawn(1, rows, width).half(), drawn(outputs, width, seed=1).half()
-    matrix: tuple[Any, ...] = (weight,)
+    matrix: Any = weight
     if bits < 16:
-        linear = RoundedLinear(weight, None, bits, device())
-        matrix, weight = (linear.numbers, linear.scales), linear.weight
+        matrix = rounded(weight, bits, device())
+        weight = matrix.weight
     for bias in (None, drawn(outputs).half()):
         found = kernels.linear(states, matrix, bias)
         wanted = torch.nn.functional.linear(
             states.double(), weight.double(), None if bias is None else bias.double()
         )
         assert found.shape == wanted.shape and off(found, wanted) < 1e-3
+
+
+def whole_numbers(bits: int, group: int, zeroed: bool, outputs: int, inputs: int) -> FewBits:
+    """A matrix with numbers and zeros from the lowest to the highest, and scales of 1 and 2."""
+    draw = torch.Generator().manual_seed(bits + group)
+    most, groups = 1 << bits, -(-inputs // group)
+
+    def drawn(*shape: int, of: int = most) -> Any:
+        return torch.randint(of, shape, generator=draw, dtype=torch.int16).to(device())
+
+    zeros = drawn(outputs, groups) if zeroed else None
+    scales = 1.0 + drawn(outputs, groups, of=2)
+    return few_bits(drawn(outputs, inputs).to(torch.uint8), scales, bits, group, zeros)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("inputs", [96, 640])
+def test_whole_numbers_are_multiplied_exactly(
+    kernels: Any, kind: torch.dtype, bits: int, group: int, zeroed: bool, inputs: int
+) -> None:
+    """Sums of whole numbers have no rounding errors, in whatever order they are added up. So a row
+    has the same bits beside others, as they are computed in other tiles."""
+    matrix = whole_numbers(bits, group, zeroed, 70, inputs)
+    assert float(matrix.weight.min()) < -(1 << bits - 1) - 1 or not zeroed
+    states = torch.randint(-3, 4, (70, inputs), generator=torch.Generator().manual_seed(1))
+    states = states.to(device(), kind)
+    exact = torch.nn.functional.linear(states.double(), matrix.weight.double()).to(kind)
+    assert exact.isfinite().all()
+    for rows in (1, 20, 70):
+        assert torch.equal(kernels.linear(states[:rows], matrix), exact[:rows])
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_inputs_are_brought_into_the_order_of_the_numbers(kernels: Any, zeroed: bool) -> None:
+    matrix = whole_numbers(4, 64, zeroed, 48, 200)
+    mixed = torch.randperm(200, generator=torch.Generator().manual_seed(2)).to(device())
+    states = drawn(1, 3, 200).half()
+    found = kernels.linear(states, matrix._replace(places=mixed))
+    assert torch.equal(found, kernels.linear(states[..., mixed], matrix))
+    weight = matrix._replace(places=mixed).weight
+    assert torch.equal(weight[:, mixed], matrix.weight)
+    assert off(found, torch.nn.functional.linear(states.double(), weight.double())) < 1e-3
 
 
 def test_norm_gate_and_rotation_are_the_librarys(kernels: Any) -> None:

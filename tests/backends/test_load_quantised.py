@@ -14,15 +14,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, modeling_utils
 
+from engine.backends import captured
 from engine.backends.native_forward import NativeForwards
-from engine.backends.quantised import Layout, Numbers, PackedLinear
+from engine.backends.quantised import Layout, Numbers, PackedConfig, PackedLinear
+from engine.backends.rounded import FewBits, RoundedLinear, rounded
+from engine.drafting.databases import Databases
 from engine.errors import ModelError
+from engine.methods import METHODS
 from engine.models import load_quantised, quantised_files
 from engine.models.load_transformers import packing_of
 from engine.models.memory import memory_need
 from engine.native import core
 from engine.settings import Generation, Sampling
 from tests.support.backends import after, assert_counted, assert_exact, load, prompt_of
+from tests.support.lossless import assert_lossless, events_of
 from tests.support.quantised_folders import WIDE, Way, configure, quantised, rewrite
 
 pytestmark = pytest.mark.model
@@ -235,16 +240,16 @@ def test_matrices_are_read_one_after_the_other(
     """When one is read, those before it are in the core already, and nothing of them is held."""
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     held: list[Any] = []
-    inner = load_quantised.numbers_of
+    inner = load_quantised.read
 
-    def numbers_of(*given: Any) -> Numbers:
+    def read(*given: Any) -> Any:
         gc.collect()
         assert not [each for each in held if each() is not None]
         found = inner(*given)
         held.append(weakref.ref(found.scales))
         return found
 
-    monkeypatch.setattr(load_quantised, "numbers_of", numbers_of)
+    monkeypatch.setattr(load_quantised, "read", read)
     load(few)
     assert len(held) == 14
 
@@ -389,17 +394,129 @@ def test_matrices_without_a_place_in_the_model_are_refused(tmp_path: Path) -> No
     """As those of experts, which are one tensor in the library's model."""
     few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
     rewrite(few, copied("model.layers.1.mlp.up_proj", "model.layers.1.mlp.experts.0.up_proj"))
-    assert "its matrix model.layers.1.mlp.experts.0.up_proj" in refused(few)
+    told = refused(few)
+    assert "its matrix model.layers.1.mlp.experts.0.up_proj" in told and "has no place" in told
+    assert "bits set to off" in told
 
 
-def test_on_a_gpu_such_folders_are_loaded_as_before(tmp_path: Path) -> None:
-    """By transformers, and never with other bits."""
-    few, _ = quantised("llama-gqa", tmp_path, Way(), **WIDE)
-    config, gpu = AutoConfig.from_pretrained(few), torch.device("cuda")
-    assert packing_of(config, gpu, "auto") is None
-    assert config.quantization_config["quant_method"] == "gptq"
-    with pytest.raises(ValueError, match="few bits already, in a form of their own"):
-        packing_of(config, gpu, "4")
+# On a GPU, here computed without one
+
+
+def on_gpu(kind: str, folder: Path, way: Way, **changes: Any) -> tuple[Path, Path]:
+    """As `quantised`, in a type that a GPU computes in."""
+    few, exact = quantised(kind, folder, way, **{**WIDE, **changes})
+    configure(few, dtype="float16")
+    return few, exact
+
+
+def rounded_layers(model: Any) -> dict[str, FewBits]:
+    found = model.model.named_modules()
+    return {name: each.matrix for name, each in found if isinstance(each, RoundedLinear)}
+
+
+GPU = {
+    **ALL,
+    "gptq, 96": Way(group=96, symmetric=False),
+    "packed of 8 bits with zeros": Way("pack-quantized", 8, group=192, symmetric=False),
+}
+SIXES = {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 6}
+"""Sizes in which groups of 96 and 192 are whole."""
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("way", GPU.values(), ids=GPU)
+def test_on_a_gpu_a_model_has_the_numbers_of_its_folder(way: Way, tmp_path: Path) -> None:
+    """Exactly, but for scales of float32, which are rounded to float16."""
+    few, exact = on_gpu("llama-gqa", tmp_path, way, **({} if way in ALL.values() else SIXES))
+    mine, other = load(few), load(exact, dtype="float32", bits="off")
+    layers = rounded_layers(mine)
+    assert len(layers) == 2 * 7 + 1 and layers["lm_head"].bits == 8
+    for name, matrix in layers.items():
+        if name != "lm_head":
+            assert matrix.bits == way.bits
+            assert matrix.group == (32 if way.group % 64 and way.group > 0 else 64)
+            assert (matrix.zeros is None) == way.symmetric
+            assert (matrix.places is None) != way.order
+            expected = other.model.get_submodule(name).weight
+            allowed = 2.0**-11 * expected.abs() * (way.scales == torch.float32)
+            assert ((matrix.weight - expected).abs() <= allowed).all()
+    title = TITLES.get(way.format, "compressed-tensors")
+    assert mine.info.dtype == f"{title}, {way.bits} bits"
+    assert_counted(few, mine.info, device="cuda")
+    assert mine.info.parameters == other.info.parameters
+    text = prompt_of(60, 160)
+    assert gap(after(mine, text), after(other, text)) < 0.02
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("name", ["gptq", "awq", "gptq of 8 bits with zeros, in another order"])
+def test_on_a_gpu_captured_forwards_compute_with_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one input as one matrix, unless each has an order of its own."""
+    monkeypatch.setattr(captured, "TREES", (1, 4, 16))
+    monkeypatch.setattr(captured, "PROMPTS", (32,))
+    few, _ = quantised("qwen2", tmp_path, ALL[name], **WIDE)
+    backend = load(few, context_length=80)
+    prompt, wanted = prompt_of(27, 160), Generation(Sampling(0.8, seed=2), max_tokens=20)
+    plain = events_of(backend, prompt, wanted)
+    assert captured.capture(backend) == ""
+    assert len(backend.captured.joined) == (0 if ALL[name].order else 2 * 2)
+    drafters = METHODS["hd"].drafters(Databases(), target=backend)
+    assert_lossless(plain, events_of(backend, prompt, wanted, drafters))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("way", [EIGHT, WAYS["gptq of 8 bits with zeros"]])
+def test_on_a_gpu_the_bits_are_the_most_of_a_weight(way: Way, tmp_path: Path) -> None:
+    """Weights that are rounded again have zeros and groups as others."""
+    few, exact = on_gpu("llama-gqa", tmp_path, way)
+    models = {bits: load(few, bits=bits) for bits in ("auto", "8", "4")}
+    assert models["8"].info == models["auto"].info
+    for bits, model in models.items():
+        assert_counted(few, model.info, bits, device="cuda")
+    assert models["4"].info.dtype == "4 bits"
+    layers = rounded_layers(models["4"])
+    assert {name for name, each in layers.items() if each.bits == 8} == {"lm_head"}
+    name = "model.layers.0.mlp.up_proj"
+    weight = load_file(exact / "model.safetensors")[f"{name}.weight"]
+    assert torch.equal(layers[name].weight, rounded(weight, 4, "cpu").weight)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_on_a_gpu_scales_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    few, _ = on_gpu("llama-gqa", tmp_path, Way("pack-quantized", scales=torch.bfloat16))
+    rewrite(few, spoil("weight_scale", lambda it: it * 1e9))
+    assert "scales that are too large for float16" in refused(few)
+
+
+def test_a_gpu_keeps_numbers_with_triton_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything else is left to transformers, and never gets other bits."""
+    few, _ = quantised("llama-gqa", tmp_path, EIGHT, **WIDE)
+
+    def packing(device: str, bits: str) -> PackedConfig | None:
+        config = AutoConfig.from_pretrained(few)
+        found = packing_of(config, torch.device(device), bits)
+        assert hasattr(config, "quantization_config") == (found is None)
+        return found
+
+    def told(device: str, bits: str = "auto") -> int:
+        return memory_need(str(few), device, "auto", 1024, bits=bits).weights
+
+    monkeypatch.setattr(quantised_files, "core", None)
+    titles = {"auto": "GPTQ, 8 bits", "8": "GPTQ, 8 bits", "4": "4 bits"}
+    for bits, title in titles.items():
+        found = packing("cuda:0", bits)
+        assert found is not None and (found.title, found.device) == (title, "cuda:0")
+    left = told("cuda:0", "off")
+    assert packing("cuda:0", "off") is None and left not in (told("cuda:0"), told("cuda:0", "4"))
+    monkeypatch.setattr(quantised_files, "find_spec", lambda name: None)
+    for device in ("cuda:0", "mps"):
+        assert packing(device, "auto") is None and told(device) == left
+        with pytest.raises(ValueError, match="few bits already, in a form of their own"):
+            packing(device, "4")
 
 
 # Numbers of 8 bits in the core

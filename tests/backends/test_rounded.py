@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends import captured, quantised
-from engine.backends.rounded import GROUP, RoundedLinear
+from engine.backends import captured
+from engine.backends.fused import Joined, Products, join
+from engine.backends.rounded import GROUP, RoundedLinear, few_bits, rounded
 from engine.drafting.databases import Databases
 from engine.methods import METHODS
 from engine.models.memory import memory_need
@@ -27,31 +28,82 @@ def test_a_weight_is_rounded_to_the_nearest_number(bits: int, inputs: int) -> No
     torch.manual_seed(0)
     weight = torch.randn(6, inputs)
     weight[2] = 0.0
-    linear = RoundedLinear(weight, None, bits, "cpu")
+    matrix = rounded(weight, bits, "cpu")
     missing = -inputs % GROUP
     gaps, sizes = (
         torch.nn.functional.pad(each, (0, missing)).view(6, -1, GROUP).abs()
-        for each in (weight - linear.weight, weight)
+        for each in (weight - matrix.weight, weight)
     )
     allowed = 1.002 * STEPS[bits] * sizes.amax(2, keepdim=True)
     # Half a step, but for the few beyond the highest number: a whole one.
     assert (gaps <= allowed).all() and ((gaps <= allowed / 2).float().mean() > 0.95)
-    assert not linear.weight[2].any()
-    states = torch.randn(3, inputs)
-    assert torch.allclose(linear(states), states @ linear.weight.T, atol=1e-5)
+    assert not matrix.weight[2].any()
+    states, linear = torch.randn(3, inputs), RoundedLinear(matrix, None)
+    assert torch.allclose(linear(states), states @ matrix.weight.T, atol=1e-5)
 
 
-@pytest.fixture
-def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models get the weights of a GPU, but on the processor."""
-    packer = quantised.Packer.__init__
+@pytest.mark.parametrize("bits", STEPS)
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("inputs", [192, 256])
+def test_a_matrix_stands_for_its_numbers(bits: int, group: int, inputs: int) -> None:
+    """It lies as the kernel reads it, also if columns of the files lie together, as in GPTQ."""
+    torch.manual_seed(0)
+    groups = inputs // group
+    numbers = torch.randint(1 << bits, (inputs, 6), dtype=torch.uint8).T
+    zeros = torch.randint(1 << bits, (groups, 6), dtype=torch.int16).T
+    scales, places = torch.rand(groups, 6).half().T, torch.randperm(inputs)
+    matrix = few_bits(numbers, scales, bits, group, zeros, places)
+    assert all(each.is_contiguous() for each in (matrix.numbers, matrix.scales, matrix.zeros))
+    steps = -(-inputs // (2 * group))
+    assert matrix.nbytes == 6 * steps * (2 * group * bits // 8 + 2 * (2 + 2))
+    weights, lows = (each.float().repeat_interleave(group, 1) for each in (scales, zeros))
+    assert torch.equal(matrix.weight[:, places], (numbers.float() - lows) * weights)
+    states, linear = torch.randn(3, inputs), RoundedLinear(matrix, None)
+    assert torch.allclose(linear(states), states @ linear.weight.T, atol=1e-3)
+    with pytest.raises(ValueError, match="too large for float16"):
+        few_bits(numbers, scales.float() * 1e9, bits, group)
 
-    def prepare(self: Any, *of: Any, **others: Any) -> None:
-        packer(self, *of, **others)
-        self.on_cpu = False
 
-    monkeypatch.setattr(quantised.Packer, "__init__", prepare)
-    monkeypatch.setattr("engine.models.load_transformers.with_native", lambda backend: None)
+def projection(
+    bits: int = 4, group: int = 64, zeroed: bool = True, mixed: bool = False, biased: bool = False
+) -> RoundedLinear:
+    zeros = torch.randint(1 << bits, (8, 256 // group), dtype=torch.int16) if zeroed else None
+    numbers = torch.randint(1 << bits, (8, 256), dtype=torch.uint8)
+    places = torch.randperm(256) if mixed else None
+    matrix = few_bits(numbers, torch.rand(8, 256 // group), bits, group, zeros, places)
+    return RoundedLinear(matrix, torch.nn.Parameter(torch.randn(8)) if biased else None)
+
+
+def together(*parts: torch.nn.Module) -> list[Joined]:
+    module = torch.nn.Module()
+    module.gate_proj, module.up_proj = parts
+    return join(module, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_projections_of_one_input_are_one_matrix(zeroed: bool) -> None:
+    torch.manual_seed(0)
+    parts = [projection(zeroed=zeroed), projection(zeroed=zeroed)]
+    weights = [part.matrix.weight for part in parts]
+    (joined,) = together(*parts)
+    assert torch.equal(joined.matrix.weight, torch.cat(weights))
+    states = torch.randn(3, 256)
+    forwards = [forward for _, forward in joined.forwards(Products(None, torch.float16))]
+    for part, forward, weight in zip(parts, forwards, weights, strict=True):
+        assert torch.equal(part.matrix.weight, weight)
+        assert torch.allclose(forward(states), states @ weight.T, atol=1e-4)
+    for name in ("numbers", "scales", *["zeros"] * zeroed):
+        own, whole = getattr(parts[0].matrix, name), getattr(joined.matrix, name)
+        assert own.data_ptr() == whole.data_ptr(), "held once"
+
+
+@pytest.mark.parametrize(
+    "other", [{"bits": 8}, {"group": 32}, {"zeroed": False}, {"mixed": True}, {"biased": True}]
+)
+def test_unlike_projections_stay_apart(other: dict[str, Any]) -> None:
+    assert not together(projection(), projection(**other))
+    assert not together(projection(**other), torch.nn.Linear(256, 8, bias="biased" in other))
+    assert len(together(projection(**other), projection(**other))) == ("mixed" not in other)
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -152,9 +152,11 @@ def numbers(*shape: int, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_counted(folder: Path, info: Any, bits: str = "auto", ahead: bool = True) -> None:
+def assert_counted(
+    folder: Path, info: Any, bits: str = "auto", ahead: bool = True, device: str = "cpu"
+) -> None:
     """The memory that is told before a model is loaded is what it takes."""
-    need = memory_need(str(folder), "cpu", "auto", 1024, ahead=ahead, bits=bits)
+    need = memory_need(str(folder), device, "auto", 1024, ahead=ahead, bits=bits)
     assert (need.weights, need.parameters) == (info.memory_bytes, info.parameters)
 
 
