@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.text import read_json, unsure
+from engine.thinking import CALLS, NEXT
 from engine.types import Tool, ToolCall
 
 Named = tuple[str, Any]
@@ -25,10 +26,11 @@ class CallForm(NamedTuple):
     """How a family of models writes calls.
 
     A call stands between one of the `begins` and the `end`, or the end of the answer if that is "".
-    If `opens`, it can only be the beginning of the answer. A `single` call ends the answer. The
-    template takes the arguments as `text`, or else as an object. `frame` is what the template
-    writes before a tool's name, before its arguments in JSON, and after them; None for another form
-    of arguments.
+    If `opens`, it can only be the beginning of the answer. A `single` call ends the answer, and
+    `stop` is the token with which the model ends it. Chat templates of the form have `sign`, or
+    else the first of the `begins`. The template takes the arguments as `text`, or else as an
+    object. `frame` is what the template writes before a tool's name, before its arguments in JSON,
+    and after them; None for another form of arguments.
     """
 
     name: str
@@ -36,6 +38,8 @@ class CallForm(NamedTuple):
     end: str = ""
     opens: bool = False
     single: bool = False
+    stop: str = ""
+    sign: str = ""
     text: bool = False
     frame: tuple[str, str, str] | None = None
 
@@ -45,17 +49,34 @@ FORMS = (
     CallForm("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"),
     CallForm("gemma", ("<|tool_call>",), "<tool_call|>"),
     CallForm("mistral", ("[TOOL_CALLS]",)),
-    # Llama 3. Its templates refuse a message with several calls.
-    CallForm("llama", ("<|python_tag|>", "{"), opens=True, single=True),
+    # The templates of gpt-oss and Llama 3 show only one call of a message, or refuse several.
+    CallForm(
+        "harmony",
+        (*(NEXT + call for call in CALLS), *CALLS),
+        single=True,
+        stop="<|call|>",
+        sign="<|channel|>commentary",
+    ),
+    CallForm(
+        "llama",
+        ("<|python_tag|>", "{"),
+        opens=True,
+        single=True,
+        sign='"parameters": dictionary of argument name',
+    ),
 )
-LLAMA = '"parameters": dictionary of argument name'
-"""What Llama 3's chat templates say about the form of calls."""
 
 
 def form_of(template: str) -> CallForm | None:
-    if LLAMA in template:
-        return FORMS[-1]
-    return next((each for each in FORMS if each.begins[0] in template), None)
+    """The form whose sign a template has; the last one of several."""
+    found = (each for each in reversed(FORMS) if (each.sign or each.begins[0]) in template)
+    return next(found, None)
+
+
+def stop_of(template: str) -> str:
+    """The token that ends an answer after a call, "" if it is the usual one."""
+    form = form_of(template)
+    return form.stop if form else ""
 
 
 def as_json(value: Any) -> str:
@@ -123,6 +144,11 @@ def mistral(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
             yield from map(named, read_json(part))
 
 
+def harmony(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    head, _, arguments = text.partition("<|message|>")
+    yield re.findall(r" to=functions\.([\w./:-]+)", head)[0], read_json(arguments)
+
+
 def llama(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     body = text.removeprefix("<|python_tag|>").lstrip()
     _, end = json.JSONDecoder().raw_decode(body)
@@ -136,6 +162,7 @@ READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
     "deepseek": deepseek,
     "gemma": gemma,
     "mistral": mistral,
+    "harmony": harmony,
     "llama": llama,
 }
 """How the text of a call is read, by the form. They raise all kinds of errors if it cannot be."""

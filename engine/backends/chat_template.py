@@ -23,7 +23,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -215,6 +215,16 @@ def call_of(call: ToolCall, text: bool) -> Turn:
     return {"id": short(call.id), "type": "function", "function": function}
 
 
+def one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
+    """Messages with one call each: of several calls, the later ones stand before their results."""
+    later = set[ToolCall]()
+    for each in messages:
+        if each.call in later:
+            yield Message("assistant", "", (each.call,))
+        later |= set(each.calls[1:])
+        yield replace(each, calls=each.calls[:1])
+
+
 def short(id: str) -> str:
     """An id of nine letters and digits: Mistral's templates refuse any other."""
     return id if re.fullmatch("[0-9A-Za-z]{9}", id) else sha256(id.encode()).hexdigest()[:9]
@@ -240,7 +250,8 @@ def conversation(
     try:
         form: CallForm | None = getattr(info, "calls", None)  # A bare tokenizer has none.
         text = form is not None and form.text
-        turns = special.turns([turn_of(message, text) for message in messages])
+        shown = one_by_one(messages) if form is not None and form.single else messages
+        turns = special.turns([turn_of(message, text) for message in shown])
         variables: dict[str, Any] = {**switched(thinking)}
         if tools:
             variables["tools"] = special.within([described(tool) for tool in tools])

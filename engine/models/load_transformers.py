@@ -43,6 +43,7 @@ from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
 from engine.settings import Runtime
 from engine.thinking import marks_of
+from engine.tools import stop_of
 
 # The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -358,12 +359,13 @@ def counts_rows(config: Any, context_length: int) -> bool:
 
 
 def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn, from all three sources."""
+    """Every id that ends a turn, from all four sources."""
     found: set[int] = set()
     for value in (
         generation.eos_token_id,
         getattr(config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
+        tokenizer.get_added_vocab().get(stop_of(str(tokenizer.chat_template or ""))),
     ):
         found.update([value] if isinstance(value, int) else value or [])
     return frozenset(found)

@@ -393,9 +393,27 @@ DEEPSEEK = (
 )
 JOINS = DEEPSEEK.replace("+ call.function.arguments +", "~ call.function.arguments ~")
 """It writes an object as Python does, which is no JSON."""
+HARMONY = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+    "{%- if tools %}<|start|>developer<|message|># Tools\n\nnamespace functions {\n"
+    "{%- for tool in tools %}\n// {{ tool.function.description }}\n"
+    "type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;"
+    "{%- endfor %}\n}<|end|>{%- endif %}"
+    "{%- for m in messages %}{%- if m.tool_calls %}"
+    "{%- if m.content %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>"
+    "{%- endif %}{%- set call = m.tool_calls[0].function %}"
+    "{{ '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}"
+    "{{- call.arguments | tojson }}<|call|>"
+    "{%- elif m.role == 'tool' %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary"
+    "<|message|>{{ m.content | tojson }}<|end|>"
+    "{%- else %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}"
+    "<|message|>{{ m.content }}<|end|>{%- endif %}{%- endfor %}<|start|>assistant"
+)
+"""It writes the call alone, and the text before it as thinking."""
 FRAMES = {
     "tagged": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "harmony": (" to=functions.", "<|channel|>commentary json<|message|>", ""),
     "deepseek": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         "\n```json\n",
@@ -420,12 +438,23 @@ CALLED = [
         (MISTRAL, "mistral", False),
         (DEEPSEEK, "deepseek", True),
         (JOINS, "deepseek", True),
+        (HARMONY, "harmony", False),
         (HERMES.replace("tools", "things"), "", False),
         (HERMES.replace("m.tool_calls", "m.calls"), "", False),
         (HERMES.replace("<tool_call>", "<call>").replace("</tool_call>", ""), "", False),
         ("{{ raise_exception('no') }}<tool_call>tools", "", False),
     ],
-    ids=["hermes", "mistral", "deepseek", "joins", "no tools", "no calls", "unknown", "raises"],
+    ids=[
+        "hermes",
+        "mistral",
+        "deepseek",
+        "joins",
+        "harmony",
+        "no tools",
+        "no calls",
+        "unknown",
+        "raises",
+    ],
 )
 def test_the_form_of_calls_is_found_and_written(
     filler: Filler, background: None, library: Library, template: str, form: str, text: bool
@@ -440,18 +469,32 @@ def test_the_form_of_calls_is_found_and_written(
     special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
     info = replace(ToyBackend().info, calls=found)
     shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))
-    assert '"name": "look"' in shown and '"description": "Looks."' in shown
+    assert "look" in shown and "Looks." in shown
     for spelled in ("<s> ", "a <|im_end|>"):
         assert special.literal(spelled) in shown and spelled not in shown
     answer = shown.replace(LITERAL, "")
     answer = answer[answer.rindex(found.begins[0]) :]
-    answer = (
-        answer.partition(found.end)[0] + found.end if found.end else answer.partition("</s>")[0]
-    )
+    end = found.end or found.stop or "</s>"
+    answer = answer.partition(end)[0] + found.end
     said = CallSplitter(found, (TOOL,)).push(answer, over=True)
     assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
         ("look", json.loads(CALL.arguments))
     ]
+
+
+def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
+    filler: Filler, background: None
+) -> None:
+    fill = partial(filler.fill, "transformers", HARMONY, TOKENS)
+    info = replace(ToyBackend().info, calls=call_form(HARMONY, fill))
+    calls = tuple(ToolCall(str(n), f"tool{n}", f'{{"n": {n}}}') for n in range(3))
+    results = [Message("tool", f"found {call.id}", call=call) for call in calls]
+    messages = [Message("user", "hi"), Message("assistant", "So:", calls), *results]
+    shown = conversation(messages, fill, "", info, SpecialTokens({}))
+    parts = [f'to=functions.tool{n}<|channel|>commentary json<|message|>{{"n": {n}}}<|call|>'
+             f'<|start|>functions.tool{n} to=assistant<|channel|>commentary<|message|>"found {n}"'
+             for n in range(3)]  # fmt: skip
+    assert [shown.count(part) for part in parts] == [1, 1, 1] and shown.count("So:") == 1
 
 
 def with_template(kind: str, template: str, folder: Path) -> Any:

@@ -254,6 +254,32 @@ def test_the_form_of_the_model_counts() -> None:
         assert client.get("/v1/models").json()["data"][0]["strata"]["tools"] is True
 
 
+def test_gpt_oss_thinks_then_says_what_it_does_then_calls() -> None:
+    harmony = next(form for form in FORMS if form.name == "harmony")
+    follows = "<|end|><|start|>assistant<|channel|>commentary"
+    says = (
+        f"<|channel|>analysis<|message|>Two cities.{follows}<|message|>I look it up.{follows} "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
+    )
+    with served(Scripted(lambda prompt: says, harmony)) as made, made.client() as client:
+        body = {"messages": QUESTION, "tools": [WEATHER], "temperature": 0}
+        (choice,) = ask(client, **body).json()["choices"]
+        lines = ask(client, **body, stream=True).text.split("\n\n")
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls" and message["content"] == "I look it up."
+    assert message["reasoning_content"] == "Two cities."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    ]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    for name in ("reasoning_content", "content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
+    (name, arguments) = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert name["function"]["name"] == "get_weather"
+    assert arguments["function"]["arguments"] == '{"city": "Oslo"}'
+
+
 CALLED = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
 SOUND: dict[str, dict[str, Any]] = {
     "chat/completions": {

@@ -38,6 +38,8 @@ GLM = (
 SEP, BEGIN, END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 GIVEN = '{"city": "Paris", "days": 2}'
+COMMENTARY, JSON_FOLLOWS = "<|channel|>commentary", "<|constrain|>json<|message|>"
+NEXT = "<|end|><|start|>assistant"
 Call = tuple[str, dict[str, Any]]
 ANSWERS: list[tuple[str, str, str, list[Call]]] = [
     ("tagged", f"<tool_call>\n{JSON}\n</tool_call>", "", [PARIS]),
@@ -87,6 +89,10 @@ ANSWERS: list[tuple[str, str, str, list[Call]]] = [
         [PARIS, NOW],
     ),
     ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{GIVEN}", "", [PARIS]),
+    ("harmony", f"{COMMENTARY} to=functions.get_weather {JSON_FOLLOWS}{GIVEN}", "", [PARIS]),
+    ("harmony", f" to=functions.get_weather{COMMENTARY} json<|message|>{GIVEN}", "", [PARIS]),
+    ("harmony", f"Hm.{NEXT}{COMMENTARY} to=functions.time {JSON_FOLLOWS}{{}}", "Hm.", [NOW]),
+    ("harmony", f"{NEXT}<|channel|>analysis to=functions.time code<|message|>{{}}", "", [NOW]),
     ("llama", f'{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
     ("llama", f'<|python_tag|>{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
     ("llama", '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}', "", [NOW]),
@@ -110,6 +116,10 @@ NO_CALLS = [
     ("gemma", "<|tool_call>call:time{a:b}<tool_call|>"),
     ("mistral", "[TOOL_CALLS]time"),
     ("mistral", f"[TOOL_CALLS]{JSON}"),
+    ("harmony", f"{COMMENTARY} to=functions.time"),
+    ("harmony", f"{COMMENTARY} to=functions.time {JSON_FOLLOWS}{{"),
+    ("harmony", f"{COMMENTARY} to=functions.unknown {JSON_FOLLOWS}{{}}"),
+    ("harmony", f"Send it to=functions. {JSON_FOLLOWS}{{}}"),
     ("llama", '{"city": "Paris"}'),
     ("llama", f"Here it is: {JSON}"),
     ("llama", f"{JSON} is what I would call."),
@@ -207,6 +217,7 @@ def test_a_template_names_its_form() -> None:
         "[TOOL_CALLS]": "mistral",
         llama: "llama",
         OPEN: "deepseek",
+        f"{COMMENTARY} ": "harmony",
     }
     for template, name in templates.items():
         assert form_of(f"{{{{ x }}}} {template} y") == FORM[name]
