@@ -34,6 +34,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError
 from engine.process import command, ending, environment
+from engine.settings import ThinkingChoice
 from engine.tools import CallForm, form_of, frame_of
 from engine.types import Message, Tool, ToolCall
 
@@ -55,6 +56,8 @@ Fill = Callable[[Sequence[Turn], Mapping[str, Any]], str]
 """Fills one template with turns and with values for variables that it may use."""
 SWITCHES = ("enable_thinking", "thinking")
 """The names of the template variable that switches thinking on or off."""
+EFFORT = "reasoning_effort"
+"""The name of the template variable that says how much to think."""
 
 
 class TemplateError(Exception):
@@ -150,19 +153,21 @@ FILLER = Filler()
 atexit.register(FILLER.stop)
 
 
-def switched(thinking: bool | None) -> dict[str, bool]:
-    """The variables that switch thinking on or off; none if the template decides."""
+def switched(thinking: ThinkingChoice) -> dict[str, bool | str]:
+    """The variables that say whether to think, or how much; none if the template decides."""
+    if isinstance(thinking, str):
+        return {EFFORT: thinking}
     return {} if thinking is None else dict.fromkeys(SWITCHES, thinking)
 
 
-def can_think(template: str, fill: Fill) -> bool:
-    """Whether a template can switch thinking. It may name the variable and ignore it, so it is
-    filled with both values."""
-    if not any(name in template for name in SWITCHES):
+def can_choose(template: str, fill: Fill, one: ThinkingChoice, other: ThinkingChoice) -> bool:
+    """Whether it matters to a template which of two values is chosen. It may name the variable and
+    ignore it, so it is filled with both values."""
+    if not any(name in template for name in switched(one)):
         return False
     question = [{"role": "user", "content": "Hi."}]
     try:
-        return fill(question, switched(True)) != fill(question, switched(False))
+        return fill(question, switched(one)) != fill(question, switched(other))
     except (TemplateError, TemplateStopped):
         return False
 
@@ -236,7 +241,7 @@ def conversation(
     begin: str,
     info: "TokenizerInfo",
     special: SpecialTokens,
-    thinking: bool | None = None,
+    thinking: ThinkingChoice = None,
     tools: Sequence[Tool] = (),
 ) -> str:
     """The prompt text of a conversation by `fill`, the chat template of the model of `info`, with

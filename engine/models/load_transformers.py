@@ -19,7 +19,7 @@ from transformers.utils import logging
 from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.captured import capture
-from engine.backends.chat_template import FILLER, call_form, can_think
+from engine.backends.chat_template import FILLER, call_form, can_choose
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
@@ -337,7 +337,8 @@ def describe(
         memory_bytes=weights,
         note=note if plainly or chains else "",
         begin=begin_of(tokenizer),
-        can_think=fill is not None and can_think(template, fill),
+        can_think=fill is not None and can_choose(template, fill, True, False),
+        has_efforts=fill is not None and can_choose(template, fill, "low", "high"),
         marks=marks_of(template, vocabulary_of(tokenizer)),
         calls=None if fill is None else call_form(template, fill),
     )

@@ -353,7 +353,24 @@ def test_whether_thinking_can_be_switched_is_tried(
     filler: Filler, library: Library, template: str, wanted: bool
 ) -> None:
     fill = partial(filler.fill, library, template, TOKENS)
-    assert chat_template.can_think(template, fill) is wanted
+    assert chat_template.can_choose(template, fill, True, False) is wanted
+    assert not chat_template.can_choose(template, fill, "low", "high")
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        ("Reasoning: {{ reasoning_effort | default('medium') }}", True),
+        ("{% if reasoning_effort == 'none' %}/no_think{% endif %}", False),
+        ("{% if reasoning_effort %}{{ raise_exception('no') }}{% endif %}", False),
+    ],
+)
+def test_whether_a_template_knows_efforts_is_tried(
+    filler: Filler, template: str, wanted: bool
+) -> None:
+    fill = partial(filler.fill, "transformers", template, TOKENS)
+    assert chat_template.can_choose(template, fill, "low", "high") is wanted
+    assert not chat_template.can_choose(template, fill, True, False)
 
 
 def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:
@@ -516,9 +533,17 @@ of_both = pytest.mark.parametrize(
 @of_both
 def test_a_model_thinks_or_not_as_it_is_told(kind: str, tmp_path: Path) -> None:
     backend = with_template(kind, THINKS, tmp_path)
-    assert backend.info.can_think and backend.info.calls is None
+    assert backend.info.can_think and not backend.info.has_efforts and backend.info.calls is None
     for thinking, end in SWITCHED.items():
         assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
+
+
+@of_both
+def test_a_model_is_told_how_much_to_think(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, HARMONY, tmp_path)
+    assert backend.info.has_efforts and not backend.info.can_think
+    for effort in ("low", "high", None):
+        assert f"Reasoning: {effort or 'medium'}<|end|>" in backend.render(MESSAGES, effort)
 
 
 @of_both

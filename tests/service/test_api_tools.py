@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from app.api import routes
-from app.api.requests import skip
+from app.api.requests import warn
 from engine.tools import FORMS
 from tests.support.odd import spoiled
 from tests.support.scripted import Scripted
@@ -218,7 +218,7 @@ def test_a_call_without_a_result_is_not_answered(client: httpx.Client) -> None:
 def test_tools_of_other_makers_are_skipped_and_logged_once(
     client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    skip.cache_clear()
+    warn.cache_clear()
     with caplog.at_level(logging.WARNING, logger="app.api.requests"):
         for _ in range(2):
             found = ask(client, messages=QUESTION, tools=[{"type": "web_search"}, WEATHER])
