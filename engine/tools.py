@@ -6,6 +6,7 @@ it can be read, and names a tool of the request. Everything else stays text, so 
 model wrote is lost, and nobody is asked to run a tool that was not offered.
 """
 
+import ast
 import json
 import re
 import secrets
@@ -30,7 +31,8 @@ class CallForm(NamedTuple):
     `stop` is the token with which the model ends it. Chat templates of the form have `sign`, or
     else the first of the `begins`. The template takes the arguments as `text`, or else as an
     object. `frame` is what the template writes before a tool's name, before its arguments in JSON,
-    and after them; None for another form of arguments.
+    and after them; None for another form of arguments. `id` names a call in its conversation by its
+    tool's name and its number; "" stands for any nine letters and digits.
     """
 
     name: str
@@ -41,6 +43,7 @@ class CallForm(NamedTuple):
     stop: str = ""
     sign: str = ""
     text: bool = False
+    id: str = ""
     frame: tuple[str, str, str] | None = None
 
 
@@ -49,6 +52,14 @@ FORMS = (
     CallForm("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"),
     CallForm("gemma", ("<|tool_call>",), "<tool_call|>"),
     CallForm("mistral", ("[TOOL_CALLS]",)),
+    CallForm("listed", ("<|tool_call|>",), "<|/tool_call|>"),  # Granite 3, Phi-4-mini
+    CallForm("pythonic", ("<|tool_call_start|>",), "<|tool_call_end|>"),  # LFM2
+    CallForm(
+        "kimi",
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_calls_section_end|>",
+        id="functions.{name}:{number}",
+    ),
     # The templates of gpt-oss and Llama 3 show only one call of a message, or refuse several.
     CallForm(
         "harmony",
@@ -90,6 +101,10 @@ def named(value: Any) -> Named:
     return value["name"], read_json(arguments) if isinstance(arguments, str) else arguments
 
 
+def one_or_more(value: Any) -> Iterator[Named]:
+    return map(named, value if isinstance(value, list) else [value])
+
+
 def typed(tool: Tool, name: str, text: str) -> Any:
     """An argument that was written without quotes, as the schema of its tool wants it."""
     schema = json.loads(tool.parameters).get("properties", {}).get(name, {})
@@ -103,8 +118,8 @@ def typed(tool: Tool, name: str, text: str) -> Any:
 
 def tagged(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     body = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
-    if body.startswith("{"):
-        yield named(read_json(body))
+    if body.startswith(("{", "[")):
+        yield from one_or_more(read_json(body))
         return
     if body.startswith("<function="):  # Qwen 3.5 and Qwen3-Coder
         name = body[len("<function=") : body.index(">")]
@@ -144,6 +159,42 @@ def mistral(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
             yield from map(named, read_json(part))
 
 
+def listed(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|tool_call|>").removesuffix("<|/tool_call|>")
+    yield from one_or_more(read_json(body))
+
+
+class JsonNames(ast.NodeTransformer):
+    """Reads the words of JSON, which some models write between Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.Constant:
+        return ast.Constant({"true": True, "false": False, "null": None}[node.id])
+
+
+def pythonic(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>").strip()
+    if body.startswith("[{"):  # Some templates show the calls as JSON.
+        yield from one_or_more(read_json(body))
+        return
+    try:
+        listed: Any = ast.parse(body, mode="eval").body
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("this is no Python") from error
+    for call in listed.elts:
+        given = {
+            each.arg: ast.literal_eval(JsonNames().visit(each.value)) for each in call.keywords
+        }
+        if call.args or None in given:
+            raise ValueError("an argument has no name")
+        yield ast.unparse(call.func), given
+
+
+def kimi(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    for call in re.findall(r"<\|tool_call_begin\|>(.*?)<\|tool_call_end\|>", text, re.DOTALL):
+        id, _, arguments = call.partition("<|tool_call_argument_begin|>")
+        yield re.sub(r":\d+$", "", id.strip().removeprefix("functions.")), read_json(arguments)
+
+
 def harmony(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     head, _, arguments = text.partition("<|message|>")
     yield re.findall(r" to=functions\.([\w./:-]+)", head)[0], read_json(arguments)
@@ -162,6 +213,9 @@ READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
     "deepseek": deepseek,
     "gemma": gemma,
     "mistral": mistral,
+    "listed": listed,
+    "pythonic": pythonic,
+    "kimi": kimi,
     "harmony": harmony,
     "llama": llama,
 }

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import count
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -188,13 +189,13 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
         Message("tool", "probe_result", call=PROBED),
     )
     for text in (False, True):
-        turns = [turn_of(each, text) for each in messages]
+        turns = [*turns_of(messages, form._replace(text=text))]
         try:
             shown = fill(turns, {"tools": [described(PROBE)]})
         except (TemplateError, TemplateStopped):
             continue
         wanted = (PROBE.name, PROBE.description, "probe_value", "probe_result")
-        if all(word in shown for word in wanted) and "'probe_value'" not in shown:
+        if all(word in shown for word in wanted) and "{'at'" not in shown:
             return form._replace(text=text, frame=frame_of(form, shown, PROBE, PROBED.arguments))
     return None
 
@@ -204,20 +205,22 @@ def described(tool: Tool) -> Turn:
     return {"type": "function", "function": function | {"parameters": json.loads(tool.parameters)}}
 
 
-def turn_of(message: Message, text: bool = False) -> Turn:
-    """A message as templates read it, the arguments of calls as a `text` or as an object."""
-    turn: Turn = {"role": message.role, "content": message.content}
-    if message.calls:
-        turn["tool_calls"] = [call_of(call, text) for call in message.calls]
-    if message.call:
-        turn |= {"tool_call_id": short(message.call.id), "name": message.call.name}
-    return turn
-
-
-def call_of(call: ToolCall, text: bool) -> Turn:
-    arguments = call.arguments if text else json.loads(call.arguments)
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": short(call.id), "type": "function", "function": function}
+def turns_of(messages: Iterable[Message], form: CallForm | None) -> Iterator[Turn]:
+    """Messages as templates read them, with the calls as templates of this form want them."""
+    ids, numbers = dict[str, str](), count()
+    for message in one_by_one(messages) if form and form.single else messages:
+        turn: Turn = {"role": message.role, "content": message.content}
+        for call in message.calls:
+            named = form.id.format(name=call.name, number=next(numbers)) if form else ""
+            ids[call.id] = named or short(call.id)
+            arguments = call.arguments if form and form.text else json.loads(call.arguments)
+            function = {"name": call.name, "arguments": arguments}
+            shown = {"id": ids[call.id], "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(shown)
+        if message.call:
+            id = ids.get(message.call.id, short(message.call.id))
+            turn |= {"tool_call_id": id, "name": message.call.name}
+        yield turn
 
 
 def one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
@@ -254,9 +257,7 @@ def conversation(
         return f"{begin}{lines}Assistant:"
     try:
         form: CallForm | None = getattr(info, "calls", None)  # A bare tokenizer has none.
-        text = form is not None and form.text
-        shown = one_by_one(messages) if form is not None and form.single else messages
-        turns = special.turns([turn_of(message, text) for message in shown])
+        turns = special.turns([*turns_of(messages, form)])
         variables: dict[str, Any] = {**switched(thinking)}
         if tools:
             variables["tools"] = special.within([described(tool) for tool in tools])

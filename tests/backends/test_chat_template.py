@@ -427,9 +427,49 @@ HARMONY = (
     "<|message|>{{ m.content }}<|end|>{%- endif %}{%- endfor %}<|start|>assistant"
 )
 """It writes the call alone, and the text before it as thinking."""
+PHI = (
+    "<|system|>{%- for tool in tools or [] %}<|tool|>{{ tool.function | tojson }}<|/tool|>"
+    "{%- endfor %}<|end|>{%- for m in messages %}"
+    "{%- if m.role == 'tool' %}<|tool_response|>{{ m.content | tojson }}<|end|>{%- else %}"
+    "<|{{ m.role }}|>{{ m.content }}{%- for call in m.tool_calls or [] %}"
+    "<|tool_call|>{{ call.function | tojson }}<|/tool_call|>{%- endfor %}<|end|>{%- endif %}"
+    "{%- endfor %}<|assistant|>"
+)
+GRANITE = (
+    "{%- if tools %}<|start_of_role|>available_tools<|end_of_role|>"
+    "{{ tools | tojson(indent=4) }}</s>{%- endif %}"
+    "{%- for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"
+    "{%- if m.tool_calls %}<|tool_call|>"
+    "{{ m.tool_calls | map(attribute='function') | list | tojson(indent=4) }}{%- endif %}</s>"
+    "{%- endfor %}<|start_of_role|>assistant<|end_of_role|>"
+)
+LFM = (
+    "{%- if tools %}<|im_start|>system\nList of tools: {{ tools | tojson }}<|im_end|>\n{%- endif %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{%- if m.tool_calls %}"
+    "<|tool_call_start|>[{%- for call in m.tool_calls %}{{ call.function.name }}("
+    "{%- for name, value in call.function.arguments.items() %}{{ name }}="
+    "{%- if value is string %}'{{ value }}'{%- else %}{{ value }}{%- endif %}"
+    "{%- if not loop.last %}, {% endif %}{%- endfor %}){%- endfor %}]<|tool_call_end|>{%- endif %}"
+    "<|im_end|>\n{%- endfor %}<|im_start|>assistant\n"
+)
+KIMI = (
+    "{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>"
+    "{%- endif %}{%- for m in messages %}<|im_{{ m.role }}|>{{ m.name or m.role }}<|im_middle|>"
+    "{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
+    "{%- if m.tool_calls %}<|tool_calls_section_begin|>{%- for call in m.tool_calls %}"
+    "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    "{{ call.function.arguments | tojson }}<|tool_call_end|>{%- endfor %}"
+    "<|tool_calls_section_end|>{%- endif %}<|im_end|>{%- endfor %}<|im_assistant|>"
+)
 FRAMES = {
     "tagged": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "listed": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
     "harmony": (" to=functions.", "<|channel|>commentary json<|message|>", ""),
     "deepseek": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -456,6 +496,10 @@ CALLED = [
         (DEEPSEEK, "deepseek", True),
         (JOINS, "deepseek", True),
         (HARMONY, "harmony", False),
+        (PHI, "listed", False),
+        (GRANITE, "listed", False),
+        (LFM, "pythonic", False),
+        (KIMI, "kimi", False),
         (HERMES.replace("tools", "things"), "", False),
         (HERMES.replace("m.tool_calls", "m.calls"), "", False),
         (HERMES.replace("<tool_call>", "<call>").replace("</tool_call>", ""), "", False),
@@ -467,6 +511,10 @@ CALLED = [
         "deepseek",
         "joins",
         "harmony",
+        "phi",
+        "granite",
+        "lfm",
+        "kimi",
         "no tools",
         "no calls",
         "unknown",
@@ -482,7 +530,7 @@ def test_the_form_of_calls_is_found_and_written(
         assert found is None
         return
     assert found is not None and (found.name, found.text) == (form, text)
-    assert found.frame == FRAMES[form]
+    assert found.frame == (None if template == GRANITE else FRAMES.get(form))
     special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
     info = replace(ToyBackend().info, calls=found)
     shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))
@@ -491,8 +539,8 @@ def test_the_form_of_calls_is_found_and_written(
         assert special.literal(spelled) in shown and spelled not in shown
     answer = shown.replace(LITERAL, "")
     answer = answer[answer.rindex(found.begins[0]) :]
-    end = found.end or found.stop or "</s>"
-    answer = answer.partition(end)[0] + found.end
+    ends = [end for end in (found.end, found.stop, "</s>") if end and end in answer]
+    answer = answer.partition(ends[0])[0]
     said = CallSplitter(found, (TOOL,)).push(answer, over=True)
     assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
         ("look", json.loads(CALL.arguments))
@@ -512,6 +560,24 @@ def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
              f'<|start|>functions.tool{n} to=assistant<|channel|>commentary<|message|>"found {n}"'
              for n in range(3)]  # fmt: skip
     assert [shown.count(part) for part in parts] == [1, 1, 1] and shown.count("So:") == 1
+
+
+def test_kimi_s_calls_are_numbered_through_the_conversation(
+    filler: Filler, background: None
+) -> None:
+    fill = partial(filler.fill, "transformers", KIMI, TOKENS)
+    info = replace(ToyBackend().info, calls=call_form(KIMI, fill))
+    calls = [ToolCall(f"call_{n}", "look", "{}") for n in range(3)]
+    results = [Message("tool", f"found {n}", call=call) for n, call in enumerate(calls)]
+    messages = [
+        Message("user", "hi"),
+        *(Message("assistant", "", (calls[0], calls[1])), results[1], results[0]),
+        *(Message("assistant", "", (calls[2],)), results[2]),
+    ]
+    shown = conversation(messages, fill, "", info, SpecialTokens({}))
+    for number in range(3):
+        assert f"<|tool_call_begin|>functions.look:{number}<|tool_call_argument_begin|>" in shown
+        assert f"## Return of functions.look:{number}\nfound {number}<" in shown
 
 
 def with_template(kind: str, template: str, folder: Path) -> Any:
