@@ -32,7 +32,8 @@ class CallForm(NamedTuple):
     else the first of the `begins`. The template takes the arguments as `text`, or else as an
     object. `frame` is what the template writes before a tool's name, before its arguments in JSON,
     and after them; None for another form of arguments. `id` names a call in its conversation by its
-    tool's name and its number; "" stands for any nine letters and digits.
+    tool's name and its number; "" stands for any nine letters and digits. If the template shows no
+    calls, `inline` ones are a list in JSON in the text of a message.
     """
 
     name: str
@@ -44,6 +45,7 @@ class CallForm(NamedTuple):
     sign: str = ""
     text: bool = False
     id: str = ""
+    inline: bool = False
     frame: tuple[str, str, str] | None = None
 
 
@@ -52,8 +54,15 @@ FORMS = (
     CallForm("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"),
     CallForm("gemma", ("<|tool_call>",), "<tool_call|>"),
     CallForm("mistral", ("[TOOL_CALLS]",)),
-    CallForm("listed", ("<|tool_call|>",), "<|/tool_call|>"),  # Granite 3, Phi-4-mini
-    CallForm("pythonic", ("<|tool_call_start|>",), "<|tool_call_end|>"),  # LFM2
+    CallForm("granite", ("<|tool_call|>",), inline=True),  # Granite 3
+    CallForm("phi", ("<|tool_call|>",), "<|/tool_call|>", sign="<|/tool_call|>"),  # Phi-4-mini
+    CallForm(  # LFM2
+        "pythonic",
+        ("<|tool_call_start|>",),
+        "<|tool_call_end|>",
+        sign="List of tools: ",
+        inline=True,
+    ),
     CallForm(
         "kimi",
         ("<|tool_calls_section_begin|>",),
@@ -213,7 +222,8 @@ READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
     "deepseek": deepseek,
     "gemma": gemma,
     "mistral": mistral,
-    "listed": listed,
+    "granite": listed,
+    "phi": listed,
     "pythonic": pythonic,
     "kimi": kimi,
     "harmony": harmony,

@@ -36,7 +36,7 @@ from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError
 from engine.process import command, ending, environment
 from engine.settings import ThinkingChoice
-from engine.tools import CallForm, form_of, frame_of
+from engine.tools import CallForm, as_json, form_of, frame_of
 from engine.types import Message, Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ PROBED = ToolCall("000000000", PROBE.name, '{"at": "probe_value"}')
 
 def call_form(template: str, fill: Fill) -> CallForm | None:
     """The form in which a template writes calls of tools, None if it writes none or the form is not
-    known. This is tested by filling it: some templates want the arguments as a text."""
+    known. This is tested by filling it: some templates want the arguments as a text, or all of the
+    call."""
     form = form_of(template)
     if form is None or "tools" not in template:
         return None
@@ -188,15 +189,16 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
         Message("assistant", "", calls=(PROBED,)),
         Message("tool", "probe_result", call=PROBED),
     )
-    for text in (False, True):
-        turns = [*turns_of(messages, form._replace(text=text))]
+    tried = [form._replace(inline=False, text=text) for text in (False, True)]
+    for one in (*tried, form) if form.inline else tried:
+        turns = [inlined(turn, one) for turn in turns_of(messages, one)]
         try:
             shown = fill(turns, {"tools": [described(PROBE)]})
         except (TemplateError, TemplateStopped):
             continue
         wanted = (PROBE.name, PROBE.description, "probe_value", "probe_result")
         if all(word in shown for word in wanted) and "{'at'" not in shown:
-            return form._replace(text=text, frame=frame_of(form, shown, PROBE, PROBED.arguments))
+            return one._replace(frame=frame_of(one, shown, PROBE, PROBED.arguments))
     return None
 
 
@@ -221,6 +223,14 @@ def turns_of(messages: Iterable[Message], form: CallForm | None) -> Iterator[Tur
             id = ids.get(message.call.id, short(message.call.id))
             turn |= {"tool_call_id": id, "name": message.call.name}
         yield turn
+
+
+def inlined(turn: Turn, form: CallForm | None) -> Turn:
+    """A turn with its calls in its text, if the template of this form shows none."""
+    if form is None or not form.inline or "tool_calls" not in turn:
+        return turn
+    calls = as_json([call["function"] for call in turn.pop("tool_calls")])
+    return turn | {"content": f"{turn['content']}{form.begins[0]}{calls}{form.end}"}
 
 
 def one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
@@ -257,7 +267,8 @@ def conversation(
         return f"{begin}{lines}Assistant:"
     try:
         form: CallForm | None = getattr(info, "calls", None)  # A bare tokenizer has none.
-        turns = special.turns([*turns_of(messages, form)])
+        marked = special.turns([*turns_of(messages, form)])
+        turns = [inlined(turn, form) for turn in marked]
         variables: dict[str, Any] = {**switched(thinking)}
         if tools:
             variables["tools"] = special.within([described(tool) for tool in tools])

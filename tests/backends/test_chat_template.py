@@ -464,7 +464,9 @@ KIMI = (
 FRAMES = {
     "tagged": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
-    "listed": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "phi": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
+    "pythonic": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
     "kimi": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
         ":0<|tool_call_argument_begin|>",
@@ -496,9 +498,11 @@ CALLED = [
         (DEEPSEEK, "deepseek", True),
         (JOINS, "deepseek", True),
         (HARMONY, "harmony", False),
-        (PHI, "listed", False),
-        (GRANITE, "listed", False),
+        (PHI, "phi", False),
+        (GRANITE, "granite", False),
+        (GRANITE.replace("m.tool_calls", "m.calls"), "granite", False),
         (LFM, "pythonic", False),
+        (LFM.replace("m.tool_calls", "m.calls"), "pythonic", False),
         (KIMI, "kimi", False),
         (HERMES.replace("tools", "things"), "", False),
         (HERMES.replace("m.tool_calls", "m.calls"), "", False),
@@ -513,7 +517,9 @@ CALLED = [
         "harmony",
         "phi",
         "granite",
+        "granite inline",
         "lfm",
+        "lfm inline",
         "kimi",
         "no tools",
         "no calls",
@@ -530,7 +536,7 @@ def test_the_form_of_calls_is_found_and_written(
         assert found is None
         return
     assert found is not None and (found.name, found.text) == (form, text)
-    assert found.frame == (None if template == GRANITE else FRAMES.get(form))
+    assert found.frame == (None if template in (GRANITE, LFM) else FRAMES[form])
     special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
     info = replace(ToyBackend().info, calls=found)
     shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))

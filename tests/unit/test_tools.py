@@ -97,8 +97,8 @@ ANSWERS: list[tuple[str, str, str, list[Call]]] = [
     ),
     ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{GIVEN}", "", [PARIS]),
     ("tagged", f"<tool_call>[{JSON}, {JSON}]", "", [PARIS, PARIS]),
-    ("listed", f"<|tool_call|>[{JSON}]", "", [PARIS]),
-    ("listed", f"Yes.<|tool_call|>{JSON}<|/tool_call|>.", "Yes..", [PARIS]),
+    ("granite", f"<|tool_call|>[{JSON}]", "", [PARIS]),
+    ("phi", f"Yes.<|tool_call|>{JSON}<|/tool_call|>.", "Yes..", [PARIS]),
     ("pythonic", f"{LFM}[get_weather(city='Paris', days=2), time()]{LFM_END}", "", [PARIS, NOW]),
     ("pythonic", f"Hm.{LFM}[{JSON}]{LFM_END}I look.", "Hm.I look.", [PARIS]),
     (
@@ -149,8 +149,8 @@ NO_CALLS = [
     ("mistral", "[TOOL_CALLS]time"),
     ("mistral", f"[TOOL_CALLS]{JSON}"),
     ("tagged", '<tool_call>["time"]</tool_call>'),
-    ("listed", "<|tool_call|>[time]<|/tool_call|>"),
-    ("listed", f"<|tool_call|>[{JSON}, {{}}]"),
+    ("phi", "<|tool_call|>[time]<|/tool_call|>"),
+    ("granite", f"<|tool_call|>[{JSON}, {{}}]"),
     *(
         ("pythonic", f"{LFM}{body}{LFM_END}")
         for body in (
@@ -277,8 +277,9 @@ def test_a_template_names_its_form() -> None:
         llama: "llama",
         OPEN: "deepseek",
         f"{COMMENTARY} ": "harmony",
-        "<|tool_call|>": "listed",
-        LFM: "pythonic",
+        "<|tool_call|>": "granite",
+        "<|tool_call|>{}<|/tool_call|>": "phi",
+        "List of tools: [": "pythonic",
         KIMI[3]: "",
         KIMI[0]: "kimi",
     }
