@@ -417,6 +417,17 @@ def test_an_enforced_call_is_made_whatever_the_model_wants_to_say(
     jsonschema.validate(json.loads(call["function"]["arguments"]), TIME["function"]["parameters"])
 
 
+def test_an_enforced_call_of_gpt_oss_follows_the_name_of_its_role() -> None:
+    harmony = next(form for form in FORMS if form.name == "harmony")
+    form = harmony._replace(frame=(" to=functions.", "<|channel|>commentary json<|message|>", ""))
+    with served(Scripted(lambda prompt: "No.", form)) as made, made.client() as client:
+        body = {"tools": [TIME], "tool_choice": "required", "messages": QUESTION}
+        message = ask(client, **body, temperature=0).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "get_time" and not message["content"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), TIME["function"]["parameters"])
+
+
 def test_an_enforced_call_is_one_of_several_tools_and_streamed(program: openai.OpenAI) -> None:
     found = answer(program, tools=[TIME, WEATHER], tool_choice="required", stream=True)
     deltas = [chunk.choices[0].delta for chunk in found if chunk.choices]
