@@ -238,6 +238,7 @@ def one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
     later = set[ToolCall]()
     for each in messages:
         if each.call in later:
+            later.remove(each.call)
             yield Message("assistant", "", (each.call,))
         later |= set(each.calls[1:])
         yield replace(each, calls=each.calls[:1])
