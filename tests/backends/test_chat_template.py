@@ -560,12 +560,14 @@ def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
     info = replace(ToyBackend().info, calls=call_form(HARMONY, fill))
     calls = tuple(ToolCall(str(n), f"tool{n}", f'{{"n": {n}}}') for n in range(3))
     results = [Message("tool", f"found {call.id}", call=call) for call in calls]
-    messages = [Message("user", "hi"), Message("assistant", "So:", calls), *results]
+    again = Message("assistant", "", calls[1:2]), results[1]
+    messages = [Message("user", "hi"), Message("assistant", "So:", calls), *results, *again]
     shown = conversation(messages, fill, "", info, SpecialTokens({}))
     parts = [f'to=functions.tool{n}<|channel|>commentary json<|message|>{{"n": {n}}}<|call|>'
              f'<|start|>functions.tool{n} to=assistant<|channel|>commentary<|message|>"found {n}"'
              for n in range(3)]  # fmt: skip
-    assert [shown.count(part) for part in parts] == [1, 1, 1] and shown.count("So:") == 1
+    assert [shown.count(part) for part in parts] == [1, 2, 1] and shown.count("So:") == 1
+    assert shown.count("<|call|>") == 4
 
 
 def test_kimi_s_calls_are_numbered_through_the_conversation(
