@@ -64,7 +64,7 @@ from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
-from engine.settings import Drafting, Runtime, Sampling
+from engine.settings import Drafting, Runtime, Sampling, ThinkingChoice
 from engine.streams import Stream
 from engine.thinking import Splitter
 from engine.types import CalibrationRow, Document, Message, Step, Taught, Tool
@@ -262,12 +262,12 @@ class Local:
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
 
-    def thinking(self, request: Request) -> bool | None:
-        """Whether the chat template switches thinking on. Without a choice it is off in a format,
-        because a model that begins to think by itself could not do so there."""
+    def thinking(self, request: Request) -> ThinkingChoice:
+        """What the chat template is told of thinking. Unless it is switched on, it is off in a
+        format, because a model that begins to think by itself could not do so there."""
         chosen = request.generation.thinking
-        if chosen is None and request.generation.format is not None:
-            return False if self.loaded.backend.info.can_think else None
+        if request.generation.format is not None and self.loaded.backend.info.can_think:
+            return chosen is True
         return chosen
 
     def splitter(self, request: Request, thinks: bool) -> Splitter | None:

@@ -19,6 +19,7 @@ from itertools import accumulate
 from engine.backends.base import Backend, BackendInfo
 from engine.backends.special_tokens import LITERAL
 from engine.errors import PromptError
+from engine.settings import ThinkingChoice
 from engine.text import overlap
 from engine.thinking import Splitter, answer_of, opened
 from engine.types import Message, Tool
@@ -59,7 +60,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         known: Sequence[int] | None = None,
-        thinking: bool | None = None,
+        thinking: ThinkingChoice = None,
         tools: Sequence[Tool] = (),
     ) -> list[int]:
         """The prompt for the next answer; `known` are tokens to reuse (default: last turn's).
@@ -73,7 +74,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         begun: str = "",
-        thinking: bool | None = None,
+        thinking: ThinkingChoice = None,
         tools: Sequence[Tool] = (),
     ) -> str:
         """The text of the prompt for the next answer, including the text that the answer has
@@ -85,7 +86,10 @@ class Chat:
         return self.rendered(messages, thinking, tools) + begun
 
     def rendered(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        thinking: ThinkingChoice = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The messages in the model's chat template, earlier answers without thinking that the
         template would refuse."""
@@ -130,7 +134,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         begun: str = "",
-        thinking: bool | None = None,
+        thinking: ThinkingChoice = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[list[int], int]:
         """The prompt for the next answer, with the text that it has `begun` with, and the number of
@@ -173,7 +177,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         answered: Sequence[int],
-        thinking: bool | None = None,
+        thinking: ThinkingChoice = None,
         tools: Sequence[Tool] = (),
     ) -> tuple[list[int], int]:
         """The prompt before an answer with these tokens, and the number of the oldest messages that

@@ -5,7 +5,7 @@ Sliders and checks are derived from these declarations.
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from engine.errors import SettingError
 from engine.types import RULES, TIERS, Rule
@@ -157,12 +157,16 @@ class AnswerFormat(Checked):
         return FORMATS[self.kind]
 
 
+Effort = Literal["low", "medium", "high"]
+ThinkingChoice = bool | Effort | None
+"""Whether a model thinks before its answer, or how much; None leaves it to the chat template."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation(Checked):
     """A whole answer: the sampler, its length, the strings that end it, its format.
 
-    `thinking` switches thinking before the answer on or off, if the chat template supports this
-    (`BackendInfo.can_think`); None leaves it to the template.
+    `thinking` counts if the chat template supports it (`BackendInfo.can_think`, `has_efforts`).
     """
 
     sampling: Sampling = Sampling()
@@ -170,7 +174,7 @@ class Generation(Checked):
         512, (1, MOST_TOKENS, 1), "Max tokens", "The answer has at most this many tokens."
     )
     stop: tuple[str, ...] = ()
-    thinking: bool | None = None
+    thinking: ThinkingChoice = None
     format: AnswerFormat | None = None
 
     def __post_init__(self) -> None:
@@ -181,10 +185,10 @@ class Generation(Checked):
             raise SettingError(
                 f"The format of an answer cannot be {shortened(self.format)}. Give an AnswerFormat."
             )
-        if not (self.thinking is None or isinstance(self.thinking, bool)):
+        if not (isinstance(self.thinking, bool) or self.thinking in (None, *get_args(Effort))):
             raise SettingError(
-                f"Thinking cannot be {shortened(self.thinking)}. Give true, false, or nothing for "
-                "what the model does by itself."
+                f"Thinking cannot be {shortened(self.thinking)}. Give true, false, "
+                f"{', '.join(get_args(Effort))}, or nothing for what the model does by itself."
             )
         check_texts(self, "stop")
         if not isinstance(self.sampling, Sampling):

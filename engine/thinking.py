@@ -18,19 +18,27 @@ from engine.text import unsure
 class Marks(NamedTuple):
     """What a family of models writes around its thinking.
 
-    One of the `ends` ends the thinking. If the text begins with `direct`, the answer follows it,
-    and there is no thinking. A chat template that shows earlier answers refuses them with such
-    marks if they are `private`.
+    One of the `ends` ends the thinking. So does one of the `calls`, which begin a call of a tool
+    and are part of the answer. If the text begins with one of `direct`, the answer follows it, and
+    there is no thinking. A chat template that shows earlier answers refuses them with such marks if
+    they are `private`.
     """
 
     begin: str
     ends: tuple[str, ...]
-    direct: str = ""
+    calls: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()
     private: bool = False
 
 
-NEXT, FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
-"""What gpt-oss writes between its messages, and before its answer."""
+NEXT = "<|end|><|start|>assistant"
+"""What gpt-oss writes between its messages."""
+SAYS = ("<|channel|>final<|message|>", "<|channel|>commentary<|message|>")
+"""What it writes before its answer, and before what it says about its next call."""
+CALLS = tuple(
+    f"{where} to=functions." for where in ("", "<|channel|>commentary", "<|channel|>analysis")
+)
+"""How its calls of tools begin."""
 MARKS = (
     Marks("<think>", ("</think>",)),
     Marks("<thinking>", ("</thinking>",)),
@@ -39,7 +47,13 @@ MARKS = (
     Marks("[THINK]", ("[/THINK]",)),  # Mistral
     Marks("<|channel>thought", ("<channel|>",)),  # Gemma 4
     Marks("<seed:think>", ("</seed:think>",)),
-    Marks("<|channel|>analysis<|message|>", (NEXT + FINAL, FINAL), FINAL, private=True),
+    Marks(  # gpt-oss
+        "<|channel|>analysis<|message|>",
+        (*(NEXT + mark for mark in SAYS), SAYS[0]),
+        tuple(NEXT + mark for mark in CALLS),
+        SAYS,
+        private=True,
+    ),
     Marks("◁think▷", ("◁/think▷",)),  # Kimi
     Marks("<|START_THINKING|>", ("<|END_THINKING|>",)),  # Command A
     Marks("<|inner_prefix|>", ("<|inner_suffix|>",)),  # Apertus
@@ -94,7 +108,7 @@ class Splitter:
 
     def __init__(self, marks: Sequence[Marks] = MARKS, begun: bool = False, known: int = 0) -> None:
         self.marks, self.begun, self.known = marks, begun, known
-        self.ends = [end for each in marks for end in each.ends]
+        self.ends = [end for each in marks for end in (*each.ends, *each.calls)]
         self.state: Literal["begins", "thinks", "thought", "answers"] = "begins"
         self.held = ""
         self.empty = True
@@ -129,11 +143,11 @@ class Splitter:
     def begin(self) -> None:
         start = self.held.lstrip()
         for each in self.marks:
-            for mark in filter(None, (each.begin, each.direct)):
+            for mark in (each.begin, *each.direct):
                 if start.startswith(mark):
                     self.skip(len(self.held) - len(start) + len(mark))
                     self.state = "thinks" if mark == each.begin else "thought"
-                    self.ends = list(each.ends)
+                    self.ends = [*each.ends, *each.calls]
                     self.thought = Thought(self.at, *(() if self.state == "thinks" else (self.at,)))
                     return
                 if mark.startswith(start):
@@ -151,7 +165,7 @@ class Splitter:
             assert self.thought is not None
             self.thought = Thought(self.thought.begin, self.at + at)
             thought = self.taken(at).rstrip()
-            self.skip(len(mark))
+            self.skip(0 if any(mark in each.calls for each in self.marks) else len(mark))
             self.state = "thought"
         else:
             thought = self.taken(len(self.held) - unsure(self.held, self.ends))

@@ -6,6 +6,7 @@ it can be read, and names a tool of the request. Everything else stays text, so 
 model wrote is lost, and nobody is asked to run a tool that was not offered.
 """
 
+import ast
 import json
 import re
 import secrets
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.text import read_json, unsure
+from engine.thinking import CALLS, NEXT
 from engine.types import Tool, ToolCall
 
 Named = tuple[str, Any]
@@ -25,10 +27,13 @@ class CallForm(NamedTuple):
     """How a family of models writes calls.
 
     A call stands between one of the `begins` and the `end`, or the end of the answer if that is "".
-    If `opens`, it can only be the beginning of the answer. A `single` call ends the answer. The
-    template takes the arguments as `text`, or else as an object. `frame` is what the template
-    writes before a tool's name, before its arguments in JSON, and after them; None for another form
-    of arguments.
+    If `opens`, it can only be the beginning of the answer. A `single` call ends the answer, and
+    `stop` is the token with which the model ends it. Chat templates of the form have `sign`, or
+    else the first of the `begins`. The template takes the arguments as `text`, or else as an
+    object. `frame` is what the template writes before a tool's name, before its arguments in JSON,
+    and after them; None for another form of arguments. `id` names a call in its conversation by its
+    tool's name and its number; "" stands for any nine letters and digits. If the template shows no
+    calls, `inline` ones are a list in JSON in the text of a message.
     """
 
     name: str
@@ -36,7 +41,11 @@ class CallForm(NamedTuple):
     end: str = ""
     opens: bool = False
     single: bool = False
+    stop: str = ""
+    sign: str = ""
     text: bool = False
+    id: str = ""
+    inline: bool = False
     frame: tuple[str, str, str] | None = None
 
 
@@ -45,17 +54,49 @@ FORMS = (
     CallForm("deepseek", ("<｜tool▁calls▁begin｜>",), "<｜tool▁calls▁end｜>"),
     CallForm("gemma", ("<|tool_call>",), "<tool_call|>"),
     CallForm("mistral", ("[TOOL_CALLS]",)),
-    # Llama 3. Its templates refuse a message with several calls.
-    CallForm("llama", ("<|python_tag|>", "{"), opens=True, single=True),
+    CallForm("granite", ("<|tool_call|>",), inline=True),  # Granite 3
+    CallForm("phi", ("<|tool_call|>",), "<|/tool_call|>", sign="<|/tool_call|>"),  # Phi-4-mini
+    CallForm(  # LFM2
+        "pythonic",
+        ("<|tool_call_start|>",),
+        "<|tool_call_end|>",
+        sign="List of tools: ",
+        inline=True,
+    ),
+    CallForm(
+        "kimi",
+        ("<|tool_calls_section_begin|>",),
+        "<|tool_calls_section_end|>",
+        id="functions.{name}:{number}",
+    ),
+    # The templates of gpt-oss and Llama 3 show only one call of a message, or refuse several.
+    CallForm(
+        "harmony",
+        (*(NEXT + call for call in CALLS), *CALLS),
+        single=True,
+        stop="<|call|>",
+        sign="<|channel|>commentary",
+    ),
+    CallForm(
+        "llama",
+        ("<|python_tag|>", "{"),
+        opens=True,
+        single=True,
+        sign='"parameters": dictionary of argument name',
+    ),
 )
-LLAMA = '"parameters": dictionary of argument name'
-"""What Llama 3's chat templates say about the form of calls."""
 
 
 def form_of(template: str) -> CallForm | None:
-    if LLAMA in template:
-        return FORMS[-1]
-    return next((each for each in FORMS if each.begins[0] in template), None)
+    """The form whose sign a template has; the last one of several."""
+    found = (each for each in reversed(FORMS) if (each.sign or each.begins[0]) in template)
+    return next(found, None)
+
+
+def stop_of(template: str) -> str:
+    """The token that ends an answer after a call, "" if it is the usual one."""
+    form = form_of(template)
+    return form.stop if form else ""
 
 
 def as_json(value: Any) -> str:
@@ -67,6 +108,10 @@ def named(value: Any) -> Named:
     """The call in an object with a name and arguments, which may be JSON in a text."""
     arguments = value["arguments"] if "arguments" in value else value["parameters"]
     return value["name"], read_json(arguments) if isinstance(arguments, str) else arguments
+
+
+def one_or_more(value: Any) -> Iterator[Named]:
+    return map(named, value if isinstance(value, list) else [value])
 
 
 def typed(tool: Tool, name: str, text: str) -> Any:
@@ -82,8 +127,8 @@ def typed(tool: Tool, name: str, text: str) -> Any:
 
 def tagged(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     body = text.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()
-    if body.startswith("{"):
-        yield named(read_json(body))
+    if body.startswith(("{", "[")):
+        yield from one_or_more(read_json(body))
         return
     if body.startswith("<function="):  # Qwen 3.5 and Qwen3-Coder
         name = body[len("<function=") : body.index(">")]
@@ -123,6 +168,47 @@ def mistral(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
             yield from map(named, read_json(part))
 
 
+def listed(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|tool_call|>").removesuffix("<|/tool_call|>")
+    yield from one_or_more(read_json(body))
+
+
+class JsonNames(ast.NodeTransformer):
+    """Reads the words of JSON, which some models write between Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.Constant:
+        return ast.Constant({"true": True, "false": False, "null": None}[node.id])
+
+
+def pythonic(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    body = text.removeprefix("<|tool_call_start|>").removesuffix("<|tool_call_end|>").strip()
+    if body.startswith("[{"):  # Some templates show the calls as JSON.
+        yield from one_or_more(read_json(body))
+        return
+    try:
+        listed: Any = ast.parse(body, mode="eval").body
+    except (SyntaxError, MemoryError) as error:
+        raise ValueError("this is no Python") from error
+    for call in listed.elts:
+        given = {
+            each.arg: ast.literal_eval(JsonNames().visit(each.value)) for each in call.keywords
+        }
+        if call.args or None in given:
+            raise ValueError("an argument has no name")
+        yield ast.unparse(call.func), given
+
+
+def kimi(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    for call in re.findall(r"<\|tool_call_begin\|>(.*?)<\|tool_call_end\|>", text, re.DOTALL):
+        id, _, arguments = call.partition("<|tool_call_argument_begin|>")
+        yield re.sub(r":\d+$", "", id.strip().removeprefix("functions.")), read_json(arguments)
+
+
+def harmony(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
+    head, _, arguments = text.partition("<|message|>")
+    yield re.findall(r" to=functions\.([\w./:-]+)", head)[0], read_json(arguments)
+
+
 def llama(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
     body = text.removeprefix("<|python_tag|>").lstrip()
     _, end = json.JSONDecoder().raw_decode(body)
@@ -136,6 +222,11 @@ READERS: dict[str, Callable[[str, Mapping[str, Tool]], Iterator[Named]]] = {
     "deepseek": deepseek,
     "gemma": gemma,
     "mistral": mistral,
+    "granite": listed,
+    "phi": listed,
+    "pythonic": pythonic,
+    "kimi": kimi,
+    "harmony": harmony,
     "llama": llama,
 }
 """How the text of a call is read, by the form. They raise all kinds of errors if it cannot be."""

@@ -98,6 +98,12 @@ class SentChoice(Given):
     name: str = ""
     disable_parallel_tool_use: bool = False
 
+    @model_validator(mode="after")
+    def which_tool(self) -> Self:
+        if self.type == "tool" and not self.name:
+            raise refusal("tool_choice of the type 'tool' needs the name of one of the tools.")
+        return self
+
     @property
     def choice(self) -> Choice:
         kind: Any = {"any": "required", "tool": "required"}.get(self.type, self.type)

@@ -34,7 +34,7 @@ from engine.constraint import call_format
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.methods import PLAIN, USUAL, Method, method_named
-from engine.settings import MOST_TOKENS, AnswerFormat, Generation, Sampling
+from engine.settings import MOST_TOKENS, AnswerFormat, Generation, Sampling, ThinkingChoice
 from engine.text import read_json
 from engine.tools import as_json
 from engine.types import Message, Tool, ToolCall
@@ -98,6 +98,20 @@ NOT_HERE = {
 }
 
 
+SentEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS: dict[SentEffort | None, ThinkingChoice] = {
+    None: None,
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+"""The efforts of thinking in OpenAI's API, as the closest that chat templates know."""
+
+
 def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -144,16 +158,16 @@ def offer(known: str) -> Any:
     def is_known(tool: Any) -> bool:
         kind = tool.get("type", known) if isinstance(tool, dict) else known
         if other := isinstance(kind, str) and kind != known:
-            skip(kind[:80])
+            warn(f"Tools of the kind {kind[:80]!r} are skipped: only functions are known.")
         return not other
 
     return BeforeValidator(lambda v: [*filter(is_known, v)] if isinstance(v, list) else v)
 
 
 @lru_cache(maxsize=256)
-def skip(kind: str) -> None:
-    """Log a kind of tool that is left out, once."""
-    log.warning("Tools of the kind %r are skipped: only functions are known.", kind)
+def warn(message: str) -> None:
+    """Log that a part of a request is left out, once."""
+    log.warning(message)
 
 
 def arguments(value: str) -> str:
@@ -371,7 +385,7 @@ class AnswerOptions:
 
     `likeliest` is None if no probabilities are requested, else the number of alternatives for each
     token. `parted` says that thinking is separated from the answer. A `single` call of a tool ends
-    the answer. `thinking` is a wish that counts if the model can switch its thinking.
+    the answer. `thinking` is a wish that counts if the chat template knows it.
     """
 
     limit: int = MOST_TOKENS
@@ -381,7 +395,7 @@ class AnswerOptions:
     likeliest: int | None = None
     parted: bool = True
     single: bool = False
-    thinking: bool | None = None
+    thinking: ThinkingChoice = None
     prediction: str = ""
     form: AnswerFormat | None = None
 
@@ -456,6 +470,7 @@ class Chat(OpenAI):
     logprobs: bool = False
     top_logprobs: Whole = whole(0, 20, 0)
     reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+    reasoning_effort: SentEffort | None = None
 
     @property
     def options(self) -> AnswerOptions:
@@ -466,6 +481,7 @@ class Chat(OpenAI):
             likeliest=self.top_logprobs if self.logprobs else None,
             parted=self.reasoning_format != "none",
             single=not self.parallel_tool_calls,
+            thinking=EFFORTS[self.reasoning_effort],
         )
 
     def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:
@@ -597,8 +613,8 @@ def check_model(name: str, info: BackendInfo) -> None:
         )
 
 
-def thinking_of(body: Body, info: BackendInfo) -> bool | None:
-    """Whether the model should think before it answers; None leaves that to its chat template."""
+def thinking_of(body: Body, info: BackendInfo) -> ThinkingChoice:
+    """Whether the model should think before it answers, or how much."""
     name = "chat_template_kwargs"
     chosen = {value for value in body.chat_template_kwargs.values() if value is not None}
     if len(chosen) > 1:
@@ -606,7 +622,14 @@ def thinking_of(body: Body, info: BackendInfo) -> bool | None:
     if True in chosen and not info.can_think:
         text = f"{info.name} has no thinking that can be switched on. Leave {name} out."
         raise refused(text, name, UNSUPPORTED)
-    return chosen.pop() if chosen else body.options.thinking if info.can_think else None
+    if chosen:
+        return chosen.pop()
+    wish = body.options.thinking
+    if not isinstance(wish, str):
+        return wish if info.can_think else None
+    if not info.has_efforts:
+        warn(f"The effort of reasoning is ignored: the chat template of {info.name} knows none.")
+    return wish if info.has_efforts else None
 
 
 def sampling_of(body: Body, info: BackendInfo) -> Sampling:

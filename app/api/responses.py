@@ -10,6 +10,7 @@ from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
+    EFFORTS,
     LIST,
     AnswerOptions,
     Arguments,
@@ -21,6 +22,7 @@ from app.api.requests import (
     Id,
     Limit,
     Nothing,
+    SentEffort,
     ToolChoice,
     ToolFunction,
     ToolName,
@@ -98,7 +100,7 @@ class TextOptions(Given):
 
 
 class Reasoning(Given):
-    effort: str = ""
+    effort: SentEffort | None = None
 
 
 class Responses(Body):
@@ -121,7 +123,7 @@ class Responses(Body):
         return AnswerOptions(
             self.max_output_tokens or MOST_TOKENS,
             single=not self.parallel_tool_calls,
-            thinking=False if self.reasoning.effort == "none" else None,
+            thinking=EFFORTS[self.reasoning.effort],
             form=usable("text", "json_schema", schema) if schema else None,
         )
 

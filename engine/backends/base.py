@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo
 from engine.sampling import Choice, Floats, distribution, ranked, select
-from engine.settings import Sampling
+from engine.settings import Sampling, ThinkingChoice
 from engine.thinking import MARKS, Marks
 from engine.tools import CallForm
 from engine.tree import Tree
@@ -60,7 +60,8 @@ class BackendInfo(TokenizerInfo):
     nodes if more take another, slower way. `sampling` is what the makers of the model recommend,
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
-    thinking on and off, and `marks` may stand around its thinking. `calls` is the form in which it
+    thinking on and off, `has_efforts` if it can be told how much to think, and `marks` may stand
+    around its thinking. `calls` is the form in which it
     calls tools, None if its chat template has no place for tools or the form is not known.
     `imitable` says that a message can imitate a turn, because nothing but ordinary text separates
     turns. `head` describes the model's own head for guessing tokens, if any.
@@ -86,6 +87,7 @@ class BackendInfo(TokenizerInfo):
     sampling: Sampling = Sampling()
     begin: str = ""
     can_think: bool = False
+    has_efforts: bool = False
     marks: tuple[Marks, ...] = MARKS
     calls: CallForm | None = None
     imitable: bool = False
@@ -137,7 +139,10 @@ class Tokenizer(Protocol):
         """Every token as the tokenizer writes it, by id; padding of the weights is left out."""
 
     def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        thinking: ThinkingChoice = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The prompt text of a conversation in the model's chat template, up to where the answer
         begins, with LITERAL in the special tokens that messages spell.

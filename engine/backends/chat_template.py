@@ -23,18 +23,20 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import count
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from engine.backends.special_tokens import SpecialTokens
 from engine.errors import PromptError
 from engine.process import command, ending, environment
-from engine.tools import CallForm, form_of, frame_of
+from engine.settings import ThinkingChoice
+from engine.tools import CallForm, as_json, form_of, frame_of
 from engine.types import Message, Tool, ToolCall
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ Fill = Callable[[Sequence[Turn], Mapping[str, Any]], str]
 """Fills one template with turns and with values for variables that it may use."""
 SWITCHES = ("enable_thinking", "thinking")
 """The names of the template variable that switches thinking on or off."""
+EFFORT = "reasoning_effort"
+"""The name of the template variable that says how much to think."""
 
 
 class TemplateError(Exception):
@@ -150,19 +154,21 @@ FILLER = Filler()
 atexit.register(FILLER.stop)
 
 
-def switched(thinking: bool | None) -> dict[str, bool]:
-    """The variables that switch thinking on or off; none if the template decides."""
+def switched(thinking: ThinkingChoice) -> dict[str, bool | str]:
+    """The variables that say whether to think, or how much; none if the template decides."""
+    if isinstance(thinking, str):
+        return {EFFORT: thinking}
     return {} if thinking is None else dict.fromkeys(SWITCHES, thinking)
 
 
-def can_think(template: str, fill: Fill) -> bool:
-    """Whether a template can switch thinking. It may name the variable and ignore it, so it is
-    filled with both values."""
-    if not any(name in template for name in SWITCHES):
+def can_choose(template: str, fill: Fill, one: ThinkingChoice, other: ThinkingChoice) -> bool:
+    """Whether it matters to a template which of two values is chosen. It may name the variable and
+    ignore it, so it is filled with both values."""
+    if not any(name in template for name in switched(one)):
         return False
     question = [{"role": "user", "content": "Hi."}]
     try:
-        return fill(question, switched(True)) != fill(question, switched(False))
+        return fill(question, switched(one)) != fill(question, switched(other))
     except (TemplateError, TemplateStopped):
         return False
 
@@ -173,7 +179,8 @@ PROBED = ToolCall("000000000", PROBE.name, '{"at": "probe_value"}')
 
 def call_form(template: str, fill: Fill) -> CallForm | None:
     """The form in which a template writes calls of tools, None if it writes none or the form is not
-    known. This is tested by filling it: some templates want the arguments as a text."""
+    known. This is tested by filling it: some templates want the arguments as a text, or all of the
+    call."""
     form = form_of(template)
     if form is None or "tools" not in template:
         return None
@@ -182,15 +189,16 @@ def call_form(template: str, fill: Fill) -> CallForm | None:
         Message("assistant", "", calls=(PROBED,)),
         Message("tool", "probe_result", call=PROBED),
     )
-    for text in (False, True):
-        turns = [turn_of(each, text) for each in messages]
+    tried = [form._replace(inline=False, text=text) for text in (False, True)]
+    for one in (*tried, form) if form.inline else tried:
+        turns = [inlined(turn, one) for turn in turns_of(messages, one)]
         try:
             shown = fill(turns, {"tools": [described(PROBE)]})
         except (TemplateError, TemplateStopped):
             continue
         wanted = (PROBE.name, PROBE.description, "probe_value", "probe_result")
-        if all(word in shown for word in wanted) and "'probe_value'" not in shown:
-            return form._replace(text=text, frame=frame_of(form, shown, PROBE, PROBED.arguments))
+        if all(word in shown for word in wanted) and "{'at'" not in shown:
+            return one._replace(frame=frame_of(one, shown, PROBE, PROBED.arguments))
     return None
 
 
@@ -199,20 +207,41 @@ def described(tool: Tool) -> Turn:
     return {"type": "function", "function": function | {"parameters": json.loads(tool.parameters)}}
 
 
-def turn_of(message: Message, text: bool = False) -> Turn:
-    """A message as templates read it, the arguments of calls as a `text` or as an object."""
-    turn: Turn = {"role": message.role, "content": message.content}
-    if message.calls:
-        turn["tool_calls"] = [call_of(call, text) for call in message.calls]
-    if message.call:
-        turn |= {"tool_call_id": short(message.call.id), "name": message.call.name}
-    return turn
+def turns_of(messages: Iterable[Message], form: CallForm | None) -> Iterator[Turn]:
+    """Messages as templates read them, with the calls as templates of this form want them."""
+    ids, numbers = dict[str, str](), count()
+    for message in one_by_one(messages) if form and form.single else messages:
+        turn: Turn = {"role": message.role, "content": message.content}
+        for call in message.calls:
+            named = form.id.format(name=call.name, number=next(numbers)) if form else ""
+            ids[call.id] = named or short(call.id)
+            arguments = call.arguments if form and form.text else json.loads(call.arguments)
+            function = {"name": call.name, "arguments": arguments}
+            shown = {"id": ids[call.id], "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(shown)
+        if message.call:
+            id = ids.get(message.call.id, short(message.call.id))
+            turn |= {"tool_call_id": id, "name": message.call.name}
+        yield turn
 
 
-def call_of(call: ToolCall, text: bool) -> Turn:
-    arguments = call.arguments if text else json.loads(call.arguments)
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": short(call.id), "type": "function", "function": function}
+def inlined(turn: Turn, form: CallForm | None) -> Turn:
+    """A turn with its calls in its text, if the template of this form shows none."""
+    if form is None or not form.inline or "tool_calls" not in turn:
+        return turn
+    calls = as_json([call["function"] for call in turn.pop("tool_calls")])
+    return turn | {"content": f"{turn['content']}{form.begins[0]}{calls}{form.end}"}
+
+
+def one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
+    """Messages with one call each: of several calls, the later ones stand before their results."""
+    later = set[ToolCall]()
+    for each in messages:
+        if each.call in later:
+            later.remove(each.call)
+            yield Message("assistant", "", (each.call,))
+        later |= set(each.calls[1:])
+        yield replace(each, calls=each.calls[:1])
 
 
 def short(id: str) -> str:
@@ -226,7 +255,7 @@ def conversation(
     begin: str,
     info: "TokenizerInfo",
     special: SpecialTokens,
-    thinking: bool | None = None,
+    thinking: ThinkingChoice = None,
     tools: Sequence[Tool] = (),
 ) -> str:
     """The prompt text of a conversation by `fill`, the chat template of the model of `info`, with
@@ -239,8 +268,8 @@ def conversation(
         return f"{begin}{lines}Assistant:"
     try:
         form: CallForm | None = getattr(info, "calls", None)  # A bare tokenizer has none.
-        text = form is not None and form.text
-        turns = special.turns([turn_of(message, text) for message in messages])
+        marked = special.turns([*turns_of(messages, form)])
+        turns = [inlined(turn, form) for turn in marked]
         variables: dict[str, Any] = {**switched(thinking)}
         if tools:
             variables["tools"] = special.within([described(tool) for tool in tools])

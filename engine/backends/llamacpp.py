@@ -37,7 +37,7 @@ from engine.errors import ModelError, PromptError
 from engine.heads.llamacpp import LlamaHead
 from engine.models.gguf import TREE_ROWS, Batch, free, restored, saved
 from engine.sampling import Floats
-from engine.settings import Sampling
+from engine.settings import Sampling, ThinkingChoice
 from engine.tree import Tree
 from engine.types import Message, Tool
 
@@ -173,7 +173,10 @@ class LlamaCppTokenizer:
         return self.tokens.texts
 
     def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        thinking: ThinkingChoice = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The conversation in the file's chat template, after the token that begins a text if the
         file requires one and its template does not write it."""

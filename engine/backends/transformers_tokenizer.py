@@ -11,6 +11,7 @@ from engine.backends.base import TokenizerInfo, fingerprint
 from engine.backends.chat_template import FILLER, Fill, Turn, conversation
 from engine.backends.special_tokens import following, special_tokens
 from engine.errors import ModelError, first_line
+from engine.settings import ThinkingChoice
 from engine.text import well_formed
 from engine.types import Message, Tool
 
@@ -83,7 +84,10 @@ class TransformersTokenizer:
         return vocabulary_of(self.tokenizer)
 
     def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        thinking: ThinkingChoice = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         begin = self.tokenizer.bos_token or ""
         how = self.info, self.special, thinking, tools

@@ -24,7 +24,7 @@ from engine.backends.chat_template import (
     TemplateError,
     TemplateStopped,
     call_form,
-    can_think,
+    can_choose,
 )
 from engine.backends.check import check
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
@@ -143,7 +143,8 @@ def describe(
         memory_bytes=llama_cpp.llama_model_size(model),
         sampling=recommended(own_sampler(model)),
         begin=vocabulary.begin,
-        can_think=template is not None and can_think(written, template),
+        can_think=template is not None and can_choose(written, template, True, False),
+        has_efforts=template is not None and can_choose(written, template, "low", "high"),
         marks=marks_of(written, vocabulary.texts),
         calls=template and call_form(written, template),
     )

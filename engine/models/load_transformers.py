@@ -19,7 +19,7 @@ from transformers.utils import logging
 from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.captured import capture
-from engine.backends.chat_template import FILLER, call_form, can_think
+from engine.backends.chat_template import FILLER, call_form, can_choose
 from engine.backends.check import FEW, TREE, check, check_apart, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
@@ -43,6 +43,7 @@ from engine.models.quantised_files import KEEPS, form_of, kept_form
 from engine.models.torch_heads import edges, with_head
 from engine.settings import Runtime
 from engine.thinking import marks_of
+from engine.tools import stop_of
 
 # The app shows the progress of loading itself.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -336,7 +337,8 @@ def describe(
         memory_bytes=weights,
         note=note if plainly or chains else "",
         begin=begin_of(tokenizer),
-        can_think=fill is not None and can_think(template, fill),
+        can_think=fill is not None and can_choose(template, fill, True, False),
+        has_efforts=fill is not None and can_choose(template, fill, "low", "high"),
         marks=marks_of(template, vocabulary_of(tokenizer)),
         calls=None if fill is None else call_form(template, fill),
     )
@@ -358,12 +360,13 @@ def counts_rows(config: Any, context_length: int) -> bool:
 
 
 def eos_ids(generation: Any, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends a turn, from all three sources."""
+    """Every id that ends a turn, from all four sources."""
     found: set[int] = set()
     for value in (
         generation.eos_token_id,
         getattr(config.get_text_config(), "eos_token_id", None),
         tokenizer.eos_token_id,
+        tokenizer.get_added_vocab().get(stop_of(str(tokenizer.chat_template or ""))),
     ):
         found.update([value] if isinstance(value, int) else value or [])
     return frozenset(found)

@@ -91,7 +91,7 @@ def body_of(
             body[name] = getattr(sampling, name)
     if generation.stop:
         body["stop"] = list(generation.stop)
-    if generation.thinking is not None:
+    if isinstance(generation.thinking, bool):
         body["chat_template_kwargs"] = {"enable_thinking": generation.thinking}
     if generation.format is not None:
         body |= demanded(generation.format, maker)

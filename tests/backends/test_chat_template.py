@@ -353,7 +353,24 @@ def test_whether_thinking_can_be_switched_is_tried(
     filler: Filler, library: Library, template: str, wanted: bool
 ) -> None:
     fill = partial(filler.fill, library, template, TOKENS)
-    assert chat_template.can_think(template, fill) is wanted
+    assert chat_template.can_choose(template, fill, True, False) is wanted
+    assert not chat_template.can_choose(template, fill, "low", "high")
+
+
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        ("Reasoning: {{ reasoning_effort | default('medium') }}", True),
+        ("{% if reasoning_effort == 'none' %}/no_think{% endif %}", False),
+        ("{% if reasoning_effort %}{{ raise_exception('no') }}{% endif %}", False),
+    ],
+)
+def test_whether_a_template_knows_efforts_is_tried(
+    filler: Filler, template: str, wanted: bool
+) -> None:
+    fill = partial(filler.fill, "transformers", template, TOKENS)
+    assert chat_template.can_choose(template, fill, "low", "high") is wanted
+    assert not chat_template.can_choose(template, fill, True, False)
 
 
 def test_no_argument_of_the_process_holds_a_conversation(filler: Filler) -> None:
@@ -393,9 +410,69 @@ DEEPSEEK = (
 )
 JOINS = DEEPSEEK.replace("+ call.function.arguments +", "~ call.function.arguments ~")
 """It writes an object as Python does, which is no JSON."""
+HARMONY = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+    "{%- if tools %}<|start|>developer<|message|># Tools\n\nnamespace functions {\n"
+    "{%- for tool in tools %}\n// {{ tool.function.description }}\n"
+    "type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;"
+    "{%- endfor %}\n}<|end|>{%- endif %}"
+    "{%- for m in messages %}{%- if m.tool_calls %}"
+    "{%- if m.content %}<|start|>assistant<|channel|>analysis<|message|>{{ m.content }}<|end|>"
+    "{%- endif %}{%- set call = m.tool_calls[0].function %}"
+    "{{ '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}"
+    "{{- call.arguments | tojson }}<|call|>"
+    "{%- elif m.role == 'tool' %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary"
+    "<|message|>{{ m.content | tojson }}<|end|>"
+    "{%- else %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}"
+    "<|message|>{{ m.content }}<|end|>{%- endif %}{%- endfor %}<|start|>assistant"
+)
+"""It writes the call alone, and the text before it as thinking."""
+PHI = (
+    "<|system|>{%- for tool in tools or [] %}<|tool|>{{ tool.function | tojson }}<|/tool|>"
+    "{%- endfor %}<|end|>{%- for m in messages %}"
+    "{%- if m.role == 'tool' %}<|tool_response|>{{ m.content | tojson }}<|end|>{%- else %}"
+    "<|{{ m.role }}|>{{ m.content }}{%- for call in m.tool_calls or [] %}"
+    "<|tool_call|>{{ call.function | tojson }}<|/tool_call|>{%- endfor %}<|end|>{%- endif %}"
+    "{%- endfor %}<|assistant|>"
+)
+GRANITE = (
+    "{%- if tools %}<|start_of_role|>available_tools<|end_of_role|>"
+    "{{ tools | tojson(indent=4) }}</s>{%- endif %}"
+    "{%- for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}"
+    "{%- if m.tool_calls %}<|tool_call|>"
+    "{{ m.tool_calls | map(attribute='function') | list | tojson(indent=4) }}{%- endif %}</s>"
+    "{%- endfor %}<|start_of_role|>assistant<|end_of_role|>"
+)
+LFM = (
+    "{%- if tools %}<|im_start|>system\nList of tools: {{ tools | tojson }}<|im_end|>\n{%- endif %}"
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{%- if m.tool_calls %}"
+    "<|tool_call_start|>[{%- for call in m.tool_calls %}{{ call.function.name }}("
+    "{%- for name, value in call.function.arguments.items() %}{{ name }}="
+    "{%- if value is string %}'{{ value }}'{%- else %}{{ value }}{%- endif %}"
+    "{%- if not loop.last %}, {% endif %}{%- endfor %}){%- endfor %}]<|tool_call_end|>{%- endif %}"
+    "<|im_end|>\n{%- endfor %}<|im_start|>assistant\n"
+)
+KIMI = (
+    "{%- if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>"
+    "{%- endif %}{%- for m in messages %}<|im_{{ m.role }}|>{{ m.name or m.role }}<|im_middle|>"
+    "{%- if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
+    "{%- if m.tool_calls %}<|tool_calls_section_begin|>{%- for call in m.tool_calls %}"
+    "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+    "{{ call.function.arguments | tojson }}<|tool_call_end|>{%- endfor %}"
+    "<|tool_calls_section_end|>{%- endif %}<|im_end|>{%- endfor %}<|im_assistant|>"
+)
 FRAMES = {
     "tagged": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
     "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "phi": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
+    "pythonic": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "harmony": (" to=functions.", "<|channel|>commentary json<|message|>", ""),
     "deepseek": (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         "\n```json\n",
@@ -420,12 +497,35 @@ CALLED = [
         (MISTRAL, "mistral", False),
         (DEEPSEEK, "deepseek", True),
         (JOINS, "deepseek", True),
+        (HARMONY, "harmony", False),
+        (PHI, "phi", False),
+        (GRANITE, "granite", False),
+        (GRANITE.replace("m.tool_calls", "m.calls"), "granite", False),
+        (LFM, "pythonic", False),
+        (LFM.replace("m.tool_calls", "m.calls"), "pythonic", False),
+        (KIMI, "kimi", False),
         (HERMES.replace("tools", "things"), "", False),
         (HERMES.replace("m.tool_calls", "m.calls"), "", False),
         (HERMES.replace("<tool_call>", "<call>").replace("</tool_call>", ""), "", False),
         ("{{ raise_exception('no') }}<tool_call>tools", "", False),
     ],
-    ids=["hermes", "mistral", "deepseek", "joins", "no tools", "no calls", "unknown", "raises"],
+    ids=[
+        "hermes",
+        "mistral",
+        "deepseek",
+        "joins",
+        "harmony",
+        "phi",
+        "granite",
+        "granite inline",
+        "lfm",
+        "lfm inline",
+        "kimi",
+        "no tools",
+        "no calls",
+        "unknown",
+        "raises",
+    ],
 )
 def test_the_form_of_calls_is_found_and_written(
     filler: Filler, background: None, library: Library, template: str, form: str, text: bool
@@ -436,22 +536,56 @@ def test_the_form_of_calls_is_found_and_written(
         assert found is None
         return
     assert found is not None and (found.name, found.text) == (form, text)
-    assert found.frame == FRAMES[form]
+    assert found.frame == (None if template in (GRANITE, LFM) else FRAMES[form])
     special = SpecialTokens({"<s>": 1, "<|im_end|>": 2})
     info = replace(ToyBackend().info, calls=found)
     shown = conversation(CALLED, fill, "", info, special, None, (TOOL,))
-    assert '"name": "look"' in shown and '"description": "Looks."' in shown
+    assert "look" in shown and "Looks." in shown
     for spelled in ("<s> ", "a <|im_end|>"):
         assert special.literal(spelled) in shown and spelled not in shown
     answer = shown.replace(LITERAL, "")
     answer = answer[answer.rindex(found.begins[0]) :]
-    answer = (
-        answer.partition(found.end)[0] + found.end if found.end else answer.partition("</s>")[0]
-    )
+    ends = [end for end in (found.end, found.stop, "</s>") if end and end in answer]
+    answer = answer.partition(ends[0])[0]
     said = CallSplitter(found, (TOOL,)).push(answer, over=True)
     assert [(call.name, json.loads(call.arguments)) for call in said.calls] == [
         ("look", json.loads(CALL.arguments))
     ]
+
+
+def test_a_template_of_single_calls_shows_each_of_several_with_its_result(
+    filler: Filler, background: None
+) -> None:
+    fill = partial(filler.fill, "transformers", HARMONY, TOKENS)
+    info = replace(ToyBackend().info, calls=call_form(HARMONY, fill))
+    calls = tuple(ToolCall(str(n), f"tool{n}", f'{{"n": {n}}}') for n in range(3))
+    results = [Message("tool", f"found {call.id}", call=call) for call in calls]
+    again = Message("assistant", "", calls[1:2]), results[1]
+    messages = [Message("user", "hi"), Message("assistant", "So:", calls), *results, *again]
+    shown = conversation(messages, fill, "", info, SpecialTokens({}))
+    parts = [f'to=functions.tool{n}<|channel|>commentary json<|message|>{{"n": {n}}}<|call|>'
+             f'<|start|>functions.tool{n} to=assistant<|channel|>commentary<|message|>"found {n}"'
+             for n in range(3)]  # fmt: skip
+    assert [shown.count(part) for part in parts] == [1, 2, 1] and shown.count("So:") == 1
+    assert shown.count("<|call|>") == 4
+
+
+def test_kimi_s_calls_are_numbered_through_the_conversation(
+    filler: Filler, background: None
+) -> None:
+    fill = partial(filler.fill, "transformers", KIMI, TOKENS)
+    info = replace(ToyBackend().info, calls=call_form(KIMI, fill))
+    calls = [ToolCall(f"call_{n}", "look", "{}") for n in range(3)]
+    results = [Message("tool", f"found {n}", call=call) for n, call in enumerate(calls)]
+    messages = [
+        Message("user", "hi"),
+        *(Message("assistant", "", (calls[0], calls[1])), results[1], results[0]),
+        *(Message("assistant", "", (calls[2],)), results[2]),
+    ]
+    shown = conversation(messages, fill, "", info, SpecialTokens({}))
+    for number in range(3):
+        assert f"<|tool_call_begin|>functions.look:{number}<|tool_call_argument_begin|>" in shown
+        assert f"## Return of functions.look:{number}\nfound {number}<" in shown
 
 
 def with_template(kind: str, template: str, folder: Path) -> Any:
@@ -473,9 +607,17 @@ of_both = pytest.mark.parametrize(
 @of_both
 def test_a_model_thinks_or_not_as_it_is_told(kind: str, tmp_path: Path) -> None:
     backend = with_template(kind, THINKS, tmp_path)
-    assert backend.info.can_think and backend.info.calls is None
+    assert backend.info.can_think and not backend.info.has_efforts and backend.info.calls is None
     for thinking, end in SWITCHED.items():
         assert backend.render(MESSAGES, thinking).endswith(f"hi<|assistant|>{end}")
+
+
+@of_both
+def test_a_model_is_told_how_much_to_think(kind: str, tmp_path: Path) -> None:
+    backend = with_template(kind, HARMONY, tmp_path)
+    assert backend.info.has_efforts and not backend.info.can_think
+    for effort in ("low", "high", None):
+        assert f"Reasoning: {effort or 'medium'}<|end|>" in backend.render(MESSAGES, effort)
 
 
 @of_both

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.errors import ModelError
 from engine.models.format import recommended
-from engine.models.load_transformers import choose_attention, load_transformers
+from engine.models.load_transformers import choose_attention, load_tokenizer, load_transformers
 from engine.settings import Runtime, Sampling
 from engine.thinking import MARKS
 from tests.conftest import EMBEDDED, ROOT
@@ -71,6 +71,17 @@ def test_the_marks_of_thinking_are_those_of_the_tokenizer(folder: Path) -> None:
     tokenizer.chat_template += "{{ '[THINK]' }}"
     tokenizer.save_pretrained(folder)
     assert begins() == ["[THINK]", "<|channel>thought"]
+
+
+def test_the_token_that_ends_a_call_ends_an_answer(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|call|>"], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    before, call = load(folder).info.eos_ids, tokenizer.convert_tokens_to_ids("<|call|>")
+    assert call not in before, "the template writes no calls"
+    tokenizer.chat_template = "{{ '<|channel|>commentary to=functions.f' }}"
+    tokenizer.save_pretrained(folder)
+    assert load(folder).info.eos_ids == load_tokenizer(str(folder)).info.eos_ids == before | {call}
 
 
 def test_attention_that_plans_every_length_is_switched_off_on_a_gpu_alone() -> None:

@@ -161,6 +161,11 @@ def test_the_key_may_come_in_a_header_of_its_own() -> None:
     [
         ({"tools": [WEATHER], "tool_choice": {"type": "must"}}, "'any'"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, "demands 'f', which is none of the tools"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "tool"}},
+            "needs the name of one of the tools",
+        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": ""}}, "needs the name"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "no images"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "an id and a name"),

@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from app.api.answers import text_logprobs
+from app.api.requests import warn
 from app.service.preferences import Preferences
 from app.service.session import Session
 from app.web import render
@@ -25,6 +26,7 @@ from engine.types import Message, Token, Tool
 from storage.database import Database
 from tests.support import toy
 from tests.support.inside import OWNER
+from tests.support.scripted import Scripted
 from tests.support.served import Served, ask, served
 from tests.support.toy import ASSISTANT, END, VOCABULARY, ToyBackend
 
@@ -89,6 +91,39 @@ def test_what_may_be_a_mark_is_said_once_nothing_follows(client: httpx.Client) -
     cut = SAYS.index(b"nk>\n\nThen")
     found = ask(client, messages=HELLO, max_tokens=cut).json()
     assert found["choices"][0]["message"]["reasoning_content"] == "first this\n</thi"
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("chat/completions", {"messages": HELLO, "reasoning_effort": "high"}),
+        ("responses", {"input": "hello", "reasoning": {"effort": "high"}}),
+    ],
+)
+def test_the_template_is_told_how_much_to_think(
+    path: str, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    warn.cache_clear()
+    backend = Scripted(lambda prompt: "Yes.")
+    with served(backend) as made, made.client() as client:
+        for knows in (False, True):
+            backend.info = replace(backend.info, has_efforts=knows)
+            for _ in range(2):
+                assert ask(client, path, **given).status_code == 200
+                assert backend.prompts[-1].startswith("<|system|>Reasoning: high") is knows
+    assert [record.getMessage() for record in caplog.records] == [
+        "The effort of reasoning is ignored: the chat template of scripted knows none."
+    ]
+
+
+@pytest.mark.parametrize("can_think", [False, True])
+def test_an_effort_does_not_make_a_model_think_within_a_format(can_think: bool) -> None:
+    backend = Scripted(lambda prompt: "{}")
+    backend.info = replace(backend.info, has_efforts=True, can_think=can_think)
+    with served(backend) as made, made.client() as client:
+        form = {"response_format": {"type": "json_object"}, "reasoning_effort": "low"}
+        assert ask(client, messages=HELLO, **form).status_code == 200
+    assert ("Reasoning: low" in backend.prompts[-1]) is not can_think
 
 
 def test_the_text_comes_as_it_was_said_where_that_is_wanted(client: httpx.Client) -> None:

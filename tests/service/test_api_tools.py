@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from app.api import routes
-from app.api.requests import skip
+from app.api.requests import warn
 from engine.tools import FORMS
 from tests.support.odd import spoiled
 from tests.support.scripted import Scripted
@@ -218,7 +218,7 @@ def test_a_call_without_a_result_is_not_answered(client: httpx.Client) -> None:
 def test_tools_of_other_makers_are_skipped_and_logged_once(
     client: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    skip.cache_clear()
+    warn.cache_clear()
     with caplog.at_level(logging.WARNING, logger="app.api.requests"):
         for _ in range(2):
             found = ask(client, messages=QUESTION, tools=[{"type": "web_search"}, WEATHER])
@@ -252,6 +252,32 @@ def test_the_form_of_the_model_counts() -> None:
         (choice,) = ask(client, messages=QUESTION, tools=[WEATHER]).json()["choices"]
         assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
         assert client.get("/v1/models").json()["data"][0]["strata"]["tools"] is True
+
+
+def test_gpt_oss_thinks_then_says_what_it_does_then_calls() -> None:
+    harmony = next(form for form in FORMS if form.name == "harmony")
+    follows = "<|end|><|start|>assistant<|channel|>commentary"
+    says = (
+        f"<|channel|>analysis<|message|>Two cities.{follows}<|message|>I look it up.{follows} "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}'
+    )
+    with served(Scripted(lambda prompt: says, harmony)) as made, made.client() as client:
+        body = {"messages": QUESTION, "tools": [WEATHER], "temperature": 0}
+        (choice,) = ask(client, **body).json()["choices"]
+        lines = ask(client, **body, stream=True).text.split("\n\n")
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls" and message["content"] == "I look it up."
+    assert message["reasoning_content"] == "Two cities."
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    ]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    for name in ("reasoning_content", "content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
+    (name, arguments) = [part for delta in deltas for part in delta.get("tool_calls", ())]
+    assert name["function"]["name"] == "get_weather"
+    assert arguments["function"]["arguments"] == '{"city": "Oslo"}'
 
 
 CALLED = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
@@ -388,6 +414,17 @@ def test_an_enforced_call_is_made_whatever_the_model_wants_to_say(
     assert found["finish_reason"] == "tool_calls" and not found["message"]["content"]
     (call,) = found["message"]["tool_calls"]
     assert call["function"]["name"] == "get_time"
+    jsonschema.validate(json.loads(call["function"]["arguments"]), TIME["function"]["parameters"])
+
+
+def test_an_enforced_call_of_gpt_oss_follows_the_name_of_its_role() -> None:
+    harmony = next(form for form in FORMS if form.name == "harmony")
+    form = harmony._replace(frame=(" to=functions.", "<|channel|>commentary json<|message|>", ""))
+    with served(Scripted(lambda prompt: "No.", form)) as made, made.client() as client:
+        body = {"tools": [TIME], "tool_choice": "required", "messages": QUESTION}
+        message = ask(client, **body, temperature=0).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "get_time" and not message["content"]
     jsonschema.validate(json.loads(call["function"]["arguments"]), TIME["function"]["parameters"])
 
 

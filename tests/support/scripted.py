@@ -10,7 +10,7 @@ import numpy as np
 from engine.backends.base import LogitScores
 from engine.backends.chat_template import Turn, conversation
 from engine.sampling import Floats
-from engine.settings import Sampling
+from engine.settings import Sampling, ThinkingChoice
 from engine.tools import FORMS, CallForm
 from engine.tree import Tree
 from engine.types import Message, Tool
@@ -23,8 +23,10 @@ CALLS = FORMS[0]._replace(frame=FRAME)
 def template(turns: Sequence[Turn], variables: Mapping[str, Any]) -> str:
     """Turns and tools as Qwen's template writes them, in the toy's special tokens."""
     text = ""
+    if effort := variables.get("reasoning_effort"):
+        text = f"<|system|>Reasoning: {effort}<|end|>"
     if tools := variables.get("tools"):
-        text = f"<|system|>{json.dumps(tools, ensure_ascii=False)}<|end|>"
+        text += f"<|system|>{json.dumps(tools, ensure_ascii=False)}<|end|>"
     for turn in turns:
         content = turn["content"]
         for call in turn.get("tool_calls", ()):
@@ -47,7 +49,10 @@ class Scripted(ToyBackend):
         self.info = replace(self.info, calls=form)
 
     def render(
-        self, messages: Sequence[Message], thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        thinking: ThinkingChoice = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         return conversation(messages, template, "", self.info, self.special, thinking, tools)
 

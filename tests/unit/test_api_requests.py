@@ -10,7 +10,9 @@ from app.api.messages import Messages
 from app.api.requests import NEUTRAL, Body, Chat, Completion, Continuation, completion, parsed
 from app.api.responses import Responses
 from app.http.problems import ApiError
+from engine.backends.base import BackendInfo
 from engine.methods import PLAIN, USUAL
+from engine.settings import ThinkingChoice
 from engine.tools import FORMS
 from engine.types import Message
 from tests.support.odd import NESTED, ODD
@@ -55,6 +57,7 @@ NUMBERS: list[tuple[str, list[Any], list[Any]]] = [
     ("model", [None, "", "toy"], ["Toy", "toy\x00", "\ud800", 1, [], True]),
     ("stop", [None, "", "x", [], ["x"] * 16, "x" * 1000], [["x"] * 17, "x" * 1001, [None], 1, {}]),
     ("reasoning_format", [None, "auto", "deepseek", "none"], ["xml", "", 1, [], True]),
+    ("reasoning_effort", [None, "none", "low", "medium", "high", "max"], ["", "x", 1, [], True]),
 ]
 
 
@@ -94,6 +97,10 @@ def test_any_value_of_any_parameter_is_taken_or_refused_by_its_name(kind: str) -
         ),
         ({"stop": 5}, "stop cannot be 5. Give a string, or at most 16 of them"),
         ({"reasoning_format": "xml"}, "cannot be 'xml'. Give 'auto', 'deepseek' or 'none'."),
+        (
+            {"reasoning_effort": "much"},
+            "cannot be 'much'. Give 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'.",
+        ),
         ({"speculative": 5}, "speculative cannot be 5. Give false, the name of a method"),
         ({"speculative": {"a": 1}}, "speculative.a is not known. Leave it out."),
         ({"speculative": {"nodes": 999}}, "Max drafted tokens cannot be 999. Give a whole number"),
@@ -204,6 +211,29 @@ def test_thinking_is_said_in_either_word() -> None:
     ):
         error = refused(chat_template_kwargs=switches)
         assert (error.param, error.code) == ("chat_template_kwargs", code)
+
+
+@pytest.mark.parametrize(
+    ("effort", "expected"),
+    [("none", False), ("minimal", "low"), ("medium", "medium"), ("xhigh", "high")],
+)
+def test_an_effort_is_the_closest_that_the_template_knows(
+    effort: str, expected: ThinkingChoice
+) -> None:
+    for kind, given in (
+        ("chat", {"reasoning_effort": effort}),
+        ("responses", {"reasoning": {"effort": effort}}),
+    ):
+        info = replace(INFO, has_efforts=True)
+
+        def thinking(info: BackendInfo, kind: str = kind, **more: Any) -> ThinkingChoice:
+            values = {**BASE[kind], **more}
+            return completion(MODELS[kind], values, info).requests[0].generation.thinking
+
+        assert thinking(info, **given) == expected
+        assert thinking(replace(INFO, can_think=False), **given) is None
+        switches = {"chat_template_kwargs": {"thinking": True}}
+        assert thinking(info, **given, **switches) is True, "the switch is more specific"
 
 
 def test_prompts_are_texts_or_tokens() -> None:

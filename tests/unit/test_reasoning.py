@@ -28,6 +28,7 @@ def said(text: str, cuts: list[int], begun: bool = False) -> Parted:
     return Parted(reasoning + last.reasoning, content + last.content)
 
 
+NEXT, ANALYSIS = "<|end|><|start|>assistant", "<|channel|>analysis<|message|>"
 CASES = [
     ("", False, Parted("", "")),
     ("Just an answer.", False, Parted("", "Just an answer.")),
@@ -53,6 +54,19 @@ CASES = [
         "<|channel|>analysis<|message|>a<|end|> b<|channel|>final<|message|>Yes",
         False,
         Parted("a<|end|> b", "Yes"),
+    ),
+    ("<|channel|>commentary<|message|>I look.", False, Parted("", "I look.")),
+    (
+        f"{ANALYSIS}a<|end|><|start|>assistant<|channel|>commentary<|message|>I look.",
+        False,
+        Parted("a", "I look."),
+    ),
+    *(
+        (f"{ANALYSIS}a{NEXT}{ANALYSIS}b{call}", False, Parted(f"a{NEXT}{ANALYSIS}b", call))
+        for call in (
+            f"{NEXT} to=functions.f<|channel|>commentary json<|message|>{{}}",
+            f"{NEXT}<|channel|>commentary to=functions.f <|constrain|>json<|message|>{{}}",
+        )
     ),
     *(
         (

@@ -110,6 +110,7 @@ def test_what_is_a_value_is_taken_and_lists_from_json_become_tuples() -> None:
     assert Generation(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
     assert Generation().thinking is None
     assert Generation.from_mapping({"thinking": False}).thinking is False
+    assert Generation.from_mapping({"thinking": "low"}).thinking == "low"
 
 
 def test_what_was_stored_with_settings_of_earlier_versions_still_opens() -> None:

@@ -38,6 +38,15 @@ GLM = (
 SEP, BEGIN, END = "<｜tool▁sep｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 GIVEN = '{"city": "Paris", "days": 2}'
+COMMENTARY, JSON_FOLLOWS = "<|channel|>commentary", "<|constrain|>json<|message|>"
+NEXT = "<|end|><|start|>assistant"
+LFM, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
 Call = tuple[str, dict[str, Any]]
 ANSWERS: list[tuple[str, str, str, list[Call]]] = [
     ("tagged", f"<tool_call>\n{JSON}\n</tool_call>", "", [PARIS]),
@@ -87,6 +96,35 @@ ANSWERS: list[tuple[str, str, str, list[Call]]] = [
         [PARIS, NOW],
     ),
     ("mistral", f"[TOOL_CALLS]get_weather[CALL_ID]abc123def[ARGS]{GIVEN}", "", [PARIS]),
+    ("tagged", f"<tool_call>[{JSON}, {JSON}]", "", [PARIS, PARIS]),
+    ("granite", f"<|tool_call|>[{JSON}]", "", [PARIS]),
+    ("phi", f"Yes.<|tool_call|>{JSON}<|/tool_call|>.", "Yes..", [PARIS]),
+    ("pythonic", f"{LFM}[get_weather(city='Paris', days=2), time()]{LFM_END}", "", [PARIS, NOW]),
+    ("pythonic", f"Hm.{LFM}[{JSON}]{LFM_END}I look.", "Hm.I look.", [PARIS]),
+    (
+        "pythonic",
+        rf"""{LFM}[get_weather(city="It\'s \u00e9 {LFM_END}", days=-2, units=(1, 0))]{LFM_END}""",
+        "",
+        [("get_weather", {"city": f"It's é {LFM_END}", "days": -2, "units": [1, 0]})],
+    ),
+    (
+        "pythonic",
+        f'{LFM}[time(at={{"a": [true, false, null], "b": {{"c": "true"}}}}, on=True)]{LFM_END}',
+        "",
+        [("time", {"at": {"a": [True, False, None], "b": {"c": "true"}}, "on": True})],
+    ),
+    ("kimi", f"Hm.{KIMI[0]}get_weather:0{KIMI[1]}{GIVEN}{KIMI[2]}{KIMI[3]}", "Hm.", [PARIS]),
+    (
+        "kimi",
+        f"{KIMI[0]}get_weather:3{KIMI[1]}{GIVEN}{KIMI[2]}"
+        f"<|tool_call_begin|>time:4{KIMI[1]}{{}}{KIMI[2]}{KIMI[3]}",
+        "",
+        [PARIS, NOW],
+    ),
+    ("harmony", f"{COMMENTARY} to=functions.get_weather {JSON_FOLLOWS}{GIVEN}", "", [PARIS]),
+    ("harmony", f" to=functions.get_weather{COMMENTARY} json<|message|>{GIVEN}", "", [PARIS]),
+    ("harmony", f"Hm.{NEXT}{COMMENTARY} to=functions.time {JSON_FOLLOWS}{{}}", "Hm.", [NOW]),
+    ("harmony", f"{NEXT}<|channel|>analysis to=functions.time code<|message|>{{}}", "", [NOW]),
     ("llama", f'{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
     ("llama", f'<|python_tag|>{{"name": "get_weather", "parameters": {GIVEN}}}', "", [PARIS]),
     ("llama", '{"name": "time", "parameters": {}}; {"name": "time", "parameters": {}}', "", [NOW]),
@@ -110,6 +148,37 @@ NO_CALLS = [
     ("gemma", "<|tool_call>call:time{a:b}<tool_call|>"),
     ("mistral", "[TOOL_CALLS]time"),
     ("mistral", f"[TOOL_CALLS]{JSON}"),
+    ("tagged", '<tool_call>["time"]</tool_call>'),
+    ("phi", "<|tool_call|>[time]<|/tool_call|>"),
+    ("granite", f"<|tool_call|>[{JSON}, {{}}]"),
+    *(
+        ("pythonic", f"{LFM}{body}{LFM_END}")
+        for body in (
+            "[get_weather('Paris')]",
+            "[time(**{'a': 1})]",
+            "[time(a=open('x'))]",
+            "[time(a=b)]",
+            "[time(a=1e999)]",
+            "[time(a=b'x')]",
+            "[time(a={1, 2})]",
+            "[time(a='x]",
+            "[time]",
+            "time",
+            "[time()",
+            "[(lambda: 1)()]",
+            "[{]",
+            "[time(a=" + "[" * 100_000 + ")]",
+            "[time(a=" + "-" * 100_000 + "1)]",
+            "[time(a=b" + ".c" * 50_000 + ")]",
+            "[time(a=1" + "+1" * 50_000 + ")]",
+        )
+    ),
+    ("kimi", f"{KIMI[0]}time{KIMI[1]}{{{KIMI[2]}{KIMI[3]}"),
+    ("kimi", f"{KIMI[0]}unknown:0{KIMI[1]}{{}}{KIMI[2]}{KIMI[3]}"),
+    ("harmony", f"{COMMENTARY} to=functions.time"),
+    ("harmony", f"{COMMENTARY} to=functions.time {JSON_FOLLOWS}{{"),
+    ("harmony", f"{COMMENTARY} to=functions.unknown {JSON_FOLLOWS}{{}}"),
+    ("harmony", f"Send it to=functions. {JSON_FOLLOWS}{{}}"),
     ("llama", '{"city": "Paris"}'),
     ("llama", f"Here it is: {JSON}"),
     ("llama", f"{JSON} is what I would call."),
@@ -207,9 +276,15 @@ def test_a_template_names_its_form() -> None:
         "[TOOL_CALLS]": "mistral",
         llama: "llama",
         OPEN: "deepseek",
+        f"{COMMENTARY} ": "harmony",
+        "<|tool_call|>": "granite",
+        "<|tool_call|>{}<|/tool_call|>": "phi",
+        "List of tools: [": "pythonic",
+        KIMI[3]: "",
+        KIMI[0]: "kimi",
     }
     for template, name in templates.items():
-        assert form_of(f"{{{{ x }}}} {template} y") == FORM[name]
+        assert form_of(f"{{{{ x }}}} {template} y") == FORM.get(name)
     assert form_of("{{ messages }}") is None
 
 

@@ -100,6 +100,8 @@ def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, sessio
         shown = controls.show("", replace(CHOSEN, generation=Generation(thinking=expected)))
         assert text in shown
         assert controls.read(shown)[1].generation.thinking is expected
+    effort = Generation(thinking="low")
+    assert "Model default" in controls.show("", replace(CHOSEN, generation=effort))
     local(session).use(local(session).loaded_of(Thinking(), "m", session.models.runtime, print))
     assert controls.follow("hd", 256)[thinking]["visible"] is True
 

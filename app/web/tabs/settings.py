@@ -35,7 +35,15 @@ from app.web.kit import (
 )
 from engine.errors import StrataError
 from engine.methods import USUAL, method_named, offered, served
-from engine.settings import ANY_OBJECT, BUDGETS, AnswerFormat, Drafting, Generation, Sampling
+from engine.settings import (
+    ANY_OBJECT,
+    BUDGETS,
+    AnswerFormat,
+    Drafting,
+    Generation,
+    Sampling,
+    ThinkingChoice,
+)
 from engine.types import TIERS, Rule
 from storage.presets import MAX_NAME, StoredPreset
 
@@ -80,8 +88,10 @@ BOXES = {
 }
 
 
-def thinking_choice(thinking: bool | None) -> str:
-    return next(label for label, value in THINKING.items() if value is thinking)
+def thinking_choice(thinking: ThinkingChoice) -> str:
+    return next(
+        (label for label, value in THINKING.items() if value is thinking), next(iter(THINKING))
+    )
 
 
 def number(default: object, value: Any) -> Any:  # noqa: ANN401
