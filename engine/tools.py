@@ -237,3 +237,9 @@ class CallSplitter:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return []
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
+
+
+def said_in(text: str, tools: Sequence[Tool]) -> Said:
+    """The text and the calls of a whole answer, in the first of the FORMS in which it calls any."""
+    found = (CallSplitter(form, tools).push(text, over=True) for form in FORMS)
+    return next((said for said in found if said.calls), Said(text))

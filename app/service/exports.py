@@ -25,7 +25,7 @@ from storage.conversations import Conversation, Conversations, StoredMessage
 from storage.traces import Trace
 
 T = TypeVar("T")
-SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions"}
+SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions", "tool": "Tool"}
 
 
 def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
