@@ -5,11 +5,13 @@ text nodes from it, even when they format an answer as Markdown. Remarks stand b
 sentence, and the badge of its proof.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from app.service import attachments
+from app.service import attachments, called
 from app.service.rewriting import rewritten
+from app.service.tool_calls import ROUNDS, Pending
 from app.service.why import sentence
 from app.web.colors import INKS, css_class, ink, others
 from app.web.markup import times
@@ -24,6 +26,10 @@ Data = dict[str, object]
 """Data for the browser, which must be valid JSON."""
 LONGEST = 20_000
 """The most characters of a file that the page shows. The model has read the whole file."""
+EXHAUSTED = (
+    f"The model has called tools in {ROUNDS} answers, the most without a message of yours. Write "
+    "one to let it call more."
+)
 Group = list[object]
 Remarks = Mapping[str, dict[str, object]]
 """Remarks on answers, by run id; see `remarks`."""
@@ -71,7 +77,7 @@ def about(
     data: Data = {"key": message.id, "role": message.role}
     more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
-    if message.role != "user":
+    if message.role not in ("user", "tool"):
         data |= thought_data(message.content, thought_in(message.content, marks, thinks))
         data |= rewrite_data(message, above, notes)
     if len(message.versions) > 1:
@@ -106,7 +112,7 @@ def rewrite_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: R
         return {}
     old, data = found.old, {"changes": found.changes}
     for each in reversed(earlier):
-        if each.role != "user" and spoken(each, notes) == old.text:
+        if each.role == "assistant" and spoken(each, notes) == old.text:
             return {"rewrite": {**data, "original": each.id}}
     name = f"{old.name}.txt" if old.name.lower().endswith(".pdf") else old.name
     return {"rewrite": {**data, "name": name, "text": found.new}}
@@ -123,6 +129,10 @@ def turn(
     data = about(message, above, continuable, notes)
     if message.pieces:
         return {**data, "groups": groups(message.pieces, sources)}
+    if (result := called.result_of(message)) is not None:
+        name, arguments = result.call.name, visible(result.call.arguments)
+        shown = {"name": name, "arguments": arguments, "size": len(result.text)}
+        return {**data, "text": result.text[:LONGEST], "call": shown}
     if message.role != "user":
         return {**data, "text": message.content}
     files, text = attachments.split(message.content)
@@ -133,6 +143,28 @@ def turn(
         for f in files
     ]
     return {**data, "text": text, "files": shown}
+
+
+def visible(arguments: str) -> str:
+    """The arguments of a call, indented, with characters that do not show spelled out: they could
+    hide from a person what they tell a program."""
+    text = json.dumps(json.loads(arguments), indent=1, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text)
+
+
+def question(pending: Pending, runs: bool) -> Data:
+    """The question about a call, or what runs."""
+    problem = EXHAUSTED if pending.exhausted else pending.problem
+    return {
+        "message": pending.message,
+        "call": pending.number,
+        "name": pending.call.name,
+        "server": pending.server.name,
+        "arguments": visible(pending.call.arguments),
+        "runs": runs,
+        "problem": problem,
+        "exhausted": pending.exhausted,
+    }
 
 
 def transcript(

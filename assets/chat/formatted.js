@@ -67,6 +67,7 @@ function drawFormatted(turn) {
 
 function drawBody(turn) {
   if (turn.role === "user") drawMessage(turn);
+  else if (turn.role === "tool") drawCalled(turn);
   else if (raw && turn.run.texts.length) putTokens(turn);
   else if (turn.growing) drawFormatted(turn);
   else {
@@ -97,7 +98,7 @@ function clearBody(turn) {
 // Draw everything again, because another view was chosen or a library was loaded.
 function redraw(empty = false) {
   for (const turn of drawn) {
-    if (turn.role === "user") continue;
+    if (ROLES[turn.role]) continue;
     if (empty) {
       clearBody(turn);
       Object.assign(turn, { drawn: 0, last: null, page: null, thought: null });

@@ -2,10 +2,7 @@
 input and output, or over HTTP."""
 
 import json
-import os
 import re
-import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,30 +23,21 @@ from storage import imports
 from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.tool_servers import ToolServer
-from tests.conftest import ROOT
 from tests.support import tool_server
+from tests.support.calling import COMMAND, call
 from tests.support.inside import OWNER, messages, on_toy, preferences, prove, soon, swap
 from tests.support.scripted import Scripted
 from tests.support.served import listening
 from tests.support.tool_server import HOSTILE
 from tests.support.toy import END
 
-PATHS = os.pathsep.join(filter(None, sys.path))
-COMMAND = shlex.join(
-    ["env", f"PYTHONPATH={PATHS}", sys.executable, str(ROOT / "tests/support/tool_server.py")]
-)
-"""Servers inherit little of the environment."""
 KNOWN = dict[str, ToolServer]()
 """The servers that were added before, by their addresses."""
 QUESTION = "What about Paris?"
 CHOSEN = preferences(tokens=400)
 
 
-def written(name: str, **arguments: Any) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-PARIS, ROME = (written("weather", city=city) for city in ("Paris", "Rome"))
+PARIS, ROME = (call("weather", city=city) for city in ("Paris", "Rome"))
 
 
 class Script:
@@ -209,7 +197,7 @@ def test_the_last_answer_is_proved_and_both_ways_read_the_same_prompt(db: Databa
 
 
 def test_a_server_that_ends_is_reported_and_the_call_still_waits(db: Database) -> None:
-    chat = chatting(db, written("die"))
+    chat = chatting(db, call("die"))
     chat.ask()
     chat.decide("always")
     found = chat.pending
@@ -221,7 +209,7 @@ def test_a_server_that_ends_is_reported_and_the_call_still_waits(db: Database) -
 
 
 def test_a_call_that_takes_too_long_ends(db: Database, monkeypatch: Any, tmp_path: Path) -> None:
-    chat = chatting(db, written("hang", file=str(tmp_path / "begun")))
+    chat = chatting(db, call("hang", file=str(tmp_path / "begun")))
     chat.ask()
     monkeypatch.setattr(tool_connections, "CALL_SECONDS", 0.2)
     chat.decide("once")
@@ -230,7 +218,7 @@ def test_a_call_that_takes_too_long_ends(db: Database, monkeypatch: Any, tmp_pat
 
 def test_stop_ends_a_call_at_once(db: Database, tmp_path: Path) -> None:
     file = tmp_path / "begun"
-    chat = chatting(db, written("hang", file=str(file)))
+    chat = chatting(db, call("hang", file=str(file)))
     chat.ask()
     chat.choose("always")
     assert soon(file.exists) and chat.session.tasks.busy(OWNER, chat.id)
@@ -266,7 +254,7 @@ def test_a_loop_ends_after_ten_rounds(db: Database) -> None:
 
 
 def test_a_long_result_is_cut_and_says_so(db: Database) -> None:
-    chat = chatting(db, written("long", size=1_000_000))
+    chat = chatting(db, call("long", size=1_000_000))
     chat.ask()
     chat.decide("once")
     (result,) = chat.results
@@ -280,12 +268,12 @@ def test_a_result_leaves_room_in_the_context(db: Database) -> None:
     chat.toy.info = replace(chat.toy.info, context_length=8192)
     chat.session.current.follow(chat.session.engine.state)
     swap(chat.session, chat.toy, "toy")
-    call = ToolCall("1", "long", '{"size": 9000}')
-    assert len(chat.session.tool_servers.call(chat.server, call, Stop())) < 8300
+    long = ToolCall("1", "long", '{"size": 9000}')
+    assert len(chat.session.tool_servers.call(chat.server, long, Stop())) < 8300
 
 
 def test_a_hostile_result_stays_text_and_calls_nothing(db: Database) -> None:
-    chat = chatting(db, written("hostile"))
+    chat = chatting(db, call("hostile"))
     chat.ask()
     chat.decide("once")
     assert chat.results == [HOSTILE] and chat.last == "Read 1."
@@ -296,7 +284,7 @@ def test_a_hostile_result_stays_text_and_calls_nothing(db: Database) -> None:
 
 
 def test_an_error_of_a_tool_is_a_result(db: Database) -> None:
-    chat = chatting(db, written("fail"))
+    chat = chatting(db, call("fail"))
     chat.ask()
     chat.decide("once")
     assert chat.results[0].startswith("The tool reports an error: ") and chat.last == "Read 1."
@@ -439,7 +427,7 @@ def test_a_server_over_http(db: Database) -> None:
     port = pick_port("127.0.0.1", 0)
     app = tool_server.server.streamable_http_app()
     with listening(app, port):
-        chat = chatting(db, written("count"), address=f"http://127.0.0.1:{port}/mcp")
+        chat = chatting(db, call("count"), address=f"http://127.0.0.1:{port}/mcp")
         chat.ask()
         chat.decide("once")
         chat.ask()

@@ -1,0 +1,83 @@
+"""Tools on the page: a server is added, its calls are asked about, and results are folded text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support import calling
+from tests.support.calling import COMMAND
+from tests.support.pages import act, finished, open_tab, running, send, settled
+from tests.support.tool_server import HOSTILE
+
+pytestmark = pytest.mark.browser
+QUESTION = "Please look."
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    calls = calling.call("hostile"), calling.call("weather", city="Paris\u202e<b>")
+    calling.file_of(folder).write_text("\n".join(calls))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(data: Path) -> Iterator[str]:
+    with running(data) as url:
+        yield url
+
+
+def results(page: Page) -> Locator:
+    return page.locator("#tokens .turn.called")
+
+
+def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page) -> None:
+    open_tab(page, "Settings")
+    page.get_by_label("Name of a server").fill("Tests <img src=x onerror=fired()>")
+    page.get_by_label("Its command, or its URL").fill(COMMAND)
+    page.click("#tools-add")
+    expect(page.locator("#tools-status")).to_contain_text("has 7 tools")
+    for name in ("weather", "hostile"):
+        page.locator("#tools-chosen label", has_text=f": {name} (").locator("input").check()
+    open_tab(page, "Chat")
+    send(page, QUESTION)
+    asks = page.locator("#tokens .asks")
+    expect(asks).to_contain_text("The model wants to call hostile of Tests <img src=x")
+    expect(results(page)).to_have_count(0)
+    page.reload()
+    settled(page)
+    asks.get_by_role("button", name="Allow once").click()
+    expect(asks).to_contain_text("wants to call weather")
+    expect(asks.locator("pre")).to_have_text('{\n "city": "Paris\\u202e<b>"\n}')
+    expect(results(page)).to_have_count(1)
+    asks.get_by_role("button", name="No", exact=True).click()
+    finished(page)
+    expect(page.locator("#tokens .turn.answered").last).to_have_text("I read 2 results.")
+    expect(asks).to_be_empty()
+    called = results(page).first
+    expect(called.locator("summary")).to_have_text(f"Called hostile · {len(HOSTILE)} characters")
+    expect(called.locator("pre").last).to_be_hidden()
+    called.locator("summary").click()
+    expect(called.locator("pre").last).to_have_text(HOSTILE)
+    assert called.locator("a, img, script").count() == 0
+    expect(results(page).last).to_contain_text("Called weather")
+    page.reload()
+    settled(page)
+    expect(results(page)).to_have_count(2)
+    act(page, "Prove it")
+    expect(page.locator("#proof")).to_contain_text("Identical: all")
+    act(page, "Regenerate")
+    finished(page)
+    expect(page.locator("#tokens .versions").last).to_contain_text("2 / 2")
+    expect(results(page)).to_have_count(2)
+    send(page, QUESTION)
+    asks.get_by_role("button", name="Always in this chat").click()
+    expect(asks).to_contain_text("wants to call weather")
+    asks.get_by_role("button", name="Always in this chat").click()
+    finished(page)
+    send(page, QUESTION)
+    expect(results(page)).to_have_count(6)
+    finished(page)
+    expect(asks).to_be_empty()
