@@ -239,7 +239,8 @@ class CallSplitter:
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
 
 
-def said_in(text: str, tools: Sequence[Tool]) -> Said:
-    """The text and the calls of a whole answer, in the first of the FORMS in which it calls any."""
-    found = (CallSplitter(form, tools).push(text, over=True) for form in FORMS)
+def said_in(text: str, tools: Sequence[Tool], single: bool = False) -> Said:
+    """The text and the calls of a whole answer, in the first of the FORMS in which it calls any;
+    with `single` the text before its first call, and that call."""
+    found = (CallSplitter(form, tools, single).push(text, over=True) for form in FORMS)
     return next((said for said in found if said.calls), Said(text))

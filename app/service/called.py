@@ -49,17 +49,36 @@ def results_after(messages: Sequence[StoredMessage], at: int) -> list[Result]:
     return found
 
 
-def said(answer: StoredMessage, tools: Sequence[Tool], worths: Mapping[str, Worth]) -> Said:
-    """What an answer says, with its thinking, and its calls of these tools. `worths` are the
-    figures of its conversation's runs."""
+def said(
+    answer: StoredMessage,
+    tools: Sequence[Tool],
+    worths: Mapping[str, Worth],
+    single: bool = False,
+) -> Said:
+    """What an answer says, with its thinking, and its calls of these tools; with `single` the text
+    before the first call, and that call. `worths` are the figures of its conversation's runs."""
     worth = worths.get(answer.run_id or "")
     marks, thinks = (named(worth.marks), worth.thinks) if worth else (MARKS, False)
     text, thought = answer.content, thought_in(answer.content, marks, thinks)
     start = 0
     if thought is not None:
         start = len(text) if thought.answer is None else thought.answer
-    found = said_in(text[start:], tools)
+    found = said_in(text[start:], tools, single)
     return Said(text[:start] + found.text, found.calls)
+
+
+def calls_begin(
+    messages: Sequence[StoredMessage], at: int, waiting: str, worths: Mapping[str, Worth]
+) -> int | None:
+    """Where the calls begin in the text of the answer `messages[at]`; None if it has no result yet,
+    and no call of the tool `waiting` waits for one."""
+    names = [result.call.name for result in results_after(messages, at)]
+    if waiting and at + 1 + len(names) == len(messages):
+        names.append(waiting)
+    if messages[at].role != "assistant" or not names:
+        return None
+    found = said(messages[at], [Tool(name) for name in names], worths, single=True)
+    return len(found.text) if found.calls else None
 
 
 def as_read(messages: Sequence[StoredMessage], worths: Mapping[str, Worth]) -> list[Message]:

@@ -72,8 +72,9 @@ def about(
 ) -> Data:
     """The data below a message: its versions, its run, and whether it can be continued. `above` are
     the messages before it. `notes` holds further data for some runs: a `note` (a sentence), a
-    `badge` with `text`, `kind` and `title`; and for `thought_in` whether the answer begins inside
-    thinking (`thinks`), and the `marks` of its model; see `remarks`."""
+    `badge` with `text`, `kind` and `title`, where the `calls` of tools begin; and for `thought_in`
+    whether the answer begins inside thinking (`thinks`), and the `marks` of its model; see
+    `remarks`."""
     data: Data = {"key": message.id, "role": message.role}
     more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
@@ -93,8 +94,12 @@ def thought_data(text: str, thought: Thought | None) -> Data:
     page keeps; {} without thinking."""
     if thought is None:
         return {}
-    kept = [None if at is None else text[:at].replace("\r", "") for at in thought]
-    return {"thought": [None if it is None else len(it.encode("utf-16-le")) // 2 for it in kept]}
+    return {"thought": [None if at is None else position(text, at) for at in thought]}
+
+
+def position(text: str, at: int) -> int:
+    """A position as JavaScript counts, in the text that a page keeps."""
+    return len(text[:at].replace("\r", "").encode("utf-16-le")) // 2
 
 
 def spoken(answer: StoredMessage, notes: Remarks) -> str:
@@ -223,14 +228,27 @@ LONGEST_TOKEN = 40
 """The most characters of a token's text in the tooltip of a badge."""
 
 
-def remarks(database: Database, owner: str, conversation: str | None) -> Remarks:
+def remarks(
+    database: Database,
+    owner: str,
+    conversation: str | None,
+    messages: Sequence[StoredMessage] = (),
+    waiting: str = "",
+) -> Remarks:
+    """The remarks on the answers of a conversation. `waiting` is the tool whose call waits at the
+    end of its messages, "" for none."""
     if not conversation:
         return {}
     try:
         worths = Traces(database, owner).worths(conversation)
     except StorageError:
         return {}  # The conversation itself reports what is wrong with the file.
-    return {run_id: remark(worth) for run_id, worth in worths.items()}
+    found = {run_id: remark(worth) for run_id, worth in worths.items()}
+    for at, message in enumerate(messages):
+        begin = called.calls_begin(messages, at, waiting, worths)
+        if begin is not None and message.run_id in found:
+            found[message.run_id]["calls"] = position(message.content, begin)
+    return found
 
 
 def remark(worth: Worth) -> dict[str, object]:

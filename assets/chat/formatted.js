@@ -62,7 +62,9 @@ function drawFormatted(turn) {
     turn.thought.box.remove();
     turn.thought = null;
   }
-  drawPart(run, turn.page, text, found ? found.answer : 0, text.length, !turn.growing);
+  // Calls of tools stand in the folded results, and in the view of the tokens.
+  const end = turn.growing ? text.length : turn.about.calls ?? text.length;
+  drawPart(run, turn.page, text, found ? found.answer : 0, end, !turn.growing);
 }
 
 function drawBody(turn) {

@@ -8,7 +8,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.support import calling
 from tests.support.calling import COMMAND
-from tests.support.pages import act, finished, open_tab, running, send, settled
+from tests.support.pages import act, finished, open_tab, running, send, settled, show
 from tests.support.tool_server import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -45,6 +45,8 @@ def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page) -> None
     send(page, QUESTION)
     asks = page.locator("#tokens .asks")
     expect(asks).to_contain_text("The model wants to call hostile of Tests <img src=x")
+    first = page.locator("#tokens .turn.answered").first
+    expect(first).to_have_text("I look.")
     expect(results(page)).to_have_count(0)
     page.reload()
     settled(page)
@@ -66,6 +68,10 @@ def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page) -> None
     page.reload()
     settled(page)
     expect(results(page)).to_have_count(2)
+    expect(first).to_have_text("I look.")
+    show(page, "Tokens")
+    expect(first).to_contain_text("<tool_call>")
+    show(page, "Formatted")
     act(page, "Prove it")
     expect(page.locator("#proof")).to_contain_text("Identical: all")
     act(page, "Regenerate")

@@ -22,7 +22,7 @@ from app.service.current import seen_in
 from app.service.history import settings_of
 from app.service.preferences import Preferences
 from app.service.session import Session
-from app.service.tool_calls import Choice
+from app.service.tool_calls import Choice, Pending
 from app.service.why import server_sentence
 from app.web import render
 from app.web.kit import (
@@ -371,18 +371,34 @@ class Chat(Tab):
         watch = watched(self.session, visit.owner, conversation)
         messages, answer = self.messages_and_answer(visit.owner, conversation)
         continuable = answer is None and self.may_continue(visit.owner, messages)
-        notes = remarks(self.session.database, visit.owner, conversation)
+        pending = self.pending(visit.owner, conversation)
+        notes = self.notes(visit.owner, conversation, messages, pending)
         value = self.token_value(visit.page, messages, answer, continuable=continuable, notes=notes)
-        asking = self.asking(visit.owner, conversation)
+        asking = self.asking(visit.owner, conversation, pending)
         return {**value, **watch, **asking}, bool(messages), answer is not None
 
-    def asking(self, owner: str, conversation: str | None) -> render.Data:
-        """The question about a call of a tool, as part of the token view's value."""
-        calls = self.session.tool_calls
+    def pending(self, owner: str, conversation: str | None) -> Pending | None:
+        """The call that waits, unless an answer grows."""
         if conversation is None or self.session.generations.find(owner, conversation):
+            return None
+        return self.session.tool_calls.pending(owner, conversation)
+
+    def asking(self, owner: str, conversation: str | None, pending: Pending | None) -> render.Data:
+        """The question about a call, as part of the token view's value."""
+        if pending is None:
             return {}
-        found = calls.pending(owner, conversation)
-        return {"asking": found and render.question(found, calls.busy(owner, conversation))}
+        runs = self.session.tool_calls.busy(owner, conversation or "")
+        return {"asking": render.question(pending, runs)}
+
+    def notes(
+        self,
+        owner: str,
+        conversation: str | None,
+        messages: Sequence[StoredMessage],
+        pending: Pending | None,
+    ) -> render.Remarks:
+        waiting = pending.call.name if pending else ""
+        return remarks(self.session.database, owner, conversation, messages, waiting)
 
     def last_figures(self, owner: str, conversation: str | None) -> render.Data:
         messages = (
@@ -434,14 +450,15 @@ class Chat(Tab):
         if other is not None or not complete:
             return self.shown(visit, conversation)
         finish = answer.update.finish if answer.update else None
+        pending = self.pending(owner, conversation)
         value = self.token_value(
             visit.page,
             messages,
             adopted=answer.message_id,
             continuable=finish not in COMPLETE,
-            notes=remarks(self.session.database, owner, conversation),
+            notes=self.notes(owner, conversation, messages, pending),
         )
-        asking = self.asking(owner, conversation)
+        asking = self.asking(owner, conversation, pending)
         return {
             self.tokens: {**value, **watch, **asking},
             **self.working(self.busy(owner, conversation)),
