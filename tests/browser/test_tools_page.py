@@ -38,7 +38,7 @@ def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page) -> None
     page.get_by_label("Name of a server").fill("Tests <img src=x onerror=fired()>")
     page.get_by_label("Its command, or its URL").fill(COMMAND)
     page.click("#tools-add")
-    expect(page.locator("#tools-status")).to_contain_text("has 7 tools")
+    expect(page.locator("#tools-status")).to_contain_text("has 8 tools")
     for name in ("weather", "hostile"):
         page.locator("#tools-chosen label", has_text=f": {name} (").locator("input").check()
     open_tab(page, "Chat")

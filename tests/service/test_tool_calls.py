@@ -13,6 +13,7 @@ import pytest
 from app.http.access import pick_port
 from app.service import tool_connections, tool_servers
 from app.service.called import result_of
+from app.service.comparison import Progress
 from app.service.jobs import Stop
 from app.service.session import Session
 from app.service.tool_calls import REFUSED, ROUNDS, Choice, Pending
@@ -25,7 +26,7 @@ from storage.database import Database
 from storage.tool_servers import ToolServer
 from tests.support import tool_server
 from tests.support.calling import COMMAND, call
-from tests.support.inside import OWNER, messages, on_toy, preferences, prove, soon, swap
+from tests.support.inside import OWNER, compare, messages, on_toy, preferences, prove, soon, swap
 from tests.support.scripted import Scripted
 from tests.support.served import listening
 from tests.support.tool_server import HOSTILE
@@ -146,7 +147,7 @@ def shared(connections: Connections, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_servers, "Connections", lambda: connections)
 
 
-def test_a_call_runs_once_it_is_allowed_and_the_model_answers_on(db: Database) -> None:
+def test_an_allowed_call_runs_and_the_model_answers_on(db: Database) -> None:
     chat = chatting(db, PARIS)
     chat.ask()
     assert chat.pending is not None and chat.pending.call.name == "weather"
@@ -168,7 +169,7 @@ def test_no_refuses_and_the_model_reads_that(db: Database) -> None:
     assert REFUSED in chat.toy.prompts[-1]
 
 
-def test_each_call_is_asked_about_and_always_holds_for_its_tool_in_this_chat(db: Database) -> None:
+def test_always_holds_for_one_tool_in_one_chat(db: Database) -> None:
     chat = chatting(db, PARIS, ROME)
     chat.ask()
     chat.decide("once")
@@ -196,7 +197,7 @@ def test_the_last_answer_is_proved_and_both_ways_read_the_same_prompt(db: Databa
     assert "<tool_response>" in chat.toy.prompts[-1] and len(chat.toy.prompts) <= before + 1
 
 
-def test_a_server_that_ends_is_reported_and_the_call_still_waits(db: Database) -> None:
+def test_a_server_that_ends_is_reported_and_the_call_waits(db: Database) -> None:
     chat = chatting(db, call("die"))
     chat.ask()
     chat.decide("always")
@@ -366,7 +367,7 @@ def test_messages_that_fit_no_call_are_read_as_text(db: Database) -> None:
 def test_guests_and_models_without_calls_have_no_tools(db: Database, monkeypatch: Any) -> None:
     chat = chatting(db, PARIS)
     servers = chat.session.tool_servers
-    assert len(servers.offered()) == 7 and servers.problem == ""
+    assert len(servers.offered()) == 8 and servers.problem == ""
     guests = on_toy(db, Scripted(Script(PARIS)), guests=True)
     assert guests.tool_servers.offered() == ()
     with pytest.raises(SettingError):
@@ -383,7 +384,7 @@ def test_tools_are_off_until_they_are_switched_on(db: Database) -> None:
     session = on_toy(db, Scripted(Script()))
     servers = session.tool_servers
     made = servers.add(" The  tests ", COMMAND)
-    assert made.name == "The tests" and len(made.tools) == 7 and servers.offered() == ()
+    assert made.name == "The tests" and len(made.tools) == 8 and servers.offered() == ()
     servers.switch([(made.id, "weather")])
     (tool,) = servers.offered()
     assert (tool.name, tool.description) == ("weather", "Looks up the weather.")
@@ -392,7 +393,7 @@ def test_tools_are_off_until_they_are_switched_on(db: Database) -> None:
     changed[1] = changed[1].model_copy(update={"description": "It was harmless."})
     servers.store.set_tools(made.id, changed)
     again = servers.list_tools(made.id)
-    assert [tool.on for tool in again.tools] == [True, False, *[True] * 5]
+    assert [tool.on for tool in again.tools] == [True, False, *[True] * 6]
     other = servers.add("Others", COMMAND)
     with pytest.raises(SettingError, match="'weather'"):
         servers.switch([(made.id, "weather"), (other.id, "weather")])
@@ -445,3 +446,28 @@ def test_damaged_lists_of_tools_are_empty(db: Database) -> None:
     for stored in ("[", "7", '[{"name": 7}]', "null"):
         db.execute_write("UPDATE tool_servers SET tools = ?", [stored])
         assert servers.store.list() == [made]
+
+
+def test_compare_shows_the_tools_to_both_sides(db: Database) -> None:
+    chat = chatting(db, PARIS)
+    *_, progress = compare(chat.session, OWNER, QUESTION, CHOSEN, 1)
+    assert isinstance(progress, Progress) and len(progress.pairs) == 1
+    sides = ["".join(token.text for token in run.tokens) for run in progress.pairs[0]]
+    assert sides == [f"I look.\n{PARIS}"] * 2
+
+
+def test_the_size_of_a_prompt_counts_the_tools(db: Database) -> None:
+    chat = chatting(db)
+    whole = chat.session.chat.size(OWNER, None, "", QUESTION, None)
+    chat.session.tool_servers.switch([])
+    bare = chat.session.chat.size(OWNER, None, "", QUESTION, None)
+    assert whole is not None and bare is not None and whole.tokens > bare.tokens + 500
+
+
+def test_a_server_sees_few_variables_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, connections: Connections
+) -> None:
+    monkeypatch.setenv("STRATA_SERVER_KEY", "secret")
+    server = ToolServer("fresh", "Tests", COMMAND)
+    names = connections.call(server, ToolCall("1", "environment", "{}"), Stop()).split()
+    assert "PATH" in names and "STRATA_SERVER_KEY" not in names

@@ -39,6 +39,12 @@ def fail() -> str:
 
 
 @server.tool()
+def environment() -> str:
+    """The names of its variables."""
+    return " ".join(os.environ)
+
+
+@server.tool()
 def die() -> str:
     """Ends the server."""
     print("out of luck", file=sys.stderr, flush=True)
