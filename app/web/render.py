@@ -136,8 +136,8 @@ def turn(
         return {**data, "groups": groups(message.pieces, sources)}
     if (result := called.result_of(message)) is not None:
         name, arguments = result.call.name, visible(result.call.arguments)
-        shown = {"name": name, "arguments": arguments, "size": len(result.text)}
-        return {**data, "text": result.text[:LONGEST], "call": shown}
+        call = {"name": name, "arguments": arguments, "size": len(result.text)}
+        return {**data, "text": result.text[:LONGEST], "call": call}
     if message.role != "user":
         return {**data, "text": message.content}
     files, text = attachments.split(message.content)
