@@ -2,6 +2,7 @@
 tools the model may call. Guests have none.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,7 +18,8 @@ from storage.tool_servers import ToolServer, ToolServerStore
 MOST_BYTES = 100_000
 """The longest result. A result may also have no more bytes than the context has tokens: that is
 about a quarter of the context, for text of four bytes per token."""
-INSTALL = f"{sys.executable} -m pip install 'mcp>=2.3,<3'"
+REQUIREMENT = "mcp>=2.3,<3"
+INSTALL = shlex.join([sys.executable, "-m", "pip", "install", REQUIREMENT])
 
 
 def installed() -> bool:

@@ -2,6 +2,9 @@
 // or a tool wrote is text, in which characters that do not show are spelled out.
 const asks = element.querySelector(".asks");
 const DECISIONS = [["once", "Allow once"], ["always", "Always in this chat"], ["no", "No"]];
+const RUNS_MS = 400; // how often a page looks whether a call still runs
+let running = 0;
+let shownCall = "";
 
 function preformatted(text) {
   const node = document.createElement("pre");
@@ -28,8 +31,13 @@ function drawCalled({ box, text, about: { call } }) {
 
 // Ask about the call that waits, or show that it runs.
 function ask(asked) {
+  const now = JSON.stringify(asked) || "";
+  if (now === shownCall) return; // It may have the focus, and was read aloud.
+  shownCall = now;
+  clearInterval(running);
   asks.replaceChildren();
   if (!asked) return;
+  if (asked.runs) running = setInterval(() => trigger("look", {}), RUNS_MS);
   const head = document.createElement("p");
   const name = document.createElement("b");
   name.textContent = asked.name;

@@ -1,14 +1,17 @@
 """Tools on the page: a server is added, its calls are asked about, and results are folded text."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from storage.database import Database
+from storage.tool_servers import ServerTool, ToolServerStore
 from tests.support import calling
 from tests.support.calling import COMMAND
-from tests.support.pages import act, finished, open_tab, running, send, settled, show
+from tests.support.pages import act, finished, open_tab, running, send, settled, show, until
 from tests.support.tool_server import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -18,8 +21,11 @@ QUESTION = "Please look."
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    calls = calling.call("hostile"), calling.call("weather", city="Paris\u202e<b>")
-    calling.file_of(folder).write_text("\n".join(calls))
+    calling.file_of(folder).touch()
+    schema = json.dumps({"type": "object", "properties": {"file": {"type": "string"}}})
+    with Database(folder / "strata.db") as db:
+        hang = ServerTool(name="hang", parameters=schema, on=True)
+        ToolServerStore(db).add("Known", COMMAND, [hang])
     return folder
 
 
@@ -33,7 +39,28 @@ def results(page: Page) -> Locator:
     return page.locator("#tokens .turn.called")
 
 
-def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page) -> None:
+def calls(data: Path, *calls: str) -> None:
+    """From now on the model makes these calls."""
+    calling.file_of(data).write_text("\n".join(calls))
+
+
+def test_a_call_that_runs_is_shown_and_stopped(page: Page, data: Path) -> None:
+    begun = data / "begun"
+    calls(data, calling.call("hang", file=str(begun)))
+    send(page, QUESTION)
+    asks = page.locator("#tokens .asks")
+    asks.get_by_role("button", name="Always in this chat").click()
+    expect(asks).to_contain_text("Running hang of Known")
+    expect(asks.get_by_role("button")).to_have_count(0)
+    until(page, begun.exists)
+    page.click("#stop")
+    expect(asks).to_contain_text("The model wants to call hang")
+    expect(page.locator("#send")).to_be_visible()
+    expect(results(page)).to_have_count(0)
+
+
+def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page, data: Path) -> None:
+    calls(data, calling.call("hostile"), calling.call("weather", city="Paris\u202e<b>"))
     open_tab(page, "Settings")
     page.get_by_label("Name of a server").fill("Tests <img src=x onerror=fired()>")
     page.get_by_label("Its command, or its URL").fill(COMMAND)
