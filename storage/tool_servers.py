@@ -49,8 +49,8 @@ class ToolServerStore:
         self._db = db
 
     def list(self) -> list[ToolServer]:
-        rows = self._db.execute_read("SELECT id, name, address, tools FROM tool_servers")
-        return [_server(*row) for row in rows]
+        query = "SELECT id, name, address, tools FROM tool_servers ORDER BY rowid"
+        return [_server(*row) for row in self._db.execute_read(query)]
 
     def get(self, id: str) -> ToolServer:
         """Raises SettingError."""

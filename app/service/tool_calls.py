@@ -53,6 +53,9 @@ class Pending:
     exhausted: bool
 
 
+Decided = tuple[Pending, Choice]
+
+
 class ToolCalls:
     """`generations` are the answers of all owners, each followed by the calls in it."""
 
@@ -113,7 +116,7 @@ class ToolCalls:
             raise PromptError("This call does not wait any more. Look at the conversation again.")
         if choice == "always":
             self.allowed.add((owner, conversation, found.server.id, found.call.name))
-        self.begin(owner, conversation, preferences, choice)
+        self.begin(owner, conversation, preferences, (found, choice))
 
     def answer(
         self, owner: str, conversation: str, preferences: Preferences
@@ -136,7 +139,7 @@ class ToolCalls:
         owner: str,
         conversation: str,
         preferences: Preferences,
-        choice: Choice | None = None,
+        decided: Decided | None = None,
     ) -> None:
         key = owner, conversation
         with self.lock:
@@ -144,16 +147,16 @@ class ToolCalls:
                 raise Busy("A call of this conversation runs already. Wait for it, or press Stop.")
             self.running.add(key)
         self.problems.pop(key, None)
-        given = owner, conversation, preferences, choice
+        given = owner, conversation, preferences, decided
         threading.Thread(target=self.work, args=given, name="tool", daemon=True).start()
 
     def work(
-        self, owner: str, conversation: str, preferences: Preferences, choice: Choice | None
+        self, owner: str, conversation: str, preferences: Preferences, decided: Decided | None
     ) -> None:
         key, answers = (owner, conversation), False
         try:
             with self.core.tasks.begin(owner, conversation) as task:
-                answers = self.run(owner, conversation, choice, task.stop)
+                answers = self.run(owner, conversation, decided, task.stop)
         except Exception as error:
             # What failed or was stopped is asked about again.
             self.allowed = {each for each in self.allowed if each[:2] != key}
@@ -174,11 +177,12 @@ class ToolCalls:
                         self.generations.start(owner, conversation, preferences)
                 store.mark_changed(conversation)
 
-    def run(self, owner: str, conversation: str, choice: Choice | None, stop: Stop) -> bool:
-        """Run or refuse the calls that wait, until one needs a question. Returns whether the model
-        can answer on, because each has a result."""
+    def run(self, owner: str, conversation: str, decided: Decided | None, stop: Stop) -> bool:
+        """Run or refuse the call that was decided about, then run those that follow, until one
+        needs a question. Returns whether the model can answer on, because each has a result."""
         store = self.core.chat.conversations(owner)
-        while (found := self.pending(owner, conversation)) is not None:
+        found, choice = decided or (self.pending(owner, conversation), None)
+        while found is not None:
             if choice == "no":
                 result = REFUSED
             elif not found.exhausted and (choice or found.allowed):
@@ -187,7 +191,7 @@ class ToolCalls:
                 return False
             content = called.content_of(found.call, result)
             store.append(conversation, "tool", content, after=found.after)
-            choice = None
+            found, choice = self.pending(owner, conversation), None
         return not stop.is_set()
 
 

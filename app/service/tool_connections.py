@@ -193,12 +193,12 @@ def usable(tool: ServerTool) -> bool:
 
 
 def text_of(result: "CallToolResult") -> str:
-    """A result as a model reads it. Pictures and sounds are named only."""
+    """A result as a model reads it. Of what is no text, it reads the address or the kind."""
     parts = list[str]()
     for block in result.content:
         shown = block.resource if block.type == "resource" else block
-        text = getattr(shown, "text", None)
-        parts.append(f"[{block.type}: not shown]" if text is None else text)
+        what = getattr(shown, "uri", None) or getattr(shown, "mime_type", None)
+        parts.append(getattr(shown, "text", f"[{block.type}: {what}]"))
     if not parts and result.structured_content is not None:
         parts.append(as_json(result.structured_content))
     return (FAILED if result.is_error else "") + "\n".join(parts)

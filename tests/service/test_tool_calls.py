@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp_types import CallToolResult
 
 from app.http.access import pick_port
 from app.service import tool_connections, tool_servers
@@ -17,7 +18,7 @@ from app.service.comparison import Progress
 from app.service.jobs import Stop
 from app.service.session import Session
 from app.service.tool_calls import REFUSED, ROUNDS, Choice, Pending
-from app.service.tool_connections import Connections
+from app.service.tool_connections import Connections, text_of
 from engine.errors import Busy, PromptError, SettingError, ToolError
 from engine.types import ToolCall
 from storage import imports
@@ -471,3 +472,18 @@ def test_a_server_sees_few_variables_of_the_environment(
     server = ToolServer("fresh", "Tests", COMMAND)
     names = connections.call(server, ToolCall("1", "environment", "{}"), Stop()).split()
     assert "PATH" in names and "STRATA_SERVER_KEY" not in names
+
+
+def test_a_result_is_read_as_text() -> None:
+    def read(content: list[Any], **more: Any) -> str:
+        return text_of(CallToolResult.model_validate({"content": content, **more}))
+
+    assert read([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
+    picture = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    assert read([picture]) == "[image: image/png]"
+    link = {"type": "resource_link", "uri": "file:///x", "name": "x"}
+    assert read([link]) == "[resource_link: file:///x]"
+    inside = {"type": "resource", "resource": {"uri": "file:///x", "text": "words"}}
+    assert read([inside]) == "words"
+    assert read([], structuredContent={"ä": 1}) == '{"ä": 1}'
+    assert read([], isError=True) == "The tool reports an error: "
