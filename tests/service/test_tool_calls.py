@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 from mcp_types import CallToolResult
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from app.http.access import pick_port
 from app.service import tool_connections, tool_servers
@@ -487,3 +491,47 @@ def test_a_result_is_read_as_text() -> None:
     assert read([inside]) == "words"
     assert read([], structuredContent={"ä": 1}) == '{"ä": 1}'
     assert read([], isError=True) == "The tool reports an error: "
+
+
+def test_a_server_cannot_send_calls_elsewhere(db: Database) -> None:
+    heard = list[str]()
+
+    async def other(request: Request) -> Response:
+        heard.append(request.url.path)
+        return Response(status_code=404)
+
+    async def moved(request: Request) -> Response:
+        return RedirectResponse(f"http://127.0.0.1:{ports[1]}/mcp", 307)
+
+    ports = [pick_port("127.0.0.1", 0) for _ in range(2)]
+    apps = [Starlette(routes=[Route("/mcp", to, methods=["POST"])]) for to in (moved, other)]
+    with listening(apps[0], ports[0]), listening(apps[1], ports[1]):
+        servers = on_toy(db).tool_servers
+        with pytest.raises(ToolError, match="failed"):
+            servers.add("Moved", f"http://127.0.0.1:{ports[0]}/mcp")
+    assert heard == []
+
+
+def test_a_call_that_is_only_thought_about_is_none(db: Database) -> None:
+    chat = chatting(db)
+    says = [f"<think>Maybe {PARIS}</think>\n\nNo need."]
+    chat.toy.script = lambda prompt: says[-1]
+    chat.ask()
+    assert chat.pending is None
+    says.append(f"<think>Maybe {ROME}</think>\n\n{PARIS}")
+    chat.ask()
+    assert chat.pending is not None and "Paris" in chat.pending.call.arguments
+    says.append("Done.")
+    chat.decide("once")
+    assert chat.results == ["Paris: 21 degrees"] and chat.last == "Done."
+    assert f"<think>Maybe {ROME}</think>\n\n\n{PARIS}<|end|>" in chat.toy.prompts[-1]
+
+
+def test_a_call_of_llama_runs(db: Database) -> None:
+    chat = chatting(db)
+    text = '{"name": "weather", "parameters": {"city": "Paris"}}'
+    chat.toy.script = lambda prompt: "Done." if "<tool_response>" in prompt else text
+    chat.ask()
+    chat.decide("once")
+    assert chat.results == ["Paris: 21 degrees"] and chat.last == "Done."
+    assert f"<|assistant|>\n{PARIS}<|end|>" in chat.toy.prompts[-1], "without the text of the call"
