@@ -40,10 +40,10 @@ def result_of(message: StoredMessage) -> Result | None:
 
 
 def results_after(messages: Sequence[StoredMessage], at: int) -> list[Result]:
-    """The results of the calls in the answer `messages[at]`."""
+    """The results of the calls in the answer `messages[at]`; [] if it is no answer."""
     found: list[Result] = []
-    for message in messages[at + 1 :]:
-        if (result := result_of(message)) is None:
+    while messages[at].role == "assistant" and at + 1 + len(found) < len(messages):
+        if (result := result_of(messages[at + 1 + len(found)])) is None:
             break
         found.append(result)
     return found
@@ -87,7 +87,7 @@ def as_read(messages: Sequence[StoredMessage], worths: Mapping[str, Worth]) -> l
     found: list[Message] = []
     for at, each in enumerate(messages):
         results, result = results_after(messages, at), result_of(each)
-        if each.role == "assistant" and results:
+        if results:
             calls = tuple(after.call for after in results)
             text = said(each, [Tool(call.name) for call in calls], worths).text
             found.append(Message("assistant", text, calls))
