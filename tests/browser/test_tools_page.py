@@ -52,11 +52,12 @@ def test_a_call_that_runs_is_shown_and_stopped(page: Page, data: Path) -> None:
     asks.get_by_role("button", name="Always in this chat").click()
     expect(asks).to_contain_text("Running hang of Known")
     expect(asks.get_by_role("button")).to_have_count(0)
-    until(page, begun.exists)
+    until(page, lambda: calling.hangs(begun) > 0)
     page.click("#stop")
     expect(asks).to_contain_text("The model wants to call hang")
     expect(page.locator("#send")).to_be_visible()
     expect(results(page)).to_have_count(0)
+    until(page, lambda: calling.hangs(begun) == 0)
 
 
 def test_a_call_is_asked_about_and_its_result_is_folded_text(page: Page, data: Path) -> None:

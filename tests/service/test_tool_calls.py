@@ -30,7 +30,7 @@ from storage.conversations import StoredMessage
 from storage.database import Database
 from storage.tool_servers import ToolServer
 from tests.support import tool_server
-from tests.support.calling import COMMAND, call
+from tests.support.calling import COMMAND, call, hangs
 from tests.support.inside import OWNER, compare, messages, on_toy, preferences, prove, soon, swap
 from tests.support.scripted import Scripted
 from tests.support.served import listening
@@ -227,14 +227,14 @@ def test_stop_ends_a_call_at_once(db: Database, tmp_path: Path) -> None:
     chat = chatting(db, call("hang", file=str(file)))
     chat.ask()
     chat.choose("always")
-    assert soon(file.exists) and chat.session.tasks.busy(OWNER, chat.id)
+    assert soon(lambda: hangs(file) > 0) and chat.session.tasks.busy(OWNER, chat.id)
     with pytest.raises(Busy):
         chat.choose("once")
     chat.session.tasks.stop(OWNER, chat.id)
     assert soon(lambda: chat.idle)
     found = chat.pending
     assert found is not None and not found.allowed and found.problem == ""
-    assert chat.results == []
+    assert chat.results == [] and soon(lambda: hangs(file) == 0), "its server has ended"
 
 
 def test_an_answer_that_was_cut_or_stopped_runs_nothing(db: Database) -> None:

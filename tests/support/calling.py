@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from tests.conftest import ROOT
 from tests.support.scripted import Scripted
 
@@ -24,6 +26,12 @@ COMMAND = shlex.join(
     ["env", f"PYTHONPATH={PATHS}", sys.executable, str(ROOT / "tests/support/tool_server.py")]
 )
 """What starts tests/support/tool_server.py: a server inherits little of the environment."""
+
+
+def hangs(file: Path) -> int:
+    """The process whose tool `hang` wrote this file, 0 while or where there is none."""
+    written = file.read_text() if file.exists() else ""
+    return int(written) if written and psutil.pid_exists(int(written)) else 0
 
 
 def file_of(folder: Path) -> Path:

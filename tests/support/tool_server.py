@@ -53,8 +53,8 @@ def die() -> str:
 
 @server.tool()
 def hang(file: str) -> str:
-    """Begins a file, and then never returns."""
-    Path(file).write_text("begun")
+    """Writes the id of its process into a file, and then never returns."""
+    Path(file).write_text(str(os.getpid()))
     time.sleep(600)
     return ""
 
