@@ -253,6 +253,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
         engine, database, options.public, folders=statistics, coming=coming, page=options.page
     )
     session.notices.say = lambda notice: tell([notice])
+    stack.callback(session.tool_servers.connections.close)
     return session
 
 

@@ -28,6 +28,10 @@ class ServerError(ModelError):
     """A server that runs a model cannot be reached, or does not answer as it should."""
 
 
+class ToolError(StrataError):
+    """A server of tools cannot be started or reached, or does not answer as it should."""
+
+
 class Cancelled(StrataError):
     """The user stopped a long piece of work; everything stays as it was before."""
 

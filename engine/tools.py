@@ -328,3 +328,10 @@ class CallSplitter:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return []
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
+
+
+def said_in(text: str, tools: Sequence[Tool], single: bool = False) -> Said:
+    """The text and the calls of a whole answer, in the first of the FORMS in which it calls any;
+    with `single` the text before its first call, and that call."""
+    found = (CallSplitter(form, tools, single).push(text, over=True) for form in FORMS)
+    return next((said for said in found if said.calls), Said(text))

@@ -31,7 +31,7 @@ from storage.validation import Outside, problem_of, refusal
 
 FORMAT, VERSION = "strata-conversation", 2
 """Files of version 1 are read as well; in them, each message follows the one before it."""
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = get_args(Role)
 MAX_MESSAGES = 10_000
 MAX_PIECES = 262_144

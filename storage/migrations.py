@@ -432,6 +432,45 @@ ALTER TABLE owners ADD COLUMN wipes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE owners ADD COLUMN wiped INTEGER NOT NULL DEFAULT 0;
 """,
     ),
+    (
+        # The servers whose tools the model may call, each with the tools that it listed.
+        "0021-tool-servers",
+        """
+CREATE TABLE tool_servers (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    address TEXT NOT NULL,
+    tools TEXT NOT NULL DEFAULT '[]'
+);
+""",
+    ),
+    (
+        # A message may be the result of a tool. SQLite cannot change a check, so the table is
+        # made again.
+        "0022-results-of-tools",
+        """
+CREATE TABLE messages_with_results (
+    id TEXT PRIMARY KEY,
+    conversation TEXT NOT NULL REFERENCES conversations(id) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant', 'tool')),
+    content TEXT NOT NULL,
+    run TEXT REFERENCES runs(id) ON DELETE SET NULL,
+    created REAL NOT NULL,
+    pieces TEXT,
+    parent TEXT,
+    chosen INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (conversation, position)
+);
+INSERT INTO messages_with_results
+SELECT id, conversation, position, role, content, run, created, pieces, parent, chosen
+FROM messages;
+DROP TABLE messages;
+ALTER TABLE messages_with_results RENAME TO messages;
+CREATE INDEX messages_run ON messages(run);
+CREATE INDEX messages_tree ON messages(conversation, position, id, parent, chosen);
+""",
+    ),
 )
 
 

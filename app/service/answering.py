@@ -430,6 +430,7 @@ class Answering:
             owner,
             conversation_id,
             prediction=prediction,
+            tools=self.core.tool_servers.offered(),
         )
         if continued:
             request = continuing(request, continued, self.core.engine.state.info)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
+from app.service import called
 from app.service.attachments import without_files
 from app.service.history import FinishedAnswer, History, StartedAnswer, started_answer
 from app.service.jobs import AnswerTarget, Tasks, later
@@ -25,12 +26,13 @@ from engine.prompt import Size
 from engine.settings import Generation, Sampling
 from engine.streams import Stream
 from engine.thinking import Splitter, answer_of
-from engine.types import Message, Step
+from engine.types import Message, Step, Tool
 from storage import deletions
 from storage.conversations import Conversations
 from storage.database import Database
 from storage.drafting import ContextStore
 from storage.titles import title_of
+from storage.traces import Traces
 
 
 class Trash:
@@ -92,10 +94,16 @@ NO_MESSAGE = "There is no message to answer yet. Write something first."
 
 class Chat:
     def __init__(
-        self, engine: Engine, database: Database, tasks: Tasks, history: History, revival: Revival
+        self,
+        engine: Engine,
+        database: Database,
+        tasks: Tasks,
+        history: History,
+        revival: Revival,
+        tools: Callable[[], Sequence[Tool]],
     ) -> None:
         self.engine, self.database = engine, database
-        self.tasks, self.revival = tasks, revival
+        self.tasks, self.revival, self.tools = tasks, revival, tools
         self.trash = Trash(engine, database, history)
         self.lists = ListRevisions()
         self.deleted: Callable[[str, str], None] = lambda owner, conversation: None
@@ -194,7 +202,8 @@ class Chat:
         return message.id
 
     def again(self, owner: str, conversation_id: str, message_id: str | None = None) -> None:
-        """Request another answer to a user's message. The earlier answers stay as other versions.
+        """Request another answer to a user's message, or to the result of a tool. The earlier
+        answers stay as other versions.
 
         `message_id` is that message, or an answer to it; None means the last one.
         """
@@ -202,7 +211,7 @@ class Chat:
             self.engine.check(owner)
         store = self.conversations(owner)
         messages = store.messages(conversation_id, pieces=False, to=message_id)
-        questions = [message.id for message in messages if message.role == "user"]
+        questions = [message.id for message in messages if message.role != "assistant"]
         if not questions:
             raise PromptError(NO_MESSAGE)
         if message_id is not None:
@@ -220,7 +229,7 @@ class Chat:
         if not messages:
             raise PromptError(NO_MESSAGE)
         last = messages[-1]
-        if last.role == "user":
+        if last.role != "assistant":
             target = AnswerTarget(last.id)
         else:
             if started_answer(self.database, owner, last).run.finish == "eos":
@@ -257,8 +266,8 @@ class Chat:
         (None: no messages)."""
         store = self.conversations(owner)
         messages = [Message("system", store.get(conversation_id).system_prompt.strip())]
-        for stored in store.messages(conversation_id, pieces=False, to=to) if to else ():
-            messages.append(Message(stored.role, stored.content))
+        stored = store.messages(conversation_id, pieces=False, to=to) if to else ()
+        messages += called.as_read(stored, Traces(self.database, owner).worths(conversation_id))
         return taking_turns(messages)
 
     def prediction(self, owner: str, conversation_id: str, to: str | None) -> str:
@@ -289,7 +298,8 @@ class Chat:
                 messages = self.prompt(owner, conversation, before[-1].id if before else None)
             if not messages and not text.strip():
                 return self.engine.measure(())
-            return self.engine.measure((*messages, Message("user", text.strip() or NEXT)))
+            following = Message("user", text.strip() or NEXT)
+            return self.engine.measure((*messages, following), self.tools())
         return None
 
     def counts(self, texts: Sequence[str]) -> list[tuple[int, bool]]:

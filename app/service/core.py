@@ -19,6 +19,7 @@ from app.service.model_swap import ModelSwap
 from app.service.models import Models
 from app.service.pages import Notices
 from app.service.revival import Revival, end_hung
+from app.service.tool_servers import ToolServers
 from engine.backends.base import BackendInfo
 from engine.engine import CostsMeasured, Engine, Event, Notice
 from engine.loaded import NO_MODEL_INFO
@@ -55,7 +56,9 @@ class Core:
         self.revival = Revival(
             engine, self.models, self.tell, self.model_swap.gate, self.say, self.page
         )
-        self.chat = Chat(engine, database, self.tasks, self.history, self.revival)
+        self.tool_servers = ToolServers(database, self.current, guests)
+        offered = self.tool_servers.offered
+        self.chat = Chat(engine, database, self.tasks, self.history, self.revival, offered)
 
     def tell(self, notice: str) -> None:
         """Show a notice to everyone who has used the app so far."""

@@ -25,7 +25,7 @@ from storage.conversations import Conversation, Conversations, StoredMessage
 from storage.traces import Trace
 
 T = TypeVar("T")
-SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions"}
+SPEAKERS = {"user": "You", "assistant": "Answer", "system": "Instructions", "tool": "Tool"}
 
 
 def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> str:
@@ -34,8 +34,16 @@ def markdown(conversation: Conversation, messages: Sequence[StoredMessage]) -> s
     if conversation.system_prompt.strip():
         texts.insert(0, ("system", conversation.system_prompt))
     parts = [f"# {' '.join(conversation.title.split())}"]
-    parts += [f"## {SPEAKERS.get(role, role)}\n\n{closed(text.strip())}" for role, text in texts]
+    for role, text in texts:
+        shown = fenced(text) if role == "tool" else closed(text.strip())
+        parts.append(f"## {SPEAKERS.get(role, role)}\n\n{shown}")
     return "\n\n".join(parts) + "\n"
+
+
+def fenced(text: str) -> str:
+    """The text as a block of code: whoever reads the file fetches nothing that a tool names."""
+    marks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{marks}\n{text}\n{marks}"
 
 
 def closed(text: str) -> str:

@@ -175,8 +175,9 @@ class Proofs:
                     return Measured(known, len(tokens), conversation, last.calibration)
             return Measured()
 
+        tools = self.core.tool_servers.offered()
         left, right = (
-            Request(tuple(messages), (), side.generation, side.method, None, owner)
+            Request(tuple(messages), (), side.generation, side.method, None, owner, tools=tools)
             for side in sides
         )
         pairs = self.pairs((left, right), exclude, task)

@@ -3,7 +3,7 @@
 No part knows the session. A tab calls the part that does the work.
 """
 
-from app.service.answering import Answering, Generations
+from app.service.answering import Answering
 from app.service.attachments import Attachments
 from app.service.benchmark import BenchmarkRuns
 from app.service.core import Core
@@ -15,6 +15,7 @@ from app.service.programs import Programs
 from app.service.proofs import Background, Proofs
 from app.service.race import Padded, Races
 from app.service.statistics_files import StatisticsFiles
+from app.service.tool_calls import ToolCalls
 from app.service.why import Why
 from engine.engine import State
 
@@ -42,7 +43,8 @@ class Session(Core):
         self.background = Background(self.proofs)
         self.chat.deleted = self.background.forget
         self.answering = Answering(self, self.background.add)
-        self.generations = Generations(self.answering.asked, self.tasks.target)
+        self.tool_calls = ToolCalls(self, self.answering)
+        self.generations = self.tool_calls.generations
         self.benchmarks = BenchmarkRuns(self)
         self.padded = Padded(self.models)
         self.races = Races(self.proofs, self.padded)

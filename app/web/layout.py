@@ -34,6 +34,7 @@ from app.web.tabs import (
     models,
     settings,
     stack,
+    tools,
     welcome,
     why,
 )
@@ -273,10 +274,12 @@ class Page:
                     self.tiers = databases.Databases(session, memory, tab)
                 with gr.Tab("API") as tab:
                     self.access = api.Programs(session, memory, tab)
-            with gr.Tab("Settings"):
+            with gr.Tab("Settings") as tab:
                 self.saved = settings.Presets(session, memory, self.shelf.start_from)
                 temperature = {"temperature": self.chat.temperature}
                 self.controls = settings.Settings(session, memory, temperature)
+                if not session.guests:
+                    self.tools = tools.Tools(session, memory, tab)
 
     def wire(self) -> None:
         controls, current = self.controls, self.current
@@ -299,6 +302,7 @@ class Page:
             loaded.then(*self.choice.wire((follow, begin), redraw), **AFTER)
             self.tiers.wire(current)
             self.access.wire()
+            self.tools.wire()
             self.measured.wire(controls)
         waiting = Event(self.wait, self.coming, [self.head, self.chat.composer.box, self.waited])
         # A page shows the loaded model and the conversation that was open in its browser.

@@ -5,11 +5,13 @@ text nodes from it, even when they format an answer as Markdown. Remarks stand b
 sentence, and the badge of its proof.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from app.service import attachments
+from app.service import attachments, called
 from app.service.rewriting import rewritten
+from app.service.tool_calls import ROUNDS, Pending
 from app.service.why import sentence
 from app.web.colors import INKS, css_class, ink, others
 from app.web.markup import times
@@ -24,6 +26,10 @@ Data = dict[str, object]
 """Data for the browser, which must be valid JSON."""
 LONGEST = 20_000
 """The most characters of a file that the page shows. The model has read the whole file."""
+EXHAUSTED = (
+    f"The model has called tools in {ROUNDS} answers, the most without a message of yours. Write "
+    "one to let it call more."
+)
 Group = list[object]
 Remarks = Mapping[str, dict[str, object]]
 """Remarks on answers, by run id; see `remarks`."""
@@ -66,12 +72,13 @@ def about(
 ) -> Data:
     """The data below a message: its versions, its run, and whether it can be continued. `above` are
     the messages before it. `notes` holds further data for some runs: a `note` (a sentence), a
-    `badge` with `text`, `kind` and `title`; and for `thought_in` whether the answer begins inside
-    thinking (`thinks`), and the `marks` of its model; see `remarks`."""
+    `badge` with `text`, `kind` and `title`, where the `calls` of tools begin; and for `thought_in`
+    whether the answer begins inside thinking (`thinks`), and the `marks` of its model; see
+    `remarks`."""
     data: Data = {"key": message.id, "role": message.role}
     more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
-    if message.role != "user":
+    if message.role not in ("user", "tool"):
         data |= thought_data(message.content, thought_in(message.content, marks, thinks))
         data |= rewrite_data(message, above, notes)
     if len(message.versions) > 1:
@@ -87,8 +94,12 @@ def thought_data(text: str, thought: Thought | None) -> Data:
     page keeps; {} without thinking."""
     if thought is None:
         return {}
-    kept = [None if at is None else text[:at].replace("\r", "") for at in thought]
-    return {"thought": [None if it is None else len(it.encode("utf-16-le")) // 2 for it in kept]}
+    return {"thought": [None if at is None else position(text, at) for at in thought]}
+
+
+def position(text: str, at: int) -> int:
+    """A position as JavaScript counts, in the text that a page keeps."""
+    return len(text[:at].replace("\r", "").encode("utf-16-le")) // 2
 
 
 def spoken(answer: StoredMessage, notes: Remarks) -> str:
@@ -106,7 +117,7 @@ def rewrite_data(answer: StoredMessage, above: Sequence[StoredMessage], notes: R
         return {}
     old, data = found.old, {"changes": found.changes}
     for each in reversed(earlier):
-        if each.role != "user" and spoken(each, notes) == old.text:
+        if each.role == "assistant" and spoken(each, notes) == old.text:
             return {"rewrite": {**data, "original": each.id}}
     name = f"{old.name}.txt" if old.name.lower().endswith(".pdf") else old.name
     return {"rewrite": {**data, "name": name, "text": found.new}}
@@ -123,6 +134,10 @@ def turn(
     data = about(message, above, continuable, notes)
     if message.pieces:
         return {**data, "groups": groups(message.pieces, sources)}
+    if (result := called.result_of(message)) is not None:
+        name, arguments = result.call.name, visible(result.call.arguments)
+        call = {"name": name, "arguments": arguments, "size": len(result.text)}
+        return {**data, "text": result.text[:LONGEST], "call": call}
     if message.role != "user":
         return {**data, "text": message.content}
     files, text = attachments.split(message.content)
@@ -133,6 +148,28 @@ def turn(
         for f in files
     ]
     return {**data, "text": text, "files": shown}
+
+
+def visible(arguments: str) -> str:
+    """The arguments of a call, indented, with characters that do not show spelled out: they could
+    hide from a person what they tell a program."""
+    text = json.dumps(json.loads(arguments), indent=1, ensure_ascii=False)
+    return "".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text)
+
+
+def question(pending: Pending, runs: bool) -> Data:
+    """The question about a call, or what runs."""
+    problem = EXHAUSTED if pending.exhausted else pending.problem
+    return {
+        "message": pending.message,
+        "call": pending.number,
+        "name": pending.call.name,
+        "server": pending.server.name,
+        "arguments": visible(pending.call.arguments),
+        "runs": runs,
+        "problem": problem,
+        "exhausted": pending.exhausted,
+    }
 
 
 def transcript(
@@ -191,14 +228,27 @@ LONGEST_TOKEN = 40
 """The most characters of a token's text in the tooltip of a badge."""
 
 
-def remarks(database: Database, owner: str, conversation: str | None) -> Remarks:
+def remarks(
+    database: Database,
+    owner: str,
+    conversation: str | None,
+    messages: Sequence[StoredMessage] = (),
+    waiting: str = "",
+) -> Remarks:
+    """The remarks on the answers of a conversation. `waiting` is the tool whose call waits at the
+    end of its messages, "" for none."""
     if not conversation:
         return {}
     try:
         worths = Traces(database, owner).worths(conversation)
     except StorageError:
         return {}  # The conversation itself reports what is wrong with the file.
-    return {run_id: remark(worth) for run_id, worth in worths.items()}
+    found = {run_id: remark(worth) for run_id, worth in worths.items()}
+    for at, message in enumerate(messages):
+        begin = called.calls_begin(messages, at, waiting, worths)
+        if begin is not None and message.run_id in found:
+            found[message.run_id]["calls"] = position(message.content, begin)
+    return found
 
 
 def remark(worth: Worth) -> dict[str, object]:

@@ -31,6 +31,7 @@ CHAT = (
     "patch",
     "thinking",
     "attached",
+    "tools",
     "formatted",
     "rewrite",
     "actions",

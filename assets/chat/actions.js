@@ -65,8 +65,11 @@ function footOf(turn) {
   const made = { line, note: part("note"), versions: part("versions"), acts, badge: part("badge"),
     counted: part("counted") };
   acts.setAttribute("role", "group");
-  acts.setAttribute("aria-label", turn.role === "user" ? "With this message" : "With this answer");
-  for (const [act, label] of turn.role === "user" ? SAID : ANSWERED) acts.append(button(act, label));
+  const mine = Boolean(ROLES[turn.role]);
+  acts.setAttribute("aria-label", mine ? "With this message" : "With this answer");
+  for (const [act, label] of mine ? SAID : ANSWERED) {
+    if (act !== "edit" || turn.role === "user") acts.append(button(act, label));
+  }
   line.append(made.versions, acts, made.badge, made.counted);
   turn.frame.append(made.note, line);
   turn.foot = made;
@@ -120,7 +123,7 @@ function drawVersions(box, turn) {
 // The text of an answer without its thinking.
 function answerOf(turn) {
   const text = turn.box.raw();
-  const found = turn.role === "user" ? null : thoughtOf(text, turn.about.thought);
+  const found = ROLES[turn.role] ? null : thoughtOf(text, turn.about.thought);
   return found ? text.slice(found.answer).trim() : text;
 }
 

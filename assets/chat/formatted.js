@@ -62,11 +62,14 @@ function drawFormatted(turn) {
     turn.thought.box.remove();
     turn.thought = null;
   }
-  drawPart(run, turn.page, text, found ? found.answer : 0, text.length, !turn.growing);
+  // Calls of tools stand in the folded results, and in the view of the tokens.
+  const end = turn.growing ? text.length : turn.about.calls ?? text.length;
+  drawPart(run, turn.page, text, found ? found.answer : 0, end, !turn.growing);
 }
 
 function drawBody(turn) {
   if (turn.role === "user") drawMessage(turn);
+  else if (turn.role === "tool") drawCalled(turn);
   else if (raw && turn.run.texts.length) putTokens(turn);
   else if (turn.growing) drawFormatted(turn);
   else {
@@ -97,7 +100,7 @@ function clearBody(turn) {
 // Draw everything again, because another view was chosen or a library was loaded.
 function redraw(empty = false) {
   for (const turn of drawn) {
-    if (turn.role === "user") continue;
+    if (ROLES[turn.role]) continue;
     if (empty) {
       clearBody(turn);
       Object.assign(turn, { drawn: 0, last: null, page: null, thought: null });

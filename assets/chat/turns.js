@@ -11,14 +11,16 @@ function write(box, text) {
   if (box.textContent !== text) box.textContent = text;
 }
 
+const ROLES = { user: ["You", "said"], tool: ["Tool", "called"] };
+
 function begin(key, role, run) {
   const frame = document.createElement("article");
   const box = document.createElement("div");
-  const mine = role === "user";
-  frame.className = mine ? "message mine" : "message";
-  frame.setAttribute("aria-label", mine ? "You" : "Answer");
-  box.className = "turn " + (mine ? "said" : "answered");
-  if (!mine) box.tabIndex = 0;
+  const [who, kind] = ROLES[role] || ["Answer", "answered"];
+  frame.className = role === "user" ? "message mine" : "message";
+  frame.setAttribute("aria-label", who);
+  box.className = "turn " + kind;
+  if (kind === "answered") box.tabIndex = 0;
   frame.append(box);
   list.insertBefore(frame, sentinel);
   sizes.observe(frame);

@@ -25,6 +25,7 @@ const watchTurns = watchPages(() => trigger("look", {}), () => !live || live.ove
 extra = (value) => {
   follow(value.stream);
   watchTurns(value.watch);
+  ask(value.asking);
   if ("undo" in value) offer(value.undo);
 };
 // Load the parser when the page is idle, so that it is ready before the first answer.

@@ -89,7 +89,7 @@ def test_nothing_is_asked_of_the_engine_while_an_answer_is_under_way(
 ) -> None:
     calls: list[str] = []
     for name in ("measure", "counts"):
-        monkeypatch.setattr(session.engine, name, lambda given, name=name: calls.append(name))
+        monkeypatch.setattr(session.engine, name, lambda *given, name=name: calls.append(name))
     with session.tasks.begin("someone else", "c"):
         assert session.chat.size("me", None, "", "hello", None) is None
         assert session.chat.counts(["12345", ""]) == [(2, False), (0, False)]

@@ -27,6 +27,15 @@ def test_who_said_what(db: Database) -> None:
     )
 
 
+def test_the_result_of_a_tool_is_a_block_of_code(db: Database) -> None:
+    store = Conversations(db, "local")
+    made = store.create("Tools")
+    store.append(made.id, "tool", "look {}\n````\n![x](http://evil.example/x)")
+    assert markdown(store.get(made.id), store.messages(made.id)) == (
+        "# Tools\n\n## Tool\n\n`````\nlook {}\n````\n![x](http://evil.example/x)\n`````\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "added"),
     [

@@ -5,7 +5,8 @@ cookie "owner" whose data it shows, so that each test begins with none. The seed
 are the same for each of these owners, whatever other tests did before. The handlers in HELD
 answer as late as a test wants: not while FOLDER has a file of that name, which `late` in
 tests/support/pages.py makes and removes. Long answers of an owner end no sooner than a test wants,
-by `unending` there. On SIGUSR1 it writes what its threads are doing into the file STACKS.
+by `unending` there. The model is one that calls tools if FOLDER says which
+(tests/support/calling.py). On SIGUSR1 it writes what its threads are doing into the file STACKS.
 """
 
 import faulthandler
@@ -22,7 +23,7 @@ from typing import Any
 
 from app import cli
 from app.web.gradio_import import skip_stubs
-from tests.support import held_answers
+from tests.support import calling, held_answers
 
 HELD = (
     "diagnostics.Diagnostics.filter",
@@ -85,5 +86,6 @@ if __name__ == "__main__":
     give_each_browser_its_own_data()
     for each in HELD:
         hold(folder, each)
-    cli.engine_of = partial(held_answers.engine_of, folder)
+    model = calling if calling.file_of(folder).exists() else held_answers
+    cli.engine_of = partial(model.engine_of, folder)
     sys.exit(cli.main(sys.argv[2:]))

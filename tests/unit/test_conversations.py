@@ -81,8 +81,8 @@ def test_a_new_conversation_is_empty(ada: Conversations) -> None:
     assert before <= conversation.created <= conversation.updated <= time.time()
     assert ada.get(conversation.id) == conversation
     assert ada.messages(conversation.id) == []
-    with pytest.raises(StorageError, match="'tool'"):
-        ada.append(conversation.id, "tool", "x")
+    with pytest.raises(StorageError, match="'ghost'"):
+        ada.append(conversation.id, "ghost", "x")
     assert ada.messages(conversation.id) == []
     ids = {ada.create().id for _ in range(20)}
     assert len(ids) == 20 and min(map(len, ids)) >= 16, "ids cannot be guessed"

@@ -41,6 +41,8 @@ PINNED = {
     "0018-speeds-with-drafts": "73178aad72641c6f",
     "0019-wipes": "4a44fea5de50e980",
     "0020-wiped-texts": "d45a5c06f2c5c5b6",
+    "0021-tool-servers": "5702fefb98971a19",
+    "0022-results-of-tools": "6f339942813617a5",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

@@ -16,12 +16,14 @@ from packaging.utils import canonicalize_name
 
 import strata_chat
 from app.arguments import parse
+from app.service import tool_servers
 from engine.models import llama_cpp_python
 from tests.conftest import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 GGUF = PROJECT["optional-dependencies"]["gguf"]
+TOOLS = PROJECT["optional-dependencies"]["tools"]
 
 
 LOCKED = "-c requirements.lock --build-constraint requirements.lock"
@@ -95,6 +97,10 @@ def test_builds_of_torch_for_other_cards_fit_the_locked_versions() -> None:
 
 def test_the_page_sets_up_what_the_gguf_extra_names() -> None:
     assert [llama_cpp_python.REQUIREMENT] == GGUF
+
+
+def test_the_page_names_what_the_tools_extra_names() -> None:
+    assert [tool_servers.REQUIREMENT] == TOOLS
 
 
 def test_the_version_is_said_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:

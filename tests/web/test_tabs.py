@@ -63,7 +63,7 @@ def test_guests_only_chat(owners_page: gr.Blocks, guests_page: gr.Blocks) -> Non
     mine, theirs = labels(owners_page), labels(guests_page)
     hidden = {"Measure again", "Databases", "Stack", "Load", "Profile", "Use for chat", "Models"}
     hidden |= {"Add", "Download and load", "Build from these", "Import it", "Prune", "Look up"}
-    hidden |= {"API", "Make a key", "Revoke", "Benchmark"}
+    hidden |= {"API", "Make a key", "Revoke", "Benchmark", "Add the server"}
     assert hidden <= mine and not hidden & theirs and "Diagnostics" in theirs
 
 

@@ -12,7 +12,7 @@ conversation's revision, and so notices what other pages change.
 
 from collections.abc import Callable, Iterator, Sequence
 from os.path import commonprefix
-from typing import Any
+from typing import Any, get_args
 
 import gradio as gr
 
@@ -22,6 +22,7 @@ from app.service.current import seen_in
 from app.service.history import settings_of
 from app.service.preferences import Preferences
 from app.service.session import Session
+from app.service.tool_calls import Choice, Pending
 from app.service.why import server_sentence
 from app.web import render
 from app.web.kit import (
@@ -64,6 +65,8 @@ ENDINGS = {
 }
 COMPLETE = ("eos", "stop")
 """How complete answers end."""
+CHOICES: dict[str, Choice] = {choice: choice for choice in get_args(Choice)}
+"""What the page may answer to the question about a call."""
 DELETED = "The message and what followed it are deleted."
 Drawn = tuple[tuple[str, int], ...]
 """The messages that a page has drawn: the id of each, and a digest of the content it was sent."""
@@ -246,10 +249,15 @@ class Chat(Tab):
         sent, here = Payload(data), conversation or ""
         try:
             self.alone(visit.owner, conversation)
-            if sent.text("act") not in ("again", "on"):
+            act = sent.text("act")
+            if act not in ("again", "on", *CHOICES):
                 return self.change(visit, here, sent)
             _, preferences = self.ready(values)
-            if sent.text("act") == "again":
+            if choice := CHOICES.get(act):
+                place = sent.text("message"), sent.integer("call")
+                self.session.tool_calls.decide(visit.owner, here, *place, choice, preferences)
+                return {**self.shown(visit, here), self.proof: ""}
+            if act == "again":
                 self.session.chat.again(visit.owner, here, sent.text("message"))
             else:
                 self.session.chat.continue_answer(visit.owner, here)
@@ -363,9 +371,34 @@ class Chat(Tab):
         watch = watched(self.session, visit.owner, conversation)
         messages, answer = self.messages_and_answer(visit.owner, conversation)
         continuable = answer is None and self.may_continue(visit.owner, messages)
-        notes = remarks(self.session.database, visit.owner, conversation)
+        pending = self.pending(visit.owner, conversation)
+        notes = self.notes(visit.owner, conversation, messages, pending)
         value = self.token_value(visit.page, messages, answer, continuable=continuable, notes=notes)
-        return {**value, **watch}, bool(messages), answer is not None
+        asking = self.asking(visit.owner, conversation, pending)
+        return {**value, **watch, **asking}, bool(messages), answer is not None
+
+    def pending(self, owner: str, conversation: str | None) -> Pending | None:
+        """The call that waits, unless an answer grows."""
+        if conversation is None or self.session.generations.find(owner, conversation):
+            return None
+        return self.session.tool_calls.pending(owner, conversation)
+
+    def asking(self, owner: str, conversation: str | None, pending: Pending | None) -> render.Data:
+        """The question about a call, as part of the token view's value."""
+        if pending is None:
+            return {}
+        runs = self.session.tool_calls.busy(owner, conversation or "")
+        return {"asking": render.question(pending, runs)}
+
+    def notes(
+        self,
+        owner: str,
+        conversation: str | None,
+        messages: Sequence[StoredMessage],
+        pending: Pending | None,
+    ) -> render.Remarks:
+        waiting = pending.call.name if pending else ""
+        return remarks(self.session.database, owner, conversation, messages, waiting)
 
     def last_figures(self, owner: str, conversation: str | None) -> render.Data:
         messages = (
@@ -404,7 +437,7 @@ class Chat(Tab):
             self.tokens: value,
             self.empty: gr.update(visible=not has_messages),
             self.figures: values,
-            **self.working(growing or self.session.tasks.busy(visit.owner, conversation or "")),
+            **self.working(growing or self.busy(visit.owner, conversation)),
         }
 
     def ended(self, visit: Visit, answer: Answer, drawn: int) -> Updates:
@@ -417,14 +450,19 @@ class Chat(Tab):
         if other is not None or not complete:
             return self.shown(visit, conversation)
         finish = answer.update.finish if answer.update else None
+        pending = self.pending(owner, conversation)
         value = self.token_value(
             visit.page,
             messages,
             adopted=answer.message_id,
             continuable=finish not in COMPLETE,
-            notes=remarks(self.session.database, owner, conversation),
+            notes=self.notes(owner, conversation, messages, pending),
         )
-        return {self.tokens: {**value, **watch}, **self.working(False)}
+        asking = self.asking(owner, conversation, pending)
+        return {
+            self.tokens: {**value, **watch, **asking},
+            **self.working(self.busy(owner, conversation)),
+        }
 
     def blank(self, page: str) -> Updates:
         return {
@@ -445,9 +483,17 @@ class Chat(Tab):
         self.session.stacks.check(preferences.chosen(), preferences.generation.sampling)
         return system, preferences
 
+    def busy(self, owner: str, conversation: str | None) -> bool:
+        """Whether something of a conversation can be stopped."""
+        here = conversation or ""
+        return self.session.tasks.busy(owner, here) or self.session.tool_calls.busy(owner, here)
+
     def answering(self, owner: str, conversation: str | None) -> bool:
-        """Whether an answer is growing, which would not see a new message."""
-        return bool(conversation and self.session.generations.find(owner, conversation))
+        """Whether an answer is growing, or a tool runs for it. It would not see a new message."""
+        if not conversation:
+            return False
+        growing = self.session.generations.find(owner, conversation) is not None
+        return growing or self.session.tool_calls.busy(owner, conversation)
 
     def alone(self, owner: str, conversation: str | None) -> None:
         if self.answering(owner, conversation):
