@@ -27,7 +27,7 @@ from app.arguments import (
 )
 from assets import ASSETS
 from engine.errors import SettingError, StrataError, first_line
-from engine.machine import THREADS, physical_cores
+from engine.machine import THREADS, other_people, physical_cores
 
 if TYPE_CHECKING:
     from app.service.jobs import Progress
@@ -253,6 +253,7 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
         engine, database, options.public, folders=statistics, coming=coming, page=options.page
     )
     session.notices.say = lambda notice: tell([notice])
+    session.tool_servers.others = () if options.user else other_people()
     stack.callback(session.tool_servers.connections.close)
     return session
 

@@ -6,6 +6,7 @@ Measurements from one machine say little about another, so its name is kept with
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -29,6 +30,8 @@ QUOTA = "fs/cgroup/cpu.max"
 ASK_MAC = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
 NAMED = ("model name", "Model", "Hardware", "cpu model")
 """The keys under which CPUINFO has the name of a processor."""
+PEOPLE = range(500 if sys.platform == "darwin" else 1000, 60_000)
+"""The numbers of accounts that belong to people."""
 NATIVE = {"amx_bf16", "avx512_bf16"}
 """Instructions that multiply bfloat16 numbers, by the names that Linux has for them. With both a
 forward over a draft takes less time in bfloat16 than in float32 (docs/benchmarks.md)."""
@@ -40,6 +43,22 @@ def cpu_info() -> Iterator[tuple[str, list[str]]]:
         for line in CPUINFO.read_text("utf-8", "replace").splitlines():
             name, _, value = line.partition(":")
             yield name.strip(), value.split()
+
+
+def other_people() -> list[str]:
+    """The accounts of this machine by which other people can log in, as far as it lists them;
+    Windows lists none."""
+    try:
+        import pwd
+    except ImportError:
+        return []
+    return [
+        account.pw_name
+        for account in pwd.getpwall()
+        if account.pw_uid in PEOPLE
+        and account.pw_uid != os.getuid()
+        and not account.pw_shell.endswith(("/nologin", "/false"))
+    ]
 
 
 @cache

@@ -18,6 +18,8 @@ from storage.tool_servers import ToolServer, ToolServerStore
 MOST_BYTES = 100_000
 """The longest result. A result may also have no more bytes than the context has tokens: that is
 about a quarter of the context, for text of four bytes per token."""
+SHOWN = 3
+"""How many people are named."""
 REQUIREMENT = "mcp>=2.3,<3"
 INSTALL = shlex.join([sys.executable, "-m", "pip", "install", REQUIREMENT])
 
@@ -27,17 +29,25 @@ def installed() -> bool:
 
 
 class ToolServers:
-    """The tool servers of this machine. With `guests` there are none."""
+    """The tool servers of this machine. With `guests` there are none, and they are out of use while
+    `others`, people with accounts on this machine, can open the page."""
 
     def __init__(self, database: Database, current: Current, guests: bool) -> None:
         self.store, self.current, self.guests = ToolServerStore(database), current, guests
         self.connections = Connections()
+        self.others: Sequence[str] = ()
 
     @property
     def problem(self) -> str:
         """Why the model cannot call tools now; "" if it can."""
         if not installed():
             return f"Tools need the Python package mcp. To install it: {INSTALL}"
+        if self.others:
+            return (
+                f"Other people can log in to this machine ({', '.join(self.others[:SHOWN])}). They "
+                "could open this page, and use your tools with your rights. To use tools, start "
+                "Strata with a password: --auth NAME:PASSWORD"
+            )
         if self.current.state.is_loaded and self.current.info.calls is None:
             return (
                 f"{self.current.info.name} cannot call tools: its chat template has no place for "
@@ -47,7 +57,8 @@ class ToolServers:
 
     def offered(self) -> tuple[Tool, ...]:
         """The tools that the loaded model may call."""
-        if self.guests or self.current.info.calls is None or not installed():
+        usable = self.current.info.calls is not None and installed()
+        if self.guests or self.others or not usable:
             return ()
         return tuple(tool.tool for each in self.store.list() for tool in each.tools if tool.on)
 
@@ -59,7 +70,7 @@ class ToolServers:
     def add(self, name: str, address: str) -> ToolServer:
         """Start a server, and store it with the tools that it lists, all of them off. Raises
         SettingError and ToolError."""
-        if self.guests or not installed():
+        if self.guests or self.others or not installed():
             raise SettingError(self.problem or "Guests add no tool servers.")
         if not address.strip():
             raise SettingError("The address is empty. Give a command or a URL.")

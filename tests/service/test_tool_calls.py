@@ -385,6 +385,15 @@ def test_guests_and_models_without_calls_have_no_tools(db: Database, monkeypatch
         servers.add("Mine", COMMAND)
 
 
+def test_where_others_can_log_in_tools_need_a_password(db: Database) -> None:
+    servers = chatting(db, PARIS).session.tool_servers
+    servers.others = ["ann", "bea", "cid", "dan"]
+    assert servers.offered() == ()
+    assert "(ann, bea, cid)" in servers.problem and "--auth NAME:PASSWORD" in servers.problem
+    with pytest.raises(SettingError, match="--auth"):
+        servers.add("Mine", COMMAND)
+
+
 def test_tools_are_off_until_they_are_switched_on(db: Database) -> None:
     session = on_toy(db, Scripted(Script()))
     servers = session.tool_servers

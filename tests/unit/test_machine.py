@@ -1,6 +1,7 @@
 """What the machine is called, and what it computes with."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,3 +106,15 @@ def test_the_environment_may_name_the_threads(
     else:
         monkeypatch.setenv(machine.THREADS, named)
     assert machine.usual_threads() == threads
+
+
+def test_other_people_are_those_who_can_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = [
+        ("root", 0, "/bin/bash"), ("me", 1000, "/bin/bash"), ("ann", 1001, "/bin/zsh"),
+        ("backup", 1002, "/usr/sbin/nologin"), ("ftp", 1003, "/bin/false"),
+        ("nobody", 65_534, "/bin/sh"), ("bea", 2000, ""),
+    ]  # fmt: skip
+    listed = [SimpleNamespace(pw_name=n, pw_uid=u, pw_shell=s) for n, u, s in accounts]
+    monkeypatch.setattr("pwd.getpwall", lambda: listed)
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    assert machine.other_people() == ["ann", "bea"]
