@@ -1,12 +1,13 @@
 """The program as tests start it: `python -m tests.support.held FOLDER ARGUMENTS`.
 
 Many tests share one program, so it differs from the real one in some ways. A browser says in the
-cookie "owner" whose data it shows, so that each test begins with none. The seeds that are drawn
-are the same for each of these owners, whatever other tests did before. The handlers in HELD
-answer as late as a test wants: not while FOLDER has a file of that name, which `late` in
+cookie "owner" whose data it shows, so that each test begins with none. The seeds that are drawn are
+the same for each of these owners, whatever other tests did before. The handlers in HELD answer as
+late as a test wants: not while FOLDER has a file of that name, which `late` in
 tests/support/pages.py makes and removes. Long answers of an owner end no sooner than a test wants,
 by `unending` there. The model is one that calls tools if FOLDER says which
-(tests/support/calling.py). Nobody else can log in to its machine. On SIGUSR1 it writes what its threads are doing into the file STACKS.
+(tests/support/calling.py). Nobody else can log in to its machine. On SIGUSR1 it writes what its
+threads are doing into the file STACKS.
 """
 
 import faulthandler
