@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from app.api.answers import Block, Blocks, Data, Step
 from app.api.figures import figures
+from app.api.formats import Schema, usable
 from app.api.requests import (
+    EFFORTS,
     LIST,
     NO_ARGUMENTS,
     AnswerOptions,
@@ -20,6 +22,7 @@ from app.api.requests import (
     Id,
     Limit,
     Object,
+    SentEffort,
     Stops,
     ToolFunction,
     ToolName,
@@ -31,7 +34,7 @@ from app.api.requests import (
 )
 from engine.backends.base import BackendInfo
 from engine.engine import Request
-from engine.settings import MOST_TOKENS
+from engine.settings import ANY_OBJECT, MOST_TOKENS
 from engine.types import Finish, Message, ToolCall
 from storage.validation import refusal
 
@@ -114,6 +117,16 @@ class SentThinking(Given):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
+class OutputFormat(Given):
+    type: Literal["json_schema"]
+    schema_: Schema = Field(alias="schema", description="a JSON schema")
+
+
+class OutputConfig(Given):
+    effort: SentEffort | None = None
+    format: OutputFormat | None = None
+
+
 class Messages(Body):
     max_tokens: Limit = None
     system: Content = []
@@ -122,15 +135,21 @@ class Messages(Body):
     tools: Annotated[list[SentTool], FailFast(), offer("custom")] = []
     tool_choice: SentChoice = SentChoice()
     thinking: SentThinking | None = None
+    output_config: OutputConfig = OutputConfig()
 
     @property
     def options(self) -> AnswerOptions:
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        thinks = EFFORTS[self.output_config.effort]
+        if self.thinking is not None:
+            thinks = self.thinking.type != "disabled" and (thinks or True)
+        wanted = self.output_config.format
+        schema = wanted.schema_ or ANY_OBJECT if wanted else ""
         return AnswerOptions(
             self.max_tokens or MOST_TOKENS,
             self.stop_sequences,
             single=self.tool_choice.disable_parallel_tool_use,
             thinking=thinks,
+            form=usable("output_config", "json_schema", schema) if schema else None,
         )
 
     def requests(self, basic: Request, info: BackendInfo, earlier: Earlier) -> list[Request]:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
+import pydantic
 import pytest
 
+from app.api.messages import Messages
 from tests.support.scripted import Scripted
 from tests.support.served import Served, served
 
@@ -25,6 +27,15 @@ def script(prompt: str) -> str:
     if "<tool_response>" in prompt:
         return f"{THOUGHT}It is {prompt.rpartition('get_weather: ')[2].partition('<')[0]}."
     return f"{THOUGHT}I look it up.\n{CALL}" if "get_weather" in prompt else "Ask a STOP b END c"
+
+
+BROKEN = {"type": "json_schema", "schema": {"type": 1}}
+FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
+
+
+class City(pydantic.BaseModel):
+    name: Literal["Paris", "Rome"]
+    capital: bool
 
 
 @pytest.fixture
@@ -180,6 +191,10 @@ def test_the_key_may_come_in_a_header_of_its_own() -> None:
         ({"model": "claude-sonnet"}, "There is no model"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
         ({"thinking": {"type": "often"}}, "'enabled', 'adaptive' or 'disabled'"),
+        ({"output_config": {"format": {"type": "xml"}}}, "'json_schema'"),
+        ({"output_config": {"format": BROKEN}}, "cannot be"),
+        ({"output_config": {"format": FORMAT}, "tools": [WEATHER]}, "cannot be combined"),
+        ({"output_config": {"effort": "huge"}}, "'low'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_anthropic_s_form(
@@ -225,6 +240,27 @@ def test_requests_of_claude_code_are_answered(client: httpx.Client, backend: Scr
     assert found.status_code == 200 and '"stop_reason": "tool_use"' in found.text
     assert "You are a tool for code.\nThe folder is /tmp." in backend.prompts[-1]
     assert "web_search" not in backend.prompts[-1]
+
+
+def test_an_answer_has_the_schema_that_it_was_to_have(program: anthropic.Anthropic) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Nothing."}]
+    found = program.messages.parse(**given(messages=messages), output_format=City)
+    assert found.parsed_output is not None and found.parsed_output.name in ("Paris", "Rome")
+    assert found.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({}, None),
+        ({"output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}}, "high"),
+        ({"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "adaptive"}}, True),
+    ],
+)
+def test_how_much_is_thought(more: dict[str, Any], wanted: object) -> None:
+    assert Messages.model_validate(given(**more)).options.thinking == wanted
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
