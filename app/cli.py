@@ -253,7 +253,8 @@ def session_of(options: Options, folder: Path, database: "Database", stack: Exit
         engine, database, options.public, folders=statistics, coming=coming, page=options.page
     )
     session.notices.say = lambda notice: tell([notice])
-    session.tool_servers.others = () if options.user else other_people()
+    if options.user is None:
+        session.tool_servers.others = other_people
     stack.callback(session.tool_servers.connections.close)
     return session
 

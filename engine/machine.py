@@ -1,4 +1,4 @@
-"""Where models run: the processor and its number formats.
+"""Where models run: the processor and its number formats, and who else uses the machine.
 
 Measurements from one machine say little about another, so its name is kept with them.
 """
@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -45,13 +45,14 @@ def cpu_info() -> Iterator[tuple[str, list[str]]]:
             yield name.strip(), value.split()
 
 
-def other_people() -> list[str]:
+@cache
+def other_people() -> Sequence[str]:
     """The accounts of this machine by which other people can log in, as far as it lists them;
     Windows lists none."""
     try:
         import pwd
     except ImportError:
-        return []
+        return ()
     return [
         account.pw_name
         for account in pwd.getpwall()

@@ -186,10 +186,10 @@ def pythonic(text: str, tools: Mapping[str, Tool]) -> Iterator[Named]:
         yield from one_or_more(read_json(body))
         return
     try:
-        listed: Any = ast.parse(body, mode="eval").body
+        calls: Any = ast.parse(body, mode="eval").body
     except (SyntaxError, MemoryError) as error:
         raise ValueError("this is no Python") from error
-    for call in listed.elts:
+    for call in calls.elts:
         given = {
             each.arg: ast.literal_eval(JsonNames().visit(each.value)) for each in call.keywords
         }
@@ -330,8 +330,10 @@ class CallSplitter:
         return [ToolCall(secrets.token_hex(5)[:9], *call) for call in written]
 
 
-def said_in(text: str, tools: Sequence[Tool], single: bool = False) -> Said:
-    """The text and the calls of a whole answer, in the first of the FORMS in which it calls any;
+def said_in(
+    text: str, tools: Sequence[Tool], single: bool = False, forms: Sequence[CallForm] = FORMS
+) -> Said:
+    """The text and the calls of a whole answer, in the first of some forms in which it calls any;
     with `single` the text before its first call, and that call."""
-    found = (CallSplitter(form, tools, single).push(text, over=True) for form in FORMS)
+    found = (CallSplitter(form, tools, single).push(text, over=True) for form in forms)
     return next((said for said in found if said.calls), Said(text))

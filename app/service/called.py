@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.text import read_json
 from engine.thinking import MARKS, named, thought_in
-from engine.tools import Said, said_in
+from engine.tools import FORMS, CallForm, Said, said_in
 from engine.types import Message, Tool, ToolCall
 from storage.conversations import StoredMessage
 from storage.traces import Worth
@@ -54,16 +54,18 @@ def said(
     tools: Sequence[Tool],
     worths: Mapping[str, Worth],
     single: bool = False,
+    forms: Sequence[CallForm] = FORMS,
 ) -> Said:
-    """What an answer says, with its thinking, and its calls of these tools; with `single` the text
-    before the first call, and that call. `worths` are the figures of its conversation's runs."""
+    """What an answer says, with its thinking, and its calls of these tools in one of these forms;
+    with `single` the text before the first call, and that call. `worths` are the figures of its
+    conversation's runs."""
     worth = worths.get(answer.run_id or "")
     marks, thinks = (named(worth.marks), worth.thinks) if worth else (MARKS, False)
     text, thought = answer.content, thought_in(answer.content, marks, thinks)
     start = 0
     if thought is not None:
         start = len(text) if thought.answer is None else thought.answer
-    found = said_in(text[start:], tools, single)
+    found = said_in(text[start:], tools, single, forms)
     return Said(text[:start] + found.text, found.calls)
 
 

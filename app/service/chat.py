@@ -267,7 +267,9 @@ class Chat:
         store = self.conversations(owner)
         messages = [Message("system", store.get(conversation_id).system_prompt.strip())]
         stored = store.messages(conversation_id, pieces=False, to=to) if to else ()
-        messages += called.as_read(stored, Traces(self.database, owner).worths(conversation_id))
+        called_any = any(each.role == "tool" for each in stored)
+        worths = Traces(self.database, owner).worths(conversation_id) if called_any else {}
+        messages += called.as_read(stored, worths)
         return taking_turns(messages)
 
     def prediction(self, owner: str, conversation_id: str, to: str | None) -> str:

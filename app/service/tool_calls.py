@@ -68,10 +68,10 @@ class ToolCalls:
         self.lock = threading.Lock()
 
     def pending(self, owner: str, conversation: str) -> Pending | None:
-        """The call that waits at the end of a conversation, if the tool is offered. Answers that
-        were not made here, such as imported ones, call nothing."""
-        tools = self.servers.offered()
-        if not tools:
+        """The call that waits at the end of a conversation, in the form of the loaded model, if the
+        tool is offered. Answers that were not made here, such as imported ones, call nothing."""
+        tools, form = self.servers.offered(), self.core.current.info.calls
+        if not tools or form is None:
             return None
         messages = self.core.chat.conversations(owner).messages(conversation, pieces=False)
         at = len(messages) - 1
@@ -81,7 +81,7 @@ class ToolCalls:
             return None
         answer, number = messages[at], len(messages) - 1 - at
         worths = Traces(self.core.database, owner).worths(conversation)
-        calls = called.said(answer, tools, worths).calls
+        calls = called.said(answer, tools, worths, forms=[form]).calls
         if number >= len(calls) or (server := self.servers.server_of(calls[number].name)) is None:
             return None
         key, call = (owner, conversation), calls[number]

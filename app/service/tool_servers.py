@@ -4,7 +4,7 @@ tools the model may call. Guests have none.
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from app.service.current import Current
@@ -30,21 +30,22 @@ def installed() -> bool:
 
 class ToolServers:
     """The tool servers of this machine. With `guests` there are none, and they are out of use while
-    `others`, people with accounts on this machine, can open the page."""
+    `others`, people with accounts on this machine, can open the page. It is asked when there are
+    tools, because some systems take long to list accounts."""
 
     def __init__(self, database: Database, current: Current, guests: bool) -> None:
         self.store, self.current, self.guests = ToolServerStore(database), current, guests
         self.connections = Connections()
-        self.others: Sequence[str] = ()
+        self.others: Callable[[], Sequence[str]] = tuple
 
     @property
     def problem(self) -> str:
         """Why the model cannot call tools now; "" if it can."""
         if not installed():
             return f"Tools need the Python package mcp. To install it: {INSTALL}"
-        if self.others:
+        if others := ", ".join(self.others()[:SHOWN]):
             return (
-                f"Other people can log in to this machine ({', '.join(self.others[:SHOWN])}). They "
+                f"Other people can log in to this machine ({others}). They "
                 "could open this page, and use your tools with your rights. To use tools, start "
                 "Strata with a password: --auth NAME:PASSWORD"
             )
@@ -57,10 +58,10 @@ class ToolServers:
 
     def offered(self) -> tuple[Tool, ...]:
         """The tools that the loaded model may call."""
-        usable = self.current.info.calls is not None and installed()
-        if self.guests or self.others or not usable:
+        if self.guests or self.current.info.calls is None:
             return ()
-        return tuple(tool.tool for each in self.store.list() for tool in each.tools if tool.on)
+        found = tuple(tool.tool for each in self.store.list() for tool in each.tools if tool.on)
+        return found if found and installed() and not self.others() else ()
 
     def server_of(self, name: str) -> ToolServer | None:
         """The server of the tool that is offered under this name."""
@@ -70,7 +71,7 @@ class ToolServers:
     def add(self, name: str, address: str) -> ToolServer:
         """Start a server, and store it with the tools that it lists, all of them off. Raises
         SettingError and ToolError."""
-        if self.guests or self.others or not installed():
+        if self.guests or self.others() or not installed():
             raise SettingError(self.problem or "Guests add no tool servers.")
         if not address.strip():
             raise SettingError("The address is empty. Give a command or a URL.")

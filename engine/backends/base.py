@@ -61,10 +61,10 @@ class BackendInfo(TokenizerInfo):
     the default settings if they recommend none. `begin` is the text of the token that every text
     begins with, "" if the model uses none. `can_think` is true if its chat template can switch
     thinking on and off, `has_efforts` if it can be told how much to think, and `marks` may stand
-    around its thinking. `calls` is the form in which it
-    calls tools, None if its chat template has no place for tools or the form is not known.
-    `imitable` says that a message can imitate a turn, because nothing but ordinary text separates
-    turns. `head` describes the model's own head for guessing tokens, if any.
+    around its thinking. `calls` is the form in which it calls tools, None if its chat template has
+    no place for tools or the form is not known. `imitable` says that a message can imitate a turn,
+    because nothing but ordinary text separates turns. `head` describes the model's own head for
+    guessing tokens, if any.
 
     `exact` says that the logits of a token have the same bits whether it is decoded alone or among
     drafts. `server` is the server that runs it, None for a model on this machine.

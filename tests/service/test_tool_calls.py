@@ -24,6 +24,7 @@ from app.service.session import Session
 from app.service.tool_calls import REFUSED, ROUNDS, Choice, Pending
 from app.service.tool_connections import Connections, text_of
 from engine.errors import Busy, PromptError, SettingError, ToolError
+from engine.tools import FORMS, CallForm
 from engine.types import ToolCall
 from storage import imports
 from storage.conversations import StoredMessage
@@ -113,8 +114,14 @@ class Chatting:
         return self.stored[-1].content
 
 
-def chatting(db: Database, *calls: str, always: bool = False, address: str = COMMAND) -> Chatting:
-    toy = Scripted(Script(*calls, always=always))
+def chatting(
+    db: Database,
+    *calls: str,
+    always: bool = False,
+    address: str = COMMAND,
+    form: CallForm = FORMS[0],
+) -> Chatting:
+    toy = Scripted(Script(*calls, always=always), form)
     toy.info = replace(toy.info, context_length=1 << 18)
     session = on_toy(db, toy)
     servers = session.tool_servers
@@ -342,6 +349,13 @@ def test_a_message_instead_leaves_the_call_without_a_result(db: Database) -> Non
     assert chat.results == ["Paris: 21 degrees"] and chat.last == "Read 1."
 
 
+def test_a_call_in_the_form_of_another_model_is_text(db: Database) -> None:
+    written = '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Rome"}}]'
+    chat = chatting(db, written)
+    chat.ask()
+    assert chat.pending is None and chat.last.endswith(written)
+
+
 def test_an_imported_call_is_not_offered(db: Database) -> None:
     chat = chatting(db, PARIS)
     chat.ask()
@@ -387,7 +401,7 @@ def test_guests_and_models_without_calls_have_no_tools(db: Database, monkeypatch
 
 def test_where_others_can_log_in_tools_need_a_password(db: Database) -> None:
     servers = chatting(db, PARIS).session.tool_servers
-    servers.others = ["ann", "bea", "cid", "dan"]
+    servers.others = lambda: ["ann", "bea", "cid", "dan"]
     assert servers.offered() == ()
     assert "(ann, bea, cid)" in servers.problem and "--auth NAME:PASSWORD" in servers.problem
     with pytest.raises(SettingError, match="--auth"):
@@ -537,7 +551,7 @@ def test_a_call_that_is_only_thought_about_is_none(db: Database) -> None:
 
 
 def test_a_call_of_llama_runs(db: Database) -> None:
-    chat = chatting(db)
+    chat = chatting(db, form=FORMS[-1])
     text = '{"name": "weather", "parameters": {"city": "Paris"}}'
     chat.toy.script = lambda prompt: "Done." if "<tool_response>" in prompt else text
     chat.ask()

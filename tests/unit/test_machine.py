@@ -117,4 +117,6 @@ def test_other_people_are_those_who_can_log_in(monkeypatch: pytest.MonkeyPatch) 
     listed = [SimpleNamespace(pw_name=n, pw_uid=u, pw_shell=s) for n, u, s in accounts]
     monkeypatch.setattr("pwd.getpwall", lambda: listed)
     monkeypatch.setattr("os.getuid", lambda: 1000)
+    machine.other_people.cache_clear()
     assert machine.other_people() == ["ann", "bea"]
+    machine.other_people.cache_clear()
