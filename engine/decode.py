@@ -6,16 +6,17 @@ how many choices one forward can make, never which ones. With no drafters this i
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec
 
-from engine.backends.base import Backend, Filled, LogitScores
+from engine.backends.base import Backend, Filled, LogitScores, Wanted
 from engine.constraint import Constraint
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
-from engine.drafting.controller import DraftController, way
+from engine.drafting.controller import Company, DraftController, way
 from engine.drafting.costs import CostCurve
 from engine.errors import PromptError
 from engine.prompt import TextStream
@@ -44,7 +45,82 @@ def never() -> bool:
     return False
 
 
-def decode(
+P = ParamSpec("P")
+
+
+class Scored(NamedTuple):
+    """A forward that an answer wanted, and its time. With other answers in the same forward, this
+    is the time of all of it."""
+
+    scores: LogitScores
+    seconds: float
+    computing: float = 0.0
+
+
+class Pause:
+    """An answer that reads a long prompt lets the other answers go on."""
+
+
+PAUSE = Pause()
+SLICE = 64
+"""The tokens of a prompt that are read before other answers go on."""
+Turns = Generator[Wanted | Pause, Scored | None, None]
+"""An answer in progress. It is resumed with the forward that it wanted, or with None."""
+Decoding = Generator[Event | Wanted | Pause, Scored | None, None]
+"""The same, together with its events."""
+
+
+def alone(decoding: Callable[P, Decoding]) -> Callable[P, Iterator[Event]]:
+    """The events of an answer that has its model to itself."""
+
+    @wraps(decoding)
+    def decode(*args: P.args, **kwargs: P.kwargs) -> Iterator[Event]:
+        running = decoding(*args, **kwargs)
+        scored: Scored | None = None
+        try:
+            while True:
+                try:
+                    item = running.send(scored)
+                except StopIteration:
+                    return
+                scored = None
+                if isinstance(item, Wanted):
+                    scored = score(item)
+                elif not isinstance(item, Pause):
+                    yield item
+        finally:
+            running.close()
+
+    return decode
+
+
+def score(wanted: Wanted) -> Scored:
+    """Compute one forward."""
+    computing, clock = thread_time(), perf_counter()
+    scores = wanted.sequence.score(wanted.tree, wanted.sampling)
+    seconds = perf_counter() - clock
+    return Scored(scores, seconds, thread_time() - computing)
+
+
+def relayed(running: Decoding, take: Callable[[Event], None]) -> Turns:
+    """Give the events of an answer to `take`, and yield the rest."""
+    scored: Scored | None = None
+    try:
+        while True:
+            try:
+                item = running.send(scored)
+            except StopIteration:
+                return
+            scored = None
+            if isinstance(item, Wanted | Pause):
+                scored = yield item
+            else:
+                take(item)
+    finally:
+        running.close()
+
+
+def decoding(
     backend: Backend,
     prompt: Sequence[int],
     drafters: Sequence[Drafter],
@@ -55,16 +131,19 @@ def decode(
     text: TextStream | None = None,
     likeliest: int = 0,
     constraint: Constraint | None = None,
-) -> Iterator[Event]:
+    company: Company | None = None,
+) -> Decoding:
     """Answer `prompt`, or continue an answer that it ends in, whose text `text` has already
-    returned. Yields one Prefill, one Step per target forward, and Learned at the end.
+    returned. Yields one Prefill, one Step per target forward, and Learned at the end; before each
+    Step the forward that it wants.
 
     The last Step carries the reason for the end. If it is empty, there is no answer and no Learned
     follows. The drafters learn however the run ends. `costs` limits the drafts, and learns from
-    every step. `likeliest` is the number of likeliest tokens that are reported at each position.
-    `constraint` is the format of the answer, at its place after the prompt. Drafts are then
-    verified by equality, whatever the rule of `drafting`, so the text is that of plain decoding in
-    this format. The time that the consumer takes between two events is not counted.
+    every step that the answer has to itself. `likeliest` is the number of likeliest tokens that are
+    reported at each position. `constraint` is the format of the answer, at its place after the
+    prompt. Drafts are then verified by equality, whatever the rule of `drafting`, so the text is
+    that of plain decoding in this format. `company` are the other answers in its forwards, of which
+    it knows at each step. The time that the consumer takes after an event is not counted.
     Raises PromptError if the prompt is empty or leaves no room for an answer.
     """
     tokens = list(prompt)
@@ -73,16 +152,17 @@ def decode(
     info = backend.info
     if info.nodes is not None:
         drafting = replace(drafting, nodes=min(drafting.nodes, info.nodes))
-    controller = DraftController(drafters, drafting, info.vocabulary_size, costs, info.leaves)
+    how = drafting, info.vocabulary_size, costs, info.leaves, company or Company()
+    controller = DraftController(drafters, *how)
     if backend.head is not None:
         backend.head.listen(any(drafter.name == HEAD for drafter in drafters))
     pending = PendingTokens(drafters, tokens, controller)
     rule = drafting.rule if constraint is None else "match"
     loop = DecodeLoop(backend, tokens, answer, controller, pending, rule, constraint)
     try:
-        yield loop.prefill()
+        yield (yield from loop.prefill())
         while answer.finish is None:
-            step = loop.step()
+            step = yield from loop.step()
             yield step
             if not step.tokens:
                 return
@@ -92,6 +172,9 @@ def decode(
         pending.finish(len(tokens) - len(prompt))
         learned = perf_counter() - clock
     yield Learned(learned)
+
+
+decode = alone(decoding)
 
 
 class DecodeLoop:
@@ -115,9 +198,18 @@ class DecodeLoop:
         self.finished: tuple[Step, float, float, int, float | None] | None = None
         """The last step as `DraftController.observe` takes it, until that has been called."""
 
-    def prefill(self) -> Prefill:
+    def prefill(self) -> Generator[Pause, None, Prefill]:
+        """Read the prompt: as a whole, or in slices if there are other answers."""
         clock = perf_counter()
-        self.filled = self.backend.prefill(self.tokens, self.answer.cancelled)
+        cancelled, prefill = self.answer.cancelled, self.backend.prefill
+        if not self.controller.company.others:
+            self.filled = prefill(self.tokens, cancelled)
+        else:
+            filled = self.filled = prefill(self.tokens, cancelled, SLICE)
+            while not (self.filled.complete or cancelled()):
+                yield PAUSE
+                self.filled = prefill(self.tokens, cancelled, SLICE)
+            self.filled = self.filled._replace(reused=filled.reused)
         read = perf_counter()
         length, reused = len(self.tokens), self.filled.reused
         self.controller.reach(length)
@@ -125,7 +217,7 @@ class DecodeLoop:
             self.pending.read(length - reused)
         return Prefill(length, reused, perf_counter() - clock, read - clock)
 
-    def step(self) -> Step:
+    def step(self) -> Generator[Wanted, Scored, Step]:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
         empty Step if the run was cancelled before anything was decided."""
         backend, tokens = self.backend, self.tokens
@@ -147,11 +239,13 @@ class DecodeLoop:
             self.pending.learn()
         learned = perf_counter()
         tree, work = self.draft(active, budget, depth)
-        computing, drafted = thread_time(), perf_counter()
-        scores = backend.score(tree, answer.sampling)
+        drafted = perf_counter()
+        scores, seconds, computing = yield Wanted(backend, tree, answer.sampling)
+        resumed = perf_counter()
         if self.constraint is not None:
             scores = self.constraint.scores(tree, scores, answer.sampling)
-        scored, computing = perf_counter(), thread_time() - computing
+        scored = perf_counter()
+        company = controller.company.others
         rows, chosen, _ = self.verifier.walk(tree, scores)
         emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
         sampled = perf_counter()
@@ -163,14 +257,21 @@ class DecodeLoop:
             self.constraint.advance(chosen[: len(emitted)])
         guessed = recorded(tree, scores, rows[: len(emitted)])
         counts = count(tree, rows[: len(emitted)], work)
-        times = clocked(clock, drafted, scored, sampled, perf_counter())
+        times = {
+            "draft_seconds": drafted - clock,
+            "verify_seconds": seconds + scored - resumed,
+            "sample_seconds": sampled - scored,
+            # In company, an answer also waits while the others draft and take their tokens.
+            "other_seconds": perf_counter() - sampled + (company and resumed - drafted - seconds),
+        }
         counts["plain_seconds"] = controller.plain_seconds(
             len(tree), len(emitted), times, read - observed
         )
         step = Step(
             self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
         )
-        if not again:
+        controller.company.took(len(tree) + 1, len(emitted))
+        if not again and not company:
             alone = computing if backend.info.computes_alone else None
             self.finished = step, learned - read, accepted - sampled, backend.unread, alone
         self.index += 1
@@ -345,17 +446,6 @@ class Answer:
             if self.finish is not None:
                 break
         return emitted
-
-
-def clocked(
-    start: float, drafted: float, scored: float, sampled: float, end: float
-) -> dict[str, Any]:
-    return {
-        "draft_seconds": drafted - start,
-        "verify_seconds": scored - drafted,
-        "sample_seconds": sampled - scored,
-        "other_seconds": end - sampled,
-    }
 
 
 def count(tree: Tree, accepted: Sequence[int], work: Mapping[str, Work]) -> dict[str, Any]:

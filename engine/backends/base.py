@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo
@@ -216,6 +216,14 @@ class LogitScores:
         return [(token, chance) for token, chance in pairs if chance]
 
 
+class Wanted(NamedTuple):
+    """A forward that an answer waits for: `sequence.score(tree, sampling)`."""
+
+    sequence: "Backend"
+    tree: Tree
+    sampling: Sampling
+
+
 class Backend(Tokenizer, Protocol):
     """A sequence of a causal language model: its cache can verify a tree and roll back.
 
@@ -250,11 +258,14 @@ class Backend(Tokenizer, Protocol):
     def close(self) -> None:
         """Free the memory of the cache. The sequence is then empty, and stays usable."""
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
 
-        Stops early once `cancelled()` is true. The cache is then valid but shorter, the result is
-        not `complete`, and nothing may be decided with it.
+        Stops early once `cancelled()` is true, or after `most` tokens; a model that can only read
+        a text as a whole reads all of it. The cache is then valid but shorter, the result is not
+        `complete`, and nothing may be decided with it.
         """
 
     def depth_limit(self, length: int) -> int | None:
@@ -269,6 +280,14 @@ class Backend(Tokenizer, Protocol):
 
     def accept(self, rows: Sequence[int]) -> None:
         """Keep the root and the accepted rows in the cache; drop every other row of the tree."""
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A backend whose sequences may take turns at no cost, and share forwards."""
+
+    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+        """`score` of several sequences of these weights, in one forward if the model allows it."""
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

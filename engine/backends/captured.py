@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.backends.base import LogitScores, Wanted
 from engine.backends.caches import TREE_ROWS
 from engine.backends.device_scores import (
     KEPT,
@@ -345,6 +346,9 @@ class CapturedModel:
         found = forward.survey(kind if kind in self.kinds else self.kinds[0])
         logits = forward.logits[: len(positions)]
         return DeviceScores(logits, partial(row_of, logits), positions, sampling, found)
+
+    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+        return None
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it is longer than any captured forward."""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.backends.base import Backend, BackendInfo
+from engine.backends.base import Backend, BackendInfo, Batching, Wanted
 from engine.decode import never
 from engine.errors import ModelError, first_line
 from engine.heads.base import Head
@@ -52,6 +52,12 @@ class Resuming(Checkable, Protocol):
     several tokens at a time."""
 
     resumes: bool
+
+
+class Joining(Checkable, Batching, Protocol):
+    """A backend whose sequences share forwards if it `joins` them."""
+
+    joins: bool
 
 
 def check(
@@ -133,6 +139,43 @@ def check_apart(
             f"{problem}. Its layers keep what they read beside the cache. Choose a model of "
             "another architecture."
         )
+
+
+def joins(backend: Joining, allowed: float) -> bool:
+    """Whether two sequences of a model get the same logits in one forward as each alone. Leaves the
+    caches empty."""
+    backend.joins = True
+    return not problem_of(lambda: joined_gap(backend), allowed, backend)
+
+
+def joined_gap(backend: Joining) -> float:
+    size, pair = backend.info.vocabulary_size, (backend, backend.open())
+    found: dict[bool, list[Floats]] = {}
+    for together in (True, False):
+        roots = []
+        for sequence, tokens in zip(pair, PARTS, strict=True):
+            text = [7 * i % size for i in range(1, min(tokens, backend.info.context_length // 2))]
+            sequence.reset()
+            sequence.prefill(text, never)
+            roots.append(text[-1])
+        rows = found[together] = []
+        for paths, taken in ((TREE, TAKEN), ((), ())):
+            trees = [Tree(root) for root in roots]
+            for tree, fewer in zip(trees, (0, 2), strict=True):
+                for path in paths[fewer:]:
+                    graft(tree, [token % size for token in path], "check", 0, len(paths))
+            wanted = [Wanted(*each, Sampling()) for each in zip(pair, trees, strict=True)]
+            scores = (
+                backend.score_all(wanted)
+                if together
+                else [each.sequence.score(each.tree, each.sampling) for each in wanted]
+            )
+            for tree, each in zip(trees, scores, strict=True):
+                rows += [each.row(row).copy() for row in range(len(tree) + 1)]
+            pair[0].accept(taken)
+            pair[1].accept(())
+    pair[1].close()
+    return float(np.max([difference(*each) for each in zip(*found.values(), strict=True)]))
 
 
 def gives_numbers(backend: Checkable, head: Head, levels: int) -> bool:

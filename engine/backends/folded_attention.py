@@ -11,7 +11,7 @@ results. Calls with anything that the fold does not support are passed on to tha
 steps and trees both use the fold, so both see the same logits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from engine.backends.joint import Apart
 from engine.drafting.costs import LARGEST
 
 LIBRARY, FOLDED = "sdpa", "folded_sdpa"
@@ -45,7 +46,11 @@ def attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """As the library's `sdpa_attention_forward`: maps queries (batch, heads, rows, size), keys and
-    values (batch, key heads, tokens, size) to outputs (batch, rows, heads, size)."""
+    values (batch, key heads, tokens, size) to outputs (batch, rows, heads, size). Keys and values
+    of several sequences belong to the queries of each in turn."""
+    if isinstance(key, Apart):
+        how = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, **others}
+        return attend_apart(module, query, key, value, attention_mask, **how), None
     unknown = dropout or any(others.get(name) is not None for name in UNKNOWN)
     if unknown or not same_for_groups(query, key, attention_mask):
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(
@@ -76,6 +81,24 @@ def attend(
             folded, key, value, attn_mask=attention_mask, scale=scaling
         ).reshape(batch, heads, rows, -1)
     return found.transpose(1, 2).contiguous(), None
+
+
+def attend_apart(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    keys: Apart,
+    values: Sequence[torch.Tensor],
+    mask: torch.Tensor | None,
+    **how: Any,
+) -> torch.Tensor:
+    assert mask is not None, "rows of several sequences have a mask"
+    found, first = [], 0
+    for key, value, rows in zip(keys, values, keys.rows, strict=True):
+        part = slice(first, first + rows)
+        own = mask[:, :, part, : key.shape[2]]
+        found.append(attend(module, query[:, :, part], key, value, own, **how)[0])
+        first += rows
+    return torch.cat(found, dim=1)
 
 
 def same_for_groups(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.backends.base import LogitScores
+from engine.backends.base import LogitScores, Wanted
 from engine.backends.caches import TREE_ROWS, TreeCache
 from engine.backends.captured import chain, path_to, random_tree
 from engine.backends.fused import FUSED
@@ -164,6 +164,9 @@ class NativeForwards:
         values: Floats = logits.numpy()
         start = len(sequence.cached) + 1
         return LogitScores(values.__getitem__, [start + depth for depth in tree.depths], sampling)
+
+    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+        return None
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
         count = len(tokens)

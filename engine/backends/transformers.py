@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import DynamicCache
 
-from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
+from engine.backends.base import BackendInfo, Filled, LogitScores, Wanted, common_prefix
 from engine.backends.caches import (
     TREE_ROWS,
     Name,
@@ -44,6 +44,7 @@ from engine.backends.caches import (
 )
 from engine.backends.device_scores import DeviceScores
 from engine.backends.folded_attention import unfolded
+from engine.backends.joint import JointCache, joint_mask
 from engine.backends.pool import PoolCache
 from engine.backends.quantised import PackedLinear
 from engine.backends.rounded import RoundedLinear
@@ -174,6 +175,9 @@ class OtherForwards(Protocol):
     ) -> LogitScores | None:
         """As TransformersBackend.score; None if it cannot."""
 
+    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+        """As TransformersBackend.score_all; None if it cannot."""
+
     def read(self, sequence: "TransformersBackend", tokens: Sequence[int]) -> bool:
         """Compute a part of a prompt; returns False if it cannot."""
 
@@ -214,6 +218,8 @@ class TransformersBackend(TransformersTokenizer):
         self.layers = layers_of(model)
         self.rotary = Rotary(model)
         self.restarts = any(starts_again(model, each) for each in self.rotary.switches)
+        self.joins = False
+        """Whether the sequences of this model were found to share forwards correctly."""
         self.offset = 0
         self.on_device = model.device.type != "cpu"
         self.cached: list[int] = []
@@ -275,7 +281,9 @@ class TransformersBackend(TransformersTokenizer):
             raise
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
         decided, length = list(tokens[:-1]), self.offset + len(tokens)
         regime = self.rotary.regime(length)
         self.keep(common_prefix(self.cached, decided) if regime == self.regime else 0)
@@ -284,13 +292,16 @@ class TransformersBackend(TransformersTokenizer):
             # read everything again at once if that takes less time.
             self.reset()
         self.regime, reused = regime, len(self.cached)
+        whole = len(decided)
+        if most is not None and self.resumes and not self.recurrent:
+            decided = decided[: reused + most]
         with suppress(Stopped), stopping(self.layers, cancelled), self.rotary.reading(length):
             for number, chunk in enumerate(self.chunks(decided)):
                 if cancelled():
                     break
                 self.mark("tail" if number else "begin")
                 self.read(chunk)
-        complete = len(self.cached) == len(decided)
+        complete = len(self.cached) == whole
         if complete:
             self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
@@ -360,11 +371,7 @@ class TransformersBackend(TransformersTokenizer):
 
     @torch.inference_mode()
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
-        self.tree, self.dirty = tree, True
-        start = len(self.cached) + 1
-        regime = self.rotary.regime(self.offset + start + max(tree.depths))
-        if regime != self.regime:
-            self.regime = MIXED if self.cached else regime
+        self.begin(tree)
         with self.emptied():
             if self.captured is not None:
                 scores = self.captured.score(self, tree, sampling)
@@ -374,10 +381,78 @@ class TransformersBackend(TransformersTokenizer):
             logits = self.forward(tree.tokens, tree.depths, visible, verifying=True)
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # otherwise the wait would count as sampling
-        positions = [start + depth for depth in tree.depths]
+        return self.scores(logits, tree, sampling)
+
+    def begin(self, tree: Tree) -> None:
+        """Begin a forward over a tree."""
+        self.tree, self.dirty = tree, True
+        regime = self.rotary.regime(self.offset + len(self.cached) + 1 + max(tree.depths))
+        if regime != self.regime:
+            self.regime = MIXED if self.cached else regime
+
+    def scores(self, logits: torch.Tensor, tree: Tree, sampling: Sampling) -> LogitScores:
+        """The scores of a tree by its logits, shape (rows, vocabulary)."""
+        positions = [len(self.cached) + 1 + depth for depth in tree.depths]
         if self.on_device:
             return DeviceScores(logits, partial(row_of, logits), positions, sampling)
         return LogitScores(partial(row_of, logits), positions, sampling)
+
+    @torch.inference_mode()
+    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+        sequences = [each.sequence for each in wanted]
+        if self.captured is not None:
+            for each in wanted:
+                each.sequence.begin(each.tree)
+            with ExitStack() as all_emptied:
+                for sequence in sequences:
+                    all_emptied.enter_context(sequence.emptied())
+                scores = self.captured.score_all(wanted)
+            if scores is not None:
+                return scores
+        if self.captured is not None or not self.joins or len(wanted) == 1:
+            return [each.sequence.score(each.tree, each.sampling) for each in wanted]
+        return self.score_joined(wanted)
+
+    def score_joined(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+        """Score the trees of several sequences in one forward."""
+        device = self.model.device
+        counts = [len(each.tree) + 1 for each in wanted]
+        tokens, positions, masks = [], [], []
+        for each in wanted:
+            sequence, tree = each.sequence, each.tree
+            sequence.begin(tree)
+            start, depths = len(sequence.cached), np.asarray(tree.depths)
+            tokens += tree.tokens
+            positions += (depths + start + self.offset).tolist()
+            masks.append(self.mask(start, depths, ancestors(tree.parents)))
+        inputs = {
+            "input_ids": torch.tensor([tokens], device=device),
+            "position_ids": torch.tensor([positions], device=device),
+            "attention_mask": joint_mask(masks),
+            self.cache_name: JointCache([each.sequence.cache for each in wanted], counts),
+        }
+        heads = [each.sequence.head for each in wanted if each.sequence.head]
+        for head in heads:
+            head.found.clear()
+        listening = next((head for head in heads if head.on), None)
+        with ExitStack() as contexts:
+            for each in wanted:
+                contexts.enter_context(each.sequence.emptied())
+            if listening is not None:
+                contexts.enter_context(listening.tapped())
+            output = self.model(**inputs, use_cache=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if listening is not None:
+            found = [states.split(counts, dim=1) for states in listening.found]
+            for number, each in enumerate(wanted):
+                if each.sequence.head and each.sequence.head.on:
+                    each.sequence.head.found[:] = [states[number] for states in found]
+        logits = output.logits[0].split(counts)
+        return [
+            each.sequence.scores(part, each.tree, each.sampling)
+            for each, part in zip(wanted, logits, strict=True)
+        ]
 
     @torch.inference_mode()
     def accept(self, rows: Sequence[int]) -> None:

@@ -22,7 +22,8 @@ class Budget:
 
     `floor` is the smallest path probability worth considering. `best` is the number of nodes at
     which the tree was worth most so far; `expected` is E, the number of tokens that the tree as
-    grown so far is expected to emit, its bonus token included. `near` restricts drafts to near
+    grown so far is expected to emit, its bonus token included, together with the `others`, which the
+    trees in the same forward bring. `near` restricts drafts to near
     databases, whose look-ups cost almost nothing. `due` names the way to draft that is used in this
     step regardless of expectations, because it has not been used for long: one of WAYS
     (engine/types.py). `owed` is true if these are the databases. `drafting_ways` are the ways to
@@ -48,12 +49,21 @@ class Budget:
         self.due, self.owed, self.near = due, due == DATABASES, near
         self.floor = drafting.threshold
         self.expected = 1.0
+        self.others = 0.0
         self.best = 0
         self.worth = 0.0
         if self.costs is not None and not self.owed:
             self.worth = 1.0 / self.costs.table[0]
             # No node below this can ever pay, so nothing is looked up for it.
             self.floor = max(self.floor, self.costs.entry)
+
+    def share(self, costs: StepTimes, tokens: float) -> None:
+        """Share the forward with trees that are expected to bring so many tokens: `costs` are the
+        times of the whole step by the nodes of this tree."""
+        self.costs, self.others = costs, tokens
+        self.expected += tokens
+        self.worth = self.expected / costs.table[0]
+        self.floor = max(self.floor, self.expected * costs.cheapest)
 
     def spend(self, seconds: float) -> None:
         """Account for time that was spent before the tree is grown: the drafts have to make up for

@@ -20,10 +20,16 @@ rule.
   the drafter. If drafting never pauses, some plain steps are taken now and then, and the last
   COUNTED of them count.
 
+With other answers in the same forward, the rows of all compete. Its time depends on all rows, and
+what it brings are the tokens of all answers, so a node pays if it adds more tokens per time than
+all trees together bring: the more answers there are, the fewer nodes. Nothing is learned from such
+a step about costs and balances. Draft models and heads rest meanwhile.
+
 Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -58,8 +64,29 @@ LEARNING_SHARE, PROBE_SHARE, HEAD_PROBE_SHARE = 0.01, 0.02, 0.01
 head, which come on top of those of the databases."""
 PRIOR_TOKENS = 32
 """The number of tokens whose learning time weighs as much as the earlier estimate."""
+PACE_GAIN = 0.2
+"""The weight of a step in the tokens that an answer is expected to gain from the next one."""
 PLAIN_GAIN = 0.1
 """The weight of a plain step in the moving estimate of plain steps."""
+
+
+@dataclass(slots=True)
+class Company:
+    """The `others`, which are answered in the same forwards, with `rows` rows in the next one or in
+    the last one, from which they are expected to gain `tokens` tokens.
+
+    The answer itself takes `own_rows` rows of a forward, and has gained `pace` tokens from one.
+    """
+
+    others: int = 0
+    rows: int = 0
+    tokens: float = 0.0
+    own_rows: int = 1
+    pace: float = 1.0
+
+    def took(self, rows: int, tokens: int) -> None:
+        self.own_rows = rows
+        self.pace += PACE_GAIN * (tokens - self.pace)
 
 
 class DraftController:
@@ -76,8 +103,10 @@ class DraftController:
         vocabulary: int,
         costs: CostCurve | None,
         leaves: int | None = None,
+        company: Company | None = None,
     ) -> None:
         self.drafters, self.drafting, self.vocabulary = drafters, drafting, vocabulary
+        self.company = company or Company()
         self.leaves = leaves
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
         self.ways = {way(drafter) for drafter in drafters}
@@ -112,10 +141,12 @@ class DraftController:
         active = {name for name in self.ways if name not in backing_off or self.probes(name)}
         self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
+        if self.company.others:
+            active, plain = {DATABASES} & self.ways - {*backing_off}, False
         if depth <= 0 or plain or not active or not self.drafting.nodes:
             self.active, self.forced = set(), ""
             return self.nothing, ()
-        self.active, self.forced = active, self.due(active)
+        self.active, self.forced = active, "" if self.company.others else self.due(active)
         budget = Budget(
             self.drafting,
             depth,
@@ -126,6 +157,9 @@ class DraftController:
             leaves=self.leaves,
             drafting_ways=frozenset(active),
         )
+        if self.company.others and self.costs is not None:
+            beside = self.costs.beside(self.company.others, self.company.rows)
+            budget.share(beside, self.company.tokens)
         return budget, [drafter for drafter in self.drafters if way(drafter) in active]
 
     def backing_off(self, name: str) -> bool:
@@ -208,6 +242,13 @@ class DraftController:
         """The time that plain decoding would have taken for a step with these times (see Step),
         including refilling a cache."""
         verify, sample, other = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
+        others, rows = self.company.others, self.company.rows
+        if others:
+            # As many answers without drafts: a row of each, whose tokens are taken in turn.
+            if self.costs is None:
+                return None
+            share = self.costs.seconds(others) / self.costs.seconds(rows + nodes)
+            return refilled + emitted * verify * min(1.0, share) + (1 + others) * sample
         nodes += self.unread
         plain = self.plain_time.seconds(nodes, self.since, emitted, verify, sample, other)
         return None if plain is None else refilled + plain

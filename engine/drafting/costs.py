@@ -292,6 +292,17 @@ class StepTimes:
         return StepTimes(later.tolist(), slopes, self.gate)
 
 
+def steepness(
+    table: NDArray[np.float64], ends: NDArray[np.int_], ahead: NDArray[np.int_]
+) -> NDArray[np.float64]:
+    """The relative cost of a further node for each size but the last, by the times of all sizes.
+    The slope of the table may change before the sizes `ends`, which are so many nodes `ahead`."""
+    here = table[:-1]
+    rises = np.where(ahead > 0, table[ends] - here[:, None], inf)
+    rise = np.minimum((rises / np.maximum(ahead, 1)).min(axis=1), np.diff(table))
+    return np.maximum(rise, 0.0) / here
+
+
 def cost_at(sizes: Sequence[int], values: Sequence[float], nodes: int) -> float:
     """The cost of so many nodes, by the costs of measured sizes in ascending order.
 
@@ -343,6 +354,8 @@ class CostCurve(StepTimes):
         self.covariance = SHARED + DRAFTED * np.outer(drafted, drafted) + OWN * alone
         self.drift = SHARED_DRIFT + OWN_DRIFT * alone
         self.since_refresh = 0
+        self.shared: dict[tuple[int, int], StepTimes] = {}
+        """The times of steps in company, by the other answers and their rows."""
         self.gate = Gate()
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         self.ends = np.array([*marks, LARGEST])
@@ -410,10 +423,20 @@ class CostCurve(StepTimes):
         table = self.forwards(nodes + self.unread) + self.other + nodes * self.node
         # If a draft is rejected, the tokens that are unread now are read once more.
         table[1:] += self.undoing + self.returning + self.rereading(self.unread)
-        here = table[:-1]
-        rises = np.where(self.ahead > 0, table[self.ends] - here[:, None], inf)
-        rise = np.minimum((rises / np.maximum(self.ahead, 1)).min(axis=1), np.diff(table))
-        self.tabulate(table.tolist(), np.maximum(rise, 0.0) / here)
+        self.tabulate(table.tolist(), steepness(table, self.ends, self.ahead))
+        self.shared.clear()
+
+    def beside(self, others: int, rows: int) -> StepTimes:
+        """The times of steps together with `others` answers, whose trees have so many rows."""
+        key = others, rows
+        if key not in self.shared:
+            nodes = np.arange(LARGEST + 1)
+            table = self.forwards(rows + nodes) + (1 + others) * self.other
+            table += (rows - others + nodes) * self.node
+            ends = np.unique(np.clip(self.ends - rows, 1, LARGEST))
+            slopes = steepness(table, ends, ends - np.arange(LARGEST)[:, None])
+            self.shared[key] = StepTimes(table.tolist(), slopes, self.gate)
+        return self.shared[key]
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""

@@ -363,8 +363,9 @@ class Hierarchy(Drafter):
 def best_row(tree: Tree, chances: Sequence[float], budget: Budget) -> tuple[int, float]:
     """The end of the most valuable path, and the number of tokens that it is expected to emit."""
     table = None if budget.costs is None else budget.costs.table
-    best, most = (0, 1.0), 0.0 if table is None or budget.owed else 1.0 / table[0]
-    expected = [1.0]
+    alone = 1.0 + budget.others
+    best, most = (0, alone), 0.0 if table is None or budget.owed else alone / table[0]
+    expected = [alone]
     for row in range(1, len(tree.tokens)):
         expected.append(expected[tree.parents[row]] + chances[row])
         depth = tree.depths[row]

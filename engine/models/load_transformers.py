@@ -20,7 +20,7 @@ from engine.backends.base import BackendInfo, TokenizerInfo, digest, fingerprint
 from engine.backends.caches import is_recurrent, kinds_of
 from engine.backends.captured import capture
 from engine.backends.chat_template import FILLER, call_form, can_choose
-from engine.backends.check import FEW, TREE, check, check_apart, resumes
+from engine.backends.check import FEW, TREE, check, check_apart, joins, resumes
 from engine.backends.folded_attention import fold, unfold
 from engine.backends.native_forward import attach
 from engine.backends.quantised import PackedConfig, problem, sizes
@@ -240,6 +240,8 @@ def examine(backend: TransformersBackend, allowed: float) -> None:
         with suppress(ModelError):
             examine_all(backend, allowed)
             if backend.info == described:
+                if described.can_tree and not (backend.recurrent or backend.rotary.switches):
+                    backend.joins = joins(backend, allowed)
                 return
         unfold(backend.model)
         backend.info, backend.offset = described, 0
