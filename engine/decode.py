@@ -12,7 +12,7 @@ from functools import wraps
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, ParamSpec
 
-from engine.backends.base import Backend, Filled, LogitScores, Wanted
+from engine.backends.base import Backend, Batching, Filled, LogitScores, Wanted
 from engine.constraint import Constraint
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -49,12 +49,13 @@ P = ParamSpec("P")
 
 
 class Scored(NamedTuple):
-    """A forward that an answer wanted, and its time. With other answers in the same forward, this
-    is the time of all of it."""
+    """A forward that an answer wanted, and the time of all of it, if other answers share it. Before
+    it, slices of other prompts were `read` in so many seconds."""
 
     scores: LogitScores
     seconds: float
     computing: float = 0.0
+    read: float = 0.0
 
 
 class Pause:
@@ -64,9 +65,9 @@ class Pause:
 PAUSE = Pause()
 SLICE = 64
 """The tokens of a prompt that are read before other answers go on."""
-Turns = Generator[Wanted | Pause, Scored | None, None]
+Turns = Generator[Wanted[Any] | Pause, Scored | None, None]
 """An answer in progress. It is resumed with the forward that it wanted, or with None."""
-Decoding = Generator[Event | Wanted | Pause, Scored | None, None]
+Decoding = Generator[Event | Wanted[Any] | Pause, Scored | None, None]
 """The same, together with its events."""
 
 
@@ -94,7 +95,7 @@ def alone(decoding: Callable[P, Decoding]) -> Callable[P, Iterator[Event]]:
     return decode
 
 
-def score(wanted: Wanted) -> Scored:
+def score(wanted: Wanted[Any]) -> Scored:
     """Compute one forward."""
     computing, clock = thread_time(), perf_counter()
     scores = wanted.sequence.score(wanted.tree, wanted.sampling)
@@ -201,15 +202,15 @@ class DecodeLoop:
     def prefill(self) -> Generator[Pause, None, Prefill]:
         """Read the prompt: as a whole, or in slices if there are other answers."""
         clock = perf_counter()
-        cancelled, prefill = self.answer.cancelled, self.backend.prefill
-        if not self.controller.company.others:
-            self.filled = prefill(self.tokens, cancelled)
-        else:
-            filled = self.filled = prefill(self.tokens, cancelled, SLICE)
+        backend, cancelled = self.backend, self.answer.cancelled
+        if self.controller.company.others and isinstance(backend, Batching):
+            filled = self.filled = backend.prefill(self.tokens, cancelled, SLICE)
             while not (self.filled.complete or cancelled()):
                 yield PAUSE
-                self.filled = prefill(self.tokens, cancelled, SLICE)
+                self.filled = backend.prefill(self.tokens, cancelled, SLICE)
             self.filled = self.filled._replace(reused=filled.reused)
+        else:
+            self.filled = backend.prefill(self.tokens, cancelled)
         read = perf_counter()
         length, reused = len(self.tokens), self.filled.reused
         self.controller.reach(length)
@@ -217,7 +218,7 @@ class DecodeLoop:
             self.pending.read(length - reused)
         return Prefill(length, reused, perf_counter() - clock, read - clock)
 
-    def step(self) -> Generator[Wanted, Scored, Step]:
+    def step(self) -> Generator[Wanted[Backend], Scored, Step]:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
         empty Step if the run was cancelled before anything was decided."""
         backend, tokens = self.backend, self.tokens
@@ -240,7 +241,7 @@ class DecodeLoop:
         learned = perf_counter()
         tree, work = self.draft(active, budget, depth)
         drafted = perf_counter()
-        scores, seconds, computing = yield Wanted(backend, tree, answer.sampling)
+        scores, seconds, computing, waited = yield Wanted(backend, tree, answer.sampling)
         resumed = perf_counter()
         if self.constraint is not None:
             scores = self.constraint.scores(tree, scores, answer.sampling)
@@ -257,19 +258,17 @@ class DecodeLoop:
             self.constraint.advance(chosen[: len(emitted)])
         guessed = recorded(tree, scores, rows[: len(emitted)])
         counts = count(tree, rows[: len(emitted)], work)
-        times = {
+        times: dict[str, Any] = {
             "draft_seconds": drafted - clock,
             "verify_seconds": seconds + scored - resumed,
             "sample_seconds": sampled - scored,
             # In company, an answer also waits while the others draft and take their tokens.
             "other_seconds": perf_counter() - sampled + (company and resumed - drafted - seconds),
         }
-        counts["plain_seconds"] = controller.plain_seconds(
-            len(tree), len(emitted), times, read - observed
-        )
-        step = Step(
-            self.index, tuple(emitted), **counts, **times, finish=answer.finish, tree=guessed
-        )
+        refilled = read - observed + waited
+        counts["plain_seconds"] = controller.plain_seconds(len(tree), len(emitted), times, refilled)
+        counts |= {"finish": answer.finish, "tree": guessed, "beside": controller.company.trees}
+        step = Step(self.index, tuple(emitted), **counts, **times)
         controller.company.took(len(tree) + 1, len(emitted))
         if not again and not company:
             alone = computing if backend.info.computes_alone else None

@@ -85,6 +85,8 @@ class Sequences:
         self.limit = limit
         self.warm: dict[Place, Backend] = {}
         """Ordered by their last use, the most recent last."""
+        self.using: set[Key] = set()
+        """The conversations that are answered now."""
 
     def get(self, key: Key, model: Backend) -> Backend:
         sequence = self.warm.pop((key, model), None) or model.open()
@@ -95,12 +97,17 @@ class Sequences:
     def bytes(self) -> int:
         return sum(sequence.bytes for sequence in self.warm.values())
 
+    def release(self, key: Key) -> None:
+        """The answer has ended."""
+        self.using.discard(key)
+        self.fit()
+
     def fit(self) -> None:
-        """Close the least recently used sequences until the limit is kept, but none of the
-        conversation that was used last."""
+        """Close the least recently used sequences until the limit is kept, but none of a
+        conversation in use, or of the one that was used last."""
         excess, places = self.bytes - self.limit, list(self.warm)
         for place in places:
-            if excess > 0 and place[0] != places[-1][0]:
+            if excess > 0 and place[0] not in {*self.using, places[-1][0]}:
                 excess -= self.warm[place].bytes
                 self.close(place)
 

@@ -1,4 +1,4 @@
-"""The engine in this process: the loaded models and the drafting memory; one run at a time.
+"""The engine in this process: the loaded models and the drafting memory.
 
 Everything that computes runs on the model's thread, in the order of the queue. Methods that other
 threads call read `loaded` only once, because another model may replace it between two runs.
@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from engine import native
-from engine.backends.base import Backend, Tokenizer
+from engine.backends.base import Backend, Batching, Tokenizer
 from engine.compare import reset_caches
 from engine.constraint import Constraint
-from engine.decode import decode
+from engine.decode import Turns, decoding, relayed
 from engine.drafting.base import Drafter, FailSafeDrafter, NgramTable
 from engine.drafting.calibration import LONGEST, Calibration
+from engine.drafting.controller import Company
 from engine.drafting.databases import (
     Databases,
     DraftingMemory,
@@ -61,6 +62,7 @@ from engine.models.loaders import DEFAULT_RUNTIME, MODEL_LOADERS, ModelLoaders
 from engine.models.memory import Need
 from engine.prompt import Size, TextStream, continued, ends_in_thinking, no_room, resumed, splice
 from engine.queue import MOST_WAITING, OWNER, Run, RunQueue, Waiting, before_it_began
+from engine.rounds import run_alone
 from engine.runs import warm_up
 from engine.servers.answer import answer as answer_from_server
 from engine.servers.served import ServedModel
@@ -136,6 +138,8 @@ class Local:
     def use(self, loaded: Loaded) -> None:
         self.loaded.sequences.clear()
         self.loaded = loaded
+        batches = isinstance(loaded.backend, Batching)
+        self.queue.parallel = loaded.runtime.parallel if batches else 1
         self.use_drafts({}, {})
 
     def use_drafts(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
@@ -155,23 +159,30 @@ class Local:
     def start(
         self,
         owner: str,
-        work: Callable[[Stream[Any]], None],
+        work: Callable[[Stream[Any]], Turns | None],
         priority: bool = False,
         background: bool = False,
+        company: Company | None = None,
+        conversation: str = "",
     ) -> Stream[Any]:
-        """Put work into the queue. Its stream raises Busy if the queue is full."""
+        """Put work into the queue. It is done when the call returns, or when the answer that it
+        returns has ended; this shares the model if it can hear of `company`. The stream raises Busy
+        if the queue is full."""
 
-        def run() -> None:
+        def turns() -> Turns:
             try:
                 if stream.stopped.is_set():
                     raise before_it_began()
-                work(stream)
+                yield from work(stream) or ()
             except BaseException as error:
                 # Its frames would keep the model in memory for as long as anyone has the error.
                 forget_frames(error)
                 stream.end(error)
             else:
                 stream.end()
+
+        def run() -> None:
+            run_alone(turns())
 
         def notify(ahead: int) -> None:
             if ahead:
@@ -183,6 +194,8 @@ class Local:
 
         stream = Stream[Any](on_stop=leave)
         entry = Run(owner, run, notify, stream.stop, priority, background=background)
+        if company is not None:
+            entry.turns, entry.company, entry.conversation = turns, company, conversation
         try:
             self.queue.join(entry)
         except (Busy, Cancelled) as error:
@@ -192,12 +205,18 @@ class Local:
     # answers
 
     def generate(self, request: Request) -> Stream[Event]:
-        def work(stream: Stream[Event]) -> None:
-            self.answer(request, stream)
+        # What is measured has the model to itself, and work for idle times gives way.
+        shares = request.measured is None and not request.background
+        company = Company()
+        return self.start(
+            request.owner,
+            lambda stream: self.answer(request, stream, company),
+            background=request.background,
+            company=company if shares else None,
+            conversation=request.conversation,
+        )
 
-        return self.start(request.owner, work, background=request.background)
-
-    def answer(self, request: Request, stream: Stream[Event]) -> None:
+    def answer(self, request: Request, stream: Stream[Event], company: Company) -> Turns:
         self.need_model()
         self.loaded.memory.sweep()
         served = self.loaded.backend
@@ -205,11 +224,9 @@ class Local:
             answer_from_server(served, request, stream.put, stream.stopped.is_set)
             return
         if request.measured is None:
-            events = self.answer_events(request, stream)
+            yield from self.answer_now(request, stream, company)
         else:
-            events = self.measured_events(request, request.measured, stream)
-        for event in events:
-            stream.put(event)
+            yield from self.measure_answer(request, request.measured, stream)
 
     def need_model(self) -> None:
         if not self.loaded.is_loaded:
@@ -220,7 +237,7 @@ class Local:
         if isinstance(self.loaded.backend, ServedModel):
             self.loaded.backend.refuse()
 
-    def answer_events(self, request: Request, stream: Stream[Event]) -> Iterator[Event]:
+    def answer_now(self, request: Request, stream: Stream[Event], company: Company) -> Turns:
         loaded, method, generation = self.loaded, request.method, request.generation
         cancelled = stream.stopped.is_set
         past = self.past_answers(request.owner)
@@ -244,21 +261,26 @@ class Local:
             databases = conversation.databases
             drafters, constraint = self.drafters(request, databases, stream, models, known, thinks)
             curve = loaded.curve_of(method) if drafters else None
-            yield Started(loaded.backend.info, tuple(prompt), dropped, calibration, text, thinks)
+            info = loaded.backend.info
+            stream.put(Started(info, tuple(prompt), dropped, calibration, text, thinks))
             how = method.drafting, cancelled, curve, text_stream, request.likeliest, constraint
-            events = decode(models.target, known, drafters, generation, *how)
+            events = decoding(models.target, known, drafters, generation, *how, company)
             steps, rests = 0, loaded.suited(method) is not method
+
+            def take(event: Event) -> None:
+                nonlocal steps
+                if isinstance(event, Step):
+                    steps += 1
+                    conversation.tokens += [token.id for token in event.tokens]
+                stream.put(event)
+
             try:
-                for event in events:
-                    if isinstance(event, Step):
-                        steps += 1
-                        conversation.tokens += [token.id for token in event.tokens]
-                    yield event
+                yield from relayed(events, take)
             finally:
                 if rests:
                     loaded.rested(steps)
                 if len(conversation.tokens) > len(known) and curve is not None:
-                    stream.put(CostsMeasured(loaded.backend.info, loaded.costs))
+                    stream.put(CostsMeasured(info, loaded.costs))
                 self.keep(request, past, conversation, calibration)
                 loaded.memory.fit(request.owner)
 
@@ -308,12 +330,14 @@ class Local:
         models = {"": self.loaded.backend, **self.drafts}
         warm, key = self.loaded.sequences, (request.owner, request.conversation)
         kept = request.conversation and request.measured is None
+        if kept:
+            warm.using.add(key)
         opened = {n: warm.get(key, model) if kept else model.open() for n, model in models.items()}
         try:
             yield RunModels(opened[""], {name: opened[name] for name in self.drafts})
         finally:
             if kept:
-                warm.fit()
+                warm.release(key)
             else:
                 for sequence in opened.values():
                     sequence.close()
@@ -379,9 +403,7 @@ class Local:
 
         return memory.conversation(owner, name, recall) if name else recall()
 
-    def measured_events(
-        self, request: Request, measured: Measured, stream: Stream[Event]
-    ) -> Iterator[Event]:
+    def measure_answer(self, request: Request, measured: Measured, stream: Stream[Event]) -> Turns:
         loaded, method, generation = self.loaded, request.method, request.generation
         past = self.past_answers(request.owner)
         loaded.memory.fit(request.owner)
@@ -399,7 +421,7 @@ class Local:
             databases, target = base.for_measuring(), models.target
             thinks = ends_in_thinking(target, prompt)
             drafters, constraint = self.drafters(request, databases, stream, models, prompt, thinks)
-            yield Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks)
+            stream.put(Started(target.info, tuple(prompt), 0, tuple(rows), thinks=thinks))
             if measured.warm:
                 warm_up(target, prompt, generation)
             reset_caches((target, *models.drafts.values()))
@@ -409,7 +431,8 @@ class Local:
             splitter = self.splitter(request, thinks)
             text = TextStream(target.detokenize, generation.stop, splitter)
             how = method.drafting, stream.stopped.is_set, curve, text, 0, constraint
-            yield from decode(target, prompt, drafters, generation, *how)
+            events = decoding(target, prompt, drafters, generation, *how)
+            yield from relayed(events, stream.put)
 
     def drafters(
         self,

@@ -29,13 +29,15 @@ class Metrics:
     the machine, None if it is unknown for a step, and `plain_prefill_seconds` the same for the
     prompt; `plain_steps` is the number of steps that drafted nothing. `resumed_seconds` is the time
     for reading again when an answer was continued. It is in no other figure, because an answer
-    without interruption does not need it.
+    without interruption does not need it. `beside` adds up the other answers that shared each
+    forward.
     """
 
     tokens: int = 0
     forwards: int = 0
     several: int = 0
     plain_steps: int = 0
+    beside: int = 0
     prefill_seconds: float = 0.0
     first_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -66,6 +68,11 @@ class Metrics:
     @property
     def mean_acceptance_length(self) -> float:
         return self.tokens / self.forwards if self.forwards else 0.0
+
+    @property
+    def answers_at_once(self) -> float:
+        """How many answers shared a forward, this one included, on average."""
+        return 1 + self.beside / self.forwards if self.forwards else 1.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -144,6 +151,7 @@ class Tally(Metrics):
         self.plain_seconds = None if known is None or plain is None else known + plain
         self.first_seconds = self.first_seconds if self.forwards else step.seconds
         self.forwards += 1
+        self.beside += step.beside
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds
         self.sample_seconds += step.sample_seconds

@@ -1,4 +1,8 @@
-"""Decides whose turn it is to use the model: one run at a time, owners in turn, a bounded queue.
+"""Decides whose turn it is to use the model: owners in turn, a bounded queue.
+
+A run has the model to itself, or shares it with other runs that can (engine/rounds.py), up to the
+`parallel` ones that the model answers at once. A run that does not share waits until these have
+ended, and no further one joins them meanwhile.
 
 Every run has its own stop, which is set once and never cleared, so nobody can undo the stop of
 another run. A waiting run can be stopped as well, and then leaves the queue. Waiting runs are
@@ -10,12 +14,16 @@ as another run arrives. It does not delay other runs, so they do not count it.
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
+from engine.decode import Turns
+from engine.drafting.controller import Company
 from engine.errors import Busy, Cancelled
+from engine.rounds import Member, Rounds
 
 OWNER = "local"
 """The owner of the app's own work, and of everything if nobody else can connect."""
@@ -37,7 +45,11 @@ class Waiting:
 class Run:
     """One use of the model. `work` is called when its turn has come, `notify` with the number of
     runs before it, and `stop` ends it early. A run with priority comes next, a background run after
-    all others."""
+    all others.
+
+    A run with `turns` shares the model: they are called instead of `work`, and return the answer,
+    which hears of its `company`. Two runs of one `conversation` do not share it.
+    """
 
     owner: str
     work: Callable[[], None]
@@ -46,6 +58,14 @@ class Run:
     priority: bool = False
     ahead: int = 0
     background: bool = False
+    turns: Callable[[], Turns] | None = None
+    company: Company = field(default_factory=Company)
+    conversation: str = ""
+
+    def may_join(self, running: "Sequence[Run]") -> bool:
+        """Whether it may run beside others that share the model."""
+        key = self.owner, self.conversation
+        return not self.conversation or all(key != (r.owner, r.conversation) for r in running)
 
 
 class RunQueue:
@@ -60,7 +80,9 @@ class RunQueue:
         self.each = each
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self.closed = False
-        self.running: Run | None = None
+        self.parallel = 1
+        """How many runs may share the model."""
+        self.running: list[Run] = []
         self.waiting: list[Run] = []
         """In the order of arrival."""
         self.served: OrderedDict[str, int] = OrderedDict()
@@ -87,7 +109,7 @@ class RunQueue:
         """Add a run, whose work begins when its turn comes. Raises Busy, and Cancelled after
         `close`.
 
-        A run with priority waits only for the current run, which it stops. A background run in
+        A run with priority waits only for the current runs, which it stops. A background run in
         progress is stopped by any other run.
         """
         with self.lock:
@@ -96,18 +118,17 @@ class RunQueue:
             if not run.priority and not run.background:
                 self.check(run.owner)
             self.waiting.append(run)
-            if self.running is not None and (
-                run.priority or (self.running.background and not run.background)
-            ):
-                self.running.stop()
+            for current in self.running:
+                if run.priority or (current.background and not run.background):
+                    current.stop()
             self.notify()
             self.thread.submit(self.turn)
 
     def close(self) -> None:
-        """End all runs, and accept no more. Waits for the current one."""
+        """End all runs, and accept no more. Waits for the current ones."""
         with self.lock:
             self.closed = True
-            for run in [*self.waiting, *([self.running] if self.running else [])]:
+            for run in [*self.waiting, *self.running]:
                 run.stop()
         self.thread.shutdown(wait=True)
 
@@ -120,24 +141,50 @@ class RunQueue:
             return True
 
     def turn(self) -> None:
+        """Execute the next run, and those that share the model with it."""
+        run = self.take()
+        if run is None:
+            return
+        if run.turns is None:
+            try:
+                run.work()
+            finally:
+                self.ended(run)
+            return
+        rounds = Rounds()
+        while run is not None or rounds.members:
+            while run is not None:
+                assert run.turns is not None, "others wait until these have ended"
+                rounds.add(Member(run.turns(), run.company, partial(self.ended, run)))
+                run = self.take()
+            rounds.round()
+            # Once all have ended, the next run gets a turn of its own.
+            run = self.take() if rounds.members else None
+
+    def take(self) -> Run | None:
+        """The run whose turn has come, None if there is none or it has to wait."""
         with self.lock:
-            if not self.waiting:
-                return
-            run = self.order()[0]
-            self.waiting.remove(run)
-            self.running = run
-            if not run.background:
-                self.served[run.owner] = next(self.numbers)
-                self.served.move_to_end(run.owner)
-                if len(self.served) > MOST_SERVED:
-                    self.served.popitem(last=False)
-            self.notify()
-        try:
-            run.work()
-        finally:
-            with self.lock:
-                self.running = None
+            for run in self.order():
+                if self.running:
+                    if run.turns is None or len(self.running) >= self.parallel:
+                        return None
+                    if not run.may_join(self.running):
+                        continue
+                self.waiting.remove(run)
+                self.running.append(run)
+                if not run.background:
+                    self.served[run.owner] = next(self.numbers)
+                    self.served.move_to_end(run.owner)
+                    if len(self.served) > MOST_SERVED:
+                        self.served.popitem(last=False)
                 self.notify()
+                return run
+            return None
+
+    def ended(self, run: Run) -> None:
+        with self.lock:
+            self.running.remove(run)
+            self.notify()
 
     def order(self) -> list[Run]:
         """The waiting runs in the order of their turns.
@@ -154,9 +201,12 @@ class RunQueue:
         return [self.waiting[at] for *_, at in sorted(ranked)]
 
     def notify(self) -> None:
-        under_way = self.running is not None and not self.running.background
+        under_way = [run for run in self.running if not run.background]
+        shared = all(run.turns is not None for run in under_way)
+        room = self.parallel - len(under_way) if shared else 0
         for place, run in enumerate(self.order()):
-            ahead = place + under_way
+            alone = run.turns is None
+            ahead = place + bool(under_way) if alone else max(0, place + 1 - room)
             if ahead != run.ahead:
                 run.ahead = ahead
                 run.notify(ahead)

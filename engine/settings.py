@@ -296,6 +296,12 @@ class Runtime(Checked):
         "Precision of the cache: auto, f32, f16, q8_0 or q4_0; fewer bits take less memory.",
         CACHE_TYPES,
     )
+    parallel: int = setting(
+        1,
+        (1, 64, 1),
+        "Answers at once",
+        "So many answers are decoded at the same time, and share each forward; further ones wait.",
+    )
     head: str = choice(
         "Head",
         "The built-in head, which guesses ahead: auto finds it, off ignores it; or the path of "

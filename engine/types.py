@@ -313,7 +313,9 @@ class Step:
     `plain_seconds` is the time that plain decoding would have taken for these tokens at the load of
     this moment; None if unknown. A step that proposed nothing is a plain step.
 
-    `tree` holds the guesses (engine/recorded.py): None if they were not recorded.
+    `tree` holds the guesses (engine/recorded.py): None if they were not recorded. `beside` is the
+    number of other answers that the forward was shared with; its time is that of all of it, and
+    `plain_seconds` is for plain decoding of as many answers at once.
     """
 
     index: int
@@ -330,6 +332,7 @@ class Step:
     finish: Finish | None = None
     plain_seconds: float | None = field(default=None, compare=False)
     tree: bytes | None = field(default=None, compare=False)
+    beside: int = field(default=0, compare=False)
 
     @property
     def seconds(self) -> float:

@@ -471,6 +471,12 @@ CREATE INDEX messages_run ON messages(run);
 CREATE INDEX messages_tree ON messages(conversation, position, id, parent, chosen);
 """,
     ),
+    (
+        "0023-answers-at-once",
+        """
+ALTER TABLE steps ADD COLUMN beside INTEGER NOT NULL DEFAULT 0;
+""",
+    ),
 )
 
 

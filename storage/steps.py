@@ -17,7 +17,7 @@ from engine.types import TARGET, Finish, Run, Step, Token
 from storage.database import Database, as_text, from_json
 
 COLUMNS = """position, tokens, proposed, accepted, by_depth, draft_seconds, verify_seconds,
-    sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish, tree"""
+    sample_seconds, other_seconds, plain_seconds, look_ups, levels, finish, tree, beside"""
 
 
 class RunToken(NamedTuple):
@@ -28,7 +28,7 @@ class RunToken(NamedTuple):
 
 def insert(handle: sqlite_utils.Database, run_id: str, steps: Iterable[Step]) -> None:
     handle.conn.executemany(
-        f"INSERT INTO steps (run, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT INTO steps (run, {COLUMNS}) VALUES ({', '.join('?' * 16)})",
         ((run_id, *_row(step)) for step in steps),
     )
 
@@ -90,11 +90,11 @@ def _row(step: Step) -> tuple[Any, ...]:
     seconds = step.draft_seconds, step.verify_seconds, step.sample_seconds, step.other_seconds
     texts = [json.dumps(each) for each in (*counts, dict(step.look_ups), dict(step.levels))]
     times = *seconds, step.plain_seconds
-    return (step.index, *texts[:4], *times, *texts[4:], step.finish, step.tree)
+    return (step.index, *texts[:4], *times, *texts[4:], step.finish, step.tree, step.beside)
 
 
 def _step(row: tuple[Any, ...]) -> Step:
-    index, tokens, proposed, accepted, by_depth, *rest, look_ups, levels, finish, tree = row
+    index, tokens, proposed, accepted, by_depth, *rest, look_ups, levels, finish, tree, beside = row
     *seconds, plain = rest
     draft, verify, sample, other = map(float, seconds)
     return Step(
@@ -115,6 +115,7 @@ def _step(row: tuple[Any, ...]) -> Step:
         finish=cast(Finish | None, finish),
         plain_seconds=None if plain is None else float(plain),
         tree=tree if isinstance(tree, bytes) else None,
+        beside=int(beside),
     )
 
 

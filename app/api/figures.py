@@ -160,6 +160,7 @@ METRICS = {
     "vllm:prefix_cache_hits_total": "Prompt tokens found in the cache.",
     "vllm:spec_decode_num_drafts_total": "Steps that drafted.",
     "strata_forwards_total": "Steps of the model, plain ones included.",
+    "strata_beside_total": "Other answers in the forwards of these steps, added up.",
     "strata_prompt_seconds_total": "Seconds of reading prompts.",
     "strata_decode_seconds_total": "Seconds of decoding.",
     "strata_plain_seconds_total": "Seconds that plain decoding would have taken, for answers with "
@@ -192,6 +193,7 @@ def sums(one: AnswerFigures) -> dict[str, float]:
         "vllm:spec_decode_num_draft_tokens_total": sum(metrics.proposed.values()),
         "vllm:spec_decode_num_accepted_tokens_total": sum(metrics.accepted.values()),
         "strata_forwards_total": metrics.forwards,
+        "strata_beside_total": metrics.beside,
         "strata_prompt_seconds_total": metrics.prefill_seconds,
         "strata_decode_seconds_total": metrics.decode_seconds,
         "strata_plain_seconds_total": plain,

@@ -189,6 +189,7 @@ STEPS: dict[str, Callable[[Step], Cell]] = {
     "sample_seconds": lambda step: step.sample_seconds,
     "other_seconds": lambda step: step.other_seconds,
     "plain_seconds": lambda step: step.plain_seconds,
+    "beside": lambda step: step.beside,
     "finish": lambda step: step.finish,
 }
 """The columns of runs and of steps."""

@@ -144,6 +144,9 @@ def note(metrics: Metrics, speedup: Speedup, over: bool) -> str:
         measuring = not metrics.forwards or metrics.plain_seconds is not None
         return "measuring" if measuring and not over else "press Prove it to measure"
     count = speedup.plain_steps
+    if metrics.beside:
+        answers = f"{metrics.answers_at_once:.1f}".removesuffix(".0")
+        return f"of the whole answer, against plain decoding of {answers} answers at once"
     if not count:
         return "of the whole answer, estimated from the measured cost of a plain step"
     steps = "step" if count == 1 else "steps"

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo
@@ -216,10 +216,13 @@ class LogitScores:
         return [(token, chance) for token, chance in pairs if chance]
 
 
-class Wanted(NamedTuple):
+S = TypeVar("S", bound="Backend")
+
+
+class Wanted(NamedTuple, Generic[S]):
     """A forward that an answer waits for: `sequence.score(tree, sampling)`."""
 
-    sequence: "Backend"
+    sequence: S
     tree: Tree
     sampling: Sampling
 
@@ -258,14 +261,11 @@ class Backend(Tokenizer, Protocol):
     def close(self) -> None:
         """Free the memory of the cache. The sequence is then empty, and stays usable."""
 
-    def prefill(
-        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
-    ) -> Filled:
+    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
         """Make the cache hold `tokens[:-1]`, as one forward over all of `tokens` would fill it.
 
-        Stops early once `cancelled()` is true, or after `most` tokens; a model that can only read
-        a text as a whole reads all of it. The cache is then valid but shorter, the result is not
-        `complete`, and nothing may be decided with it.
+        Stops early once `cancelled()` is true. The cache is then valid but shorter, the result is
+        not `complete`, and nothing may be decided with it.
         """
 
     def depth_limit(self, length: int) -> int | None:
@@ -283,10 +283,16 @@ class Backend(Tokenizer, Protocol):
 
 
 @runtime_checkable
-class Batching(Protocol):
+class Batching(Backend, Protocol):
     """A backend whose sequences may take turns at no cost, and share forwards."""
 
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
+        """As `Backend.prefill`, but this stops after `most` tokens as well, unless the model can
+        only read a text as a whole."""
+
+    def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
         """`score` of several sequences of these weights, in one forward if the model allows it."""
 
 

@@ -347,7 +347,7 @@ class CapturedModel:
         logits = forward.logits[: len(positions)]
         return DeviceScores(logits, partial(row_of, logits), positions, sampling, found)
 
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores] | None:
         return None
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:

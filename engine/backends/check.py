@@ -54,10 +54,15 @@ class Resuming(Checkable, Protocol):
     resumes: bool
 
 
-class Joining(Checkable, Batching, Protocol):
+class Joining(Batching, Protocol):
     """A backend whose sequences share forwards if it `joins` them."""
 
     joins: bool
+
+    def reset(self) -> None:
+        """Empty the cache."""
+
+    def open(self) -> "Joining": ...
 
 
 def check(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from engine.backends.caches import TreeCache
+from engine.backends.caches import TreeCache, TreeLayer
 
 
 class Apart(list[torch.Tensor]):
@@ -28,7 +28,7 @@ class Apart(list[torch.Tensor]):
 class JointLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of several caches, which take so many rows each."""
 
-    def __init__(self, layers: Sequence[Any], counts: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[TreeLayer], counts: Sequence[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.layers, self.counts = layers, list(counts)
 
@@ -38,7 +38,7 @@ class JointLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        parts = (states.split(self.counts, dim=2) for states in (key_states, value_states))
+        parts = (torch.split(states, self.counts, dim=2) for states in (key_states, value_states))
         found = [layer.update(*new) for layer, *new in zip(self.layers, *parts, strict=True)]
         keys, values = zip(*found, strict=True)
         return Apart(keys, self.counts), Apart(values, self.counts)
@@ -57,7 +57,7 @@ class JointCache(Cache):
     """The caches of several sequences in one forward, in which they get so many rows each."""
 
     def __init__(self, caches: Sequence[TreeCache], counts: Sequence[int]) -> None:
-        rows = zip(*(cache.layers for cache in caches), strict=True)
+        rows = zip(*(cache.tree_layers for cache in caches), strict=True)
         super().__init__(layers=[JointLayer(layers, counts) for layers in rows])
 
 

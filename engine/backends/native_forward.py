@@ -165,7 +165,7 @@ class NativeForwards:
         start = len(sequence.cached) + 1
         return LogitScores(values.__getitem__, [start + depth for depth in tree.depths], sampling)
 
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores] | None:
         return None
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:

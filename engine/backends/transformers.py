@@ -175,7 +175,9 @@ class OtherForwards(Protocol):
     ) -> LogitScores | None:
         """As TransformersBackend.score; None if it cannot."""
 
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores] | None:
+    def score_all(
+        self, wanted: Sequence[Wanted["TransformersBackend"]]
+    ) -> list[LogitScores] | None:
         """As TransformersBackend.score_all; None if it cannot."""
 
     def read(self, sequence: "TransformersBackend", tokens: Sequence[int]) -> bool:
@@ -398,7 +400,7 @@ class TransformersBackend(TransformersTokenizer):
         return LogitScores(partial(row_of, logits), positions, sampling)
 
     @torch.inference_mode()
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+    def score_all(self, wanted: Sequence[Wanted["TransformersBackend"]]) -> list[LogitScores]:
         sequences = [each.sequence for each in wanted]
         if self.captured is not None:
             for each in wanted:
@@ -413,7 +415,7 @@ class TransformersBackend(TransformersTokenizer):
             return [each.sequence.score(each.tree, each.sampling) for each in wanted]
         return self.score_joined(wanted)
 
-    def score_joined(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+    def score_joined(self, wanted: Sequence[Wanted["TransformersBackend"]]) -> list[LogitScores]:
         """Score the trees of several sequences in one forward."""
         device = self.model.device
         counts = [len(each.tree) + 1 for each in wanted]
@@ -444,11 +446,11 @@ class TransformersBackend(TransformersTokenizer):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if listening is not None:
-            found = [states.split(counts, dim=1) for states in listening.found]
+            found = [torch.split(states, counts, dim=1) for states in listening.found]
             for number, each in enumerate(wanted):
                 if each.sequence.head and each.sequence.head.on:
                     each.sequence.head.found[:] = [states[number] for states in found]
-        logits = output.logits[0].split(counts)
+        logits = torch.split(output.logits[0], counts)
         return [
             each.sequence.scores(part, each.tree, each.sampling)
             for each, part in zip(wanted, logits, strict=True)

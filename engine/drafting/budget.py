@@ -22,9 +22,9 @@ class Budget:
 
     `floor` is the smallest path probability worth considering. `best` is the number of nodes at
     which the tree was worth most so far; `expected` is E, the number of tokens that the tree as
-    grown so far is expected to emit, its bonus token included, together with the `others`, which the
-    trees in the same forward bring. `near` restricts drafts to near
-    databases, whose look-ups cost almost nothing. `due` names the way to draft that is used in this
+    grown so far is expected to emit, its bonus token included, and the `others`, which other trees
+    bring in the same forward. `near` restricts drafts to near databases, whose look-ups cost almost
+    nothing. `due` names the way to draft that is used in this
     step regardless of expectations, because it has not been used for long: one of WAYS
     (engine/types.py). `owed` is true if these are the databases. `drafting_ways` are the ways to
     draft in this step. At most `leaves` branches of the tree are verified, any number for None;

@@ -72,13 +72,14 @@ PLAIN_GAIN = 0.1
 
 @dataclass(slots=True)
 class Company:
-    """The `others`, which are answered in the same forwards, with `rows` rows in the next one or in
-    the last one, from which they are expected to gain `tokens` tokens.
+    """The answers beside one: there are `others`, and `trees` of them share its forwards, with
+    `rows` rows in the last one. These are expected to gain `tokens` tokens from the next one.
 
     The answer itself takes `own_rows` rows of a forward, and has gained `pace` tokens from one.
     """
 
     others: int = 0
+    trees: int = 0
     rows: int = 0
     tokens: float = 0.0
     own_rows: int = 1
@@ -158,7 +159,7 @@ class DraftController:
             drafting_ways=frozenset(active),
         )
         if self.company.others and self.costs is not None:
-            beside = self.costs.beside(self.company.others, self.company.rows)
+            beside = self.costs.beside(self.company.trees, self.company.rows)
             budget.share(beside, self.company.tokens)
         return budget, [drafter for drafter in self.drafters if way(drafter) in active]
 
@@ -240,15 +241,15 @@ class DraftController:
         self, nodes: int, emitted: int, times: Mapping[str, float], refilled: float
     ) -> float | None:
         """The time that plain decoding would have taken for a step with these times (see Step),
-        including refilling a cache."""
+        including `refilled` seconds of filling caches."""
         verify, sample, other = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
-        others, rows = self.company.others, self.company.rows
-        if others:
+        trees, rows = self.company.trees, self.company.rows
+        if self.company.others:
             # As many answers without drafts: a row of each, whose tokens are taken in turn.
             if self.costs is None:
                 return None
-            share = self.costs.seconds(others) / self.costs.seconds(rows + nodes)
-            return refilled + emitted * verify * min(1.0, share) + (1 + others) * sample
+            share = self.costs.seconds(trees) / self.costs.seconds(rows + nodes)
+            return refilled + emitted * verify * min(1.0, share) + (1 + trees) * sample
         nodes += self.unread
         plain = self.plain_time.seconds(nodes, self.since, emitted, verify, sample, other)
         return None if plain is None else refilled + plain

@@ -300,7 +300,8 @@ def steepness(
     here = table[:-1]
     rises = np.where(ahead > 0, table[ends] - here[:, None], inf)
     rise = np.minimum((rises / np.maximum(ahead, 1)).min(axis=1), np.diff(table))
-    return np.maximum(rise, 0.0) / here
+    slopes: NDArray[np.float64] = np.maximum(rise, 0.0) / here
+    return slopes
 
 
 def cost_at(sizes: Sequence[int], values: Sequence[float], nodes: int) -> float:

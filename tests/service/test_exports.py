@@ -94,7 +94,7 @@ def test_steps_are_written_exactly() -> None:
     assert first == {
         "step": "0", "tokens": "2", "text": 'a "b"\nc', "depth": "2",
         "draft_seconds": "0.30000000000000004", "verify_seconds": "0.5", "sample_seconds": "0.0",
-        "other_seconds": "1e-09", "plain_seconds": "0.25", "finish": "",
+        "other_seconds": "1e-09", "plain_seconds": "0.25", "beside": "0", "finish": "",
         "drafted context": "3", "accepted context": "1",
         "drafted model": "0", "accepted model": "0",
         "drafted statistics": "0", "accepted statistics": "0",

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from engine.backends.base import BackendInfo, Filled, LogitScores, common_prefix
+from engine.backends.base import BackendInfo, Filled, LogitScores, Wanted, common_prefix
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo, LogitGuess
 from engine.sampling import Floats
@@ -210,12 +210,15 @@ class ToyBackend:
         turns = "".join(f"<|{m.role}|>{m.content.strip()}<|end|>" for m in marked)
         return turns + "<|assistant|>"
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
         decided = list(tokens[:-1])
         reused = common_prefix(self.cache, decided)
         self.cache, self.tree = decided[:reused], None
-        while len(self.cache) < len(decided) and not cancelled():
-            self.cache = decided[: len(self.cache) + CHUNK]
+        end = len(decided) if most is None else min(len(decided), reused + most)
+        while len(self.cache) < end and not cancelled():
+            self.cache = decided[: min(end, len(self.cache) + CHUNK)]
         return Filled(reused, len(self.cache) == len(decided))
 
     def depth_limit(self, length: int) -> int | None:
@@ -230,6 +233,9 @@ class ToyBackend:
             suffixes.append((*before, token)[-MEMORY:])
         positions = [len(self.cache) + 1 + depth for depth in tree.depths]
         return LogitScores(lambda row: self.logits(suffixes[row]), positions, sampling)
+
+    def score_all(self, wanted: Sequence[Wanted["ToyBackend"]]) -> list[LogitScores]:
+        return [each.sequence.score(each.tree, each.sampling) for each in wanted]
 
     def accept(self, rows: Sequence[int]) -> None:
         assert self.tree is not None, "accept follows score"

@@ -43,6 +43,7 @@ PINNED = {
     "0020-wiped-texts": "d45a5c06f2c5c5b6",
     "0021-tool-servers": "5702fefb98971a19",
     "0022-results-of-tools": "6f339942813617a5",
+    "0023-answers-at-once": "ea979379280f58bd",
 }
 """Digests of the released migrations: a file out there was made by exactly these."""
 

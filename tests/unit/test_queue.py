@@ -215,7 +215,7 @@ def test_a_stream_that_ends_while_it_waits_gives_its_place_away(end: str) -> Non
     assert list(second) == []
     held.goes.set()
     assert list(first) == ["over"] and list(third) == ["third"]
-    assert not done and not engine.queue.waiting and engine.queue.running is None
+    assert not done and not engine.queue.waiting and not engine.queue.running
 
 
 def test_a_stream_that_fails_says_so_and_gives_the_model_back() -> None:

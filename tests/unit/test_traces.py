@@ -37,6 +37,7 @@ STEPS = (
         levels={"draft:<b>tiny</b>": (4, 3, 2)},
         finish="length",
         plain_seconds=0.1 + 0.7,
+        beside=2,
         tree=b"\x00\xff" * 6,
     ),
     Step(index=1, tokens=(Token(2, 103, "target"),), finish="eos"),

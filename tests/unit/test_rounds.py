@@ -1,0 +1,326 @@
+"""Several answers at once: each is the text that it is alone, whoever joins, leaves or fails."""
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.backends.base import LogitScores, Wanted
+from engine.drafting.budget import Budget
+from engine.drafting.controller import Company, DraftController
+from engine.drafting.costs import CostCurve
+from engine.engine import Measured, Request
+from engine.engine import Event as AnyEvent
+from engine.errors import Cancelled, StrataError
+from engine.local import Local
+from engine.methods import METHODS
+from engine.queue import Waiting
+from engine.settings import AnswerFormat, Drafting, Generation, Sampling
+from engine.streams import Stream
+from engine.types import Message, Prefill, Step
+from tests.support.lossless import Stated
+from tests.support.toy import VOCABULARY, ToyBackend
+
+WORDS = "once upon a time there was a small house by the sea and a time to go once".split()
+METHOD_NAMES = ("plain", "hd", "auto", "context", "lookup")
+FORMATS = (
+    None,
+    None,
+    AnswerFormat("regex", "[a-f]{4,30}"),
+    AnswerFormat("json_schema", '{"type": "array", "items": {"enum": [1, "two"]}}'),
+)
+
+
+class Counting(ToyBackend):
+    """The toy, noting what each forward was shared by: `shared` are the rows of each sequence.
+    `before` is called before a forward with its number."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None, **named: Any) -> None:
+        super().__init__(**named)
+        self.before = before
+        self.shared: list[list[int]] = []
+
+    def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
+        self.before(len(self.shared))
+        self.shared.append([len(each.tree) + 1 for each in wanted])
+        return super().score_all(wanted)
+
+
+def engine_of(backend: ToyBackend, parallel: int = 4, curve: CostCurve | None = None) -> Local:
+    engine = Local(backend=backend)
+    engine.queue.parallel, engine.loaded.curve = parallel, curve
+    return engine
+
+
+def text_of(events: Sequence[AnyEvent]) -> str:
+    steps = [event for event in events if isinstance(event, Step)]
+    return "".join(token.text for step in steps for token in step.tokens)
+
+
+def drawn(draw: random.Random, number: int) -> Request:
+    words = " ".join(draw.choices(WORDS, k=draw.choice((3, 12, 90))))
+    sampling = Sampling(draw.choice((0.0, 0.7, 1.0, 1.5)), seed=draw.randrange(99))
+    form = draw.choice(FORMATS)
+    return Request(
+        (Message("user", words),),
+        generation=Generation(sampling, draw.randrange(1, 60), format=form),
+        method=METHODS[draw.choice(METHOD_NAMES)],
+        owner=draw.choice("ab"),
+        conversation=draw.choice(("", f"conversation {number}")),
+        prediction=draw.choice(("", words)),
+    )
+
+
+def alone(request: Request) -> str:
+    with closing(engine_of(ToyBackend(), 1)) as engine:
+        return text_of(list(engine.generate(request)))
+
+
+@pytest.mark.grid(40)
+@pytest.mark.parametrize("seed", range(500))
+def test_answers_at_once_say_what_they_say_alone(seed: int) -> None:
+    """Any methods, samplers, formats and lengths; some join later, some are stopped."""
+    draw = random.Random(seed)
+    requests = [drawn(draw, number) for number in range(draw.randrange(2, 8))]
+    late = {draw.randrange(20): request for request in requests[2:]}
+    streams: list[tuple[Request, Stream[AnyEvent]]] = []
+
+    def join(number: int) -> None:
+        if number in late:
+            request = late.pop(number)
+            streams.append((request, engine.generate(request)))
+        if number == stopped and streams:
+            streams[0][1].stop()
+
+    stopped = draw.choice((-1, 5, 11))
+    backend = Counting(join)
+    curve = draw.choice((None, Stated({0: 1.0, 3: 1.1, 7: 1.3, 15: 1.7, 63: 4.0})))
+    with closing(engine_of(backend, draw.randrange(2, 5), curve)) as engine:
+        streams += [(request, engine.generate(request)) for request in requests[:2]]
+        found = [list(stream) for _, stream in streams]  # further ones come meanwhile
+    for (request, stream), events in zip(streams, found, strict=True):
+        wanted, said = alone(request), text_of(events)
+        assert said == wanted or (stream.stopped.is_set() and wanted.startswith(said))
+
+
+def told(number: int, words: int = 3, tokens: int = 12, **named: Any) -> Request:
+    generation = Generation(Sampling(0.7, seed=number), max_tokens=tokens)
+    text = " ".join(WORDS[at % len(WORDS)] for at in range(words))
+    return Request((Message("user", text),), generation=generation, owner=str(number), **named)
+
+
+def gathered(backend: Counting, requests: Sequence[Request], parallel: int = 4) -> list[Any]:
+    """The events of requests that come while the first one is being read."""
+    streams: list[Stream[AnyEvent]] = []
+
+    class Read(type(backend)):  # type: ignore[misc]
+        def prefill(self, *args: Any, **named: Any) -> Any:
+            if len(streams) == 1:
+                streams.extend(engine.generate(request) for request in requests[1:])
+            return super().prefill(*args, **named)
+
+    backend.__class__ = Read
+    with closing(engine_of(backend, parallel)) as engine:
+        streams.append(engine.generate(requests[0]))
+        first = list(streams[0])
+        return [first, *(list(stream) for stream in streams[1:])]
+
+
+def test_answers_share_forwards_up_to_the_limit() -> None:
+    backend = Counting()
+    gathered(backend, [told(number, method=METHODS["plain"]) for number in range(5)], 3)
+    assert max(map(len, backend.shared)) == 3
+    assert len(backend.shared) < 5 * 12, "without sharing each answer has forwards of its own"
+
+
+def test_a_model_that_cannot_share_answers_one_after_the_other() -> None:
+    class Single(Counting):
+        score_all = None  # type: ignore[assignment]
+
+    backend = Single()
+    engine = Local(backend=backend)
+    with closing(engine):
+        engine.use(replace(engine.loaded, runtime=replace(engine.loaded.runtime, parallel=8)))
+        assert engine.queue.parallel == 1
+    with closing(Local(backend=Counting())) as engine:
+        engine.use(replace(engine.loaded, runtime=replace(engine.loaded.runtime, parallel=8)))
+        assert engine.queue.parallel == 8
+
+
+def test_a_long_prompt_is_read_in_slices_between_the_steps_of_others() -> None:
+    """So the first words of a short answer do not wait for it."""
+    order: list[str] = []
+
+    class Watched(Counting):
+        def prefill(self, *args: Any, **named: Any) -> Any:
+            order.append("read")
+            return super().prefill(*args, **named)
+
+        def score(self, *args: Any) -> LogitScores:
+            order.append("score")
+            return super().score(*args)
+
+    requests = [told(3, tokens=60), told(1, words=300)]
+    assert len(alone(requests[0])) > 20
+    events = gathered(Watched(), requests)
+    assert [text_of(each) for each in events] == [alone(each) for each in requests]
+    reads = [at for at, done in enumerate(order) if done == "read"]
+    assert len(reads) > 10
+    assert "score" in order[reads[2] : reads[-1]]
+    (prefill,) = (event for event in events[1] if isinstance(event, Prefill))
+    assert prefill.reused == 0 and prefill.tokens > 1000
+
+
+def test_two_requests_of_one_conversation_wait_for_each_other() -> None:
+    """They share a cache and a memory of what was said."""
+    backend = Counting()
+    requests = [replace(told(number), owner="a", conversation="same") for number in range(2)]
+    gathered(backend, requests)
+    assert not backend.shared
+
+
+def test_what_is_measured_has_the_model_to_itself_and_nothing_overtakes_it() -> None:
+    backend, ended = Counting(), list[str]()
+    plain = METHODS["plain"]
+    requests = [
+        told(0, method=plain),
+        told(1, method=plain),
+        told(2, method=plain, measured=Measured()),
+        told(3, method=plain),
+    ]
+    events = gathered(backend, requests, 4)
+    assert [text_of(each) for each in events] == [alone(each) for each in requests]
+    assert max(map(len, backend.shared)) == 2
+    steps = [[e for e in each if isinstance(e, Step)] for each in events]
+    assert all(step.plain_seconds is not None for step in steps[2])
+    assert Waiting(2) in events[2] or Waiting(1) in events[2]
+    del ended
+
+
+def test_an_error_ends_the_answers_of_that_forward_and_no_others() -> None:
+    def fail(number: int) -> None:
+        if number == 3:
+            raise RuntimeError("out of memory")
+
+    backend = Counting(fail)
+    with closing(engine_of(backend)) as engine:
+        streams = [engine.generate(told(number, words=40)) for number in range(3)]
+        for stream in streams:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                list(stream)
+        assert text_of(list(engine.generate(told(7)))) == alone(told(7))
+        assert not engine.queue.running and not engine.queue.waiting
+
+
+def test_a_load_stops_all_answers() -> None:
+    loads: list[Stream[Any]] = []
+
+    def load(number: int) -> None:
+        if number == 1:
+            loads.append(engine.start("local", lambda stream: stream.put("loaded"), priority=True))
+
+    with closing(engine_of(Counting(load))) as engine:
+        streams = [engine.generate(told(number, words=40, tokens=500)) for number in range(3)]
+        finishes = [
+            [event.finish for event in stream if isinstance(event, Step)][-1] for stream in streams
+        ]
+        assert finishes.count("cancelled") >= 2
+        (load_stream,) = loads
+        assert list(load_stream)[-1] == "loaded"
+
+
+def test_waiting_requests_hear_of_the_places_before_them() -> None:
+    events = gathered(Counting(), [told(number) for number in range(4)], 2)
+    waits = [[e.ahead for e in each if isinstance(e, Waiting)] for each in events]
+    assert waits[:2] == [[], []], "the second one begins at once"
+    assert waits[2][0] == 1 and waits[3][0] == 2
+
+
+def test_a_stopped_request_leaves_the_queue() -> None:
+    stream: list[Stream[AnyEvent]] = []
+
+    def join(number: int) -> None:
+        if number == 0:
+            stream.append(engine.generate(told(9)))
+            stream[0].stop()
+
+    with closing(engine_of(Counting(join), 2)) as engine:
+        others = [engine.generate(told(number, words=40)) for number in range(2)]
+        for other in others:
+            list(other)
+        with pytest.raises(Cancelled):
+            list(stream[0])
+
+
+# what is drafted
+
+
+CURVE = {0: 1.0, 1: 1.02, 3: 1.1, 7: 1.4, 15: 2.2, 31: 4.0, 63: 8.0}
+
+
+def planned(company: Company, nodes: int = 64) -> Budget:
+    curve = CostCurve(CURVE)
+    controller = DraftController([], Drafting(nodes=nodes), VOCABULARY, curve, None, company)
+    controller.ways, controller.active = {"databases"}, {"databases"}
+    controller.reach(100)
+    return controller.plan(20)[0]
+
+
+def size_of(company: Company, chance: float = 0.85) -> int:
+    """The size of a chain whose tokens follow each other with this chance."""
+    budget, probability, size = planned(company), chance, 0
+    while budget.pays(size, probability):
+        size += 1
+        budget.added(size, probability)
+        probability *= chance
+    return budget.best
+
+
+def test_the_more_answers_share_a_forward_the_less_each_drafts() -> None:
+    sizes = [
+        size_of(Company(others, others, 4 * others, 2.5 * others)) for others in (0, 1, 3, 7, 15)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 2 * sizes[-1]
+
+
+def test_a_tree_beside_others_is_the_best_for_all_of_them() -> None:
+    """By trying every size: no other one brings more tokens per time."""
+    curve, chance = CostCurve(CURVE), 0.85
+    curve.reach(100)
+    for others, rows, tokens in ((1, 2, 1.5), (3, 9, 5.0), (7, 8, 7.5)):
+        size = size_of(Company(others, others, rows, tokens), chance)
+        worth = [
+            (tokens + 1 + sum(chance**depth for depth in range(1, nodes + 1)))
+            / curve.seconds(rows + nodes)
+            for nodes in range(65)
+        ]
+        assert worth[size] == pytest.approx(max(worth), rel=0.01)
+
+
+def test_plain_decoding_at_the_same_load_is_what_a_step_is_compared_with() -> None:
+    """Plain decoding of as many answers takes a forward over a row of each."""
+    curve = CostCurve(CURVE)
+    company = Company(3, 3, 12, 6.0)
+    controller = DraftController([], Drafting(), VOCABULARY, curve, None, company)
+    times = {"verify_seconds": 2.0, "sample_seconds": 0.25, "other_seconds": 9.0}
+    share = curve.seconds(3) / curve.seconds(12 + 3)
+    found = controller.plain_seconds(3, 4, times, 0.5)
+    assert found == pytest.approx(0.5 + 4 * 2.0 * share + 4 * 0.25)
+    fixed = DraftController([], Drafting(budget="fixed"), VOCABULARY, None, None, company)
+    assert fixed.plain_seconds(3, 4, times, 0.5) is None
+
+
+def test_a_step_in_company_teaches_nothing_about_costs() -> None:
+    backend, curve = Counting(), CostCurve({0: 1.0, 63: 2.0})
+    before = dict(curve.points)
+    requests = [told(number) for number in range(3)]
+    streams: list[Stream[AnyEvent]] = []
+    with closing(engine_of(backend, 3, curve)) as engine:
+        streams += [engine.generate(request) for request in requests]
+        for stream in streams:
+            list(stream)
+    assert StrataError and before.keys() == curve.points.keys()
