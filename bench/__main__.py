@@ -11,6 +11,7 @@ COMMANDS = {
     "page": "page.PageCost",
     "curve": "curve.Curve",
     "gpu": "gpu.Gpu",
+    "crowd": "crowd.Crowd",
     "replay": "replay.Replay",
     "edits": "commits.Edits",
     "extract": "commits.Extract",

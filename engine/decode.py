@@ -270,6 +270,7 @@ class DecodeLoop:
         counts |= {"finish": answer.finish, "tree": guessed, "beside": controller.company.trees}
         step = Step(self.index, tuple(emitted), **counts, **times)
         controller.company.took(len(tree) + 1, len(emitted))
+        controller.observe_company(len(tree), seconds)
         if not again and not company:
             alone = computing if backend.info.computes_alone else None
             self.finished = step, learned - read, accepted - sampled, backend.unread, alone

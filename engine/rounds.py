@@ -15,6 +15,10 @@ from typing import Any
 from engine.backends.base import Batching, Wanted
 from engine.decode import Pause, Scored, Turns, score
 from engine.drafting.controller import Company
+from engine.drafting.costs import COUNTED, STEADY
+
+FIRST_REST, REST = 8, 256
+"""The rounds until the first plain ones, and between those and the next."""
 
 
 class Member:
@@ -38,10 +42,13 @@ class Member:
 
 
 class Rounds:
-    """The answers in progress."""
+    """The answers in progress. Now and then they decode plainly for some rounds, as one alone does
+    (engine/drafting/controller.py)."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
+        self.number, self.rest = 0, FIRST_REST
+        """The number of the round, and that in which the next plain rounds begin."""
 
     def add(self, member: Member) -> None:
         self.members.append(member)
@@ -56,12 +63,19 @@ class Rounds:
         read = perf_counter() - clock
         together = [member for member in self.members if isinstance(member.waits, Wanted)]
         wanted = [member.waits for member in together if isinstance(member.waits, Wanted)]
+        plain = self.number - self.rest
         for member, scored in zip(together, computed(wanted), strict=True):
             self.meet(member, together)
+            # What was drafted for this round was said in the one before it.
+            member.company.counts = member is together[0] and not 0 < plain <= STEADY
+            member.company.rests = 0 <= plain < STEADY + COUNTED
             if isinstance(scored, Scored):
                 scored = scored._replace(read=read)
             member.go_on(scored)
         self.members = [member for member in self.members if member.waits is not None]
+        self.number += 1
+        if plain == STEADY + COUNTED:
+            self.rest = self.number + REST
 
     def meet(self, member: Member, together: Sequence[Member]) -> None:
         """Tell an answer of those beside it, and of those `together` with it in a forward."""

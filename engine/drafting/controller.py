@@ -22,8 +22,9 @@ rule.
 
 With other answers in the same forward, the rows of all compete. Its time depends on all rows, and
 what it brings are the tokens of all answers, so a node pays if it adds more tokens per time than
-all trees together bring: the more answers there are, the fewer nodes. Nothing is learned from such
-a step about costs and balances. Draft models and heads rest meanwhile.
+all trees together bring: the more answers there are, the fewer nodes. What such forwards take is
+learned apart from those of one answer; now and then all answers decode plainly together, as one
+answer does. Balances learn nothing from such steps. Draft models and heads rest meanwhile.
 
 Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
@@ -82,6 +83,8 @@ class Company:
     trees: int = 0
     rows: int = 0
     tokens: float = 0.0
+    rests: bool = False
+    counts: bool = False
     own_rows: int = 1
     pace: float = 1.0
 
@@ -143,7 +146,7 @@ class DraftController:
         self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
         if self.company.others:
-            active, plain = {DATABASES} & self.ways - {*backing_off}, False
+            active, plain = {DATABASES} & self.ways - {*backing_off}, self.company.rests
         if depth <= 0 or plain or not active or not self.drafting.nodes:
             self.active, self.forced = set(), ""
             return self.nothing, ()
@@ -248,11 +251,18 @@ class DraftController:
             # As many answers without drafts: a row of each, whose tokens are taken in turn.
             if self.costs is None:
                 return None
-            share = self.costs.seconds(trees) / self.costs.seconds(rows + nodes)
+            curve = self.costs.together(trees)
+            share = curve.seconds(trees) / curve.seconds(rows + nodes)
             return refilled + emitted * verify * min(1.0, share) + (1 + trees) * sample
         nodes += self.unread
         plain = self.plain_time.seconds(nodes, self.since, emitted, verify, sample, other)
         return None if plain is None else refilled + plain
+
+    def observe_company(self, nodes: int, verify: float) -> None:
+        """Learn what a forward took that other answers shared, if no other one does."""
+        company = self.company
+        if company.counts and company.trees and self.costs is not None:
+            self.costs.observe_together(company.trees, company.rows + nodes, verify)
 
     def observe(
         self,

@@ -29,6 +29,8 @@ from engine.types import WAYS
 
 SIZES = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
 """Nodes per measured forward, at smaller intervals where kernels change their method."""
+CROWDED = (95, 127, 191, 255)
+"""Further sizes, of forwards that answers share."""
 CACHED = 256
 """Tokens in the cache when measuring begins. Shorter texts count as this long."""
 GROWN = 2 * CACHED
@@ -355,8 +357,8 @@ class CostCurve(StepTimes):
         self.covariance = SHARED + DRAFTED * np.outer(drafted, drafted) + OWN * alone
         self.drift = SHARED_DRIFT + OWN_DRIFT * alone
         self.since_refresh = 0
-        self.shared: dict[tuple[int, int], StepTimes] = {}
-        """The times of steps in company, by the other answers and their rows."""
+        self.shared: dict[int, CostCurve] = {}
+        self.tables: dict[tuple[int, int], StepTimes] = {}
         self.gate = Gate()
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         self.ends = np.array([*marks, LARGEST])
@@ -425,19 +427,41 @@ class CostCurve(StepTimes):
         # If a draft is rejected, the tokens that are unread now are read once more.
         table[1:] += self.undoing + self.returning + self.rereading(self.unread)
         self.tabulate(table.tolist(), steepness(table, self.ends, self.ahead))
-        self.shared.clear()
+        self.tables.clear()
 
-    def beside(self, others: int, rows: int) -> StepTimes:
-        """The times of steps together with `others` answers, whose trees have so many rows."""
-        key = others, rows
+    def together(self, trees: int) -> "CostCurve":
+        """The costs of forwards that an answer shares with so many others, by the rows of all but
+        its root. Such forwards begin with the costs of trees, and are then learned by themselves,
+        for each power of two."""
+        key = trees.bit_length()
         if key not in self.shared:
+            sizes = (*self.sizes, *(size for size in CROWDED if size > self.sizes[-1]))
+            self.shared[key] = CostCurve({size: self.seconds(size) for size in sizes})
+        return self.shared[key]
+
+    def observe_together(self, trees: int, rows: int, verify: float) -> None:
+        """Learn from a forward that was shared with so many others, over `rows` rows besides the
+        answer's root."""
+        curve = self.together(trees)
+        at = min(bisect_left(curve.sizes, rows), len(curve.sizes) - 1)
+        curve.correct(at, curve.surprise(rows, verify))
+        curve.since_refresh += 1
+        if curve.since_refresh >= REFRESH:
+            curve.since_refresh = 0
+            self.tables.clear()
+
+    def beside(self, trees: int, rows: int) -> StepTimes:
+        """The times of steps by the nodes of one answer, whose forward is shared with so many other
+        trees, which have `rows` rows."""
+        key = trees, rows
+        if key not in self.tables:
             nodes = np.arange(LARGEST + 1)
-            table = self.forwards(rows + nodes) + (1 + others) * self.other
-            table += (rows - others + nodes) * self.node
+            table = self.together(trees).forwards(rows + nodes) + (1 + trees) * self.other
+            table += (rows - trees + nodes) * self.node
             ends = np.unique(np.clip(self.ends - rows, 1, LARGEST))
             slopes = steepness(table, ends, ends - np.arange(LARGEST)[:, None])
-            self.shared[key] = StepTimes(table.tolist(), slopes, self.gate)
-        return self.shared[key]
+            self.tables[key] = StepTimes(table.tolist(), slopes, self.gate)
+        return self.tables[key]
 
     def observe(self, nodes: int, verify: float, draft: float, other: float) -> None:
         """Learn from one step: nodes drafted, seconds of forward, of drafting, of the rest."""

@@ -12,8 +12,8 @@ from engine.backends.base import LogitScores, Wanted
 from engine.drafting.budget import Budget
 from engine.drafting.controller import Company, DraftController
 from engine.drafting.costs import CostCurve
-from engine.engine import Measured, Request
 from engine.engine import Event as AnyEvent
+from engine.engine import Measured, Request
 from engine.errors import Cancelled, StrataError
 from engine.local import Local
 from engine.methods import METHODS
@@ -24,7 +24,7 @@ from engine.types import Message, Prefill, Step
 from tests.support.lossless import Stated
 from tests.support.toy import VOCABULARY, ToyBackend
 
-WORDS = "once upon a time there was a small house by the sea and a time to go once".split()
+WORDS = ("once", "upon", "a", "time", "there", "was", "a", "small", "house", "by", "the", "sea")
 METHOD_NAMES = ("plain", "hd", "auto", "context", "lookup")
 FORMATS = (
     None,
