@@ -45,7 +45,7 @@ class Crowd(Benchmark):
         add("--method", default="hd")
 
     def measure(self, setup: Setup) -> Record:
-        if not isinstance(setup.backend, Batching):
+        if not (isinstance(setup.backend, Batching) and setup.backend.at_once):
             raise SettingError(f"{setup.backend.info.label} answers one request after the other.")
         options, method = setup.options, method_named(setup.options.method)
         databases = setup.databases({"hd": method})["hd"]

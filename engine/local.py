@@ -138,8 +138,9 @@ class Local:
     def use(self, loaded: Loaded) -> None:
         self.loaded.sequences.clear()
         self.loaded = loaded
-        batches = isinstance(loaded.backend, Batching)
-        self.queue.parallel = loaded.runtime.parallel if batches else 1
+        backend = loaded.backend
+        at_once = isinstance(backend, Batching) and backend.at_once
+        self.queue.parallel = loaded.runtime.parallel if at_once else 1
         self.use_drafts({}, {})
 
     def use_drafts(self, drafts: Mapping[str, Backend], sources: Mapping[str, str]) -> None:
@@ -258,6 +259,9 @@ class Local:
         known = [*prompt, *request.answered]
         conversation.tokens = list(known)
         with self.sequences(request) as models:
+            if request.conversation:
+                key = request.owner, request.conversation
+                loaded.sequences.begin(key, loaded.backend, known)
             databases = conversation.databases
             drafters, constraint = self.drafters(request, databases, stream, models, known, thinks)
             curve = loaded.curve_of(method) if drafters else None

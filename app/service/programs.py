@@ -23,7 +23,7 @@ from storage.api_keys import ApiKey, ApiKeys
 
 MOST_EACH = 8
 """The most requests of one owner that are being read, waiting or running at the same time, so that
-the queue keeps room for the page's owner."""
+the queue keeps room for the page's owner; more by the answers at once that go beyond one."""
 ProgramEvent = Waiting | Started | Prefill | Step | Learned
 """The events of an answer that a program gets."""
 
@@ -73,16 +73,23 @@ class Sessions:
         self.known: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
         """The last text of each session and the length of its request, by owner and name. The most
         recently used session comes last."""
+        self.using: set[tuple[str, str]] = set()
+        """The sessions whose last request is being answered."""
         self.lock = threading.Lock()
 
-    def find(self, owner: str, text: str) -> str:
-        """The session that a request continues, or the name of a new one.
+    def find(self, owner: str, text: str, at_once: bool = False) -> str:
+        """The session that a request continues, or the name of a new one: also if it shall be
+        answered `at_once` with the last request of the session.
 
         It must share at least half of the session's last request, so that another conversation with
         the same first words does not replace the session.
         """
         with self.lock:
-            own = [(name, *known) for (user, name), known in self.known.items() if user == owner]
+            own = [
+                (key[1], *known)
+                for key, known in self.known.items()
+                if key[0] == owner and not (at_once and key in self.using)
+            ]
         best, most = f"api-{secrets.token_hex(6)}", -1
         for name, before, length in own:
             shared = common_prefix(before, text)
@@ -93,6 +100,7 @@ class Sessions:
     def enter(self, owner: str, name: str, text: str) -> None:
         dropped = []
         with self.lock:
+            self.using.add((owner, name))
             self.known[owner, name] = text, len(text)
             self.known.move_to_end((owner, name))
             left = sum(len(text) for text, _ in self.known.values())
@@ -102,6 +110,10 @@ class Sessions:
                 dropped.append(key)
         for key in dropped:
             self.forget(*key)
+
+    def answered(self, owner: str, name: str) -> None:
+        with self.lock:
+            self.using.discard((owner, name))
 
     def leave(self, owner: str, name: str) -> None:
         with self.lock:
@@ -173,7 +185,7 @@ class Programs:
         """Reserve a place for a request of an owner; held from before its body is read until its
         end. Raises Busy."""
         with self.lock:
-            if self.asking[owner] >= MOST_EACH:
+            if self.asking[owner] >= MOST_EACH + self.parallel - 1:
                 raise Busy(
                     f"{self.asking[owner]} of your requests wait or are being answered already. "
                     "Wait until one is over."
@@ -186,6 +198,11 @@ class Programs:
                 self.asking[owner] -= 1
                 if not self.asking[owner]:
                     del self.asking[owner]
+
+    @property
+    def parallel(self) -> int:
+        """How many answers the loaded model gives at once."""
+        return self.core.engine.state.runtime.parallel
 
     def task_for(self, owner: str) -> AbstractContextManager[Task]:
         return self.core.tasks.begin(owner, f"api-{secrets.token_hex(6)}")
@@ -210,7 +227,7 @@ class Programs:
         yield from self.core.model_swap.gate(task)
         self.check_loaded()
         text = text_of(request)
-        name = self.sessions.find(owner, text)
+        name = self.sessions.find(owner, text, self.parallel > 1)
         profile = self.core.stacks.profile_for(request.generation.sampling)
         request = replace(request, owner=owner, conversation=name, profile=profile)
         stream = task.stop.start(lambda: self.core.engine.generate(request))
@@ -247,3 +264,4 @@ class Programs:
                 answer = "".join(reply)
                 begins = request.messages and not request.prefix
                 self.sessions.grow(owner, name, turn("assistant", answer) if begins else answer)
+            self.sessions.answered(owner, name)

@@ -284,13 +284,21 @@ class Backend(Tokenizer, Protocol):
 
 @runtime_checkable
 class Batching(Backend, Protocol):
-    """A backend whose sequences may take turns at no cost, and share forwards."""
+    """A backend whose sequences may take turns after each forward at no cost, if `at_once` is true,
+    and share forwards."""
+
+    @property
+    def at_once(self) -> bool: ...
 
     def prefill(
         self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
     ) -> Filled:
         """As `Backend.prefill`, but this stops after `most` tokens as well, unless the model can
         only read a text as a whole."""
+
+    def begin_as(self, other: Any, tokens: Sequence[int]) -> None:
+        """Copy what another sequence of these weights holds of the beginning of some tokens, if
+        this takes less time than reading it."""
 
     def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
         """`score` of several sequences of these weights, in one forward if the model allows it."""

@@ -100,6 +100,15 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values[:, :, start:end] = value_states
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def copy(self, other: "TreeLayer", length: int) -> None:
+        if other.keys is None or other.values is None:
+            return  # It shares those of another layer.
+        self.rows = min(length + TREE_ROWS, self.cache.capacity)
+        self.keys, self.values = (
+            enlarged(states, self.rows, length) for states in (other.keys, other.values)
+        )
+        self.is_initialized = True
+
     def move(self, source: torch.Tensor, start: int) -> None:
         """Copy the rows `source` to the places from `start` on."""
         if self.keys is not None and self.values is not None:
@@ -274,6 +283,12 @@ class TreeCache(Cache):
         for states in self.state_layers:
             states.settle(len(kept), rows)
         self.length += len(kept)
+
+    def copy(self, other: "TreeCache", length: int) -> None:
+        """Begin with the first rows of another cache of this model, which has no states."""
+        for own, layer in zip(self.tree_layers, other.tree_layers, strict=True):
+            own.copy(layer, length)
+        self.length = length
 
     def mark(self, name: Name) -> None:
         """Copy the present states, so that a later text can continue from here."""

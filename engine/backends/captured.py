@@ -269,7 +269,7 @@ class CapturedModel:
     """
 
     chunk: int | None = None
-    exact = False
+    exact = at_once = False  # The scores of a forward end with the next one.
 
     def __init__(self, backend: TransformersBackend) -> None:
         assert backend.kinds is not None

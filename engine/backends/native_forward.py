@@ -81,6 +81,11 @@ class NativeCache(TreeCache):
                     to.copy_(states)
         self.length += len(kept)
 
+    def copy(self, other: TreeCache, length: int) -> None:
+        assert isinstance(other, NativeCache)
+        self.parts = [part.clone() for part in other.parts[: -(-length // core.PART)]]
+        self.length = length
+
     def stretch(self, length: int) -> None:
         self.grow(length + TREE_ROWS)
         for part in self.parts:
@@ -93,7 +98,7 @@ class NativeForwards:
 
     nodes: int | None = None
     chunk: int | None = CHUNK
-    exact = True
+    exact = at_once = True
 
     def __init__(self, backend: TransformersBackend) -> None:
         model, context = backend.model, backend.info.context_length

@@ -60,6 +60,8 @@ PARALLEL = 16
 """Tokens that are read in one forward in the time of about one forward for each alone."""
 TAIL = 16
 """Tokens at the end of a prompt that open an answer: the next prompt often differs in these."""
+COPIED = 32
+"""The fewest tokens that are copied from another sequence instead of being read."""
 MIXED = -1
 """The regime of a cache whose tokens have different rotary factors: no other text can use it."""
 
@@ -162,11 +164,12 @@ class OtherForwards(Protocol):
     """Another way to compute some forwards of a model, for all of its sequences (captured.py).
     `nodes` is the size of the largest tree that it computes, None for any, and `chunk` the number
     of tokens of a prompt that it reads at a time, None for the usual one. `exact` is that of
-    BackendInfo."""
+    BackendInfo, `at_once` that of Batching."""
 
     nodes: int | None
     chunk: int | None
     exact: bool
+    at_once: bool
 
     def fresh_cache(self) -> TreeCache: ...
 
@@ -254,6 +257,10 @@ class TransformersBackend(TransformersTokenizer):
         return TreeCache(self.kinds, self.info.context_length + TREE_ROWS)
 
     @property
+    def at_once(self) -> bool:
+        return self.captured is None or self.captured.at_once
+
+    @property
     def bytes(self) -> int:
         own = self.cache.bytes if self.info.can_tree else bytes_of(self.cache)
         return int(own) + (self.head.bytes if self.head else 0)
@@ -308,6 +315,18 @@ class TransformersBackend(TransformersTokenizer):
             self.mark("end")
         limit = self.rotary.switch(length) if self.restarts else None
         return Filled(reused, complete, limit and limit - self.offset)
+
+    @torch.inference_mode()
+    def begin_as(self, other: "TransformersBackend", tokens: Sequence[int]) -> None:
+        own, shared = (common_prefix(each.cached, tokens[:-1]) for each in (self, other))
+        switches = self.recurrent or self.rotary.switches
+        pooled = isinstance(self.cache, PoolCache)
+        if shared < own + COPIED or not self.info.can_tree or switches or pooled:
+            return
+        self.close()
+        with self.emptied():
+            self.cache.copy(other.cache, shared)
+        self.cached = list(tokens[:shared])
 
     def chunks(self, decided: Sequence[int]) -> list[Sequence[int]]:
         """The tokens that are not in the cache yet, divided into one part per forward. If states

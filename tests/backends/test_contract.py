@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.backends.base import Filled, common_prefix
+from engine.backends.base import Batching, Filled, Wanted, common_prefix
 from engine.decode import decode, never
 from engine.drafting.databases import Databases
 from engine.methods import METHODS
@@ -66,6 +66,67 @@ def test_a_row_is_scored_as_its_path_alone(subject: Subject) -> None:
             assert gap(scores.row(row), subject.alone(path)) < subject.close, (size, row)
         sequence.accept([])
         assert sequence.cached == prompt
+
+
+@every
+def test_rows_of_several_sequences_are_scored_as_their_paths_alone(subject: Subject) -> None:
+    """In one forward or in several; some take part in the next one, and one joins."""
+    if not (isinstance(subject.model, Batching) and subject.model.at_once):
+        return  # Its answers take turns as wholes.
+    texts = [subject.prompt(size)[at:] for at, size in enumerate((40, 9, 17, 66))]
+    sequences = [subject.model.open() for _ in texts]
+    for sequence, text in zip(sequences, texts, strict=True):
+        sequence.prefill(text, never)
+    for chosen in ((0, 1, 2), (1, 3), (3, 0, 2, 1), (2,)):
+        trees = [subject.tree(sequences[n], texts[n][-1], len(texts[n])) for n in chosen]
+        wanted = [Wanted(sequences[n], t, GREEDY) for n, t in zip(chosen, trees, strict=True)]
+        for number, tree, scores in zip(
+            chosen, trees, subject.model.score_all(wanted), strict=True
+        ):
+            size, last = len(texts[number]), len(tree)
+            assert [*scores.positions] == [size + depth for depth in tree.depths]
+            for row in {0, last // 2, last}:
+                path = [*texts[number], *tree.path(row)]
+                assert gap(scores.row(row), subject.alone(path)) < subject.close, (number, row)
+            kept, at = list[int](), last if number % 2 else 0
+            while at:
+                kept, at = [at, *kept], tree.parents[at]
+            sequences[number].accept(kept)
+            texts[number] += [*tree.path(kept[-1] if kept else 0), 11]
+            assert sequences[number].cached == texts[number][:-1]
+
+
+@every
+def test_a_prompt_can_be_read_in_slices(subject: Subject) -> None:
+    if not isinstance(subject.model, Batching):
+        return
+    sequence, prompt = subject.model.open(), subject.prompt(65)
+    filled = [sequence.prefill(prompt, never, 20)]
+    while not filled[-1].complete:
+        assert sequence.cached == prompt[: 20 * len(filled)]
+        filled.append(sequence.prefill(prompt, never, 20))
+    assert len(filled) in (1, 4), "at once only where a text is read as a whole"
+    scores = sequence.score(Tree(prompt[-1]), GREEDY)
+    assert gap(scores.row(0), subject.alone(prompt)) < subject.close
+
+
+@every
+def test_a_sequence_begins_as_another_one_does(subject: Subject) -> None:
+    """And then they go their own ways."""
+    if not isinstance(subject.model, Batching):
+        return
+    first, second = subject.model.open(), subject.model.open()
+    text = subject.prompt(65)
+    others = [*text[:50], 9, 8, 7, *text[:9]]
+    first.prefill(text, never)
+    second.begin_as(first, others)
+    for sequence, prompt in ((second, others), (first, text), (second, others)):
+        reused = sequence.prefill(prompt, never).reused
+        assert reused in (0, 50, len(prompt) - 1)
+        scores = sequence.score(subject.tree(sequence, prompt[-1], len(prompt)), GREEDY)
+        assert gap(scores.row(0), subject.alone(prompt)) < subject.close
+    second.begin_as(first, text[:20])
+    assert second.cached == others[:-1] or second.cached == others, "20 are no gain"
 
 
 @one_of_each

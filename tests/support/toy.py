@@ -128,6 +128,7 @@ class ToyBackend:
     """
 
     unread = 0
+    at_once = True
     special = SpecialTokens({name: token for token, name in SPECIAL.items()})
 
     def __init__(
@@ -233,6 +234,11 @@ class ToyBackend:
             suffixes.append((*before, token)[-MEMORY:])
         positions = [len(self.cache) + 1 + depth for depth in tree.depths]
         return LogitScores(lambda row: self.logits(suffixes[row]), positions, sampling)
+
+    def begin_as(self, other: "ToyBackend", tokens: Sequence[int]) -> None:
+        shared = common_prefix(other.cache, tokens[:-1])
+        if shared > common_prefix(self.cache, tokens[:-1]):
+            self.cache = list(tokens[:shared])
 
     def score_all(self, wanted: Sequence[Wanted["ToyBackend"]]) -> list[LogitScores]:
         return [each.sequence.score(each.tree, each.sampling) for each in wanted]
