@@ -6,8 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -212,3 +215,73 @@ def test_llm_talks_to_it_as_to_any_model(program: Running, tmp_path: Path) -> No
     said = llm("Tell me about the sea.", *options)
     assert said and said == llm("Tell me about the sea.", *options, "--no-stream")
     assert llm("And then?", "-c", *options)
+
+
+QUESTIONS = (
+    "Tell me a story about the sea.",
+    "Write a list of ten animals.",
+    "Why is the sky blue?",
+    "Once upon a time",
+    "Write code that adds two numbers.",
+    "Describe a house in the mountains.",
+)
+
+
+def asked(client: httpx.Client, number: int) -> str:
+    """The text of one answer, streamed."""
+    messages = [{"role": "system", "content": "You are brief. " * 20}]
+    messages.append({"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]})
+    body = {"messages": messages, "max_tokens": 60, "seed": number, "temperature": 0.7}
+    text = ""
+    with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
+        assert reply.status_code == 200, reply.read()
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                text += choices[0]["delta"].get("content") or "" if choices else ""
+    return text
+
+
+def test_requests_are_answered_at_once_with_the_texts_of_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """Also those of one program, whose prompts begin alike."""
+    running = started(tmp_path, "--parallel", "4", "--dtype", "float32")
+    with httpx.Client(base_url=running.address, timeout=120) as client:
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(partial(asked, client), range(8)))
+        address = running.address.removesuffix("/v1")
+        figures = httpx.get(f"{address}/metrics").text
+        beside = re.search(r"^strata_beside_total\S* (\S+)", figures, re.MULTILINE)
+        steps = re.search(r"^strata_forwards_total\S* (\S+)", figures, re.MULTILINE)
+        assert beside and steps and float(beside[1]) > float(steps[1]), "two or more on average"
+        assert [asked(client, number) for number in range(8)] == together
+    running.process.terminate()
+    assert running.process.stdout is not None
+    rest = running.process.stdout.read()
+    assert running.process.wait(60) in (0, -15) and "Traceback" not in rest
+    running.process.stdout.close()
+
+
+@pytest.mark.soak
+def test_answers_at_once_end_with_their_engine_and_further_ones_begin(tmp_path: Path) -> None:
+    """Killed while four answer: each is told, and the same requests succeed later."""
+    shutil.copytree(EMBEDDED, tmp_path / "mine")
+    running = started(tmp_path / "data", "--parallel", "4", "--model", str(tmp_path / "mine"))
+
+    def told(number: int) -> str:
+        body = {"prompt": QUESTIONS[number], "max_tokens": 4000, "guided_regex": "[a-z ]{9000}"}
+        return client.post("/v1/completions", json=body).json()["error"]["message"]
+
+    with httpx.Client(base_url=running.address, timeout=120) as client, ThreadPoolExecutor() as own:
+        answers = [own.submit(told, number) for number in range(4)]
+        time.sleep(1)
+        kill_engine(running)
+        assert all("ended" in answer.result() for answer in answers)
+        printed(running, "mine is loaded again.")
+        assert all(list(own.map(partial(asked, client), range(4))))
+    running.process.terminate()
+    assert running.process.stdout is not None
+    running.process.stdout.read()
+    assert running.process.wait(60) in (0, -15)
+    running.process.stdout.close()

@@ -625,14 +625,14 @@ def test_a_program_that_leaves_ends_its_answer(
         assert soon(lambda: len(queue.waiting) == 1 if waits else model.steps[0] == 3)
     if waits:
         assert soon(lambda: not queue.waiting)
-        assert queue.running is not None, "the other goes on"
+        assert queue.running, "the other goes on"
     else:
         known = server.session.tasks.known
         assert soon(
             lambda: any(each.stop.is_set() for tasks in [*known.values()] for each in tasks)
         )
         model.go.set()
-        assert soon(lambda: queue.running is None)
+        assert soon(lambda: not queue.running)
         assert model.steps[0] < 200
         # Both are counted a moment after the model is free.
         assert soon(lambda: server.session.programs.asking == {})

@@ -69,7 +69,7 @@ def test_a_proof_gives_way_and_begins_again(session: Session, toy: Held) -> None
     assert soon(lambda: len(queue.waiting) == 1 and not queue.waiting[0].background)
     assert queue.waiting[0].ahead == 0, "nobody is told to wait for a proof"
     toy.allow(1)
-    assert soon(lambda: queue.running is not None and not queue.running.background)
+    assert soon(lambda: bool(queue.running) and not queue.running[0].background)
     toy.allow()
     assert soon(lambda: begun.over) and begun.error == "" and begun.tokens == 40
     assert begun.update is not None and begun.update.finish == "length"

@@ -264,7 +264,7 @@ def test_who_gives_up_listening_ends_it(session: Session, db: Database) -> None:
             if isinstance(item, Step):
                 break
         items.close()
-    assert soon(lambda: local(session).queue.running is None)
+    assert soon(lambda: not local(session).queue.running)
     assert ModelNgrams(db, PROGRAM, session.current.info.fingerprint).rows()
 
 

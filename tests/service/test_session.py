@@ -228,7 +228,7 @@ def test_stop_before_the_first_step_leaves_no_empty_answer(session: Session) -> 
     session.tasks.stop(OWNER, conversation)
     with pytest.raises(Cancelled, match="before it began"):
         answer(session, conversation)
-    assert texts(session, conversation) == ["hello"] and local(session).queue.running is None
+    assert texts(session, conversation) == ["hello"] and not local(session).queue.running
     session.chat.again(OWNER, conversation)
     assert answer(session, conversation).text
 
