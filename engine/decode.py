@@ -143,14 +143,13 @@ def decoding(
     every step that the answer has to itself. `likeliest` is the number of likeliest tokens that are
     reported at each position. `constraint` is the format of the answer, at its place after the
     prompt. Drafts are then verified by equality, whatever the rule of `drafting`, so the text is
-    that of plain decoding in this format. `company` are the other answers in its forwards, of which
-    it knows at each step. The time that the consumer takes after an event is not counted.
+    that of plain decoding in this format. `company` are the answers beside it. The time that the
+    consumer takes after an event is not counted.
     Raises PromptError if the prompt is empty or leaves no room for an answer.
     """
-    tokens = list(prompt)
+    tokens, info = list(prompt), backend.info
     answer = Answer(backend, tokens, generation, cancelled, text, likeliest)
-    drafters = drafters if backend.info.can_tree else ()
-    info = backend.info
+    drafters = drafters if info.can_tree else ()
     if info.nodes is not None:
         drafting = replace(drafting, nodes=min(drafting.nodes, info.nodes))
     how = drafting, info.vocabulary_size, costs, info.leaves, company or Company()
@@ -221,32 +220,51 @@ class DecodeLoop:
     def step(self) -> Generator[Wanted[Backend], Scored, Step]:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an
         empty Step if the run was cancelled before anything was decided."""
-        backend, tokens = self.backend, self.tokens
-        answer, controller = self.answer, self.controller
-        clock = perf_counter()
+        backend, tokens, cancelled = self.backend, self.tokens, self.answer.cancelled
+        controller, began = self.controller, perf_counter()
         self.observe()
         observed = perf_counter()
         again = self.filled.limit is not None and len(tokens) > self.filled.limit
         if again:
-            self.filled = backend.prefill(tokens, answer.cancelled)
+            self.filled = backend.prefill(tokens, cancelled)
         read = perf_counter()
         # An incomplete prefill decides nothing, even if `cancelled` is false by now.
-        if not self.filled.complete or (not self.index and answer.cancelled()):
+        if not self.filled.complete or (not self.index and cancelled()):
             return Step(self.index, (), finish="cancelled")
         controller.reach(len(tokens), backend.unread)
-        depth = depth_of(backend, len(tokens), answer.limit)
+        depth = depth_of(backend, len(tokens), self.answer.limit)
         budget, active = controller.plan(depth)
         if controller.learns(budget):
             self.pending.learn()
         learned = perf_counter()
         tree, work = self.draft(active, budget, depth)
         drafted = perf_counter()
-        scores, seconds, computing, waited = yield Wanted(backend, tree, answer.sampling)
-        resumed = perf_counter()
+        scored = yield Wanted(backend, tree, self.answer.sampling)
+        company = controller.company.others
+        # In company, an answer also waits while the others draft and take their tokens.
+        waited = perf_counter() - drafted - scored.seconds if company else 0.0
+        found, settling = self.settle(tree, work, scored.scores, drafted + waited)
+        found["draft_seconds"] = drafted - began
+        found["other_seconds"] += waited
+        refilled, emitted = read - observed + scored.read, len(found["tokens"])
+        plain = controller.plain_seconds(len(tree), emitted, found, refilled)
+        step = Step(self.index, **found, plain_seconds=plain, beside=controller.company.trees)
+        controller.took(len(tree), emitted, scored.seconds)
+        if not again and not company:
+            alone = scored.computing if backend.info.computes_alone else None
+            self.finished = step, learned - read, settling, backend.unread, alone
+        self.index += 1
+        return step
+
+    def settle(
+        self, tree: Tree, work: Mapping[str, Work], scores: LogitScores, drafted: float
+    ) -> tuple[dict[str, Any], float]:
+        """Keep the tokens that the target chooses. Returns the fields of the Step that this tells,
+        with the time since `drafted`, and the seconds in which the cache was settled."""
+        backend, tokens, answer = self.backend, self.tokens, self.answer
         if self.constraint is not None:
             scores = self.constraint.scores(tree, scores, answer.sampling)
         scored = perf_counter()
-        company = controller.company.others
         rows, chosen, _ = self.verifier.walk(tree, scores)
         emitted = answer.emit(tree, scores, rows, chosen, len(tokens))
         sampled = perf_counter()
@@ -256,26 +274,16 @@ class DecodeLoop:
         self.pending.add(len(emitted))
         if self.constraint is not None and answer.finish is None:
             self.constraint.advance(chosen[: len(emitted)])
-        guessed = recorded(tree, scores, rows[: len(emitted)])
         counts = count(tree, rows[: len(emitted)], work)
-        times: dict[str, Any] = {
-            "draft_seconds": drafted - clock,
-            "verify_seconds": seconds + scored - resumed,
+        found: dict[str, Any] = {
+            "tokens": tuple(emitted),
+            "finish": answer.finish,
+            "tree": recorded(tree, scores, rows[: len(emitted)]),
+            "verify_seconds": scored - drafted,
             "sample_seconds": sampled - scored,
-            # In company, an answer also waits while the others draft and take their tokens.
-            "other_seconds": perf_counter() - sampled + (company and resumed - drafted - seconds),
+            "other_seconds": perf_counter() - sampled,
         }
-        refilled = read - observed + waited
-        counts["plain_seconds"] = controller.plain_seconds(len(tree), len(emitted), times, refilled)
-        counts |= {"finish": answer.finish, "tree": guessed, "beside": controller.company.trees}
-        step = Step(self.index, tuple(emitted), **counts, **times)
-        controller.company.took(len(tree) + 1, len(emitted))
-        controller.observe_company(len(tree), seconds)
-        if not again and not company:
-            alone = computing if backend.info.computes_alone else None
-            self.finished = step, learned - read, accepted - sampled, backend.unread, alone
-        self.index += 1
-        return step
+        return counts | found, accepted - sampled
 
     def observe(self) -> None:
         """Let the controller learn from the step before. This is part of the next step, so that its

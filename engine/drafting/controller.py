@@ -258,11 +258,13 @@ class DraftController:
         plain = self.plain_time.seconds(nodes, self.since, emitted, verify, sample, other)
         return None if plain is None else refilled + plain
 
-    def observe_company(self, nodes: int, verify: float) -> None:
-        """Learn what a forward took that other answers shared, if no other one does."""
+    def took(self, nodes: int, emitted: int, seconds: float) -> None:
+        """Record what a step gained, and what its forward took. What a shared forward takes is
+        learned once, not by each of its answers."""
         company = self.company
+        company.took(nodes + 1, emitted)
         if company.counts and company.trees and self.costs is not None:
-            self.costs.observe_together(company.trees, company.rows + nodes, verify)
+            self.costs.observe_together(company.trees, company.rows + nodes, seconds)
 
     def observe(
         self,

@@ -45,6 +45,7 @@ def test_every_setting_of_the_runtime_is_an_option() -> None:
         "batch-size": ("batch_size", 64),
         "flash-attention": ("flash_attention", "on"),
         "cache-type": ("cache_type", "q8_0"),
+        "parallel": ("parallel", 3),
         "head": ("head", "off"),
     }
     assert {name for name, _ in given.values()} == {item.name for item in fields(Runtime)}

@@ -15,6 +15,7 @@ from app.service.benchmark_report import Plan, Report, as_csv, as_json, drops, r
 from app.service.preferences import Preferences
 from app.service.session import Session
 from engine.compare import Speedup
+from engine.decode import Turns
 from engine.engine import Load, Request
 from engine.errors import Cancelled, EngineDied, ModelError, PromptError, SettingError, StorageError
 from engine.local import Local
@@ -244,9 +245,9 @@ def test_who_chats_comes_first_and_the_run_is_made_again(
 ) -> None:
     calls, answer = list[tuple[str, str]](), Local.answer
 
-    def noted(engine: Local, request: Request, stream: Any) -> None:
+    def noted(engine: Local, request: Request, *given: Any) -> Turns:
         calls.append((request.owner, request.method.name))
-        answer(engine, request, stream)
+        return answer(engine, request, *given)
 
     monkeypatch.setattr(Local, "answer", noted)
     toy.allow(30)

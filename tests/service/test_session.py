@@ -16,6 +16,7 @@ from app.service.preferences import Preferences
 from app.service.proofs import FEWEST_PROOFS, NARROW, PROOFS, agreed
 from app.service.session import Session
 from engine.compare import FEWEST, Reruns, Speedup, live
+from engine.decode import Turns
 from engine.drafting.base import FailSafeDrafter
 from engine.drafting.budget import Budget
 from engine.drafting.tiers import ContextTier
@@ -311,9 +312,9 @@ def test_a_guest_does_not_wait_for_all_comparisons_of_another(
     session, owners = on_toy(db, toy, each=1, guests=True), list[str]()
     answer = Local.answer
 
-    def noted(engine: Local, request: Request, stream: Any) -> None:
+    def noted(engine: Local, request: Request, *given: Any) -> Turns:
         owners.append(request.owner)
-        answer(engine, request, stream)
+        return answer(engine, request, *given)
 
     monkeypatch.setattr(Local, "answer", noted)
     pairs = compare(session, "guest:a", "tell me", preferences("hd", tokens=20), 5)

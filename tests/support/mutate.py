@@ -48,7 +48,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/decode.py",
-        "if not self.filled.complete or (not self.index and answer.cancelled()):",
+        "if not self.filled.complete or (not self.index and cancelled()):",
         "if not self.index and answer.cancelled():",
         "unit/decode",
     ),
@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/queue.py",
-        "run.priority or (self.running.background and not run.background)",
+        "run.priority or (current.background and not run.background)",
         "True",
         "unit/queue",
     ),

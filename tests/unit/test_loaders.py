@@ -96,7 +96,8 @@ def test_every_format_answers_for_its_models() -> None:
     assert FORMATS[-1].recognises("anything at all"), "the last one takes the rest"
     assert len({each.kind for each in FORMATS}) == len(FORMATS)
     settings = [name for each in FORMATS for name in each.settings]
-    own = {item.name for item in fields(Runtime)} - {"context_length", "threads", "bits", "head"}
+    shared = {"context_length", "threads", "bits", "parallel", "head"}
+    own = {item.name for item in fields(Runtime)} - shared
     assert sorted(settings) == sorted(own)
     for each in FORMATS:
         if not isinstance(each, FileFormat):

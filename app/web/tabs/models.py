@@ -58,7 +58,7 @@ TYPED = ("head",)
 """Settings for which a path can be typed as well."""
 RARE = ("batch_size", "flash_attention", "cache_type")
 """Settings that are rarely changed."""
-OF_ALL = ("context_length", "threads", "bits", "head")
+OF_ALL = ("context_length", "threads", "bits", "parallel", "head")
 OF_KIND = {each.kind: tuple(n for n in each.settings if n not in RARE + OF_ALL) for each in FORMATS}
 """The settings that only one kind of model has."""
 HERE = "here"
