@@ -175,7 +175,7 @@ MUTATIONS = (
     ),
     Mutation(
         "engine/loaded.py",
-        "place[0] != places[-1][0]",
+        "place[0] not in {*self.using, places[-1][0]}",
         "place != places[-1]",
         "unit/sequences",
     ),
