@@ -95,12 +95,8 @@ class Span(NamedTuple):
 
     sequence: TransformersBackend
     tokens: Sequence[int]
-    depths: Sequence[int]
+    positions: Sequence[int]
     parents: Sequence[int]
-
-    @property
-    def positions(self) -> list[int]:
-        return [len(self.sequence.cached) + depth for depth in self.depths]
 
 
 class NativeForwards:
@@ -182,22 +178,25 @@ class NativeForwards:
         spans = []
         for sequence, tree, _ in wanted:
             assert isinstance(sequence, TransformersBackend), "it has these weights"
-            spans.append(Span(sequence, tree.tokens, tree.depths, tree.parents))
-        ends = np.cumsum([len(span.tokens) for span in spans])
-        if ends[-1] > CHUNK and len(wanted) > 1:
+            positions = [sequence.cache.length + depth for depth in tree.depths]
+            spans.append(Span(sequence, tree.tokens, positions, tree.parents))
+        counts = [len(span.tokens) for span in spans]
+        if sum(counts) > CHUNK and len(wanted) > 1:
             half = len(wanted) // 2
             return self.score_all(wanted[:half]) + self.score_all(wanted[half:])
-        logits = torch.empty(int(ends[-1]), self.head.width)
+        logits = torch.empty(sum(counts), self.head.width)
         self.compute(spans, logits)
-        rows = np.split(logits[:, : self.head.out_features].numpy(), ends[:-1])
-        return [
-            LogitScores(own.__getitem__, [at + 1 for at in span.positions], each.sampling)
-            for span, own, each in zip(spans, rows, wanted, strict=True)
-        ]
+        values, found, first = logits.numpy()[:, : self.head.out_features], [], 0
+        for (_, _, sampling), span, count in zip(wanted, spans, counts, strict=True):
+            rows = values[first : first + count]
+            found.append(LogitScores(rows.__getitem__, [at + 1 for at in span.positions], sampling))
+            first += count
+        return found
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
-        count = len(tokens)
-        self.compute([Span(sequence, tokens, range(count), range(-1, count - 1))], None)
+        start, count = sequence.cache.length, len(tokens)
+        positions, parents = range(start, start + count), range(-1, count - 1)
+        self.compute([Span(sequence, tokens, positions, parents)], None)
         return True
 
 
