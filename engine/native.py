@@ -8,7 +8,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-INTERFACE = 10
+INTERFACE = 11
 """The version of the interface to the core. A core that was built for another one is not used."""
 
 

@@ -5,14 +5,15 @@ take as long as the products do. The core computes them between two products, in
 and stores keys and values in the order in which it reads them (native/src/forward.hpp).
 
 Attention adds up in the order of the text, so the logits of a token are the same bits whether it is
-decoded plainly or verified in a tree. Whether a model computes correctly in this way is tried when
-it is loaded, against its forwards in torch (`attach`). Other models keep those.
+decoded plainly or verified in a tree, and whatever other sequences have rows in the same forward.
+Whether a model computes correctly in this way is tried when it is loaded, against its forwards in
+torch (`attach`). Other models keep those.
 """
 
 import gc
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +27,6 @@ from engine.backends.transformers import TransformersBackend
 from engine.decode import never
 from engine.errors import first_line
 from engine.native import core
-from engine.sampling import Floats
 from engine.settings import Sampling
 from engine.tree import Tree
 
@@ -35,7 +35,9 @@ CLASSES |= {"MixtralForCausalLM", "Qwen3MoeForCausalLM"}
 HEAD_SIZES = (32, 64, 128, 256)
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CHUNK = 128
-"""Rows of a prompt that are read at a time; a cancelled prompt ends after one of these."""
+"""Rows of a prompt that are read at a time; a cancelled prompt ends after one of these. If
+the trees of several sequences have more rows, they are divided among forwards, because the memory
+for intermediate results grows with the rows, and is never freed."""
 SHARE = 0.15
 """How far a row of logits may be from that of torch, as a share of its norm: where a sum rounds
 differently, an input of a product may round to the next of its 8 bits. A wrong mask or position
@@ -93,6 +95,15 @@ class NativeCache(TreeCache):
         self.length = length
 
 
+class Span(NamedTuple):
+    """The rows of one sequence in a forward; `parents` count from the first of them."""
+
+    sequence: TransformersBackend
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    parents: Sequence[int]
+
+
 class NativeForwards:
     """A model whose forwards the core computes, as OtherForwards of its sequences."""
 
@@ -131,51 +142,65 @@ class NativeForwards:
     def fresh_cache(self) -> NativeCache:
         return NativeCache(self.shape, self.capacity)
 
-    def compute(
-        self,
-        sequence: TransformersBackend,
-        tokens: Sequence[int],
-        depths: Sequence[int],
-        parents: Sequence[int],
-        wanted: bool,
-    ) -> torch.Tensor | None:
-        """One forward over some rows; their logits, shape (rows, vocabulary), if they are
-        `wanted`."""
-        cache, rows = sequence.cache, len(tokens)
-        cache.grow(cache.length + rows)
+    def compute(self, spans: Sequence[Span], logits: torch.Tensor | None) -> None:
+        """One forward over the rows of some sequences. `logits`, shape (rows, width of the head),
+        takes those of all rows."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        parents: list[int] = []
+        caches = []
+        for span in spans:
+            cache, rows = span.sequence.cache, len(span.tokens)
+            cache.grow(cache.length + rows)
+            caches.append((rows, cache.length, cache.parts))
+            tokens += span.tokens
+            positions += span.positions
+            parents += span.parents
         states = self.embedding(torch.tensor(tokens))
-        logits = torch.empty(rows, self.head.width) if wanted else None
-        taps = []
-        if sequence.head is not None and sequence.head.on:
-            modules = sequence.head.weights.taps
-            taps = [(self.modules[id(each)], states.clone()) for each in modules]
+        heads = [span.sequence.head for span in spans]
+        modules = next((head.weights.taps for head in heads if head and head.on), ())
+        taps = [(self.modules[id(each)], states.clone()) for each in modules]
         self.decoder.compute(
             states,
-            cache.length,
-            np.asarray(depths, dtype=np.int64) + cache.length,
-            np.asarray(parents, dtype=np.int64),
-            cache.parts,
+            caches,
+            np.array(positions, dtype=np.int64),
+            np.array(parents, dtype=np.int64),
             logits,
             [(number, tap) for number, tap in taps if number >= 0],
             torch.get_num_threads(),
         )
-        if sequence.head is not None:
-            sequence.head.found[:] = [tap[None] for _, tap in taps]
-        return None if logits is None else logits[:, : self.head.out_features]
+        first = 0
+        for head, span in zip(heads, spans, strict=True):
+            end = first + len(span.tokens)
+            if head is not None:
+                head.found[:] = [tap[None, first:end] for _, tap in taps] if head.on else []
+            first = end
 
     def score(self, sequence: TransformersBackend, tree: Tree, sampling: Sampling) -> LogitScores:
-        logits = self.compute(sequence, tree.tokens, tree.depths, tree.parents, True)
-        assert logits is not None
-        values: Floats = logits.numpy()
-        start = len(sequence.cached) + 1
-        return LogitScores(values.__getitem__, [start + depth for depth in tree.depths], sampling)
+        return self.score_all([Wanted(sequence, tree, sampling)])[0]
 
-    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores] | None:
-        return None
+    def score_all(self, wanted: Sequence[Wanted[TransformersBackend]]) -> list[LogitScores]:
+        spans = []
+        for sequence, tree, _ in wanted:
+            positions = [sequence.cache.length + depth for depth in tree.depths]
+            spans.append(Span(sequence, tree.tokens, positions, tree.parents))
+        counts = [len(span.tokens) for span in spans]
+        if sum(counts) > CHUNK and len(wanted) > 1:
+            half = len(wanted) // 2
+            return self.score_all(wanted[:half]) + self.score_all(wanted[half:])
+        logits = torch.empty(sum(counts), self.head.width)
+        self.compute(spans, logits)
+        values, found, first = logits.numpy()[:, : self.head.out_features], [], 0
+        for (_, _, sampling), span, count in zip(wanted, spans, counts, strict=True):
+            rows = values[first : first + count]
+            found.append(LogitScores(rows.__getitem__, [at + 1 for at in span.positions], sampling))
+            first += count
+        return found
 
     def read(self, sequence: TransformersBackend, tokens: Sequence[int]) -> bool:
-        count = len(tokens)
-        self.compute(sequence, tokens, range(count), range(-1, count - 1), False)
+        start, count = sequence.cache.length, len(tokens)
+        positions, parents = range(start, start + count), range(-1, count - 1)
+        self.compute([Span(sequence, tokens, positions, parents)], None)
         return True
 
 

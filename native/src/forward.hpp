@@ -2,10 +2,11 @@
 //
 // Attention adds up in the order of the text. A row's scores are put in that order before anything
 // is added, so a token has the same bits whether the tokens before it are cached or drafted, and
-// whatever other rows the tree has.
+// whatever other rows the tree has. Rows of several sequences share everything but that: each sees
+// the cache of its own sequence, so it has the same bits in any company.
 #pragma once
 
-// Rows of a tree for which one thread computes the attention of one head of keys.
+// Rows of a span for which one thread computes the attention of one head of keys.
 constexpr int TOGETHER = 4;
 
 struct Work {
@@ -19,16 +20,25 @@ struct Work {
     int rows() const { return forward.rows; }
     const Shape &shape() const { return model.shape; }
     Inputs of(int count) const { return Inputs::at(inputs, rows(), padded(count)); }
-    // The keys (0) or values (1) of a head, for the part of the cache with a slot.
-    float *cached(int layer, int which, int head, int slot) const {
-        const size_t number = (size_t(layer) * 2 + which) * shape().shared + head;
-        return forward.parts[slot / PART] + number * PART * shape().size;
+};
+
+// The cache of a span, for one head of keys in one layer.
+struct Cached {
+    const Span &span;
+    size_t keys_at, values_at;
+    int size;
+
+    Cached(const Work &work, const Span &span, int layer, int head)
+        : span(span), size(work.shape().size) {
+        const size_t room = size_t(PART) * size, shared = work.shape().shared;
+        keys_at = (layer * 2 * shared + head) * room;
+        values_at = keys_at + shared * room;
     }
-    float *keys(int layer, int head, int slot) const {
-        return cached(layer, 0, head, slot) + size_t(slot % PART / BLOCK) * BLOCK * shape().size;
+    float *keys(int slot) const {
+        return span.parts[slot / PART] + keys_at + size_t(slot % PART / BLOCK) * BLOCK * size;
     }
-    float *values(int layer, int head, int slot) const {
-        return cached(layer, 1, head, slot) + size_t(slot % PART) * shape().size;
+    float *values(int slot) const {
+        return span.parts[slot / PART] + values_at + size_t(slot % PART) * size;
     }
 };
 
@@ -74,12 +84,13 @@ INLINE void rotate(float *head, const float *cosines, const float *sines, int si
     }
 }
 
-// Place the keys and values of all rows in the cache, and turn the queries.
-INLINE void place(const Work &work, int number, int head) {
+// Place the keys and values of a span's rows in its cache, and turn the queries.
+INLINE void place(const Work &work, int number, int head, const Span &span) {
     const Shape &shape = work.shape();
     const Layer &layer = work.model.layers[number];
+    const Cached cached(work, span, number, head);
     const int size = shape.size, group = shape.heads / shape.shared;
-    for (int row = 0; row < work.rows(); ++row) {
+    for (int row = span.first; row < span.first + span.rows; ++row) {
         const size_t at = size_t(work.forward.positions[row]) * (size / 2);
         const float *cosines = work.model.cosines + at, *sines = work.model.sines + at;
         for (int g = 0; g < group; ++g) {
@@ -90,10 +101,10 @@ INLINE void place(const Work &work, int number, int head) {
         float *key = work.key + (size_t(row) * shape.shared + head) * size;
         if (layer.key_norm) normalise(key, layer.key_norm, size, shape.eps, key);
         rotate(key, cosines, sines, size, 1.0f);
-        const int slot = work.forward.length + row;
-        float *keys = work.keys(number, head, slot) + slot % BLOCK;
+        const int slot = span.length + row - span.first;
+        float *keys = cached.keys(slot) + slot % BLOCK;
         for (int d = 0; d < size; ++d) keys[d * BLOCK] = key[d];
-        __builtin_memcpy(work.values(number, head, slot),
+        __builtin_memcpy(cached.values(slot),
                          work.value + (size_t(row) * shape.shared + head) * size,
                          size_t(size) * sizeof(float));
     }
@@ -114,18 +125,16 @@ INLINE void score(const float *queries, const float *const *keys, int size, floa
 }
 
 template <int Q>
-INLINE void scores_of(const Work &work, int number, int head, const float *queries, float *scores,
-                      size_t stride) {
-    const int size = work.shape().size, count = int(stride);
+INLINE void scores_of(const Cached &cached, const float *queries, float *scores, size_t stride) {
+    const int count = int(stride);
     int slot = 0;
     for (; slot + 2 * BLOCK <= count; slot += 2 * BLOCK) {
-        const float *keys[2] = {work.keys(number, head, slot),
-                                work.keys(number, head, slot + BLOCK)};
-        score<Q, 2>(queries, keys, size, scores + slot, stride);
+        const float *keys[2] = {cached.keys(slot), cached.keys(slot + BLOCK)};
+        score<Q, 2>(queries, keys, cached.size, scores + slot, stride);
     }
     for (; slot < count; slot += BLOCK) {
-        const float *keys[1] = {work.keys(number, head, slot)};
-        score<Q, 1>(queries, keys, size, scores + slot, stride);
+        const float *keys[1] = {cached.keys(slot)};
+        score<Q, 1>(queries, keys, cached.size, scores + slot, stride);
     }
 }
 
@@ -147,13 +156,13 @@ INLINE float weighed(float *scores, int count) {
 
 // The values of a row's text, weighed for Q heads, which are neighbours.
 template <int Q, int D>
-INLINE void mix(const Work &work, int number, int head, const int *path, int drafted,
-                const float *weights, size_t stride, const float *masses, float *out) {
-    const int length = work.forward.length;
+INLINE void mix(const Cached &cached, const int *path, int drafted, const float *weights,
+                size_t stride, const float *masses, float *out) {
+    const int length = cached.span.length;
     Floats sums[Q][D] = {};
     for (int p = 0; p < length + drafted; ++p) {
         const int slot = p < length ? p : path[p - length];
-        const float *values = work.values(number, head, slot);
+        const float *values = cached.values(slot);
         for (int d = 0; d < D; ++d) {
             const Floats here = load(values + d * LANES);
             for (int q = 0; q < Q; ++q) sums[q][d] += here * weights[q * stride + p];
@@ -165,43 +174,46 @@ INLINE void mix(const Work &work, int number, int head, const int *path, int dra
 }
 
 template <int D>
-INLINE void mixed(const Work &work, int number, int head, const int *path, int drafted,
+INLINE void mixed(const Cached &cached, int group, const int *path, int drafted,
                   const float *weights, size_t stride, const float *masses, float *out) {
     constexpr int MANY = D <= 4 ? 4 : 2;
-    const int group = work.shape().heads / work.shape().shared;
     int g = 0;
     for (; g + MANY <= group; g += MANY)
-        mix<MANY, D>(work, number, head, path, drafted, weights + g * stride, stride, masses + g,
+        mix<MANY, D>(cached, path, drafted, weights + g * stride, stride, masses + g,
                      out + g * D * LANES);
     for (; g < group; ++g)
-        mix<1, D>(work, number, head, path, drafted, weights + g * stride, stride, masses + g,
+        mix<1, D>(cached, path, drafted, weights + g * stride, stride, masses + g,
                   out + g * D * LANES);
 }
+
+INLINE int units_of(const Span &span) { return (span.rows + TOGETHER - 1) / TOGETHER; }
 
 // Of each thread.
 static thread_local Room own;
 
-// The attention of some rows to one head of keys.
-INLINE void attend(const Work &work, int number, int head, int first) {
+// The attention of some rows of a span, from `first` on, to one head of keys.
+INLINE void attend(const Work &work, int number, int head, const Span &span, int first) {
     const Shape &shape = work.shape();
-    const int rows = work.rows(), length = work.forward.length, size = shape.size;
+    const Cached cached(work, span, number, head);
+    const int64_t *parents = work.forward.parents + span.first;
+    const int rows = span.rows, length = span.length, size = shape.size;
     const int group = shape.heads / shape.shared;
     const size_t stride = size_t(length + rows + BLOCK - 1) / BLOCK * BLOCK;
     char *bytes = own.of(sizeof(float) * (group * stride + group) + sizeof(int) * rows);
     float *scores = (float *)bytes, *masses = scores + group * stride;
     int *path = (int *)(masses + group);
     for (int row = first; row < rows && row < first + TOGETHER; ++row) {
-        const size_t place = size_t(row) * shape.heads + head * group;
+        const size_t place = size_t(span.first + row) * shape.heads + head * group;
         const float *queries = work.query + place * size;
         int g = 0;
         for (; g + 4 <= group; g += 4)
-            scores_of<4>(work, number, head, queries + g * size, scores + g * stride, stride);
+            scores_of<4>(cached, queries + g * size, scores + g * stride, stride);
         for (; g < group; ++g)
-            scores_of<1>(work, number, head, queries + g * size, scores + g * stride, stride);
+            scores_of<1>(cached, queries + g * size, scores + g * stride, stride);
         int drafted = 0;
-        for (int64_t at = row; at >= 0; at = work.forward.parents[at]) ++drafted;
+        for (int64_t at = row; at >= 0; at = parents[at]) ++drafted;
         int left = drafted;
-        for (int64_t at = row; at >= 0; at = work.forward.parents[at]) path[--left] = length + int(at);
+        for (int64_t at = row; at >= 0; at = parents[at]) path[--left] = length + int(at);
         for (g = 0; g < group; ++g) {
             float *own = scores + g * stride;
             for (int i = 0; i < drafted; ++i) own[length + i] = own[path[i]];
@@ -209,10 +221,10 @@ INLINE void attend(const Work &work, int number, int head, int first) {
         }
         float *out = work.mixed + place * size;
         switch (size) {
-        case 32: mixed<2>(work, number, head, path, drafted, scores, stride, masses, out); break;
-        case 64: mixed<4>(work, number, head, path, drafted, scores, stride, masses, out); break;
-        case 128: mixed<8>(work, number, head, path, drafted, scores, stride, masses, out); break;
-        default: mixed<16>(work, number, head, path, drafted, scores, stride, masses, out);
+        case 32: mixed<2>(cached, group, path, drafted, scores, stride, masses, out); break;
+        case 64: mixed<4>(cached, group, path, drafted, scores, stride, masses, out); break;
+        case 128: mixed<8>(cached, group, path, drafted, scores, stride, masses, out); break;
+        default: mixed<16>(cached, group, path, drafted, scores, stride, masses, out);
         }
     }
 }
@@ -236,16 +248,23 @@ INLINE void compute_layer(const Team &team, const Work &work, int number) {
     const Layer &layer = work.model.layers[number];
     const Shape &shape = work.shape();
     float *states = work.forward.states;
-    const int rows = work.rows(), attended = shape.heads * shape.size;
+    const int attended = shape.heads * shape.size;
     take_norms(team, work, layer.before);
     const Product three[] = {{layer.query, work.query, false},
                              {layer.key, work.key, false},
                              {layer.value, work.value, false}};
     multiplied(team, work.of(shape.width), three, 3);
-    team.each(shape.shared, [&](int head) { place(work, number, head); });
-    const int parts = (rows + TOGETHER - 1) / TOGETHER;
-    team.each(shape.shared * parts, [&](int at) {
-        attend(work, number, at % shape.shared, at / shape.shared * TOGETHER);
+    const std::vector<Span> &spans = work.forward.spans;
+    team.each(shape.shared * int(spans.size()), [&](int at) {
+        place(work, number, at % shape.shared, spans[at / shape.shared]);
+    });
+    int units = 0;
+    for (const Span &span : spans) units += units_of(span);
+    team.each(shape.shared * units, [&](int at) {
+        const Span *span = spans.data();
+        int unit = at / shape.shared;
+        for (; unit >= units_of(*span); ++span) unit -= units_of(*span);
+        attend(work, number, at % shape.shared, *span, unit * TOGETHER);
     });
     take_groups(team, work, attended, [&](int row, int first, int many, float *out) {
         const float *from = work.mixed + size_t(row) * attended + first;

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "module.hpp"
@@ -253,39 +255,48 @@ struct Decoder {
         model.sines = sines.data();
     }
 
-    void compute(Rows states, int length, Indices positions, Indices parents,
-                 std::vector<Vector> parts, std::optional<Rows> logits,
+    // `spans` are the rows of each sequence, its length, and the parts of its cache.
+    void compute(Rows states, std::vector<std::tuple<int, int, std::vector<Vector>>> spans,
+                 Indices positions, Indices parents, std::optional<Rows> logits,
                  std::vector<std::pair<int, Rows>> taps, int threads) const;
 };
 
-void Decoder::compute(Rows states, int length, Indices positions, Indices parents,
-                      std::vector<Vector> parts, std::optional<Rows> logits,
+void Decoder::compute(Rows states, std::vector<std::tuple<int, int, std::vector<Vector>>> spans,
+                      Indices positions, Indices parents, std::optional<Rows> logits,
                       std::vector<std::pair<int, Rows>> taps, int threads) const {
     Forward forward{};
     forward.rows = int(states.shape(0));
-    forward.length = length;
     forward.states = states.data();
     forward.positions = positions.data();
     forward.parents = parents.data();
     forward.logits = logits ? logits->data() : nullptr;
     check(int(states.shape(1)) == model.shape.width && int(positions.size()) == forward.rows &&
-              int(parents.size()) == forward.rows && length >= 0 &&
-              size_t(length) + forward.rows <= parts.size() * PART,
+              int(parents.size()) == forward.rows,
           "the rows do not fit");
     check(!logits || (int(logits->shape(1)) == model.head->width() &&
                       logits->shape(0) == states.shape(0)),
           "the logits do not fit");
-    for (int row = 0; row < forward.rows; ++row) {
-        check(parents.data()[row] < row, "a parent stands before its children");
-        const int64_t position = positions.data()[row];
-        check(position >= 0 && position < int64_t(cosines.shape(0)),
-              "a position has no rotary factors");
-    }
     const size_t keys = size_t(model.shape.shared) * model.shape.size;
-    for (const Vector &part : parts) {
-        check(part.size() == model.layers.size() * 2 * keys * PART, "the cache does not fit");
-        forward.parts.push_back(part.data());
+    int first = 0;
+    for (const auto &[rows, length, parts] : spans) {
+        check(rows >= 0 && rows <= forward.rows - first && length >= 0 &&
+                  size_t(length) + rows <= parts.size() * PART,
+              "the rows do not fit");
+        Span span{first, rows, length, {}};
+        for (const Vector &part : parts) {
+            check(part.size() == model.layers.size() * 2 * keys * PART, "the cache does not fit");
+            span.parts.push_back(part.data());
+        }
+        for (int row = 0; row < rows; ++row) {
+            check(parents.data()[first + row] < row, "a parent stands before its children");
+            const int64_t position = positions.data()[first + row];
+            check(position >= 0 && position < int64_t(cosines.shape(0)),
+                  "a position has no rotary factors");
+        }
+        forward.spans.push_back(std::move(span));
+        first += rows;
     }
+    check(first == forward.rows, "the rows do not fit");
     forward.taps.resize(model.layers.size() + 1);
     for (const auto &[at, tap] : taps) {
         check(at >= 0 && size_t(at) < forward.taps.size() && tap.shape(0) == states.shape(0) &&
@@ -331,7 +342,7 @@ void bind_quantised(nb::module_ &module) {
              arg("sizes"), arg("normalised"), arg("eps"), arg("scale"), arg("layers"),
              arg("norm").noconvert(), arg("head"), arg("cosines").noconvert(),
              arg("sines").noconvert(), arg("held"))
-        .def("compute", &Decoder::compute, arg("states").noconvert(), arg("length"),
-             arg("positions").noconvert(), arg("parents").noconvert(), arg("parts").noconvert(),
+        .def("compute", &Decoder::compute, arg("states").noconvert(), arg("spans").noconvert(),
+             arg("positions").noconvert(), arg("parents").noconvert(),
              arg("logits").noconvert().none(), arg("taps").noconvert(), arg("threads"));
 }

@@ -81,16 +81,25 @@ struct Model {
     const float *cosines, *sines;
 };
 
-// One forward: `rows` tokens after `length` cached ones. `states` holds their embeddings. A row sees
-// the cached tokens, itself and the rows that `parents` leads to (-1: none). The parts of the cache
-// have the shape (layers, 2, shared heads, PART x size), keys in blocks of (size, BLOCK). `logits`
-// has the shape (rows, width of the head), null if they are not needed. `taps` has a place for the
-// states after each layer and after the last norm, null for those that are not needed.
+// The rows of one sequence in a forward, from row `first` on: `rows` tokens after `length` cached
+// ones. The parts of its cache have the shape (layers, 2, shared heads, PART x size), keys in
+// blocks of (size, BLOCK).
+struct Span {
+    int first, rows, length;
+    std::vector<float *> parts;
+};
+
+// One forward over the rows of all spans, whose embeddings `states` holds. A row sees the cached
+// tokens of its span, itself and the rows that `parents` leads to, which count from the first row
+// of the span (-1: none). `logits` has the shape (rows, width of the head), null if they are not
+// needed. `taps` has a place for the states after each layer and after the last norm, null for
+// those that are not needed.
 struct Forward {
-    int rows, length;
+    int rows;
     float *states, *logits;
     const int64_t *positions, *parents;
-    std::vector<float *> parts, taps;
+    std::vector<Span> spans;
+    std::vector<float *> taps;
 };
 
 struct Level {

@@ -14,8 +14,8 @@ using namespace rows;
 
 namespace {
 
-constexpr int PRODUCTS = 300, MIXTURES = 12, FORWARDS = 12;
-constexpr unsigned long long CHECKSUM = 0xf9e3faa8b90d479e;
+constexpr int PRODUCTS = 300, MIXTURES = 12, FORWARDS = 24;
+constexpr unsigned long long CHECKSUM = 0x3802419a70a1584e;
 
 struct Random {
     uint64_t state = 1;
@@ -186,43 +186,91 @@ void test_mixture(int number) {
     });
 }
 
-// One layer, and an output matrix, over a tree of rows after some cached tokens.
+// A tree of rows after some cached tokens.
+struct Sequence {
+    int rows, length;
+    std::vector<float> states, parts;
+    std::vector<int64_t> positions, parents;
+
+    Sequence(const Shape &shape, int rows)
+        : rows(rows), length(random_.below(2 * PART - rows)),
+          states(random_.numbers(size_t(rows) * shape.width)),
+          parts(random_.numbers(size_t(2 * 2 * shape.shared) * PART * shape.size)) {
+        for (int row = 0; row < rows; ++row) {
+            parents.push_back(row ? random_.below(row) : -1);
+            positions.push_back(row ? positions[size_t(parents[row])] + 1 : length);
+        }
+    }
+};
+
+// The logits, states, taps and caches of some sequences in one forward, those of each in turn.
+std::vector<float> forward_of(const Level &level, int threads, const Model &model,
+                              std::vector<Sequence> sequences) {
+    const size_t width = size_t(model.shape.width), outputs = size_t(model.head->width());
+    std::vector<float> states;
+    std::vector<int64_t> positions, parents;
+    Forward forward{};
+    for (Sequence &each : sequences) {
+        float *parts = each.parts.data();
+        forward.spans.push_back(
+            {forward.rows, each.rows, each.length, {parts, parts + each.parts.size() / 2}});
+        forward.rows += each.rows;
+        states.insert(states.end(), each.states.begin(), each.states.end());
+        positions.insert(positions.end(), each.positions.begin(), each.positions.end());
+        parents.insert(parents.end(), each.parents.begin(), each.parents.end());
+    }
+    std::vector<float> logits(forward.rows * outputs), tap(states.size());
+    forward.states = states.data(), forward.logits = logits.data();
+    forward.positions = positions.data(), forward.parents = parents.data();
+    forward.taps = {nullptr, tap.data()};
+    level.compute(model, forward, threads);
+    std::vector<float> found;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+        const Span &span = forward.spans[i];
+        const size_t first = size_t(span.first), end = first + size_t(span.rows);
+        found.insert(found.end(), &logits[first * outputs], &logits[0] + end * outputs);
+        found.insert(found.end(), &states[first * width], &states[0] + end * width);
+        found.insert(found.end(), &tap[first * width], &tap[0] + end * width);
+        found.insert(found.end(), sequences[i].parts.begin(), sequences[i].parts.end());
+    }
+    return found;
+}
+
+// One layer, and an output matrix, over the rows of up to four sequences: each of them gets what it
+// gets alone.
 void test_forward(int number) {
     const int size = 32 << number % 4, shared = random_.from(1, 2), heads = shared << number % 4;
     const int width = FINE * random_.from(1, 5), inner = FINE * random_.from(1, 5);
-    const int rows = 1 + number % 9, length = random_.below(2 * PART - rows);
+    const int experts = number % 3 == 2 ? 5 : 0, many = experts ? experts : 1;
     const Kind kind = KINDS[number % 5];
     const Held query(heads * size, width, kind, true), key(shared * size, width, kind, false);
     const Held value(shared * size, width, kind, false), output(width, heads * size, kind, false);
-    const Held gate(inner, width, kind, false), up(inner, width, kind, false);
-    const Held down(width, inner, kind, false), head(50, width, kind, false);
+    const Held gate(many * inner, width, kind, false), up(many * inner, width, kind, false);
+    const Held down(many * width, inner, kind, false), head(50, width, kind, false);
     const std::vector<float> norms = random_.numbers(size_t(2 * width + 2 * size));
+    const std::vector<float> router = random_.numbers(size_t(many) * width);
     const bool normed = number % 2;
     Model model{};
-    model.shape = {width, inner, heads, shared, size, 50, 0, 0, 0, false, 1e-6f, 0.2f};
+    model.shape = {width, inner, heads, shared, size, 50, experts, 2, inner, normed, 1e-6f, 0.2f};
     model.layers = {{&norms[0], &norms[width], normed ? &norms[2 * width] : nullptr,
-                     normed ? &norms[2 * width + size] : nullptr, nullptr, &query.matrix,
-                     &key.matrix, &value.matrix, &output.matrix, &gate.matrix, &up.matrix,
-                     &down.matrix}};
+                     normed ? &norms[2 * width + size] : nullptr,
+                     experts ? router.data() : nullptr, &query.matrix, &key.matrix, &value.matrix,
+                     &output.matrix, &gate.matrix, &up.matrix, &down.matrix}};
     const std::vector<float> factors = random_.numbers(size_t(2 * PART) * size / 2);
     model.norm = &norms[0], model.head = &head.matrix;
     model.cosines = model.sines = factors.data();
-    const std::vector<float> states = random_.numbers(size_t(rows) * width);
-    const std::vector<float> cache = random_.numbers(size_t(2 * 2 * shared) * PART * size);
-    std::vector<int64_t> positions, parents;
-    for (int row = 0; row < rows; ++row) {
-        parents.push_back(row ? random_.below(row) : -1);
-        positions.push_back(row ? positions[size_t(parents[row])] + 1 : length);
-    }
-    compare("a forward", [&](const Level &level, int threads) {
-        std::vector<float> own = states, parts = cache, found(size_t(rows) * head.matrix.width());
-        Forward forward{rows, length, own.data(), found.data(), positions.data(), parents.data(),
-                        {&parts[0], &parts[parts.size() / 2]}, {nullptr, nullptr}};
-        level.compute(model, forward, threads);
-        found.insert(found.end(), own.begin(), own.end());
-        found.insert(found.end(), parts.begin(), parts.end());
-        return found;
+    std::vector<Sequence> sequences;
+    for (int i = 0; i <= number / 2 % 4; ++i)
+        sequences.emplace_back(model.shape, i ? random_.from(1, 9) : 1 + number % 9);
+    const std::vector<float> all = compare("a forward", [&](const Level &level, int threads) {
+        return forward_of(level, threads, model, sequences);
     });
+    std::vector<float> alone;
+    for (const Sequence &each : sequences) {
+        const std::vector<float> own = forward_of(plain, 1, model, {each});
+        alone.insert(alone.end(), own.begin(), own.end());
+    }
+    if (!same(alone, all)) fail("a sequence has other bits where it is alone");
 }
 
 }  // namespace

@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.backends import native_forward, quantised
+from engine.backends.base import Wanted
 from engine.backends.quantised import PackedLinear, can_pack
 from engine.decode import never
 from engine.errors import ModelError
 from engine.models.load_transformers import pick_bits
 from engine.native import core
 from engine.settings import Generation, Sampling
+from engine.tree import Tree
 from tests.conftest import EMBEDDED, ROOT
 from tests.support.backends import (
     BROAD,
@@ -28,6 +30,7 @@ from tests.support.backends import (
     after,
     assert_counted,
     assert_exact,
+    chain_of,
     load,
     numbers,
     prompt_of,
@@ -354,14 +357,18 @@ def made(**changes: Any) -> Any:
     )
 
 
+def empty_part() -> Any:
+    """A part of a cache of this decoder."""
+    return torch.zeros(2 * 2 * core.PART * 32)
+
+
 def computed(decoder: Any, **changes: Any) -> Any:
     """The logits of two rows, with other arguments if they are named."""
     given = {
         "states": numbers(2, 128),
-        "length": 0,
+        "spans": [(2, 0, [empty_part()])],
         "positions": np.arange(2),
         "parents": np.arange(-1, 1),
-        "parts": [torch.zeros(2 * 2 * core.PART * 32)],
         "logits": torch.zeros(2, 48),
         "taps": [],
         "threads": 1,
@@ -394,11 +401,10 @@ def test_arrays_are_not_converted() -> None:
     for changes in arrays:
         with pytest.raises((TypeError, ValueError)):
             made(**changes)
-    part = torch.zeros(2 * 2 * core.PART * 32, dtype=torch.float64)
     arrays = [
         {"states": numbers(128, 2).T},
         {"positions": np.arange(2.0)},
-        {"parts": [part]},
+        {"spans": [(2, 0, [empty_part().double()])]},
         {"logits": torch.zeros(48, 2).T},
         {"taps": [(0, torch.zeros(128, 2).T)]},
     ]
@@ -449,12 +455,18 @@ def test_a_decoder_of_other_arrays_is_refused(changes: dict[str, Any], part: str
     ("changes", "part"),
     [
         ({"states": torch.ones(2, 64)}, "rows do not fit"),
-        ({"length": -1}, "rows do not fit"),
-        ({"length": 255}, "rows do not fit"),
+        ({"spans": []}, "rows do not fit"),
+        ({"spans": [(2, -1, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(2, 255, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(1, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(3, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(3, 0, [empty_part()]), (-1, 0, [empty_part()])]}, "rows do not fit"),
+        ({"spans": [(1, 0, [empty_part()]), (1, 0, [])]}, "rows do not fit"),
+        ({"spans": [(1, 0, [empty_part()])] * 2}, "a parent stands before"),
         ({"positions": np.array([0, 9])}, "a position has no rotary factors"),
         ({"positions": np.array([-1, 0])}, "a position has no rotary factors"),
         ({"parents": np.array([-1, 1])}, "a parent stands before"),
-        ({"parts": [torch.zeros(100)]}, "cache does not fit"),
+        ({"spans": [(2, 0, [torch.zeros(100)])]}, "cache does not fit"),
         ({"logits": torch.zeros(1, 48)}, "logits do not fit"),
         ({"logits": torch.zeros(2, 64)}, "logits do not fit"),
         ({"taps": [(2, torch.zeros(2, 128))]}, "taps do not fit"),
@@ -507,15 +519,86 @@ def test_logits_have_the_same_bits_in_every_tree(families: dict[str, Any], name:
     text = prompt_of(240, model.info.vocabulary_size)
     for _ in range(12):
         sequence.prefill(text, never)
-        tree = trees.tree(text[-1])
-        for row in range(1, len(tree.tokens)):
-            tree.tokens[row] %= model.info.vocabulary_size
+        tree = some_tree(trees, model, text[-1])
         scores, path = sequence.score(tree, GREEDY), trees.path(tree)
         for row in {0, *path, len(tree)}:
             twin.reset()
             assert np.array_equal(scores.row(row), after(twin, [*text, *tree.path(row)]))
         sequence.accept(path)
         text = [*text, *(tree.tokens[row] for row in path), (11 * len(text)) % 100]
+
+
+def some_tree(trees: Trees, model: Any, root: int) -> Tree:
+    tree = trees.tree(root)
+    tree.tokens[1:] = [token % model.info.vocabulary_size for token in tree.tokens[1:]]
+    return tree
+
+
+def counts_of_forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rows of each sequence in every forward of the core from now on."""
+    counts, compute = [], model.captured.compute
+
+    def computed(spans: Any, logits: Any) -> None:
+        counts.append([len(span.tokens) for span in spans])
+        compute(spans, logits)
+
+    monkeypatch.setattr(model.captured, "compute", computed)
+    return counts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sequences_in_one_forward_get_the_bits_that_each_gets_alone(
+    families: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With texts that cross the parts of the cache at different times, and new prompts between."""
+    model, trees = families[name], Trees(7)
+    size = model.info.vocabulary_size
+    texts = [prompt_of(length, size)[-length:] for length in (1, 57, 250, 500)]
+    pairs = [(model.open(), model.open()) for _ in texts]
+    counts = counts_of_forwards(model, monkeypatch)
+    for step in range(8):
+        for text, pair in zip(texts, pairs, strict=True):
+            for sequence in pair:
+                sequence.prefill(text, never)
+        wanted = [
+            Wanted(together, some_tree(trees, model, text[-1]), GREEDY)
+            for text, (together, _) in zip(texts, pairs, strict=True)
+        ]
+        rows = [len(each.tree.tokens) for each in wanted]
+        counts.clear()
+        scores = model.score_all(wanted)
+        assert sum(counts, []) == rows
+        assert len(counts) == 1 or sum(rows) > native_forward.CHUNK
+        for text, (together, alone), each, found in zip(texts, pairs, wanted, scores, strict=True):
+            expected = alone.score(each.tree, GREEDY)
+            assert found.positions == expected.positions
+            for row in range(len(each.tree) + 1):
+                assert np.array_equal(found.row(row), expected.row(row))
+            path = trees.path(each.tree)
+            together.accept(path)
+            alone.accept(path)
+            text += [*(each.tree.tokens[row] for row in path), (11 * len(text)) % 100]
+        if step == 4:
+            texts[1] = texts[1][:20] + prompt_of(240, size)
+
+
+def test_many_rows_of_many_sequences_take_several_forwards(
+    families: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a forward stays that of a part of a prompt."""
+    model, text, wanted = families["llama"], prompt_of(25, 160), []
+    twin = model.open()
+    for number in range(128):
+        wanted.append(Wanted(model.open(), chain_of(text[9], text[10:]), GREEDY))
+        wanted[-1].sequence.prefill([number, *text[:10]], never)
+    counts = counts_of_forwards(model, monkeypatch)
+    scores = model.score_all(wanted)
+    assert counts == [[16] * (native_forward.CHUNK // 16)] * (128 * 16 // native_forward.CHUNK)
+    for number in (0, 63, 64, 127):
+        twin.prefill([number, *text[:10]], never)
+        expected = twin.score(wanted[number].tree, GREEDY)
+        for row in range(16):
+            assert np.array_equal(scores[number].row(row), expected.row(row))
 
 
 def test_every_set_of_instructions_computes_the_same_forward(
@@ -560,6 +643,30 @@ def test_a_head_reads_the_states_of_native_forwards() -> None:
     outside = torch.cat(model.head.waiting)
     assert captured is not None and inside.shape == outside.shape
     assert float((inside - outside).norm() / outside.norm()) < 0.02
+
+
+def test_each_head_gets_the_states_of_its_own_sequence() -> None:
+    """Also where a sequence whose head does not listen has rows before them."""
+    model = load(EMBEDDED, bits="8")
+    text = model.tokenize("Tell me a story about a dog and a cat.")
+    found: list[list[Any]] = []
+    for together in (True, False):
+        wanted = []
+        for number, listens in enumerate((False, True, True)):
+            sequence = model.open()
+            sequence.head.listen(listens)
+            sequence.prefill(text[number : -number or None], never)
+            tree = chain_of(text[-1 - number], text[: 2 + number])
+            wanted.append(Wanted(sequence, tree, GREEDY))
+        for each in [wanted] if together else [[each] for each in wanted]:
+            model.score_all(each)
+        for number, each in enumerate(wanted):
+            each.sequence.accept(range(1, 2 + number))
+        found.append([each.sequence.head.waiting for each in wanted])
+    assert found[0][0] == found[1][0] == []
+    for inside, alone in zip(found[0][1:], found[1][1:], strict=True):
+        assert len(inside) == 2 and torch.equal(torch.cat(inside), torch.cat(alone))
+    assert not torch.equal(found[0][1][1], found[0][2][1][:3])
 
 
 def test_a_head_multiplies_by_the_output_matrix_of_few_bits() -> None:
