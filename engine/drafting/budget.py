@@ -57,13 +57,20 @@ class Budget:
             # No node below this can ever pay, so nothing is looked up for it.
             self.floor = max(self.floor, self.costs.entry)
 
-    def share(self, costs: StepTimes, tokens: float) -> None:
+    def share(self, costs: StepTimes, tokens: float, plain: float) -> None:
         """Share the forward with trees that are expected to bring so many tokens: `costs` are the
-        times of the whole step by the nodes of this tree."""
-        self.costs, self.others = costs, tokens
+        times of the whole step by the nodes of this tree. All answers bring `plain` tokens per
+        second if none drafts.
+
+        Beside trees that are too large, a further node seems cheap to each of them, and so all
+        would stay too large. Nodes therefore have to pay by the rate of plain decoding at least.
+        """
+        self.others = tokens
         self.expected += tokens
-        self.worth = self.expected / costs.table[0]
-        self.floor = max(self.floor, self.expected * costs.cheapest)
+        excess = costs.table[0] - self.expected / plain
+        self.costs = costs.delayed(-excess) if excess > 0 else costs
+        self.worth = self.expected / self.costs.table[0]
+        self.floor = max(self.floor, self.expected * self.costs.cheapest)
 
     def spend(self, seconds: float) -> None:
         """Account for time that was spent before the tree is grown: the drafts have to make up for

@@ -162,8 +162,8 @@ class DraftController:
             drafting_ways=frozenset(active),
         )
         if self.company.others and self.costs is not None:
-            beside = self.costs.beside(self.company.trees, self.company.rows)
-            budget.share(beside, self.company.tokens)
+            trees, rows, tokens = self.company.trees, self.company.rows, self.company.tokens
+            budget.share(self.costs.beside(trees, rows), tokens, self.costs.plain_rate(trees))
         return budget, [drafter for drafter in self.drafters if way(drafter) in active]
 
     def backing_off(self, name: str) -> bool:

@@ -294,16 +294,18 @@ class StepTimes:
         return StepTimes(later.tolist(), slopes, self.gate)
 
 
-def steepness(
-    table: NDArray[np.float64], ends: NDArray[np.int_], ahead: NDArray[np.int_]
-) -> NDArray[np.float64]:
-    """The relative cost of a further node for each size but the last, by the times of all sizes.
-    The slope of the table may change before the sizes `ends`, which are so many nodes `ahead`."""
-    here = table[:-1]
-    rises = np.where(ahead > 0, table[ends] - here[:, None], inf)
-    rise = np.minimum((rises / np.maximum(ahead, 1)).min(axis=1), np.diff(table))
-    slopes: NDArray[np.float64] = np.maximum(rise, 0.0) / here
-    return slopes
+def hull(sizes: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The sizes at which a curve is lowest, so that its slope only rises, and its values there."""
+    kept: list[int] = []
+    for at in range(len(sizes)):
+        while len(kept) > 1:
+            first, second = kept[-2:]
+            there = (values[second] - values[first]) * (sizes[at] - sizes[first])
+            if there < (values[at] - values[first]) * (sizes[second] - sizes[first]):
+                break
+            kept.pop()
+        kept.append(at)
+    return [sizes[at] for at in kept], [values[at] for at in kept]
 
 
 def cost_at(sizes: Sequence[int], values: Sequence[float], nodes: int) -> float:
@@ -426,7 +428,10 @@ class CostCurve(StepTimes):
         table = self.forwards(nodes + self.unread) + self.other + nodes * self.node
         # If a draft is rejected, the tokens that are unread now are read once more.
         table[1:] += self.undoing + self.returning + self.rereading(self.unread)
-        self.tabulate(table.tolist(), steepness(table, self.ends, self.ahead))
+        here = table[:-1]
+        rises = np.where(self.ahead > 0, table[self.ends] - here[:, None], inf)
+        rise = np.minimum((rises / np.maximum(self.ahead, 1)).min(axis=1), np.diff(table))
+        self.tabulate(table.tolist(), np.maximum(rise, 0.0) / here)
         self.tables.clear()
 
     def together(self, trees: int) -> "CostCurve":
@@ -450,16 +455,27 @@ class CostCurve(StepTimes):
             curve.since_refresh = 0
             self.tables.clear()
 
+    def plain_rate(self, trees: int) -> float:
+        """Tokens per second of all, if an answer and so many others decode plainly."""
+        forward = self.together(trees).seconds(trees)
+        return (1 + trees) / (forward + (1 + trees) * self.other)
+
     def beside(self, trees: int, rows: int) -> StepTimes:
         """The times of steps by the nodes of one answer, whose forward is shared with so many other
-        trees, which have `rows` rows."""
+        trees, which have `rows` rows.
+
+        All answers decide at the same time. Where further rows cost nothing up to the next larger
+        size, each would take them, so a row costs as much as it does on the way to that size.
+        """
         key = trees, rows
         if key not in self.tables:
-            nodes = np.arange(LARGEST + 1)
-            table = self.together(trees).forwards(rows + nodes) + (1 + trees) * self.other
-            table += (rows - trees + nodes) * self.node
-            ends = np.unique(np.clip(self.ends - rows, 1, LARGEST))
-            slopes = steepness(table, ends, ends - np.arange(LARGEST)[:, None])
+            nodes, curve = np.arange(LARGEST + 1), self.together(trees)
+            sizes, values = hull(curve.sizes, curve.values)
+            beyond = np.maximum(rows + nodes - sizes[-1], 0)
+            last = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
+            table = np.interp(rows + nodes, sizes, values) + last * beyond
+            table += (1 + trees) * self.other + (rows - trees + nodes) * self.node
+            slopes: NDArray[np.float64] = np.maximum(np.diff(table), 0.0) / table[:-1]
             self.tables[key] = StepTimes(table.tolist(), slopes, self.gate)
         return self.tables[key]
 
