@@ -77,6 +77,21 @@ class Opened:
         return 2 * numbers * ctypes.sizeof(ctypes.c_float)
 
 
+def head_expected(model: Any, path: Path, runtime: Runtime) -> bool:
+    """Whether a model has a head, which may turn out to be unusable."""
+    if runtime.head != "auto":
+        return runtime.head != "off"
+    return predicts(model) or bool(heads_near(path))
+
+
+def predicts(model: Any) -> bool:
+    return int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0
+
+
+def heads_near(path: Path) -> list[str]:
+    return heads_for(str(path), map(str, path.parent.iterdir()))
+
+
 def opened_head(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
 ) -> Opened | None:
@@ -86,10 +101,10 @@ def opened_head(
         return None
     if runtime.head != "auto":
         return head_of_file(model, context, named_file(runtime.head), runtime, fast, weights)
-    if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
+    if predicts(model):
         return head_of_model(model, context, runtime)
     problem: NoHead | None = None
-    for near in heads_for(str(path), map(str, path.parent.iterdir())):
+    for near in heads_near(path):
         try:
             return head_of_file(model, context, Path(near), runtime, fast, weights)
         except NoHead as found:

@@ -26,8 +26,9 @@ from engine.backends.chat_template import (
     call_form,
     can_choose,
 )
-from engine.backends.check import check
+from engine.backends.check import check, joins
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
+from engine.backends.llamacpp_joint import JointBackend
 from engine.backends.llamacpp_states import StatesBackend
 from engine.backends.special_tokens import imitable
 from engine.errors import first_line
@@ -45,7 +46,7 @@ from engine.models.gguf import (
     weights_type,
 )
 from engine.models.gguf_files import file_fingerprint
-from engine.models.gguf_heads import with_head
+from engine.models.gguf_heads import head_expected, with_head
 from engine.models.probe import Probe, refusal
 from engine.settings import Runtime
 from engine.thinking import marks_of
@@ -61,22 +62,31 @@ TOLERANCE, EXACT = 0.5, 1e-3
 wrong mask or position differs by whole units."""
 
 
-def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
-    """The backend of a probed GGUF file. Raises ModelError; other loaded models are not
-    affected."""
+def load_gguf(source: str, runtime: Runtime, found: Probe, parallel: int = 1) -> LlamaCppBackend:
+    """The backend of a probed GGUF file. Up to `parallel` sequences share forwards, if the model
+    verifies trees and has no head. Raises ModelError; other loaded models are not affected."""
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
     path = Path(os.path.expanduser(source))
     lean = replace(runtime, head="off") if found.head else runtime
     try:
-        model, context = opened(path, lean, fast=not slow, snapshots=found.snapshots)
+        model, context = opened(
+            path, lean, fast=not slow, snapshots=found.snapshots, places=parallel
+        )
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
     info, template, note = describe(path, model, context, vocabulary, runtime)
-    kind = StatesBackend if keeps_state(model) else LlamaCppBackend
-    backend = kind(model, context, vocabulary, template, info, runtime.batch_size)
+    given = model, context, vocabulary, template
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
+    backend: LlamaCppBackend
+    if parallel > 1 and info.leaves != 1 and not head_expected(model, path, lean):
+        info = replace(info, leaves=llama_cpp.llama_n_seq_max(context) // parallel)
+        backend = JointBackend(*given, info, runtime.batch_size, parallel)
+        backend.joins = joins(backend, allowed)
+    else:
+        kind = StatesBackend if keeps_state(model) else LlamaCppBackend
+        backend = kind(*given, info, runtime.batch_size)
     reach = llama_cpp.llama_model_n_swa(model)
     backend.info = check(backend, partial(alone, backend), allowed, reach)
     if slow:

@@ -197,6 +197,15 @@ def opened_gguf(path: Path, **settings: Any) -> Any:
         return load(str(path), Runtime(**{"threads": 1, **settings}))
 
 
+def joint_gguf(path: Path, parallel: int, **settings: Any) -> Any:
+    """The same, with so many conversations at once."""
+    from engine.models.load_llamacpp import load_gguf
+    from engine.models.probe import found
+
+    runtime = Runtime(**{"threads": 1, **settings})
+    return load_gguf(str(path), runtime, found(path, runtime), parallel)
+
+
 def alone(backend: Any, tokens: Sequence[int]) -> np.ndarray:
     """The logits after a text that is read in one go into an empty cache, without a tree."""
     from engine.backends import llamacpp
@@ -208,9 +217,9 @@ def check_cells(backend: Any, where: str = "") -> None:
     """Every sequence holds what the backend believes that it does."""
     import llama_cpp
 
-    order = list(backend.order)
-    assert sorted(order) == [*range(len(order))], where
-    assert not backend.dirty, where
+    order, first = list(backend.order), backend.place.first
+    assert sorted(order) == [*range(first, first + len(order))], where
+    assert not backend.pending, where
     for number in order:
         held = len(backend.cached) if number == order[0] else backend.held[number]
         assert held <= len(backend.cached), (where, number)

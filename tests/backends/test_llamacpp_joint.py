@@ -1,0 +1,486 @@
+"""Several conversations in one forward of llama.cpp: each says what it says alone, whichever share
+a forward, join, leave, are parked or fail, and no cell of one is left to another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+
+from engine.backends import check
+from engine.backends.base import Batching, Filled, Wanted
+from engine.decode import Pause, Scored, decoding, never
+from engine.drafting.controller import Company
+from engine.errors import ModelError
+from engine.models.gguf import TREE_ROWS
+from engine.settings import Drafting, Generation, Sampling
+from engine.tree import Tree
+from engine.types import Step
+from tests.support.backends import (
+    GREEDY,
+    Trees,
+    after,
+    counted,
+    failing,
+    gap,
+    prompt_of,
+    tree_of,
+    wrong_at,
+)
+from tests.support.gguf_files import alone, check_cells, joint_gguf, opened_gguf
+from tests.support.head_files import model_with_head
+from tests.support.lossless import assert_lossless, events_of, ids
+from tests.support.tiny_gguf import tiny
+
+pytestmark = pytest.mark.gguf
+CLOSE = 1e-4
+"""Rounding of float32 was seen to make a hundredth of this."""
+
+
+@pytest.fixture(scope="module")
+def small(gguf_files: dict[str, Path]) -> Any:
+    """A model with places for four conversations."""
+    return endless(joint_gguf(gguf_files["small-F32"], 4))
+
+
+@pytest.fixture(scope="module")
+def narrow(gguf_files: dict[str, Path]) -> Any:
+    """The same model with room for few tokens."""
+    return endless(joint_gguf(gguf_files["small-F32"], 4, context_length=256))
+
+
+@pytest.fixture(scope="module")
+def other(gguf_files: dict[str, Path]) -> Any:
+    """The same model with one place, to compare with."""
+    return endless(opened_gguf(gguf_files["small-F32"]))
+
+
+def endless(model: Any) -> Any:
+    """A model that ends no answer."""
+    model.info = replace(model.info, eos_ids=frozenset())
+    return model
+
+
+def text_of(size: int, number: int = 0) -> list[int]:
+    """So many tokens of a text that is like no other from its first token on."""
+    return [(token + 700 * number) % 6100 + 5 for token in prompt_of(size)]
+
+
+def begun(backend: Any, sizes: Sequence[int]) -> tuple[list[Any], list[list[int]]]:
+    """New sequences that have read texts of these sizes."""
+    texts = [text_of(size, number) for number, size in enumerate(sizes)]
+    sequences = [backend.open() for _ in sizes]
+    for sequence, text in zip(sequences, texts, strict=True):
+        sequence.prefill(text, never)
+    return sequences, texts
+
+
+def scored(sequences: Sequence[Any], trees: Sequence[Tree]) -> list[Any]:
+    wanted = [Wanted(*each, GREEDY) for each in zip(sequences, trees, strict=True)]
+    found: list[Any] = sequences[0].score_all(wanted)
+    return found
+
+
+def check_all(backend: Any, where: str = "") -> None:
+    """Every sequence in the cache holds what it believes that it does, and the others nothing."""
+    places = backend.shared.places
+    numbers = [number for place in places for number in place.order]
+    assert sorted(numbers) == [*range(len(numbers))], where
+    for place in places:
+        holder = place.holder()
+        if holder is not None:
+            assert holder.place is place, where
+            check_cells(holder, where)
+    assert backend.shared.used <= backend.cells, where
+
+
+# Rows.
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_rows_of_all_are_computed_in_one_forward(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Each as its path alone, also after different rows were accepted."""
+    sequences, texts = begun(small, (30, 1, 77, 12)[:count])
+    taken = ([3, 5, 7], [1, 2, 4], [], [3])
+    with monkeypatch.context() as patch:
+        rows, results = counted(small, patch), []
+        for turn in range(3):
+            trees = [
+                Tree(text[-1]) if (turn + place) % 4 == 1 else tree_of(text[-1])
+                for place, text in enumerate(texts)
+            ]
+            results.append((trees, scored(sequences, trees), [[*text] for text in texts]))
+            for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+                accepted = taken[(turn + place) % 4] if len(tree) else []
+                sequence.accept(accepted)
+                texts[place] += [*(tree.tokens[row] for row in accepted), 11]
+                assert sequence.cached == texts[place][:-1]
+            check_all(small, f"turn {turn}")
+    assert rows == [sum(len(tree) + 1 for tree in trees) for trees, _, _ in results]
+    for trees, found, before in results:
+        for tree, scores, text in zip(trees, found, before, strict=True):
+            assert [*scores.positions] == [len(text) + depth for depth in tree.depths]
+            for row in range(len(tree) + 1):
+                wanted = alone(other, [*text, *tree.path(row)])
+                assert gap(scores.row(row), wanted) < CLOSE, row
+
+
+@pytest.mark.soak(stay=1)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_after_random_trees_all_still_hold_their_own(small: Any, other: Any, seed: int) -> None:
+    """Five sequences in four places: random ones score together after slices of other texts, are
+    closed or accept nothing."""
+    made, sequences = Trees(seed), [small.open() for _ in range(5)]
+    texts, parked, shared, worst = [[number + 1] for number in range(5)], 0, 0, 0.0
+    for turn in range(100):
+        chosen = made.draw.sample(range(5), made.draw.randrange(1, 5))
+        for number in chosen:
+            texts[number] = made.prompt(texts[number])
+            most = made.draw.choice((None, 5, 64))
+            while not sequences[number].prefill(texts[number], never, most).complete:
+                assert most is not None
+        trees = [made.tree(texts[number][-1]).within(64, None) for number in chosen]
+        parked += sum(each.parked is not None for each in sequences)
+        found = scored([sequences[number] for number in chosen], trees)
+        shared += len(chosen) > 1
+        for number, tree, scores in zip(chosen, trees, found, strict=True):
+            rows = made.path(tree)
+            text = [*texts[number], *(tree.tokens[row] for row in rows)]
+            if turn % 8 == 0:
+                last = scores.row(rows[-1] if rows else 0)
+                worst = max(worst, gap(last, alone(other, text)))
+            if made.draw.random() < 0.1:
+                # Nothing is accepted: the next prompt has to clear it away.
+                texts[number] = texts[number][: made.draw.randrange(1, len(text) + 1)]
+                sequences[number].prefill(texts[number], never)
+                continue
+            sequences[number].accept(rows)
+            texts[number] = [*text, made.token()]
+            if made.draw.random() < 0.05:
+                sequences[number].close()
+        assert worst < CLOSE, turn
+        check_all(small, f"turn {turn}")
+    assert parked > 40 and shared > 40, (parked, shared)
+
+
+def test_trees_of_too_many_rows_are_computed_in_parts(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of the first ones outlive the later forwards."""
+    sequences, texts = begun(small, (20, 30, 40))
+    trees = []
+    for text in texts:
+        trees.append(tree_of(text[-1], [(token,) for token in range(60)]))
+        for node in range(1, 61):
+            trees[-1].add(node, 7, "context")
+    with monkeypatch.context() as patch:
+        rows = counted(small, patch)
+        found = scored(sequences, trees)
+    assert rows == [242, 121] and max(rows) <= TREE_ROWS
+    for scores, text in zip(found, texts, strict=True):
+        assert gap(scores.row(120), alone(other, [*text, 59, 7])) < CLOSE
+    for sequence in sequences:
+        sequence.accept([60, 120])
+    check_all(small)
+
+
+def test_one_sequence_may_go_on_before_another_one_accepts(narrow: Any, other: Any) -> None:
+    """Its logits stay, and if its cells are needed, what it accepts is read again."""
+    sequences, texts = begun(narrow, (100, 150))
+    new, long = narrow.open(), text_of(narrow.cells - 100, 7)
+    found = scored(sequences, [tree_of(text[-1]) for text in texts])
+    sequences[0].accept([1])
+    scored([sequences[0]], [Tree(5)])
+    sequences[0].accept([])
+    new.prefill(long, never)
+    assert not sequences[1].resident and sequences[1].parked is not None
+    scores = found[1]
+    assert gap(scores.row(5), alone(other, [*texts[1], 4, 6])) < CLOSE
+    sequences[1].accept([3, 5])
+    assert sequences[1].cached == [*texts[1], 4, 6]
+    (follow,) = scored(sequences[1:], [tree_of(9)])
+    assert gap(follow.row(1), alone(other, [*texts[1], 4, 6, 9, 3])) < CLOSE
+    sequences[1].accept([])
+    check_all(narrow)
+
+
+def test_what_is_lost_while_it_is_parked_is_read_again(
+    narrow: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one, two), texts = begun(narrow, (40, 50))
+    scored([one, two], [tree_of(text[-1]) for text in texts])
+    one.accept([])
+    with monkeypatch.context() as patch:
+        patch.setattr(llama_cpp, "llama_state_seq_get_data", lambda *_: 0)
+        one.prefill(text_of(narrow.cells - 10, 3), never)
+        assert two.cached and two.parked is None
+    two.accept([1, 2])
+    assert two.cached == [*texts[1], 3, 5]
+    found = two.score(Tree(9), GREEDY).row(0)
+    assert gap(found, alone(other, [*texts[1], 3, 5, 9])) < CLOSE
+
+
+# Answers.
+
+
+class Answer:
+    """An answer among several, as the engine runs them."""
+
+    def __init__(
+        self,
+        sequence: Any,
+        text: Sequence[int],
+        truth: Sequence[Step],
+        wanted: Generation,
+        cancelled: Callable[[], bool] = never,
+    ) -> None:
+        size = sequence.info.vocabulary_size
+        drafters = [wrong_at([*text, *ids(truth)], size, branches=True)]
+        self.running: Any = decoding(
+            sequence, text, drafters, wanted, Drafting(budget="fixed", nodes=24), cancelled,
+            company=Company(others=1),
+        )  # fmt: skip
+        self.waits: Any = None
+        self.steps: list[Step] = []
+        self.go_on()
+
+    def go_on(self, scores: Any = None) -> None:
+        self.waits, given = None, scores and Scored(scores, 0.0)
+        try:
+            while not isinstance(self.waits, Wanted | Pause):
+                self.waits, given = self.running.send(given), None
+                if isinstance(self.waits, Step):
+                    self.steps.append(self.waits)
+        except StopIteration:
+            self.waits = None
+
+
+def finish(backend: Any, answers: list[Answer], joining: Sequence[Callable[[], Answer]]) -> None:
+    """Slices of the prompts, then one forward over all trees, until all have ended. Another answer
+    joins every third time."""
+    for turn in range(1000):
+        reading = [answer for answer in answers if isinstance(answer.waits, Pause)]
+        together = [answer for answer in answers if isinstance(answer.waits, Wanted)]
+        if not (reading or together or len(joining) > turn // 3):
+            return
+        for answer in reading:
+            answer.go_on()
+        found = backend.score_all([answer.waits for answer in together])
+        for answer, scores in zip(together, found, strict=True):
+            answer.go_on(scores)
+        if turn % 3 == 0 and turn // 3 < len(joining):
+            answers.append(joining[turn // 3]())
+    raise AssertionError("they do not end")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("small", (120, 3, 200)),
+    ("small", (150, 3, 75, 40, 9, 260)),
+    ("narrow", (150, 90, 3, 200)),
+])  # fmt: skip
+def test_answers_together_say_what_each_says_alone(
+    name: str,
+    sizes: tuple[int, ...],
+    temperature: float,
+    other: Any,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also more of them than places, and more text than the cache holds; one stops on the way."""
+    model = request.getfixturevalue(name)
+    limit = 24
+    wanted = [Generation(Sampling(temperature, seed=n), max_tokens=limit) for n in range(9)]
+    texts = [text_of(size, number) for number, size in enumerate(sizes)]
+    truths = [
+        events_of(other.open(), text, each) for text, each in zip(texts, wanted, strict=False)
+    ]
+    given = [*zip(texts, truths, wanted, strict=False)]
+    rows, answers = counted(model, monkeypatch), list[Answer]()
+    stopped = Answer(model.open(), *given[0], lambda: bool(answers and len(stopped.steps) > 2))
+    answers.append(stopped)
+    sequences = [model.open() for _ in sizes]
+    pairs = [*zip(sequences, given, strict=True)]
+    answers += [Answer(sequence, *each) for sequence, each in pairs[:2]]
+    joining = [lambda pair=pair: Answer(pair[0], *pair[1]) for pair in pairs[2:]]
+    finish(model, answers, joining)
+    assert stopped.steps[-1].finish == "cancelled"
+    said = ids(stopped.steps)
+    assert said and said == ids(truths[0])[: len(said)]
+    for truth, answer in zip(truths, answers[1:], strict=True):
+        assert_lossless(truth, answer.steps)
+    steps = sum(len(answer.steps) for answer in answers)
+    slices = sum(-(-size // 64) for size in sizes)
+    assert name == "narrow" or len(rows) < steps / 1.3 + slices, (len(rows), steps, slices)
+    check_all(model)
+
+
+def test_who_was_used_longest_ago_is_parked(small: Any, other: Any) -> None:
+    small.close()
+    sequences, texts = begun(small, (30, 31, 32, 33))
+    assert all(each.resident for each in sequences)
+    scored(sequences[:1], [Tree(texts[0][-1])])
+    sequences[0].accept([])
+    fifth = small.open()
+    fifth.prefill(text_of(40, 8), never)
+    assert [each.resident for each in sequences] == [True, False, True, True]
+    assert sequences[1].bytes == len(sequences[1].parked) > 0
+    # Among those of one forward nobody is parked.
+    trees = [Tree(text[-1]) for text in texts[1:]]
+    found = scored(sequences[1:], trees)
+    assert [each.resident for each in sequences] == [False, True, True, True]
+    for scores, text, sequence in zip(found, texts[1:], sequences[1:], strict=True):
+        assert gap(scores.row(0), alone(other, text)) < CLOSE
+        sequence.accept([])
+    fifth.close()
+    assert sequences[0].prefill([*texts[0], 7], never) == Filled(30, True)
+    assert all(each.resident for each in sequences), "a closed one gives its place up"
+    check_all(small)
+
+
+def test_cells_between_those_of_others_are_used_again(narrow: Any, other: Any) -> None:
+    """What was read in turns lies in turns, and what is restored fills the gaps."""
+    texts = [text_of(size, number) for number, size in enumerate((150, 150, 160, 100))]
+    first, second, third, fourth = sequences = [narrow.open() for _ in texts]
+    pairs = [*zip(sequences[:3], texts, strict=False)]
+    while not [each.prefill(text, never, 8) for each, text in pairs][-1].complete:
+        pass
+    fourth.prefill(texts[3], never)
+    assert not first.resident and second.resident
+    second.close()
+    for sequence, text in ((first, texts[0]), (third, texts[2]), (fourth, texts[3])):
+        assert sequence.prefill([*text, 5], never).reused == len(text) - 1
+        assert gap(sequence.score(Tree(5), GREEDY).row(0), alone(other, [*text, 5])) < CLOSE
+        sequence.accept([])
+    check_all(narrow)
+
+
+def test_cells_of_a_sequence_that_nobody_has_any_more_are_free(narrow: Any) -> None:
+    keeping = narrow.open()
+    keeping.prefill(text_of(50, 1), never)
+    for number in range(6):
+        sequence = narrow.open()
+        sequence.prefill(text_of(narrow.cells - 60, number), never)
+        del sequence
+    assert keeping.resident and keeping.parked is None
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("at", ["prefill", "score"])
+def test_a_failed_forward_empties_only_the_sequences_in_it(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    (good, *bad), (kept, *texts) = begun(small, (30, 50, 9))
+    before = good.bytes
+    with monkeypatch.context() as patch:
+        failing(small, patch)
+        with pytest.raises(ModelError, match="llama_decode returned -3"):
+            if at == "prefill":
+                bad[0].prefill([*texts[0], 5, 6], never)
+            scored(bad, [tree_of(text[-1]) for text in texts])
+    assert [len(each.cached) for each in bad] == ([0, 8] if at == "prefill" else [0, 0])
+    assert good.bytes == before and good.cached == kept[:-1]
+    check_all(small)
+    for sequence, text in zip(bad, texts, strict=True):
+        sequence.prefill(text, never)
+    trees = [tree_of(text[-1]) for text in (kept, *texts)]
+    for scores, text in zip(scored([good, *bad], trees), (kept, *texts), strict=True):
+        assert gap(scores.row(8), alone(other, [*text, 4, 6, 7, 1])) < CLOSE
+    for sequence in (good, *bad):
+        sequence.accept([])
+
+
+def test_a_full_cache_is_an_error_of_the_sequence_that_is_too_long(narrow: Any) -> None:
+    (one, two), texts = begun(narrow, (20, 30))
+    with pytest.raises(ModelError, match="its cache is full"):
+        two.prefill(text_of(narrow.cells + 2), never)
+    assert two.cached == [] and one.cached == texts[0][:-1]
+    assert one.prefill([*texts[0], 5], never) == Filled(19, True)
+
+
+def test_a_text_that_cannot_be_put_back_is_an_error_and_the_others_stay(narrow: Any) -> None:
+    (one, two), texts = begun(narrow, (20, 30))
+    one.parked, new = None, narrow.open()
+    new.prefill(text_of(narrow.cells), never)
+    assert not one.resident
+    one.parked = None
+    with pytest.raises(ModelError, match="19 tokens of this conversation could not be put back"):
+        scored([two, one], [Tree(text[-1]) for text in texts[::-1]])
+    assert one.cached == [] and two.cached == texts[1][:-1]
+    check_all(narrow)
+
+
+# Slices of prompts.
+
+
+def test_a_prompt_is_read_in_slices(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence, text = small.open(), text_of(150, 2)
+    rows = counted(small, monkeypatch)
+    assert sequence.prefill(text, never, 64) == Filled(0, False)
+    assert sequence.prefill(text, never, 64) == Filled(64, False)
+    assert sequence.prefill(text, never, 21) == Filled(128, True) and rows == [64, 64, 21]
+    assert sequence.prefill([*text[:70], 5, 6], never, 9) == Filled(70, True)
+    assert gap(after(sequence, [*text[:70], 5, 6]), alone(other, [*text[:70], 5, 6])) < CLOSE
+
+
+# Loading.
+
+
+@pytest.mark.parametrize(("parallel", "leaves"), [(1, 128), (2, 128), (4, 64), (64, 4)])
+def test_the_branches_of_a_tree_share_the_numbers_of_sequences(
+    gguf_files: dict[str, Path], other: Any, parallel: int, leaves: int
+) -> None:
+    model = joint_gguf(gguf_files["small-F32"], parallel)
+    assert model.info.leaves == leaves and model.info.note == ""
+    assert isinstance(model, Batching) is (parallel > 1)
+    assert len(model.shared.places) == parallel and model.cells == other.cells
+    text, token = text_of(20), leaves - 1
+    model.prefill(text, never)
+    scores = model.score(tree_of(text[-1], [(token,) for token in range(leaves)]), GREEDY)
+    assert gap(scores.row(leaves), alone(other, [*text, token])) < CLOSE
+    model.accept([leaves])
+    check_cells(model)
+
+
+def test_a_model_that_computes_them_wrongly_together_computes_one_after_the_other(
+    gguf_files: dict[str, Path], other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(check, "joined_gap", lambda backend: 1.0)
+        model = joint_gguf(gguf_files["small-F32"], 3)
+    sequences, texts = begun(model, (20, 30, 9))
+    with monkeypatch.context() as patch:
+        rows = counted(model, patch)
+        found = scored(sequences, [tree_of(text[-1]) for text in texts])
+    assert rows == [9, 9, 9]
+    for scores, text in zip(found, texts, strict=True):
+        assert gap(scores.row(8), alone(other, [*text, 4, 6, 7, 1])) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["mamba", "qwen35", "EAGLE-3", "turning"])
+def test_other_models_hold_one_conversation_at_a_time(
+    gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "turning":
+        path = gguf_files["small-F32"]
+        monkeypatch.setattr("engine.models.gguf.branches", lambda model: False)
+    else:
+        path = model_with_head(kind, tmp_path) if kind == "EAGLE-3" else tiny(tmp_path, kind)
+    model, single = joint_gguf(path, 4), opened_gguf(path)
+    assert not isinstance(model, Batching) and len(model.shared.places) == 1
+    assert (model.info.can_tree, model.info.note) == (single.info.can_tree, single.info.note)
+    assert model.info.head == single.info.head
+    one, two, text = model.open(), model.open(), prompt_of(90, model.info.vocabulary_size)
+    whole = kind not in ("mamba", "qwen35")
+    assert one.prefill(text, never, 50) == Filled(0, not whole)
+    two.prefill(text[9:], never)
+    assert one.prefill(text, never) == Filled(50 if whole else 89, True)
+    assert gap(after(one, text), alone(single, text)) < 3e-4
