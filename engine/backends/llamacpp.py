@@ -10,7 +10,8 @@ The cache has places for a few conversations, usually for one, because attention
 in use, and those of other conversations cost time in every forward. A place is a block of sequences
 with consecutive numbers. All places share the cells. The other conversations are parked: their
 cells are kept as bytes in the host's memory until they are used again. A conversation that needs a
-place or cells parks the one that was used longest ago.
+place or cells parks the one that was used longest ago. One that is not used for some time is parked
+as well.
 
 Invariant between steps, for a backend that has a place: sequence `order[0]` of it holds exactly the
 `cached` tokens, any other one the first `held` of them. This does not hold while there are
@@ -48,6 +49,9 @@ NO_MEMORY, ABORTED = 1, 2
 LONGEST = 1 << 13
 """The most characters without a space that the library gets at a time. Its expressions that split a
 text may recurse once per character; at 25,000 the stack overflows and the process ends."""
+IDLE = 32
+"""Forwards, for each place, after which a conversation without any is parked. In turns with others
+a draft model makes as many."""
 NUMBER = ctypes.sizeof(ctypes.c_int32)
 RUNS = re.compile(r"\S+|\s+")
 
@@ -151,26 +155,29 @@ class Place:
     """A block of the library's sequences, from number `first` on, for one conversation at a time.
 
     `order` lists them, the one that holds everything first; each holds `held` tokens that it shares
-    with that one. `holder` is a weak reference to the conversation.
+    with that one. `holder` is a weak reference to the conversation, whose last forward had the
+    number `used`.
     """
 
     def __init__(self, numbers: Any, first: int, count: int) -> None:
         kind = ctypes.c_int32 * count
         self.first, self.order = first, kind.from_buffer(numbers, first * NUMBER)
         self.held = dict.fromkeys(self.order, 0)
+        self.used = 0
         self.holder: Callable[[], LlamaCppBackend | None] = nobody
 
 
 class Shared:
     """What all sequences of a model share: the library's `model` and `context`, freed with the last
     sequence, its cache, which has so many `cells`, and the `places` there, the one that was used
-    longest ago first."""
+    longest ago first. `forwards` is the number of all forwards so far."""
 
     def __init__(self, model: Any, context: Any, places: Sequence[Place]) -> None:
         weakref.finalize(self, free, context, model)
         self.memory = llama_cpp.llama_get_memory(context)
         self.cells = llama_cpp.llama_n_ctx(context)
         self.places = list(places)
+        self.forwards = 0
 
     @property
     def single(self) -> bool:
@@ -213,6 +220,17 @@ class Shared:
                 continue
             if holder is None or self.used + rows > self.cells:
                 self.vacate(place)
+
+    def park_idle(self, staying: Collection["LlamaCppBackend"]) -> None:
+        """If a conversation has had no forward for some time, park all. Those in use come back to
+        the beginning of the cache: a forward goes over all cells up to the last one in use."""
+        oldest = self.forwards - IDLE * len(self.places)
+        for place in self.places:
+            holder = place.holder()
+            if place.used < oldest and holder not in staying and holder is not None:
+                for each in self.places:
+                    self.vacate(each)
+                return
 
     @property
     def used(self) -> int:
@@ -343,6 +361,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         """Make the library's cache hold this sequence. If need be others are parked, but none of
         those `staying`. If this sequence cannot be restored, it becomes empty."""
         shared = self.shared
+        shared.park_idle((self, *staying))
         if not self.resident:
             self.place = shared.free_place(staying)
             shared.make_room(len(self.cached), staying)
@@ -352,6 +371,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.parked = None
             if self.head:
                 self.head.restore()
+        self.place.used = shared.forwards
         shared.places.remove(self.place)
         shared.places.append(self.place)
 
@@ -514,6 +534,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         """Run the batch, which holds the pending rows of these sequences; returns False if it was
         cancelled. Raises ModelError if the forward fails."""
         self.shared.make_room(0, sequences)
+        self.shared.forwards += 1
         if self.head:
             self.head.prepare()
         code = llama_cpp.llama_decode(self.context, self.batch.raw)

@@ -9,7 +9,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from engine.backends import check
+from engine.backends import check, llamacpp
 from engine.backends.base import Batching, Filled, Wanted
 from engine.decode import Pause, Scored, decoding, never
 from engine.drafting.controller import Company
@@ -29,7 +29,7 @@ from tests.support.backends import (
     tree_of,
     wrong_at,
 )
-from tests.support.gguf_files import alone, check_cells, joint_gguf, opened_gguf
+from tests.support.gguf_files import Saved, alone, check_cells, joint_gguf, opened_gguf
 from tests.support.head_files import model_with_head
 from tests.support.lossless import assert_lossless, events_of, ids
 from tests.support.tiny_gguf import tiny
@@ -339,6 +339,33 @@ def test_who_was_used_longest_ago_is_parked(small: Any, other: Any) -> None:
     fifth.close()
     assert sequences[0].prefill([*texts[0], 7], never) == Filled(30, True)
     assert all(each.resident for each in sequences), "a closed one gives its place up"
+    check_all(small)
+
+
+def test_who_is_not_used_for_long_is_parked(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the others come back to the beginning of the cache."""
+    small.close()
+    (one, two, three), texts = begun(small, (20, 30, 40))
+    saved = Saved(monkeypatch)
+    for turn in range(4 * llamacpp.IDLE - 2):
+        sequence, text = ((two, texts[1]), (three, texts[2]))[turn % 2]
+        sequence.score(Tree(text[-1]), GREEDY)
+        sequence.accept([])
+        text.append(11)
+    assert one.resident and (saved.written, saved.read) == (0, 0)
+    scored([two, three], [Tree(text[-1]) for text in texts[1:]])
+    two.accept([])
+    three.accept([])
+    assert not one.resident and two.resident and three.resident
+    assert (saved.written, saved.read) == (3, 2)
+    found = scored([one, two, three], [Tree(5), Tree(6), Tree(7)])
+    texts = [texts[0][:-1], *texts[1:]]
+    for scores, text, token in zip(found, texts, (5, 6, 7), strict=True):
+        assert gap(scores.row(0), alone(other, [*text, token])) < CLOSE
+    for sequence in (one, two, three):
+        sequence.accept([])
     check_all(small)
 
 
