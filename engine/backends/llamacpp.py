@@ -309,8 +309,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.leaves: list[int] = []
         self.counts: list[int] = []
         self.pending = 0
-        self.before = 0
-        """Rows of the last forward before the root of its tree."""
+        self.hidden: Floats = np.zeros((0, 0), np.float32)
+        """What the head, if any, uses of the rows of the last tree."""
         self.address = 0
         self.logits = np.zeros((0, vocabulary.size), np.float32)
         self.parked: Any = None
@@ -333,7 +333,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         if self.resident:
             self.clear()
         if self.head:
-            self.head.reset(self.resident)
+            self.head.reset()
         self.cached, self.tree, self.pending, self.parked = [], None, 0, None
 
     def clear(self) -> None:
@@ -343,7 +343,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
     def bytes(self) -> int:
         if not self.cached:
             return 0
-        head = self.head.size(self.resident) if self.head else 0
+        head = self.head.bytes if self.head else 0
         if not self.resident:
             return head + len(self.parked or ())
         return head + int(llama_cpp.llama_state_seq_get_size(self.context, self.order[0]))
@@ -369,8 +369,6 @@ class LlamaCppBackend(LlamaCppTokenizer):
             if self.cached and not self.restore():
                 self.reset()
             self.parked = None
-            if self.head:
-                self.head.restore()
         self.place.used = shared.forwards
         shared.places.remove(self.place)
         shared.places.append(self.place)
@@ -379,8 +377,6 @@ class LlamaCppBackend(LlamaCppTokenizer):
         """Save the decided tokens as bytes, if memory allows, because another sequence needs the
         place or its cells."""
         self.settle()
-        if self.head:
-            self.head.park()
         if self.cached:
             self.parked = saved(self.context, self.order[0])
 
@@ -427,7 +423,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.cached += chunk
             self.pending = 0
             if self.head:
-                self.head.take(start, range(rows))
+                self.head.take(start, self.head.seen(range(rows)))
 
     @property
     def unread(self) -> int:
@@ -477,6 +473,11 @@ class LlamaCppBackend(LlamaCppTokenizer):
         for sequence in sequences:
             sequence.lead()
         self.decode(sequences)
+        end = 0
+        for (sequence, tree), (computed, *_) in zip(trees, parts, strict=True):
+            end += len(computed)
+            if sequence.head:
+                sequence.hidden = sequence.head.seen(range(end - len(tree.tokens), end))
         found = llama_cpp.llama_get_logits(self.context)
         address = ctypes.addressof(found.contents)
         if address != self.address or rows > len(self.logits):
@@ -503,7 +504,7 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.leaves, self.counts = branches(tree)
         assert self.counts[0] <= len(self.order), f"{self.counts[0]} leaves"
         again = self.cached[start - self.unread :]
-        self.before, self.pending = len(again), len(tree.tokens)
+        self.pending = len(tree.tokens)
         return (
             [*again, *tree.tokens],
             [*range(start - len(again), start), *(start + depth for depth in tree.depths)],
@@ -536,7 +537,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.shared.make_room(0, sequences)
         self.shared.forwards += 1
         if self.head:
-            self.head.prepare()
+            heads = (sequence.head for sequence in sequences)
+            self.head.shared.capture(any(head is not None and head.on for head in heads))
         code = llama_cpp.llama_decode(self.context, self.batch.raw)
         if code == 0 or (code == ABORTED and cancelled()):
             return bool(code == 0)
@@ -563,8 +565,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
             return
         self.cached += taken
         self.pending = 0
-        if self.head:
-            self.head.take(len(self.cached) - len(path), [self.before + row for row in path])
+        if self.head and len(self.hidden):
+            self.head.take(len(self.cached) - len(path), self.hidden[list(path)])
         self.drop(tree, path)
 
     def drop(self, tree: Tree, path: Sequence[int]) -> None:

@@ -6,8 +6,8 @@ its own, so its rows see none of the others. All share the cells of one conversa
 length. If their texts do not fit together, a forward is computed in parts, between which
 conversations are parked.
 
-Models whose layers keep a state, models with a head, and models that verify only chains because of
-their positions have no such forwards: they hold one conversation at a time.
+Models whose layers keep a state, and models that verify only chains because of their positions,
+have no such forwards: the library's cache holds one of their conversations at a time.
 """
 
 from collections.abc import Iterator, Sequence

@@ -77,21 +77,6 @@ class Opened:
         return 2 * numbers * ctypes.sizeof(ctypes.c_float)
 
 
-def head_expected(model: Any, path: Path, runtime: Runtime) -> bool:
-    """Whether a model has a head, which may turn out to be unusable."""
-    if runtime.head != "auto":
-        return runtime.head != "off"
-    return predicts(model) or bool(heads_near(path))
-
-
-def predicts(model: Any) -> bool:
-    return int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0
-
-
-def heads_near(path: Path) -> list[str]:
-    return heads_for(str(path), map(str, path.parent.iterdir()))
-
-
 def opened_head(
     model: Any, context: Any, path: Path, runtime: Runtime, fast: bool, weights: bool = True
 ) -> Opened | None:
@@ -101,10 +86,10 @@ def opened_head(
         return None
     if runtime.head != "auto":
         return head_of_file(model, context, named_file(runtime.head), runtime, fast, weights)
-    if predicts(model):
+    if int(metadata(model, f"{architecture(model)}.{NEXTN}") or 0) > 0:
         return head_of_model(model, context, runtime)
     problem: NoHead | None = None
-    for near in heads_near(path):
+    for near in heads_for(str(path), map(str, path.parent.iterdir())):
         try:
             return head_of_file(model, context, Path(near), runtime, fast, weights)
         except NoHead as found:
@@ -241,6 +226,8 @@ def with_head(
         )
         if not backend.info.can_tree:
             raise NoHead("the model decodes plainly")
+        if found.kind.shared and not backend.shared.single:
+            raise NoHead("it reads the model's cache, which holds several conversations")
         named = file_fingerprint(found.path) if found.path else backend.info.fingerprint
         info = HeadInfo(
             found.kind.name,

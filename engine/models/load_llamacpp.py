@@ -46,7 +46,7 @@ from engine.models.gguf import (
     weights_type,
 )
 from engine.models.gguf_files import file_fingerprint
-from engine.models.gguf_heads import head_expected, with_head
+from engine.models.gguf_heads import with_head
 from engine.models.probe import Probe, refusal
 from engine.settings import Runtime
 from engine.thinking import marks_of
@@ -64,7 +64,7 @@ wrong mask or position differs by whole units."""
 
 def load_gguf(source: str, runtime: Runtime, found: Probe, parallel: int = 1) -> LlamaCppBackend:
     """The backend of a probed GGUF file. Up to `parallel` sequences share forwards, if the model
-    verifies trees and has no head. Raises ModelError; other loaded models are not affected."""
+    verifies trees. Raises ModelError; other loaded models are not affected."""
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
     path = Path(os.path.expanduser(source))
@@ -80,7 +80,7 @@ def load_gguf(source: str, runtime: Runtime, found: Probe, parallel: int = 1) ->
     given = model, context, vocabulary, template
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
     backend: LlamaCppBackend
-    if parallel > 1 and info.leaves != 1 and not head_expected(model, path, lean):
+    if parallel > 1 and info.leaves != 1:
         info = replace(info, leaves=llama_cpp.llama_n_seq_max(context) // parallel)
         backend = JointBackend(*given, info, runtime.batch_size, parallel)
         backend.joins = joins(backend, allowed)

@@ -13,11 +13,13 @@ from engine.backends import check, llamacpp
 from engine.backends.base import Batching, Filled, Wanted
 from engine.decode import Pause, Scored, decoding, never
 from engine.drafting.controller import Company
+from engine.drafting.databases import Databases
 from engine.errors import ModelError
+from engine.methods import method_named
 from engine.models.gguf import TREE_ROWS
 from engine.settings import Drafting, Generation, Sampling
 from engine.tree import Tree
-from engine.types import Step
+from engine.types import HEAD, Step
 from tests.support.backends import (
     GREEDY,
     Trees,
@@ -237,12 +239,15 @@ class Answer:
         truth: Sequence[Step],
         wanted: Generation,
         cancelled: Callable[[], bool] = never,
+        drafters: Sequence[Any] = (),
     ) -> None:
         size = sequence.info.vocabulary_size
-        drafters = [wrong_at([*text, *ids(truth)], size, branches=True)]
+        # In company only databases draft.
+        company = Company(others=0 if drafters else 1)
+        drafters = drafters or [wrong_at([*text, *ids(truth)], size, branches=True)]
         self.running: Any = decoding(
             sequence, text, drafters, wanted, Drafting(budget="fixed", nodes=24), cancelled,
-            company=Company(others=1),
+            company=company,
         )  # fmt: skip
         self.waits: Any = None
         self.steps: list[Step] = []
@@ -443,6 +448,82 @@ def test_a_text_that_cannot_be_put_back_is_an_error_and_the_others_stay(narrow: 
     check_all(narrow)
 
 
+# Heads.
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A model with an EAGLE-3 head and places for three conversations, and the same with one."""
+    path = model_with_head("EAGLE-3", tmp_path_factory.mktemp("headed"))
+    return endless(joint_gguf(path, 3)), endless(opened_gguf(path))
+
+
+def ahead(sequence: Any, tokens: Sequence[int]) -> list[Any]:
+    """The logits of a head after a text, and of two branches that go on there."""
+    guess = sequence.head.start(tokens, GREEDY, never)
+    first, second = sequence.head.extend([0, 0], [5, int(guess.logits.argmax())])
+    (third,) = sequence.head.extend([1], [9])
+    sequence.head.forget()
+    return [each.logits for each in (guess, first, second, third)]
+
+
+def test_the_head_of_each_guesses_as_if_it_were_alone(headed: tuple[Any, Any]) -> None:
+    """In shared forwards, of which one does not listen; also while others are parked."""
+    model, twin = headed
+    texts = [prompt_of(size, 230)[size % 7 :] for size in (90, 30, 50, 150)]
+    sequences, made = [model.open() for _ in texts], Trees(4)
+    for sequence, text in zip(sequences, texts, strict=True):
+        sequence.head.listen(text is not texts[1])
+        sequence.prefill(text, never)
+    for turn in range(6):
+        chosen = made.draw.sample(range(4), 3)
+        trees = [tree_of(texts[number][-1]) for number in chosen]
+        scored([sequences[number] for number in chosen], trees)
+        for number, tree in zip(chosen, trees, strict=True):
+            if turn == 3 and number != 1:
+                # What is computed next must not take the place of what the others accept.
+                other = model.open()
+                other.head.listen(True)
+                other.prefill(prompt_of(20, 200), never)
+                other.close()
+            rows = made.draw.choice(([], [1, 2, 4], [3, 5]))
+            sequences[number].accept(rows)
+            texts[number] += [*(tree.tokens[row] for row in rows), 11 + turn]
+        for number in made.draw.sample([0, 2, 3], 3):
+            fresh = twin.open()
+            fresh.head.listen(True)
+            fresh.prefill(texts[number], never)
+            found, wanted = (ahead(each, texts[number]) for each in (sequences[number], fresh))
+            pairs = zip(found, wanted, strict=True)
+            assert all(gap(*pair) < 2e-3 for pair in pairs), (turn, number)
+            fresh.close()
+    for sequence in sequences:
+        sequence.close()
+
+
+def test_answers_with_heads_say_what_each_says_alone(headed: tuple[Any, Any]) -> None:
+    model, twin = headed
+    wanted = Generation(Sampling(0.7, seed=4), max_tokens=24)
+    texts = [prompt_of(size, 230)[size % 7 :] for size in (90, 30, 50, 150)]
+    truths = [events_of(twin.open(), text, wanted) for text in texts]
+    answers = list[Answer]()
+    for text, truth in zip(texts, truths, strict=True):
+        sequence = model.open()
+        method = method_named("head@3")
+        drafters = method.drafters(Databases(), sampling=wanted.sampling, target=sequence)
+        answers.append(Answer(sequence, text, truth, wanted, drafters=drafters))
+    finish(model, answers, [])
+    for truth, answer in zip(truths, answers, strict=True):
+        assert_lossless(truth, answer.steps)
+        assert sum(step.accepted.get(HEAD, 0) for step in answer.steps) > 5
+
+
+def test_a_head_that_reads_the_cache_of_the_model_is_not_used(tmp_path: Path) -> None:
+    model = joint_gguf(model_with_head("assistant", tmp_path), 2)
+    assert isinstance(model, Batching) and model.head is None
+    assert "which holds several conversations" in model.info.head.note
+
+
 # Slices of prompts.
 
 
@@ -492,7 +573,7 @@ def test_a_model_that_computes_them_wrongly_together_computes_one_after_the_othe
         assert gap(scores.row(8), alone(other, [*text, 4, 6, 7, 1])) < CLOSE
 
 
-@pytest.mark.parametrize("kind", ["mamba", "qwen35", "EAGLE-3", "turning"])
+@pytest.mark.parametrize("kind", ["mamba", "qwen35", "turning"])
 def test_other_models_hold_one_conversation_at_a_time(
     gguf_files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -500,11 +581,10 @@ def test_other_models_hold_one_conversation_at_a_time(
         path = gguf_files["small-F32"]
         monkeypatch.setattr("engine.models.gguf.branches", lambda model: False)
     else:
-        path = model_with_head(kind, tmp_path) if kind == "EAGLE-3" else tiny(tmp_path, kind)
+        path = tiny(tmp_path, kind)
     model, single = joint_gguf(path, 4), opened_gguf(path)
     assert not isinstance(model, Batching) and len(model.shared.places) == 1
     assert (model.info.can_tree, model.info.note) == (single.info.can_tree, single.info.note)
-    assert model.info.head == single.info.head
     one, two, text = model.open(), model.open(), prompt_of(90, model.info.vocabulary_size)
     whole = kind not in ("mamba", "qwen35")
     assert one.prefill(text, never, 50) == Filled(0, not whole)
