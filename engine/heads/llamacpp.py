@@ -359,7 +359,6 @@ class LlamaHead:
             return
         if holder is not None:
             holder.park()
-        shared.join()
         shared.remove(0)
         shared.holder = weakref.ref(self)
         parked, self.parked = self.parked, None

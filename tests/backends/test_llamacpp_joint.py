@@ -374,6 +374,25 @@ def test_who_is_not_used_for_long_is_parked(
     check_all(small)
 
 
+def test_where_not_all_fit_those_in_the_cache_come_first(
+    narrow: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round then restores only the others."""
+    sequences, texts = begun(narrow, (200, 201, 202, 203))
+    for turn in range(3):
+        trees = [tree_of(text[-1]) for text in texts]
+        with monkeypatch.context() as patch:
+            saved, rows = Saved(patch), counted(narrow, patch)
+            found = scored(sequences, trees)
+        assert rows == [18, 18] and (saved.written, saved.read) == (2, 2), turn
+        for sequence, scores, text in zip(sequences, found, texts, strict=True):
+            assert gap(scores.row(5), alone(other, [*text, 4, 6])) < CLOSE
+            sequence.accept([3])
+            text += [4, 7 + turn]
+    assert [sequence.cached for sequence in sequences] == [text[:-1] for text in texts]
+    check_all(narrow)
+
+
 def test_cells_between_those_of_others_are_used_again(narrow: Any, other: Any) -> None:
     """What was read in turns lies in turns, and what is restored fills the gaps."""
     texts = [text_of(size, number) for number, size in enumerate((150, 150, 160, 100))]
@@ -498,6 +517,26 @@ def test_the_head_of_each_guesses_as_if_it_were_alone(headed: tuple[Any, Any]) -
             assert all(gap(*pair) < 2e-3 for pair in pairs), (turn, number)
             fresh.close()
     for sequence in sequences:
+        sequence.close()
+
+
+def test_a_head_whose_text_changed_while_it_was_parked_guesses_as_one_that_reads_it_anew(
+    headed: tuple[Any, Any],
+) -> None:
+    model, twin = headed
+    one, two, fresh, text = model.open(), model.open(), twin.open(), prompt_of(90, 230)
+    for sequence in (one, two, fresh):
+        sequence.head.listen(True)
+    one.prefill(text, never)
+    ahead(one, text)
+    two.prefill(text[20:], never)
+    ahead(two, text[20:])
+    text = [*text[:60], *range(40, 50)]
+    for sequence in (one, fresh):
+        sequence.prefill(text, never)
+    pairs = zip(ahead(one, text), ahead(fresh, text), strict=True)
+    assert all(gap(*pair) < 2e-3 for pair in pairs)
+    for sequence in (one, two, fresh):
         sequence.close()
 
 
