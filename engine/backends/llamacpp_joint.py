@@ -11,9 +11,10 @@ have no such forwards: the library's cache holds one of their conversations at a
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
-from engine.backends.base import LogitScores, Wanted
+import llama_cpp
+
+from engine.backends.base import LogitScores, Wanted, common_prefix
 from engine.backends.llamacpp import LlamaCppBackend
 from engine.models.gguf import TREE_ROWS
 
@@ -24,11 +25,28 @@ class JointBackend(LlamaCppBackend):
 
     joins = False
     """Whether the sequences of this model were found to share forwards correctly."""
+    at_once = True
 
-    def score_all(self, wanted: Sequence[Wanted]) -> list[LogitScores]:
+    def begin_as(self, other: "JointBackend", tokens: Sequence[int]) -> None:
+        own, shared = (common_prefix(each.cached, tokens[:-1]) for each in (self, other))
+        if shared <= own or not (other.resident or other.parked):
+            return
+        self.reset()
+        if other.resident:
+            # Both have the same cells, until one of them is parked.
+            self.enter([other])
+            numbers = other.order[0], self.order[0]
+            llama_cpp.llama_memory_seq_cp(self.memory, *numbers, 0, shared)
+            self.cached = other.cached[:shared]
+        else:
+            if self.resident:
+                self.shared.vacate(self.place)
+            self.parked, self.cached = other.parked, [*other.cached]
+
+    def score_all(self, wanted: Sequence[Wanted["JointBackend"]]) -> list[LogitScores]:
         found: dict[int, LogitScores] = {}
         for group in self.groups(wanted):
-            trees = [(sequence_of(wanted[number]), wanted[number].tree) for number in group]
+            trees = [(wanted[number].sequence, wanted[number].tree) for number in group]
             first, rows = 0, sum(len(tree.tokens) for _, tree in trees)
             # A later forward overwrites the library's logits before all of these are read.
             logits = self.forward(trees)[:rows].copy()
@@ -39,16 +57,16 @@ class JointBackend(LlamaCppBackend):
                 first += len(tree.tokens)
         return [found[number] for number in range(len(wanted))]
 
-    def groups(self, wanted: Sequence[Wanted]) -> Iterator[list[int]]:
+    def groups(self, wanted: Sequence[Wanted["JointBackend"]]) -> Iterator[list[int]]:
         """The numbers of trees that are computed together, those first whose sequences are in the
         cache."""
         group, rows, cells = list[int](), 0, 0
         most = len(self.shared.places) if self.joins else 1
         for number in sorted(
-            range(len(wanted)), key=lambda number: not sequence_of(wanted[number]).resident
+            range(len(wanted)), key=lambda number: not wanted[number].sequence.resident
         ):
             more = len(wanted[number].tree.tokens)
-            taken = len(sequence_of(wanted[number]).cached) + more
+            taken = len(wanted[number].sequence.cached) + more
             full = rows + more > TREE_ROWS or cells + taken > self.cells
             if group and (full or len(group) == most):
                 yield group
@@ -57,7 +75,3 @@ class JointBackend(LlamaCppBackend):
             rows, cells = rows + more, cells + taken
         if group:
             yield group
-
-
-def sequence_of(wanted: Wanted) -> LlamaCppBackend:
-    return cast(LlamaCppBackend, wanted.sequence)

@@ -62,17 +62,16 @@ TOLERANCE, EXACT = 0.5, 1e-3
 wrong mask or position differs by whole units."""
 
 
-def load_gguf(source: str, runtime: Runtime, found: Probe, parallel: int = 1) -> LlamaCppBackend:
-    """The backend of a probed GGUF file. Up to `parallel` sequences share forwards, if the model
-    verifies trees. Raises ModelError; other loaded models are not affected."""
+def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
+    """The backend of a probed GGUF file. Raises ModelError; other loaded models are not
+    affected."""
     FILLER.prepare("llama_cpp")
     slow = fast_path.problem(found.types)
     path = Path(os.path.expanduser(source))
     lean = replace(runtime, head="off") if found.head else runtime
     try:
-        model, context = opened(
-            path, lean, fast=not slow, snapshots=found.snapshots, places=parallel
-        )
+        snapshots, places = found.snapshots, runtime.parallel
+        model, context = opened(path, lean, fast=not slow, snapshots=snapshots, places=places)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
@@ -80,9 +79,9 @@ def load_gguf(source: str, runtime: Runtime, found: Probe, parallel: int = 1) ->
     given = model, context, vocabulary, template
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
     backend: LlamaCppBackend
-    if parallel > 1 and info.leaves != 1:
-        info = replace(info, leaves=llama_cpp.llama_n_seq_max(context) // parallel)
-        backend = JointBackend(*given, info, runtime.batch_size, parallel)
+    if runtime.parallel > 1 and info.leaves != 1:
+        info = replace(info, leaves=llama_cpp.llama_n_seq_max(context) // runtime.parallel)
+        backend = JointBackend(*given, info, runtime.batch_size, runtime.parallel)
         backend.joins = joins(backend, allowed)
     else:
         kind = StatesBackend if keeps_state(model) else LlamaCppBackend

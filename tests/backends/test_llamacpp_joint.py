@@ -31,7 +31,7 @@ from tests.support.backends import (
     tree_of,
     wrong_at,
 )
-from tests.support.gguf_files import Saved, alone, check_cells, joint_gguf, opened_gguf
+from tests.support.gguf_files import Saved, alone, check_cells, opened_gguf
 from tests.support.head_files import model_with_head
 from tests.support.lossless import assert_lossless, events_of, ids
 from tests.support.tiny_gguf import tiny
@@ -44,13 +44,13 @@ CLOSE = 1e-4
 @pytest.fixture(scope="module")
 def small(gguf_files: dict[str, Path]) -> Any:
     """A model with places for four conversations."""
-    return endless(joint_gguf(gguf_files["small-F32"], 4))
+    return endless(opened_gguf(gguf_files["small-F32"], parallel=4))
 
 
 @pytest.fixture(scope="module")
 def narrow(gguf_files: dict[str, Path]) -> Any:
     """The same model with room for few tokens."""
-    return endless(joint_gguf(gguf_files["small-F32"], 4, context_length=256))
+    return endless(opened_gguf(gguf_files["small-F32"], parallel=4, context_length=256))
 
 
 @pytest.fixture(scope="module")
@@ -467,6 +467,53 @@ def test_a_text_that_cannot_be_put_back_is_an_error_and_the_others_stay(narrow: 
     check_all(narrow)
 
 
+# Texts that begin alike.
+
+
+def test_a_sequence_shares_the_cells_of_another_one(
+    small: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until either is shortened or parked."""
+    small.close()
+    first, second, text = small.open(), small.open(), text_of(60)
+    first.prefill(text, never)
+    second.prefill(text_of(30, 3), never)
+    saved, rows = Saved(monkeypatch), counted(small, monkeypatch)
+    longer = [*text[:50], 7, 8, 9]
+    second.begin_as(first, longer)
+    assert second.prefill(longer, never) == Filled(50, True)
+    assert rows == [2] and (saved.written, saved.read) == (0, 0)
+    pairs = [(first, text), (second, longer)]
+    for turn in range(2):
+        found = scored([first, second], [tree_of(tokens[-1]) for _, tokens in pairs])
+        for scores, (sequence, tokens) in zip(found, pairs, strict=True):
+            assert gap(scores.row(5), alone(other, [*tokens, 4, 6])) < CLOSE
+            sequence.accept([1, 2])
+            tokens += [3, 5, 30 + turn]
+        check_all(small)
+    first.prefill(text[:20], never)
+    first.close()
+    assert gap(after(second, longer), alone(other, longer)) < CLOSE
+    second.begin_as(first, text)
+    assert second.cached == longer, "the other one holds nothing any more"
+
+
+def test_a_sequence_begins_with_what_another_one_had_when_it_was_parked(
+    narrow: Any, other: Any
+) -> None:
+    (first, second), (text, _) = begun(narrow, (60, 30))
+    long, longer = narrow.open(), [*text[:50], 7, 8, 9]
+    long.prefill(text_of(narrow.cells - 20, 5), never)
+    assert not first.resident
+    for sequence in (second, narrow.open()):
+        sequence.begin_as(first, longer)
+        assert sequence.prefill(longer, never) == Filled(50, True)
+        assert gap(after(sequence, longer), alone(other, longer)) < CLOSE
+    assert first.prefill(text, never) == Filled(59, True)
+    assert gap(after(first, text), alone(other, text)) < CLOSE
+    check_all(narrow)
+
+
 # Heads.
 
 
@@ -474,7 +521,7 @@ def test_a_text_that_cannot_be_put_back_is_an_error_and_the_others_stay(narrow: 
 def headed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A model with an EAGLE-3 head and places for three conversations, and the same with one."""
     path = model_with_head("EAGLE-3", tmp_path_factory.mktemp("headed"))
-    return endless(joint_gguf(path, 3)), endless(opened_gguf(path))
+    return endless(opened_gguf(path, parallel=3)), endless(opened_gguf(path))
 
 
 def ahead(sequence: Any, tokens: Sequence[int]) -> list[Any]:
@@ -558,7 +605,7 @@ def test_answers_with_heads_say_what_each_says_alone(headed: tuple[Any, Any]) ->
 
 
 def test_a_head_that_reads_the_cache_of_the_model_is_not_used(tmp_path: Path) -> None:
-    model = joint_gguf(model_with_head("assistant", tmp_path), 2)
+    model = opened_gguf(model_with_head("assistant", tmp_path), parallel=2)
     assert isinstance(model, Batching) and model.head is None
     assert "which holds several conversations" in model.info.head.note
 
@@ -585,7 +632,7 @@ def test_a_prompt_is_read_in_slices(
 def test_the_branches_of_a_tree_share_the_numbers_of_sequences(
     gguf_files: dict[str, Path], other: Any, parallel: int, leaves: int
 ) -> None:
-    model = joint_gguf(gguf_files["small-F32"], parallel)
+    model = opened_gguf(gguf_files["small-F32"], parallel=parallel)
     assert model.info.leaves == leaves and model.info.note == ""
     assert isinstance(model, Batching) is (parallel > 1)
     assert len(model.shared.places) == parallel and model.cells == other.cells
@@ -602,7 +649,7 @@ def test_a_model_that_computes_them_wrongly_together_computes_one_after_the_othe
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(check, "joined_gap", lambda backend: 1.0)
-        model = joint_gguf(gguf_files["small-F32"], 3)
+        model = opened_gguf(gguf_files["small-F32"], parallel=3)
     sequences, texts = begun(model, (20, 30, 9))
     with monkeypatch.context() as patch:
         rows = counted(model, patch)
@@ -621,7 +668,7 @@ def test_other_models_hold_one_conversation_at_a_time(
         monkeypatch.setattr("engine.models.gguf.branches", lambda model: False)
     else:
         path = tiny(tmp_path, kind)
-    model, single = joint_gguf(path, 4), opened_gguf(path)
+    model, single = opened_gguf(path, parallel=4), opened_gguf(path)
     assert not isinstance(model, Batching) and len(model.shared.places) == 1
     assert (model.info.can_tree, model.info.note) == (single.info.can_tree, single.info.note)
     one, two, text = model.open(), model.open(), prompt_of(90, model.info.vocabulary_size)

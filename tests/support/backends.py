@@ -21,7 +21,7 @@ from engine.sampling import Floats
 from engine.settings import Generation, Runtime, Sampling
 from engine.tree import Tree, graft
 from engine.types import Step
-from tests.support.gguf_files import alone, joint_gguf, opened_gguf, window_gguf
+from tests.support.gguf_files import alone, opened_gguf, window_gguf
 from tests.support.lossless import Adversary, assert_lossless, events_of, tokens_of
 from tests.support.tiny_gguf import ARCHITECTURES, tiny
 from tests.support.tiny_hybrids import FAMILIES, save_hybrid, save_random
@@ -386,8 +386,7 @@ def of_core(model: Any) -> Subject:
 def of_llamacpp(path: Path, close: float = 1e-4, parallel: int = 1) -> Subject:
     """Against the same text read into the empty cache of another model."""
     twin = opened_gguf(path)
-    model = joint_gguf(path, parallel) if parallel > 1 else opened_gguf(path)
-    return subject(model, lambda tokens: alone(twin, tokens), close)
+    return subject(opened_gguf(path, parallel=parallel), lambda tokens: alone(twin, tokens), close)
 
 
 MODEL, GGUF = pytest.mark.model, pytest.mark.gguf

@@ -198,15 +198,6 @@ def opened_gguf(path: Path, **settings: Any) -> Any:
         return load(str(path), Runtime(**{"threads": 1, **settings}))
 
 
-def joint_gguf(path: Path, parallel: int, **settings: Any) -> Any:
-    """The same, with so many conversations at once."""
-    from engine.models.load_llamacpp import load_gguf
-    from engine.models.probe import found
-
-    runtime = Runtime(**{"threads": 1, **settings})
-    return load_gguf(str(path), runtime, found(path, runtime), parallel)
-
-
 def alone(backend: Any, tokens: Sequence[int]) -> np.ndarray:
     """The logits after a text that is read in one go into an empty cache, without a tree."""
     from engine.backends import llamacpp
