@@ -29,7 +29,7 @@ class JointBackend(LlamaCppBackend):
 
     def begin_as(self, other: "JointBackend", tokens: Sequence[int]) -> None:
         own, shared = (common_prefix(each.cached, tokens[:-1]) for each in (self, other))
-        if shared <= own or not (other.resident or other.parked):
+        if shared <= own:
             return
         self.reset()
         if other.resident:

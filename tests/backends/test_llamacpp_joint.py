@@ -498,13 +498,25 @@ def test_a_sequence_shares_the_cells_of_another_one(
     assert second.cached == longer, "the other one holds nothing any more"
 
 
+def test_the_other_one_stays_while_a_sequence_begins_as_it_does(small: Any, other: Any) -> None:
+    """Although it was used longest ago, and there is no free place."""
+    small.close()
+    sequences, texts = begun(small, (60, 20, 20, 20))
+    fifth, text = small.open(), [*texts[0][:50], 7, 8]
+    fifth.begin_as(sequences[0], text)
+    assert [each.resident for each in sequences] == [True, False, True, True]
+    assert gap(after(fifth, text), alone(other, text)) < CLOSE
+    check_all(small)
+
+
 def test_a_sequence_begins_with_what_another_one_had_when_it_was_parked(
     narrow: Any, other: Any
 ) -> None:
     (first, second), (text, _) = begun(narrow, (60, 30))
     long, longer = narrow.open(), [*text[:50], 7, 8, 9]
     long.prefill(text_of(narrow.cells - 20, 5), never)
-    assert not first.resident
+    second.prefill(text_of(30, 1), never)
+    assert not first.resident and second.resident
     for sequence in (second, narrow.open()):
         sequence.begin_as(first, longer)
         assert sequence.prefill(longer, never) == Filled(50, True)
