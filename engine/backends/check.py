@@ -173,7 +173,8 @@ def joined_gap(backend: Joining) -> float:
             scores = (
                 backend.score_all(wanted)
                 if together
-                else [each.sequence.score(each.tree, each.sampling) for each in wanted]
+                # Each is read before the next forward, which may overwrite its logits.
+                else (each.sequence.score(each.tree, each.sampling) for each in wanted)
             )
             for tree, each in zip(trees, scores, strict=True):
                 rows += [each.row(row).copy() for row in range(len(tree) + 1)]

@@ -6,24 +6,27 @@ sequences of the leaves below it, and all share the decided cells. After a step 
 accepted path continues. The others keep the cells that they share with it, and are extended when
 they are needed next, so a step touches a few cells, not the whole cache once per leaf.
 
-Only one conversation is in the cache at a time, because attention goes over all cells in use, and
-those of other conversations would cost time in every forward. The other conversations are parked:
-their cells are kept as bytes in the host's memory until they are used again.
+The cache has places for a few conversations, usually for one, because attention goes over all cells
+in use, and those of other conversations cost time in every forward. A place is a block of sequences
+with consecutive numbers. All places share the cells. The other conversations are parked: their
+cells are kept as bytes in the host's memory until they are used again. A conversation that needs a
+place or cells parks the one that was used longest ago. One that is not used for some time is parked
+as well.
 
-Invariant between steps, for the backend that has the cache: sequence `order[0]` holds exactly the
-`cached` tokens, any other one the first `held` of them. With `dirty` this does not hold, because
-rows were computed but not yet settled. For any other backend, `parked` holds its `cached` tokens,
-or there are none. Logits are read in place.
+Invariant between steps, for a backend that has a place: sequence `order[0]` of it holds exactly the
+`cached` tokens, any other one the first `held` of them. This does not hold while there are
+`pending` rows, which were computed but not yet settled. For any other backend, `parked` holds its
+`cached` tokens, or there are none. Logits are read in place.
 """
 
 import ctypes
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 import llama_cpp
@@ -46,6 +49,10 @@ NO_MEMORY, ABORTED = 1, 2
 LONGEST = 1 << 13
 """The most characters without a space that the library gets at a time. Its expressions that split a
 text may recurse once per character; at 25,000 the stack overflows and the process ends."""
+IDLE = 32
+"""Forwards, for each place, after which a conversation without any is parked. In turns with others
+a draft model makes as many."""
+NUMBER = ctypes.sizeof(ctypes.c_int32)
 RUNS = re.compile(r"\S+|\s+")
 
 
@@ -140,13 +147,95 @@ def parts(text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
 
+def nobody() -> None:
+    """The holder of an empty place."""
+
+
+class Place:
+    """A block of the library's sequences, from number `first` on, for one conversation at a time.
+
+    `order` lists them, the one that holds everything first; each holds `held` tokens that it shares
+    with that one. `holder` is a weak reference to the conversation, whose last forward had the
+    number `used`.
+    """
+
+    def __init__(self, numbers: Any, first: int, count: int) -> None:
+        kind = ctypes.c_int32 * count
+        self.first, self.order = first, kind.from_buffer(numbers, first * NUMBER)
+        self.held = dict.fromkeys(self.order, 0)
+        self.used = 0
+        self.holder: Callable[[], LlamaCppBackend | None] = nobody
+
+
 class Shared:
     """What all sequences of a model share: the library's `model` and `context`, freed with the last
-    sequence, and `holder`, a weak reference to the sequence whose tokens are in the cache."""
+    sequence, its cache, which has so many `cells`, and the `places` there, the one that was used
+    longest ago first. `forwards` is the number of all forwards so far."""
 
-    def __init__(self, model: Any, context: Any) -> None:
-        self.holder: Callable[[], LlamaCppBackend | None] = lambda: None
+    def __init__(self, model: Any, context: Any, places: Sequence[Place]) -> None:
         weakref.finalize(self, free, context, model)
+        self.memory = llama_cpp.llama_get_memory(context)
+        self.cells = llama_cpp.llama_n_ctx(context)
+        self.places = list(places)
+        self.forwards = 0
+
+    @property
+    def single(self) -> bool:
+        return len(self.places) == 1
+
+    def clear(self, place: Place) -> None:
+        if self.single:
+            llama_cpp.llama_memory_clear(self.memory, False)
+        else:
+            for number in place.order:
+                llama_cpp.llama_memory_seq_rm(self.memory, number, -1, -1)
+        place.held.update(dict.fromkeys(place.order, 0))
+
+    def vacate(self, place: Place) -> None:
+        """Park the conversation in a place, if any, and empty the place."""
+        holder = place.holder()
+        if holder is not None:
+            holder.park()
+        self.clear(place)
+        place.holder = nobody
+
+    def free_place(self, staying: Collection["LlamaCppBackend"]) -> Place:
+        """An empty place. If need be the conversation that was used longest ago is parked, but none
+        of those `staying`."""
+
+        def price(place: Place) -> tuple[bool, bool]:
+            holder = place.holder()
+            return holder in staying, holder is not None and bool(holder.cached)
+
+        place = min(self.places, key=price)
+        self.vacate(place)
+        return place
+
+    def make_room(self, rows: int, staying: Collection["LlamaCppBackend"]) -> None:
+        """Free cells for so many further rows, in the same way. If that does not suffice, the
+        library reports it."""
+        for place in self.places:
+            holder = place.holder()
+            if place.holder is nobody or holder in staying:
+                continue
+            if holder is None or self.used + rows > self.cells:
+                self.vacate(place)
+
+    def park_idle(self, staying: Collection["LlamaCppBackend"]) -> None:
+        """If a conversation has had no forward for some time, park all. Those in use come back to
+        the beginning of the cache: a forward goes over all cells up to the last one in use."""
+        oldest = self.forwards - IDLE * len(self.places)
+        for place in self.places:
+            holder = place.holder()
+            if place.used < oldest and holder not in staying and holder is not None:
+                for each in self.places:
+                    self.vacate(each)
+                return
+
+    @property
+    def used(self) -> int:
+        holders = (place.holder() for place in self.places)
+        return sum(len(one.cached) + one.pending for one in holders if one is not None)
 
 
 class LlamaCppTokenizer:
@@ -188,7 +277,9 @@ class LlamaCppTokenizer:
 
 class LlamaCppBackend(LlamaCppTokenizer):
     """One sequence of a loaded model, a conversation, as a Backend. `model` and `context` are the
-    library's. `rows` is the number of prompt tokens that are read at a time."""
+    library's. `rows` is the number of prompt tokens that are read at a time. So many conversations
+    have `places` in the cache at once; with one place, taking turns copies the whole cache, so only
+    JointBackend (llamacpp_joint.py) shares forwards."""
 
     info: BackendInfo
 
@@ -200,86 +291,92 @@ class LlamaCppBackend(LlamaCppTokenizer):
         template: Fill | None,
         info: BackendInfo,
         rows: int,
+        places: int = 1,
     ) -> None:
         super().__init__(vocabulary, template, info)
         self.model, self.context = model, context
         self.head: LlamaHead | None = None
         # The library ends the process if it gets more rows at a time than fit its cache.
         self.chunk = min(rows, llama_cpp.llama_n_batch(context))
-        self.memory = llama_cpp.llama_get_memory(context)
-        self.cells = llama_cpp.llama_n_ctx(context)
         sequences = info.leaves or 1
-        self.batch = Batch(max(rows, TREE_ROWS), sequences)
-        self.order = self.batch.order
-        self.held = [0] * sequences
+        self.batch = Batch(max(rows, TREE_ROWS), places * sequences)
+        blocks = range(0, places * sequences, sequences)
+        found = [Place(self.batch.order, first, sequences) for first in blocks]
+        self.shared, self.place = Shared(model, context, found), found[0]
+        self.memory, self.cells = self.shared.memory, self.shared.cells
         self.cached: list[int] = []
         self.tree: Tree | None = None
         self.leaves: list[int] = []
         self.counts: list[int] = []
-        self.dirty = False
-        self.before = 0
-        """Rows of the last forward before the root of its tree."""
+        self.pending = 0
+        self.hidden: Floats = np.zeros((0, 0), np.float32)
+        """What the head, if any, uses of the rows of the last tree."""
         self.address = 0
         self.logits = np.zeros((0, vocabulary.size), np.float32)
         self.parked: Any = None
-        self.shared = Shared(model, context)
+
+    @property
+    def order(self) -> Any:
+        return self.place.order
+
+    @property
+    def held(self) -> dict[int, int]:
+        return self.place.held
+
+    @property
+    def resident(self) -> bool:
+        """Whether this sequence has a place in the library's cache."""
+        return self.place.holder() is self
 
     def reset(self) -> None:
         """Empty the cache of this sequence; those of other sequences stay as they are."""
-        holds = self.shared.holder() is self
-        if holds:
+        if self.resident:
             self.clear()
         if self.head:
-            self.head.reset(holds)
-        self.cached, self.tree, self.dirty, self.parked = [], None, False, None
+            self.head.reset()
+        self.cached, self.tree, self.pending, self.parked = [], None, 0, None
 
     def clear(self) -> None:
-        """Empty the library's cache, whichever sequence holds it."""
-        llama_cpp.llama_memory_clear(self.memory, False)
-        self.held[:] = [0] * len(self.held)
+        self.shared.clear(self.place)
 
     @property
     def bytes(self) -> int:
         if not self.cached:
             return 0
-        holds = self.shared.holder() is self
-        head = self.head.size(holds) if self.head else 0
-        if not holds:
+        head = self.head.bytes if self.head else 0
+        if not self.resident:
             return head + len(self.parked or ())
         return head + int(llama_cpp.llama_state_seq_get_size(self.context, self.order[0]))
 
     def open(self) -> Self:
         other = copy(self)
-        other.cached, other.tree, other.dirty, other.parked = [], None, False, None
+        other.cached, other.tree, other.pending, other.parked = [], None, 0, None
         other.head = self.head and self.head.open(other)
         return other
 
     def close(self) -> None:
         self.reset()
 
-    def enter(self) -> None:
-        """Make the library's cache hold this sequence, and park the one that it held. If this
-        sequence cannot be restored, it becomes empty."""
-        holder = self.shared.holder()
-        if holder is self:
-            return
-        if holder is not None:
-            holder.park()
-        self.clear()
-        self.shared.holder = weakref.ref(self)
-        if self.cached and not self.restore():
-            self.reset()
-        self.parked = None
-        if self.head:
-            self.head.restore()
+    def enter(self, staying: Collection["LlamaCppBackend"] = ()) -> None:
+        """Make the library's cache hold this sequence. If need be others are parked, but none of
+        those `staying`. If this sequence cannot be restored, it becomes empty."""
+        shared = self.shared
+        shared.park_idle((self, *staying))
+        if not self.resident:
+            self.place = shared.free_place(staying)
+            shared.make_room(len(self.cached), staying)
+            self.place.holder = weakref.ref(self)
+            if self.cached and not self.restore():
+                self.reset()
+            self.parked = None
+        self.place.used = shared.forwards
+        shared.places.remove(self.place)
+        shared.places.append(self.place)
 
     def park(self) -> None:
         """Save the decided tokens as bytes, if memory allows, because another sequence needs the
-        cache."""
+        place or its cells."""
         self.settle()
-        self.tree = None
-        if self.head:
-            self.head.park()
         if self.cached:
             self.parked = saved(self.context, self.order[0])
 
@@ -287,12 +384,14 @@ class LlamaCppBackend(LlamaCppTokenizer):
         self.keep(len(self.cached))
 
     def restore(self) -> bool:
-        """Put the parked bytes into the library's empty cache; returns whether it accepted them."""
+        """Put the parked bytes into the empty place; returns whether the library accepted them."""
         return restored(self.context, self.order[0], self.parked)
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
         decided = list(tokens[:-1])
-        size = self.info.vocabulary_size
+        whole, size = len(decided), self.info.vocabulary_size
         if decided and not 0 <= min(decided) <= max(decided) < size:
             raise PromptError(
                 f"The prompt holds tokens that are none of the {size:,} of the model."
@@ -303,9 +402,11 @@ class LlamaCppBackend(LlamaCppTokenizer):
         reused = len(self.cached)
         if self.head:
             self.head.keep(reused)
+        if most is not None:
+            decided = decided[: reused + most]
         with stopping(self.context, cancelled):
             self.read_rest(decided, cancelled)
-        return Filled(reused, len(self.cached) == len(decided))
+        return Filled(reused, len(self.cached) == whole)
 
     def read_rest(self, decided: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Read the tokens that the cache lacks, part by part, until cancelled."""
@@ -313,15 +414,16 @@ class LlamaCppBackend(LlamaCppTokenizer):
             if cancelled():
                 break
             chunk = decided[start : start + self.chunk]
-            places, rows = range(start, start + len(chunk)), len(chunk)
-            self.batch.fill(chunk, places, [0] * rows, [1] * rows, outputs=0)
-            if not self.decode(cancelled):
+            positions, rows = range(start, start + len(chunk)), len(chunk)
+            self.batch.fill(chunk, positions, [self.place.first] * rows, [1] * rows, outputs=0)
+            self.pending = rows
+            if not self.decode([self], cancelled):
                 self.keep(start)
                 break
             self.cached += chunk
-            self.dirty = False
+            self.pending = 0
             if self.head:
-                self.head.take(start, range(rows))
+                self.head.take(start, self.head.seen(range(rows)))
 
     @property
     def unread(self) -> int:
@@ -333,49 +435,86 @@ class LlamaCppBackend(LlamaCppTokenizer):
 
     def keep(self, length: int) -> None:
         """Shorten the cache to so many decided tokens, or empty it if it cannot roll back."""
-        if self.dirty or length < len(self.cached):
-            if not llama_cpp.llama_memory_seq_rm(self.memory, -1, length, -1):
+        if self.pending or length < len(self.cached):
+            if not self.cut(length):
                 self.reset()
-            self.held[:] = [min(held, length) for held in self.held]
+            self.held.update({number: min(held, length) for number, held in self.held.items()})
             del self.cached[length:]
-        self.dirty = False
+        self.pending = 0
+
+    def cut(self, length: int, leaves: int | None = None) -> bool:
+        """Remove what the sequences of these first leaves, or of all, hold after so many tokens;
+        returns whether the library can."""
+        numbers = (-1,) if self.shared.single else self.order[:leaves]
+        remove = llama_cpp.llama_memory_seq_rm
+        return all(remove(self.memory, number, length, -1) for number in numbers)
 
     def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
-        start, rows = len(self.cached), len(tree.tokens)
-        self.enter()
-        if len(self.cached) < start:
-            raise ModelError(
-                f"{start:,} tokens of this conversation could not be put back into the cache of "
-                f"{self.info.name}. Send the message again."
-            )
-        places = [start + depth for depth in tree.depths]
-        self.tree = tree
-        self.leaves, self.counts = branches(tree)
-        again = self.cached[start - self.unread :]
-        self.before = len(again)
+        logits = self.forward([(self, tree)])
+        return LogitScores(logits.__getitem__, self.positions(tree), sampling)
+
+    def positions(self, tree: Tree) -> list[int]:
+        """Those of the tokens that follow each row of a tree."""
+        return [len(self.cached) + 1 + depth for depth in tree.depths]
+
+    def forward(self, trees: Sequence[tuple["LlamaCppBackend", Tree]]) -> Floats:
+        """Compute the trees of several sequences. Returns the logits of their rows, which follow
+        each other, in the library's memory; shape (at least the rows of all, vocabulary)."""
+        sequences = [sequence for sequence, _ in trees]
+        for sequence in sequences:
+            sequence.come_back(sequences)
+        parts = [sequence.rows_of(tree) for sequence, tree in trees]
+        tokens, positions, leaves, counts = ([*chain(*lists)] for lists in zip(*parts, strict=True))
+        rows = sum(len(tree.tokens) for _, tree in trees)
         # The library must not get more rows than it has room for.
-        fits = len(again) + rows <= TREE_ROWS and start + rows <= self.cells
-        assert fits, f"{len(again)} + {rows} rows after {start}"
-        self.batch.fill(
-            [*again, *tree.tokens],
-            [*range(start - len(again), start), *places],
-            [*[0] * len(again), *self.leaves],
-            [*[1] * len(again), *self.counts],
-            outputs=rows,
-        )
-        self.lead(start)
-        self.decode()
+        taken = sum(len(sequence.cached) + len(tree.tokens) for sequence, tree in trees)
+        assert len(tokens) <= TREE_ROWS and taken <= self.cells, f"{len(tokens)} rows, {taken}"
+        self.batch.fill(tokens, positions, leaves, counts, outputs=rows)
+        for sequence in sequences:
+            sequence.lead()
+        self.decode(sequences)
+        end = 0
+        for (sequence, tree), (computed, *_) in zip(trees, parts, strict=True):
+            end += len(computed)
+            if sequence.head:
+                sequence.hidden = sequence.head.seen(range(end - len(tree.tokens), end))
         found = llama_cpp.llama_get_logits(self.context)
         address = ctypes.addressof(found.contents)
         if address != self.address or rows > len(self.logits):
             # The library may move its logits when a forward has more rows than any before.
             shape = (rows, self.info.vocabulary_size)
             self.address, self.logits = address, np.ctypeslib.as_array(found, shape=shape)
-        return LogitScores(self.logits.__getitem__, [place + 1 for place in places], sampling)
+        return self.logits
 
-    def lead(self, length: int) -> None:
+    def come_back(self, staying: Collection["LlamaCppBackend"]) -> None:
+        """Enter for a forward within an answer. Raises ModelError if the text is lost."""
+        length = len(self.cached)
+        self.enter(staying)
+        if len(self.cached) < length:
+            raise ModelError(
+                f"{length:,} tokens of this conversation could not be put back into the cache of "
+                f"{self.info.name}. Send the message again."
+            )
+
+    def rows_of(self, tree: Tree) -> tuple[list[int], list[int], list[int], list[int]]:
+        """The rows of a forward over a tree, and over unread tokens before it: tokens, positions,
+        first leaves and numbers of leaves, as the batch takes them."""
+        start, first = len(self.cached), self.place.first
+        self.tree = tree
+        self.leaves, self.counts = branches(tree)
+        assert self.counts[0] <= len(self.order), f"{self.counts[0]} leaves"
+        again = self.cached[start - self.unread :]
+        self.pending = len(tree.tokens)
+        return (
+            [*again, *tree.tokens],
+            [*range(start - len(again), start), *(start + depth for depth in tree.depths)],
+            [*[first] * len(again), *(first + leaf for leaf in self.leaves)],
+            [*[1] * len(again), *self.counts],
+        )
+
+    def lead(self) -> None:
         """Give the sequences of all leaves the decided tokens."""
-        main = self.order[0]
+        main, length = self.order[0], len(self.cached)
         for leaf in range(1, self.counts[0]):
             number = self.order[leaf]
             llama_cpp.llama_memory_seq_cp(self.memory, main, number, self.held[number], length)
@@ -390,16 +529,21 @@ class LlamaCppBackend(LlamaCppTokenizer):
             self.order[0], self.order[place] = 0, main
             self.held[0] = self.held[main] = length
 
-    def decode(self, cancelled: Callable[[], bool] = never) -> bool:
-        """Run the batch; returns False if it was cancelled. Raises ModelError if the forward
-        fails."""
-        self.dirty = True
+    def decode(
+        self, sequences: Sequence["LlamaCppBackend"], cancelled: Callable[[], bool] = never
+    ) -> bool:
+        """Run the batch, which holds the pending rows of these sequences; returns False if it was
+        cancelled. Raises ModelError if the forward fails."""
+        self.shared.make_room(0, sequences)
+        self.shared.forwards += 1
         if self.head:
-            self.head.prepare()
+            heads = (sequence.head for sequence in sequences)
+            self.head.shared.capture(any(head is not None and head.on for head in heads))
         code = llama_cpp.llama_decode(self.context, self.batch.raw)
         if code == 0 or (code == ABORTED and cancelled()):
             return bool(code == 0)
-        self.reset()
+        for sequence in sequences:
+            sequence.reset()
         problem = "its cache is full" if code == NO_MEMORY else f"llama_decode returned {code}"
         raise ModelError(
             f"A forward of {self.info.name} over {self.batch.raw.n_tokens:,} tokens failed: "
@@ -411,10 +555,18 @@ class LlamaCppBackend(LlamaCppTokenizer):
         tree = self.tree
         assert tree is not None, "accept follows score"
         path = (0, *rows)
-        self.cached += [tree.tokens[row] for row in path]
-        self.tree, self.dirty = None, False
-        if self.head:
-            self.head.take(len(self.cached) - len(path), [self.before + row for row in path])
+        taken = [tree.tokens[row] for row in path]
+        self.tree = None
+        if not self.resident:
+            # After a forward of several sequences another one needed the cells.
+            decided = [*self.cached, *taken]
+            self.enter()
+            self.read_rest(decided, never)
+            return
+        self.cached += taken
+        self.pending = 0
+        if self.head and len(self.hidden):
+            self.head.take(len(self.cached) - len(path), self.hidden[list(path)])
         self.drop(tree, path)
 
     def drop(self, tree: Tree, path: Sequence[int]) -> None:
@@ -423,7 +575,8 @@ class LlamaCppBackend(LlamaCppTokenizer):
         start = end - len(path)
         # Rows after the end of the path are removed at once, other branches leaf by leaf.
         remove = llama_cpp.llama_memory_seq_rm
-        trimmed = not tree.children[last] and end == start + 1 or remove(self.memory, -1, end, -1)
+        lone = not tree.children[last] and end == start + 1
+        trimmed = lone or self.cut(end, self.counts[0])
         low = high = self.leaves[last]
         for length, row in zip(range(end, start, -1), reversed(path), strict=True):
             first, after = self.leaves[row], self.leaves[row] + self.counts[row]

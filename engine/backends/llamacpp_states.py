@@ -106,7 +106,10 @@ class Marks:
 
 
 class StatesBackend(LlamaCppBackend):
-    """One sequence of a model whose layers keep a state; see LlamaCppBackend."""
+    """One sequence of a model whose layers keep a state; see LlamaCppBackend.
+
+    Such a model has one place in the library's cache, and its sequences share no forwards: its
+    marks, and what the library can forget, are those of a single text."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -140,7 +143,10 @@ class StatesBackend(LlamaCppBackend):
             return 0
         return self.snapshots or TREE_ROWS - MOST_UNREAD - 1
 
-    def prefill(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> Filled:
+    def prefill(
+        self, tokens: Sequence[int], cancelled: Callable[[], bool], most: int | None = None
+    ) -> Filled:
+        # A prompt is read as a whole, because its marks lie at its ends.
         self.enter()
         self.settle()
         return super().prefill(tokens, cancelled)
@@ -170,12 +176,14 @@ class StatesBackend(LlamaCppBackend):
     def drop(self, tree: Tree, path: Sequence[int]) -> None:
         self.rewind(len(self.cached))
 
-    def decode(self, cancelled: Callable[[], bool] = never) -> bool:
+    def decode(
+        self, sequences: Sequence[LlamaCppBackend], cancelled: Callable[[], bool] = never
+    ) -> bool:
         if cancelled is not never and self.info.device == "cpu":
             # Only on a processor can a forward be interrupted in the middle.
             self.marks.keep("step", self.read)
         self.torn, rows = True, self.batch.raw.n_tokens
-        if done := super().decode(cancelled):
+        if done := super().decode(sequences, cancelled):
             # The library keeps no snapshot of the states before the first row.
             self.torn, self.read = False, self.read + rows
             self.reach = min(self.snapshots, rows - 1)
@@ -183,16 +191,16 @@ class StatesBackend(LlamaCppBackend):
 
     def settle(self) -> None:
         """Undo a forward that was not accepted, except for its root, which was decided before."""
-        if self.dirty and self.tree is not None and not self.torn:
+        if self.pending and self.tree is not None and not self.torn:
             self.accept(())
-        elif self.dirty:
+        elif self.pending:
             self.keep(len(self.cached))
 
     def keep(self, length: int) -> None:
         self.rewind(length)
         del self.cached[self.read :]
         self.marks.forget(self.read)
-        self.dirty = False
+        self.pending = 0
 
     def rewind(self, length: int) -> None:
         """Make the library hold no more than the first `length` tokens: exactly these if it can

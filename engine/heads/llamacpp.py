@@ -14,6 +14,9 @@ Invariant: the head's cache holds the rows of the tokens from place `begin` to b
 guesses after them, which `forget` drops. `states` are those of the decided tokens from place
 `first` on, as far as later rows need them. If some are missing, the cache starts again from empty
 after the gap: the head then knows less of the text, and guesses worse.
+
+The context holds the rows of one sequence at a time. Those of others are parked as bytes: a head
+has one layer or two, so this takes little of the time of a forward of the model.
 """
 
 import ctypes
@@ -144,6 +147,8 @@ class HeadContext:
         self.inner = llama_cpp.llama_model_n_embd(own) if kind.layers else self.width
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(served))
         self.capturing = False
+        self.holder: Callable[[], LlamaHead | None] = lambda: None
+        """A weak reference to the head whose rows are in the context."""
         self.copies = set[int]()
         """Sequences other than the first that hold rows."""
         self.rows = min(ROWS, llama_cpp.llama_n_batch(context))
@@ -274,9 +279,14 @@ class LlamaHead:
         """The place after the last token whose state is known."""
         return self.first + len(self.states)
 
-    def size(self, holds: bool) -> int:
-        """The bytes of the sequence, which `holds` the caches or is parked."""
-        if holds and not self.shared.kind.shared:
+    @property
+    def resident(self) -> bool:
+        """Whether the context holds the rows of this head."""
+        return self.shared.holder() is self
+
+    @property
+    def bytes(self) -> int:
+        if self.resident and not self.shared.kind.shared:
             cached = int(llama_cpp.llama_state_seq_get_size(self.shared.context, 0))
         else:
             cached = len(self.parked or ())
@@ -284,19 +294,18 @@ class LlamaHead:
 
     # called by the backend
 
-    def prepare(self) -> None:
-        """Prepare for a forward of the model for this sequence."""
-        self.shared.capture(self.on)
+    def seen(self, rows: Sequence[int]) -> Floats:
+        """The hidden states of rows of the model's last forward, if this head uses them; shape
+        (rows or 0, features)."""
+        return self.shared.captured(rows) if self.on else self.states[:0]
 
-    def take(self, start: int, rows: Sequence[int]) -> None:
-        """Record that these rows of the model's last forward are the decided tokens from `start`
-        on."""
+    def take(self, start: int, found: Floats) -> None:
+        """Record the hidden states of the decided tokens from `start` on."""
         if self.states.size and start < self.known:
             # Some tokens were read again, with the same states.
-            rows, start = rows[self.known - start :], self.known
-        if not self.on or not rows:
+            found, start = found[self.known - start :], self.known
+        if not len(found):
             return
-        found = self.shared.captured(rows)
         if not self.states.size or start != self.known:
             found = self.across(start, found)
         self.states = np.vstack([self.states, found])
@@ -307,6 +316,8 @@ class LlamaHead:
         assert owner is not None, "a head is used by its backend"
         # A head that fails here is empty, and continues with the next tokens.
         with suppress(ModelError):
+            if self.known - self.fed >= self.shared.rows:
+                self.enter()
             while self.known - self.fed >= self.shared.rows:
                 self.feed(owner.cached, self.fed + self.shared.rows)
 
@@ -318,7 +329,7 @@ class LlamaHead:
             self.first -= 1
             return np.vstack([np.zeros_like(found[:1]), found])
         self.begin = self.fed = start + 1
-        self.shared.remove(0)
+        self.remove(0)
         return found
 
     def keep(self, length: int) -> None:
@@ -326,27 +337,39 @@ class LlamaHead:
         self.states = self.states[: max(0, length - self.first)]
         if length < self.fed:
             self.fed = max(length, self.begin)
-            self.shared.remove(self.fed)
+            self.remove(self.fed)
 
-    def reset(self, holds: bool = True) -> None:
-        """Forget everything. If the sequence `holds` the caches, the head's rows are its own."""
+    def reset(self) -> None:
+        """Forget everything."""
         self.clear()
-        if holds:
-            self.shared.remove(0)
+        self.remove(0)
+
+    def remove(self, start: int) -> None:
+        """Drop the own rows from a place on. Those of a parked head are dropped later."""
+        if self.resident:
+            self.shared.remove(start)
+
+    # the rows of one head at a time
+
+    def enter(self) -> None:
+        """Make the context hold the rows of this head, and park those that it held. If they cannot
+        be restored, this head becomes empty."""
+        shared, holder = self.shared, self.shared.holder()
+        if holder is self or shared.kind.shared:
+            return
+        if holder is not None:
+            holder.park()
+        shared.remove(0)
+        shared.holder = weakref.ref(self)
+        parked, self.parked = self.parked, None
+        if self.begin < self.fed and not restored(shared.context, 0, parked):
+            self.reset()
+        shared.remove(self.fed)
 
     def park(self) -> None:
-        """Save the head's rows as bytes, because another sequence takes over the caches."""
-        self.parked, owner = None, self.owner()
-        self.keep(len(owner.cached) if owner else 0)
-        if self.begin < self.fed and not self.shared.kind.shared:
+        """Save the rows of the decided tokens as bytes, if memory allows."""
+        if self.begin < self.fed:
             self.parked = saved(self.shared.context, 0)
-
-    def restore(self) -> None:
-        """Restore the head's rows, because the caches belong to this sequence again."""
-        self.shared.remove(0)
-        parked, self.parked = self.parked, None
-        if self.begin < self.fed and not restored(self.shared.context, 0, parked):
-            self.reset()
 
     # called by drafting
 
@@ -359,6 +382,7 @@ class LlamaHead:
         owner, length, rows = self.owner(), len(tokens), self.shared.rows
         assert owner is not None, "a head is used by its backend"
         owner.enter()
+        self.enter()
         self.keep(length - 1)
         if not self.states.size or self.known != length - 1:
             return None
@@ -412,7 +436,7 @@ class LlamaHead:
     def forget(self) -> None:
         self.leading, self.depth = None, 0
         self.branches = [0]
-        self.shared.remove(self.fed)
+        self.remove(self.fed)
         self.shared.join()
 
     def feed(self, tokens: Sequence[int], end: int, guess: bool = False) -> None:

@@ -16,7 +16,9 @@ from engine.settings import Runtime
 TREE_ROWS = 2 * LARGEST
 """The most rows of one forward: the largest tree, its root, and unread tokens of a draft model."""
 LEAVES = LARGEST
-"""The most branches of a tree, each a sequence of the cache. The library allows 256."""
+"""The most branches of a tree, each a sequence of the cache."""
+SEQUENCES = 256
+"""The most sequences of the library's cache."""
 WARNING, ERROR = 3, 4
 NUMBERS = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -53,13 +55,18 @@ class Unusable(Exception):
 
 
 def opened(
-    path: Path, runtime: Runtime, fast: bool, weights: bool = True, snapshots: int = 0
+    path: Path,
+    runtime: Runtime,
+    fast: bool,
+    weights: bool = True,
+    snapshots: int = 0,
+    places: int = 1,
 ) -> tuple[Any, Any]:
     """The library's model and context for a file. Raises Unusable.
 
     `fast` lets the library rearrange weights for this processor; engine/backends/fast_path.py knows
     whether that is safe. Without `weights` nothing is read but the header, and nothing is
-    allocated; the log shows the sizes. `snapshots` is as for `new_context`.
+    allocated; the log shows the sizes. `snapshots` and `places` are as for `new_context`.
     """
     log.clear()
     parameters = model_parameters(runtime, fast, weights)
@@ -72,17 +79,17 @@ def opened(
         llama_cpp.llama_model_free(model)
         raise Unusable(problem)
     try:
-        return model, new_context(model, runtime, snapshots)
+        return model, new_context(model, runtime, snapshots, places)
     except Unusable:
         llama_cpp.llama_model_free(model)
         raise
 
 
-def new_context(model: Any, runtime: Runtime, snapshots: int) -> Any:
-    """The library's context for a model. If layers keep a state and the architecture supports
-    snapshots, it keeps `snapshots` of them, to forget the last rows of a forward. Raises
-    Unusable."""
-    parameters = context_parameters(model, runtime)
+def new_context(model: Any, runtime: Runtime, snapshots: int, places: int = 1) -> Any:
+    """The library's context for a model, whose trees may have branches in so many `places`. If
+    layers keep a state and the architecture supports snapshots, it keeps `snapshots` of them, to
+    forget the last rows of a forward. Raises Unusable."""
+    parameters = context_parameters(model, runtime, places)
     parameters.n_rs_seq = snapshots if keeps_state(model) else 0
     context = llama_cpp.llama_init_from_model(model, parameters)
     if not context:
@@ -139,15 +146,17 @@ def exact(runtime: Runtime) -> bool:
     return not offloads(runtime) and numbers_of(runtime) == ("f32", "off")
 
 
-def context_parameters(model: Any, runtime: Runtime) -> Any:
-    """The parameters of a context for trees: one cache for all sequences."""
+def context_parameters(model: Any, runtime: Runtime, places: int = 1) -> Any:
+    """The parameters of a context for trees: one cache for all sequences. A row may then belong to
+    several of them, which the library allows in no other way. So many conversations with `places`
+    in it share the cells that one of them may need, and the numbers of sequences."""
     length = context_length(model, runtime)
     kind, attention = numbers_of(runtime)
     parameters = llama_cpp.llama_context_default_params()
     # The cache also has room for the largest tree.
     parameters.n_ctx = length + TREE_ROWS
     parameters.n_batch = parameters.n_ubatch = max(runtime.batch_size, TREE_ROWS)
-    parameters.n_seq_max = LEAVES if branches(model) else 1
+    parameters.n_seq_max = places * min(LEAVES, SEQUENCES // places) if branches(model) else 1
     parameters.n_outputs_max = TREE_ROWS
     parameters.kv_unified = True
     parameters.swa_full = True

@@ -226,6 +226,8 @@ def with_head(
         )
         if not backend.info.can_tree:
             raise NoHead("the model decodes plainly")
+        if found.kind.shared and not backend.shared.single:
+            raise NoHead("it reads the model's cache, which holds several conversations")
         named = file_fingerprint(found.path) if found.path else backend.info.fingerprint
         info = HeadInfo(
             found.kind.name,

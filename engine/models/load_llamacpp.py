@@ -26,8 +26,9 @@ from engine.backends.chat_template import (
     call_form,
     can_choose,
 )
-from engine.backends.check import check
+from engine.backends.check import check, joins
 from engine.backends.llamacpp import LlamaCppBackend, LlamaCppTokenizer, Vocabulary, alone
+from engine.backends.llamacpp_joint import JointBackend
 from engine.backends.llamacpp_states import StatesBackend
 from engine.backends.special_tokens import imitable
 from engine.errors import first_line
@@ -69,14 +70,22 @@ def load_gguf(source: str, runtime: Runtime, found: Probe) -> LlamaCppBackend:
     path = Path(os.path.expanduser(source))
     lean = replace(runtime, head="off") if found.head else runtime
     try:
-        model, context = opened(path, lean, fast=not slow, snapshots=found.snapshots)
+        snapshots, places = found.snapshots, runtime.parallel
+        model, context = opened(path, lean, fast=not slow, snapshots=snapshots, places=places)
     except Unusable as problem:
         raise refusal(source, str(problem)) from problem
     vocabulary = Vocabulary(model)
     info, template, note = describe(path, model, context, vocabulary, runtime)
-    kind = StatesBackend if keeps_state(model) else LlamaCppBackend
-    backend = kind(model, context, vocabulary, template, info, runtime.batch_size)
+    given = model, context, vocabulary, template
     allowed = EXACT if info.dtype == "F32" and exact(runtime) else TOLERANCE
+    backend: LlamaCppBackend
+    if runtime.parallel > 1 and info.leaves != 1:
+        info = replace(info, leaves=llama_cpp.llama_n_seq_max(context) // runtime.parallel)
+        backend = JointBackend(*given, info, runtime.batch_size, runtime.parallel)
+        backend.joins = joins(backend, allowed)
+    else:
+        kind = StatesBackend if keeps_state(model) else LlamaCppBackend
+        backend = kind(*given, info, runtime.batch_size)
     reach = llama_cpp.llama_model_n_swa(model)
     backend.info = check(backend, partial(alone, backend), allowed, reach)
     if slow:

@@ -228,7 +228,7 @@ def test_tokens_that_are_read_once_more_change_nothing(backend: Any) -> None:
     head = backend.head
     head.listen(True)
     before = head.begin, head.fed, head.first, head.states.tolist()
-    head.take(head.known - 2, [0, 0])
+    head.take(head.known - 2, head.states[:2])
     assert before == (head.begin, head.fed, head.first, head.states.tolist())
 
 
@@ -262,7 +262,7 @@ def test_branches_are_guessed_as_chains_are(models: dict[str, Any], kind: str) -
 
 def test_what_a_head_takes_for_a_conversation_is_told(backend: Any) -> None:
     events_of(backend, PROMPT, generation(0.7, 1, 9), drafters(backend, "head@2", 0.7, 1))
-    here, head = backend.bytes, backend.head.size(holds=True)
+    here, head = backend.bytes, backend.head.bytes
     assert 0 < head < here
     other = backend.open()
     events_of(other, PROMPT, generation(0.7, 1, 9))

@@ -90,7 +90,7 @@ def test_a_shipped_file_is_loaded() -> None:
     assert 1.06 * info.parameters <= info.memory_bytes < 1.1 * info.parameters
     assert len(info.fingerprint) == len(info.tokenizer_fingerprint) == 16
     assert info.sampling == Sampling(temperature=0.8, min_p=0.05), "as its header recommends"
-    assert backend.cached == [] and not backend.dirty, "the check leaves nothing behind"  # type: ignore[attr-defined]
+    assert backend.cached == [] and not backend.pending, "the check leaves nothing behind"  # type: ignore[attr-defined]
     need = memory_need(str(path), RUNTIME)
     assert info.head is not None, "the one that lies beside it"
     weights = info.memory_bytes + info.head.memory_bytes

@@ -30,8 +30,8 @@ from tests.support.backends import (
     prompt_of,
     tree_of,
 )
+from tests.support.gguf_files import Saved, check_cells, opened_gguf
 from tests.support.gguf_files import alone as alone_in
-from tests.support.gguf_files import check_cells, opened_gguf
 from tests.support.lossless import (
     QUESTIONS,
     assert_lossless,
@@ -176,25 +176,6 @@ def gguf_small(gguf_files: dict[str, Path]) -> Any:
 @pytest.fixture(scope="module")
 def gguf_other(gguf_files: dict[str, Path]) -> Any:
     return opened_gguf(gguf_files["small-F32"])
-
-
-class Saved:
-    """Counts the states that the library is asked to write and to read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.written = self.read = 0
-        write, read = llama_cpp.llama_state_seq_get_data, llama_cpp.llama_state_seq_set_data
-
-        def writing(*given: Any) -> int:
-            self.written += 1
-            return int(write(*given))
-
-        def reading(*given: Any) -> int:
-            self.read += 1
-            return int(read(*given))
-
-        monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data", writing)
-        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data", reading)
 
 
 @pytest.mark.gguf

@@ -383,17 +383,19 @@ def of_core(model: Any) -> Subject:
     return subject(model, alone, 1e-30)
 
 
-def of_llamacpp(path: Path, close: float = 1e-4) -> Subject:
+def of_llamacpp(path: Path, close: float = 1e-4, parallel: int = 1) -> Subject:
     """Against the same text read into the empty cache of another model."""
     twin = opened_gguf(path)
-    return subject(opened_gguf(path), lambda tokens: alone(twin, tokens), close)
+    return subject(opened_gguf(path, parallel=parallel), lambda tokens: alone(twin, tokens), close)
 
 
 MODEL, GGUF = pytest.mark.model, pytest.mark.gguf
+JOINT = "gguf-joint"
+"""One with places for two conversations."""
 WINDOWS = {"gguf-window-8": 8, "gguf-window-64": 64}
 SUBJECTS = [
     *(pytest.param(kind, marks=MODEL) for kind in (*KINDS, CAPTURED, PACKED, *FAMILIES)),
-    *(pytest.param(f"gguf-{name}", marks=GGUF) for name in ("small", *ARCHITECTURES)),
+    *(pytest.param(f"gguf-{name}", marks=GGUF) for name in ("small", "joint", *ARCHITECTURES)),
     *(pytest.param(name, marks=GGUF) for name in WINDOWS),
 ]
 
@@ -404,7 +406,7 @@ def leaves_of(name: str) -> int | None:
         return 0
     if name in KINDS or name in (CAPTURED, PACKED):
         return None
-    return 128 if name == "gguf-small" or name in WINDOWS else 1
+    return 128 if name in ("gguf-small", JOINT) or name in WINDOWS else 1
 
 
 def subject_of(name: str, folder: Path, small: Callable[[], Path]) -> Subject:
@@ -429,6 +431,8 @@ def subject_of(name: str, folder: Path, small: Callable[[], Path]) -> Subject:
         return of_llamacpp(path, close=1e-3)
     if name == "gguf-small":
         return of_llamacpp(small())
+    if name == JOINT:
+        return of_llamacpp(small(), parallel=2)
     # Logits reach 17. Without AVX-512, rounding moves one row of this model by 1.6e-4, but no row
     # of the others by more than 8.2e-5.
     close = 3e-4 if name == "gguf-qwen35moe" else 1e-4

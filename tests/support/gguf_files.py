@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from engine.settings import Runtime
@@ -208,11 +209,32 @@ def check_cells(backend: Any, where: str = "") -> None:
     """Every sequence holds what the backend believes that it does."""
     import llama_cpp
 
-    order = list(backend.order)
-    assert sorted(order) == [*range(len(order))], where
-    assert not backend.dirty, where
+    order, first = list(backend.order), backend.place.first
+    assert sorted(order) == [*range(first, first + len(order))], where
+    assert not backend.pending, where
     for number in order:
         held = len(backend.cached) if number == order[0] else backend.held[number]
         assert held <= len(backend.cached), (where, number)
         found = llama_cpp.llama_memory_seq_pos_max(backend.memory, number)
         assert found == held - 1, (where, number, found, held)
+
+
+class Saved:
+    """Counts the states that the library is asked to write and to read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import llama_cpp
+
+        self.written = self.read = 0
+        write, read = llama_cpp.llama_state_seq_get_data, llama_cpp.llama_state_seq_set_data
+
+        def writing(*given: Any) -> int:
+            self.written += 1
+            return int(write(*given))
+
+        def reading(*given: Any) -> int:
+            self.read += 1
+            return int(read(*given))
+
+        monkeypatch.setattr(llama_cpp, "llama_state_seq_get_data", writing)
+        monkeypatch.setattr(llama_cpp, "llama_state_seq_set_data", reading)
