@@ -22,6 +22,7 @@ from app.api.requests import (
     Id,
     Limit,
     Nothing,
+    Object,
     SentEffort,
     ToolChoice,
     ToolFunction,
@@ -34,6 +35,7 @@ from app.api.requests import (
 from engine.backends.base import BackendInfo
 from engine.engine import Request
 from engine.settings import MOST_TOKENS
+from engine.tools import as_json
 from engine.types import Message, ToolCall
 from storage.validation import refusal
 
@@ -45,24 +47,40 @@ ITEMS = {
 """The item of each kind of block: its type, the beginning of its id, and the name of its text."""
 
 
+SKIPPED = ("reasoning", "web_search_call")
+"""Items that are not read again: thinking, and searches, whose results only their maker knows."""
+
+
 def items(value: Any) -> Any:
-    """The items of an input, which may be a text. Thinking is not read again."""
+    """The items of an input, which may be a text."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         return value
-    return [e for e in value if not (isinstance(e, dict) and e.get("type") == "reasoning")]
+    return [each for each in value if not (isinstance(each, dict) and each.get("type") in SKIPPED)]
 
 
 class Item(Given):
-    type: Literal["message", "function_call", "function_call_output"] = Field(
-        default="message", description="'message', 'function_call' or 'function_call_output'"
+    """A message, a call or its result. Calls without a schema are read as those of functions."""
+
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "local_shell_call",
+    ] = Field(
+        default="message",
+        description="'message', 'function_call', 'custom_tool_call' or one of their outputs",
     )
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content = []
     call_id: Id | None = None
     name: ToolName | None = None
     arguments: Arguments = "{}"
+    input: str = ""
+    action: Object = "{}"
     output: Content = []
 
     @model_validator(mode="after")
@@ -71,17 +89,22 @@ class Item(Given):
             raise refusal("A message needs a role.")
         if self.type != "message" and not self.call_id:
             raise refusal(f"A {self.type} needs the call_id of its call.")
-        if self.type == "function_call" and not self.name:
-            raise refusal("A function_call needs a name.")
+        if self.type in ("function_call", "custom_tool_call") and not self.name:
+            raise refusal(f"A {self.type} needs a name.")
         return self
 
     @property
     def message(self) -> Message:
-        if self.type == "function_call_output":
-            return result(self.call_id or "", joined(self.output))
-        if self.type == "function_call":
-            call = ToolCall(self.call_id or "", self.name or "", self.arguments)
+        id, name = self.call_id or "", self.name or ""
+        calls = {
+            "function_call": ToolCall(id, name, self.arguments),
+            "custom_tool_call": ToolCall(id, name, as_json({"input": self.input})),
+            "local_shell_call": ToolCall(id, "local_shell", self.action),
+        }
+        if call := calls.get(self.type):
             return Message("assistant", "", (call,))
+        if self.type != "message":
+            return result(id, joined(self.output))
         role = "system" if self.role == "developer" else self.role or ""
         return Message(role, joined(self.content))
 
