@@ -124,6 +124,23 @@ def test_every_end_of_the_engine_is_printed_and_it_is_tried_again(tmp_path: Path
     running.process.stdout.close()
 
 
+@pytest.mark.soak
+def test_a_request_loads_the_model_that_it_names(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path / "models" / "mine")
+    running = started(tmp_path, "--api-load")
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    with httpx.Client(base_url=running.address, timeout=120) as client:
+        names = [each["id"] for each in client.get("/v1/models").json()["data"]]
+        assert names == ["tiny-chat", "mine"]
+        for name in ("mine", "tiny-chat"):
+            found = client.post("/v1/chat/completions", json=body | {"model": name})
+            assert found.json()["model"] == name
+    running.process.terminate()
+    assert running.process.wait(60) in (0, -15)
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+
+
 def test_it_answers_without_a_page_and_without_gradio(program: Running) -> None:
     """Gradio would have ended the interpreter that serves this."""
     with openai.OpenAI(base_url=f"{program.address}/v1", api_key="any") as client:
