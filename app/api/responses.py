@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from app.api.answers import Block, Blocks, Data, Step
+from app.api.answers import Block, BlockKind, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
@@ -36,13 +36,14 @@ from engine.backends.base import BackendInfo
 from engine.engine import Request
 from engine.settings import MOST_TOKENS
 from engine.tools import as_json
-from engine.types import Message, ToolCall
+from engine.types import Message, Tool, ToolCall
 from storage.validation import refusal
 
 ITEMS = {
     "thinking": ("reasoning", "rs_", "reasoning_text"),
     "text": ("message", "msg_", "output_text"),
     "call": ("function_call", "fc_", "function_call_arguments"),
+    "custom": ("custom_tool_call", "ctc_", "custom_tool_call_input"),
 }
 """The item of each kind of block: its type, the beginning of its id, and the name of its text."""
 
@@ -109,13 +110,43 @@ class Item(Given):
         return Message(role, joined(self.content))
 
 
+WRITTEN = {"call": "arguments", "custom": "input"}
+"""The name of the text of a call, by the kind of its block; of other blocks it is "text"."""
+ANY_INPUT = as_json(
+    {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+)
+
+
+class InputFormat(Given):
+    type: Literal["text", "grammar"] = "text"
+    syntax: str = ""
+    definition: str = ""
+
+
 class SentTool(ToolFunction):
-    type: Literal["function"]
+    """A function, or a custom tool: a function whose only argument is a text. The grammar of the
+    text, if there is one, is told to the model and not enforced."""
+
+    type: Literal["function", "custom"]
+    format: InputFormat = InputFormat()
+
+    @property
+    def tool(self) -> Tool:
+        if self.type == "function":
+            return super().tool
+        description = self.description
+        if self.format.definition:
+            description += f"\n\nGrammar of the input ({self.format.syntax}):\n"
+            description += self.format.definition
+        return Tool(self.name, description, ANY_INPUT)
 
 
 def shown(tool: SentTool) -> Data:
     """A tool in an answer, as it was sent."""
-    return {**dict(tool), "parameters": json.loads(tool.parameters), "strict": None}
+    if tool.type == "custom":
+        return tool.model_dump(exclude={"parameters"})
+    given = tool.model_dump(exclude={"format"})
+    return {**given, "parameters": json.loads(tool.parameters), "strict": None}
 
 
 class TextOptions(Given):
@@ -133,7 +164,7 @@ class Responses(Body):
     previous_response_id: Id | None = None
     store: bool = True
     max_output_tokens: Limit = None
-    tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
+    tools: Annotated[list[SentTool], FailFast(), offer("function", "custom")] = []
     tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
@@ -167,6 +198,13 @@ class ResponsesReply(Blocks):
         self.sent += 1
         return {"type": f"response.{name}", "sequence_number": self.sent - 1, **data}
 
+    def grow(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> list[Data]:
+        custom = {tool.name for tool in self.body.tools if tool.type == "custom"}
+        if call is not None and call.name in custom:
+            found = json.loads(text or "{}").get("input")
+            kind, text = "custom", found if isinstance(found, str) else text
+        return super().grow(kind, text, call)
+
     def begin(self, tokens: int) -> list[Data]:
         names = "created", "in_progress"
         return [self.event(name, response=self.response("in_progress")) for name in names]
@@ -185,7 +223,7 @@ class ResponsesReply(Blocks):
         if step == "start":
             found = [("output_item", {"item": item}), *part]
             return [self.event(f"{n}.added", **where, **data) for n, data in found]
-        written: Data = {"arguments" if block.call else "text": block.text}
+        written: Data = {WRITTEN.get(block.kind, "text"): block.text}
         found = [(name, written), *part, ("output_item", {"item": item})]
         return [self.event(f"{n}.done", **where, **data) for n, data in found]
 
@@ -258,6 +296,6 @@ def item_of(block: Block, status: str) -> Data:
     kind, prefix, _ = ITEMS[block.kind]
     item: Data = {"type": kind, "id": prefix + block.id, "status": status}
     if call := block.call:
-        return item | {"call_id": call.id, "name": call.name, "arguments": block.text}
+        return item | {"call_id": call.id, "name": call.name, WRITTEN[block.kind]: block.text}
     more: Data = {"summary": []} if block.kind == "thinking" else {"role": "assistant"}
     return item | more | {"content": [part_of(block)] if block.text else []}

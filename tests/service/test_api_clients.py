@@ -315,7 +315,9 @@ def test_a_client_calls_a_tool_and_reads_on(
     first = dict(read(events(sent.send(client, sent.begin))))
     assert first == {"text": "I look.", "run": {"command": "ls"}}
     shown = json.loads(backend.prompts[-1].partition("<|system|>")[2].partition("<|end|>")[0])
-    assert [tool["function"]["name"] for tool in shown] == ["run"], "other kinds are left out"
+    names = [tool["function"]["name"] for tool in shown]
+    expected = ["run", "apply_patch"] if name == "Codex" else ["run"]
+    assert names == expected, "other kinds are left out"
     assert shown[0]["function"]["parameters"] == PARAMETERS
     assert dict(read(events(sent.send(client)))) == {"text": "Found 2 files."}
     assert '<tool_call>\n{"name": "run", "arguments": {' in backend.prompts[-1]
@@ -372,8 +374,13 @@ def test_continue_completes_code_by_text() -> None:
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice", "cannot be"),
+        ({"tool_choice": {"type": "custom", "name": "apply_patch"}}, "tool_choice", "none of the"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice", "cannot be"),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {"type": "x"}}]},
+            "tools[0].format",
+            "'text' or 'grammar'",
+        ),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type", "Give"),
         ({"input": [{"type": "custom_tool_call", "name": "a"}]}, "input[0]", "the call_id"),
         ({"input": [{"type": "custom_tool_call", "call_id": "a"}]}, "input[0]", "needs a name"),
