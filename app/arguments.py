@@ -34,6 +34,7 @@ class Options:
 
     A `model` of "" is the demonstration model. `page` says whether the page is served, and `api`
     whether other programs may use the API. `origins` are the origins of foreign pages that may.
+    With `api_load`, requests load the models that they name.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Options:
     drafts: tuple[str, ...] = ()
     page: bool = True
     api: bool = False
+    api_load: bool = False
     origins: tuple[str, ...] = ()
 
     @property
@@ -140,6 +142,11 @@ def parser_of(page: bool) -> argparse.ArgumentParser:
         add("--api", action="store_true", help="answer other programs as well, at /v1")
     else:
         parser.set_defaults(share=False, auth=None, browser=False, api=True)
+        add(
+            "--api-load",
+            action="store_true",
+            help="load the model that a request names, if it is on this machine",
+        )
     add(
         "--api-origin",
         dest="origins",

@@ -132,8 +132,8 @@ class Worth(NamedTuple):
 
     `proof` is the result of a background proof, {} if there was none. `thinks` says that the answer
     begins inside thinking, because the chat template opened it; `marks` begin thinking of its
-    model, none if that is not known. `known` says whether the guessed
-    tokens are known; a server may not report them.
+    model, none if that is not known. `known` says whether the guessed tokens are known; a server
+    may not report them. `json` says that the answer was bound to JSON.
     """
 
     tokens: int
@@ -144,6 +144,7 @@ class Worth(NamedTuple):
     thinks: bool = False
     known: bool = True
     marks: Sequence[str] = ()
+    json: bool = False
 
 
 class Traces:
@@ -267,20 +268,21 @@ class Traces:
         for run_id, *row in self._db.execute_read(
             "SELECT id, emitted_tokens, accepted_tokens, prefill_seconds + decode_seconds + "
             "coalesce(learning_seconds, 0), coalesce(plain_prefill_seconds, prefill_seconds) + "
-            "plain_seconds, proof, CASE WHEN json_valid(settings) "
-            "THEN json_extract(settings, '$.thinks') END, CASE WHEN json_valid(settings) "
-            "THEN coalesce(json_extract(settings, '$.server.sources'), 1) END, "
-            "CASE WHEN json_valid(settings) THEN json_extract(settings, '$.marks') END "
-            "FROM runs WHERE conversation = ? AND owner = ?",
+            "plain_seconds, proof, json_extract(valid, '$.thinks'), "
+            "coalesce(json_extract(valid, '$.server.sources'), 1), json_extract(valid, '$.marks'), "
+            "json_extract(valid, '$.generation.format.kind') FROM (SELECT *, "
+            "CASE WHEN json_valid(settings) THEN settings ELSE '{}' END AS valid FROM runs) "
+            "WHERE conversation = ? AND owner = ?",
             [conversation_id, self._owner],
         ):
             with suppress(*MISSHAPEN):
-                tokens, guessed, seconds, plain, proof, thinks, known, marks = row
+                tokens, guessed, seconds, plain, proof, thinks, known, marks, form = row
                 numbers = int(tokens), int(guessed), float(seconds), _known(plain)
                 proved = from_json(proof)
                 proved = proved if isinstance(proved, dict) else {}
                 begins = tuple(mark for mark in from_json(marks or "[]") if isinstance(mark, str))
-                found[run_id] = Worth(*numbers, proved, bool(thinks), known != 0, begins)
+                said = bool(thinks), known != 0, begins, form == "json_schema"
+                found[run_id] = Worth(*numbers, proved, *said)
         return found
 
     def model_fingerprint(self, run_id: str) -> str:

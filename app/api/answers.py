@@ -148,13 +148,14 @@ class Reply:
         return usage(self.answered, self.completion.prompts)
 
 
-BlockKind = Literal["thinking", "text", "call"]
+BlockKind = Literal["thinking", "text", "call", "custom"]
 Step = Literal["start", "delta", "stop"]
 
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer, in the model's own order. The text of a call are its arguments."""
+    """A part of an answer, in the model's own order. The text of a call are its arguments, or the
+    input of a custom tool."""
 
     kind: BlockKind
     number: int

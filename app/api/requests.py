@@ -151,14 +151,15 @@ def empty(value: Any) -> Any:
     return value
 
 
-def offer(known: str) -> Any:
-    """How a list of tools is read: without those of another kind than the `known` one, which are
-    run by their maker's own servers, or have no schema."""
+def offer(*known: str) -> Any:
+    """How a list of tools is read: without those of other kinds than the `known` ones, which are
+    run by their maker's own servers, or have no schema. The first kind is the usual one."""
 
     def is_known(tool: Any) -> bool:
-        kind = tool.get("type", known) if isinstance(tool, dict) else known
-        if other := isinstance(kind, str) and kind != known:
-            warn(f"Tools of the kind {kind[:80]!r} are skipped: only functions are known.")
+        kind = tool.get("type", known[0]) if isinstance(tool, dict) else known[0]
+        if other := isinstance(kind, str) and kind not in known:
+            use = " or ".join(map(repr, known))
+            warn(f"Tools of the kind {kind[:80]!r} are skipped. Use {use}.")
         return not other
 
     return BeforeValidator(lambda v: [*filter(is_known, v)] if isinstance(v, list) else v)
@@ -206,7 +207,7 @@ def chosen(value: Any) -> Any:
     given = value if isinstance(value, dict) else {"type": value}
     function = given.get("function")
     kind, name = given.get("type"), (function if isinstance(function, dict) else given).get("name")
-    if kind in ("function", "tool") and isinstance(name, str):
+    if kind in ("function", "tool", "custom") and isinstance(name, str):
         return Choice("required", name, value)
     if isinstance(kind, str) and kind in CHOICES:
         return Choice(CHOICES[kind], sent=value)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from app.api.answers import Block, Blocks, Data, Step
+from app.api.answers import Block, BlockKind, Blocks, Data, Step
 from app.api.figures import figures
 from app.api.formats import ResponseFormat, usable
 from app.api.requests import (
@@ -22,6 +22,7 @@ from app.api.requests import (
     Id,
     Limit,
     Nothing,
+    Object,
     SentEffort,
     ToolChoice,
     ToolFunction,
@@ -34,35 +35,53 @@ from app.api.requests import (
 from engine.backends.base import BackendInfo
 from engine.engine import Request
 from engine.settings import MOST_TOKENS
-from engine.types import Message, ToolCall
+from engine.tools import as_json
+from engine.types import Message, Tool, ToolCall
 from storage.validation import refusal
 
 ITEMS = {
     "thinking": ("reasoning", "rs_", "reasoning_text"),
     "text": ("message", "msg_", "output_text"),
     "call": ("function_call", "fc_", "function_call_arguments"),
+    "custom": ("custom_tool_call", "ctc_", "custom_tool_call_input"),
 }
 """The item of each kind of block: its type, the beginning of its id, and the name of its text."""
 
 
+SKIPPED = ("reasoning", "web_search_call")
+"""Items that are not read again: thinking, and searches, whose results only their maker knows."""
+
+
 def items(value: Any) -> Any:
-    """The items of an input, which may be a text. Thinking is not read again."""
+    """The items of an input, which may be a text."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
         return value
-    return [e for e in value if not (isinstance(e, dict) and e.get("type") == "reasoning")]
+    return [each for each in value if not (isinstance(each, dict) and each.get("type") in SKIPPED)]
 
 
 class Item(Given):
-    type: Literal["message", "function_call", "function_call_output"] = Field(
-        default="message", description="'message', 'function_call' or 'function_call_output'"
+    """A message, a call or its result. Calls without a schema are read as those of functions."""
+
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "local_shell_call",
+    ] = Field(
+        default="message",
+        description="'message', 'function_call', 'custom_tool_call' or one of their outputs",
     )
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content = []
     call_id: Id | None = None
     name: ToolName | None = None
     arguments: Arguments = "{}"
+    input: str = ""
+    action: Object = "{}"
     output: Content = []
 
     @model_validator(mode="after")
@@ -71,28 +90,63 @@ class Item(Given):
             raise refusal("A message needs a role.")
         if self.type != "message" and not self.call_id:
             raise refusal(f"A {self.type} needs the call_id of its call.")
-        if self.type == "function_call" and not self.name:
-            raise refusal("A function_call needs a name.")
+        if self.type in ("function_call", "custom_tool_call") and not self.name:
+            raise refusal(f"A {self.type} needs a name.")
         return self
 
     @property
     def message(self) -> Message:
-        if self.type == "function_call_output":
-            return result(self.call_id or "", joined(self.output))
-        if self.type == "function_call":
-            call = ToolCall(self.call_id or "", self.name or "", self.arguments)
+        id, name = self.call_id or "", self.name or ""
+        calls = {
+            "function_call": ToolCall(id, name, self.arguments),
+            "custom_tool_call": ToolCall(id, name, as_json({"input": self.input})),
+            "local_shell_call": ToolCall(id, "local_shell", self.action),
+        }
+        if call := calls.get(self.type):
             return Message("assistant", "", (call,))
+        if self.type != "message":
+            return result(id, joined(self.output))
         role = "system" if self.role == "developer" else self.role or ""
         return Message(role, joined(self.content))
 
 
+WRITTEN = {"call": "arguments", "custom": "input"}
+"""The name of the text of a call, by the kind of its block; of other blocks it is "text"."""
+ANY_INPUT = as_json(
+    {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+)
+
+
+class InputFormat(Given):
+    type: Literal["text", "grammar"] = "text"
+    syntax: str = ""
+    definition: str = ""
+
+
 class SentTool(ToolFunction):
-    type: Literal["function"]
+    """A function, or a custom tool: a function whose only argument is a text. The grammar of the
+    text, if there is one, is told to the model and not enforced."""
+
+    type: Literal["function", "custom"]
+    format: InputFormat = InputFormat()
+
+    @property
+    def tool(self) -> Tool:
+        if self.type == "function":
+            return super().tool
+        description = self.description
+        if self.format.definition:
+            description += f"\n\nGrammar of the input ({self.format.syntax}):\n"
+            description += self.format.definition
+        return Tool(self.name, description, ANY_INPUT)
 
 
 def shown(tool: SentTool) -> Data:
     """A tool in an answer, as it was sent."""
-    return {**dict(tool), "parameters": json.loads(tool.parameters), "strict": None}
+    if tool.type == "custom":
+        return tool.model_dump(exclude={"parameters"})
+    given = tool.model_dump(exclude={"format"})
+    return {**given, "parameters": json.loads(tool.parameters), "strict": None}
 
 
 class TextOptions(Given):
@@ -110,7 +164,7 @@ class Responses(Body):
     previous_response_id: Id | None = None
     store: bool = True
     max_output_tokens: Limit = None
-    tools: Annotated[list[SentTool], FailFast(), offer("function")] = []
+    tools: Annotated[list[SentTool], FailFast(), offer("function", "custom")] = []
     tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
     reasoning: Reasoning = Reasoning()
@@ -144,6 +198,13 @@ class ResponsesReply(Blocks):
         self.sent += 1
         return {"type": f"response.{name}", "sequence_number": self.sent - 1, **data}
 
+    def grow(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> list[Data]:
+        custom = {tool.name for tool in self.body.tools if tool.type == "custom"}
+        if call is not None and call.name in custom:
+            found = json.loads(text or "{}").get("input")
+            kind, text = "custom", found if isinstance(found, str) else text
+        return super().grow(kind, text, call)
+
     def begin(self, tokens: int) -> list[Data]:
         names = "created", "in_progress"
         return [self.event(name, response=self.response("in_progress")) for name in names]
@@ -162,7 +223,7 @@ class ResponsesReply(Blocks):
         if step == "start":
             found = [("output_item", {"item": item}), *part]
             return [self.event(f"{n}.added", **where, **data) for n, data in found]
-        written: Data = {"arguments" if block.call else "text": block.text}
+        written: Data = {WRITTEN.get(block.kind, "text"): block.text}
         found = [(name, written), *part, ("output_item", {"item": item})]
         return [self.event(f"{n}.done", **where, **data) for n, data in found]
 
@@ -235,6 +296,6 @@ def item_of(block: Block, status: str) -> Data:
     kind, prefix, _ = ITEMS[block.kind]
     item: Data = {"type": kind, "id": prefix + block.id, "status": status}
     if call := block.call:
-        return item | {"call_id": call.id, "name": call.name, "arguments": block.text}
+        return item | {"call_id": call.id, "name": call.name, WRITTEN[block.kind]: block.text}
     more: Data = {"summary": []} if block.kind == "thinking" else {"role": "assistant"}
     return item | more | {"content": [part_of(block)] if block.text else []}

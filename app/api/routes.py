@@ -42,6 +42,7 @@ from app.api.requests import (
 )
 from app.api.responses import Responses, ResponsesReply
 from app.api.running import AnswerEvent, Arrival, Over, Running, Service
+from app.api.switching import ModelSwitch
 from app.arguments import Options
 from app.http.access import LOOPBACK, MAX_REQUEST, PROGRAMS, Access, Hosts
 from app.http.login import LogIns, Throttle
@@ -175,11 +176,13 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The routes and their handlers. `coming` says whether a model is being loaded."""
+    """The routes and their handlers. `coming` says whether a model is being loaded. With a
+    `switch`, requests load the model that they name."""
 
     service: Service
     gate: Gate
     coming: Callable[[], bool]
+    switch: ModelSwitch | None = None
 
     @property
     def routes(self) -> list[Route]:
@@ -241,25 +244,33 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         await self.gate.enter(request)
-        loaded = self.service.engine.state.is_loaded
-        return answer({"object": "list", "data": [self.description()] if loaded else []})
+        listed = await run_in_threadpool(self.described)
+        return answer({"object": "list", "data": [*listed.values()]})
 
     async def model(self, request: Request) -> Response:
         await self.gate.enter(request)
-        name, loaded = request.path_params["model"], self.service.engine.state.is_loaded
-        if not loaded or name != self.service.engine.state.info.name:
-            message = f"There is no model {name[:80]!r}. GET /v1/models lists the loaded one."
+        name = request.path_params["model"]
+        listed = await run_in_threadpool(self.described)
+        if name not in listed:
+            message = f"There is no model {name[:80]!r}. GET /v1/models lists those that there are."
             raise ApiError(404, message, "model", "model_not_found")
-        return answer(self.description())
+        return answer(listed[name])
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """The models that a request can name, the loaded one first."""
+        state = self.service.engine.state
+        names = [state.info.name] if state.is_loaded else []
+        names += self.switch.known() if self.switch else []
+        shared = {"object": "model", "created": 0, "owned_by": "strata"}
+        found = {name: {"id": name, **shared} for name in names}
+        if state.is_loaded:
+            found[state.info.name] |= self.description()
+        return found
 
     def description(self) -> dict[str, Any]:
         state = self.service.engine.state
         info = state.info
         return {
-            "id": info.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "strata",
             "max_model_len": info.context_length,
             "strata": {
                 "kind": info.kind,
@@ -273,10 +284,8 @@ class Api:
     async def completion(self, form: Form, request: Request) -> Response:
         owner = await self.gate.enter(request)
         with ExitStack() as place:
-            # Without a place the body is not read, so nothing of it needs memory.
-            place.enter_context(self.service.programs.place(owner))
-            body = await body_of(request)
-            checked = await run_in_threadpool(self.checked, form, owner, body)
+            given = await self.given(request, owner, place)
+            checked = await run_in_threadpool(self.checked, form, owner, given)
             running = Running(self.service, owner, checked, place.pop_all())
         reply = form.reply(checked, self.service.engine.state.info)
         try:
@@ -292,23 +301,31 @@ class Api:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a request for messages has."""
         owner = await self.gate.enter(request)
-        with self.service.programs.place(owner):
-            body = await body_of(request)
+        with ExitStack() as place:
+            given = await self.given(request, owner, place)
 
             def counted() -> int:
-                (asked,) = self.checked(FORMS["/v1/messages"], owner, body).requests
+                (asked,) = self.checked(FORMS["/v1/messages"], owner, given).requests
                 return self.service.engine.measure(asked.messages, asked.tools).tokens
 
             return answer({"input_tokens": await run_in_threadpool(counted)})
 
-    def checked(self, form: Form, owner: str, body: bytes) -> Completion:
+    async def given(self, request: Request, owner: str, place: ExitStack) -> dict[str, Any]:
+        """The parameters of a request, which has a `place`, and its model until that is closed."""
+        # Without a place the body is not read, so nothing of it needs memory.
+        place.enter_context(self.service.programs.place(owner))
+        found = await run_in_threadpool(parsed, await body_of(request))
+        if self.switch:
+            await self.switch.enter(found.get("model"), place)
+        return found
+
+    def checked(self, form: Form, owner: str, given: dict[str, Any]) -> Completion:
         """The checked request. Raises ApiError."""
 
         def earlier(id: str) -> Sequence[Message]:
             found = self.service.programs.answers.find(owner, id)
             return no_earlier(id) if found is None else found
 
-        given = parsed(body)
         self.service.programs.check_loaded()
         try:
             return completion(form.body, given, self.service.engine.state.info, earlier)
@@ -437,7 +454,9 @@ def api_of(session: Session, options: Options) -> Api:
     programs.always = options.api
     private = not options.public and options.password is None
     gate = Gate(programs.keys, private, lambda: programs.on)
-    return Api(Service(session.engine, programs), gate, lambda: session.revival.coming)
+    switch = ModelSwitch(session.models) if options.api_load else None
+    service = Service(session.engine, programs)
+    return Api(service, gate, lambda: session.revival.coming, switch)
 
 
 class Server(uvicorn.Server):

@@ -72,9 +72,9 @@ def about(
 ) -> Data:
     """The data below a message: its versions, its run, and whether it can be continued. `above` are
     the messages before it. `notes` holds further data for some runs: a `note` (a sentence), a
-    `badge` with `text`, `kind` and `title`, where the `calls` of tools begin; and for `thought_in`
-    whether the answer begins inside thinking (`thinks`), and the `marks` of its model; see
-    `remarks`."""
+    `badge` with `text`, `kind` and `title`, where the `calls` of tools begin, whether the answer is
+    `json`; and for `thought_in` whether the answer begins inside thinking (`thinks`), and the
+    `marks` of its model; see `remarks`."""
     data: Data = {"key": message.id, "role": message.role}
     more: dict[str, Any] = dict(notes.get(message.run_id or "", {}))
     marks, thinks = named(more.pop("marks", ())), bool(more.pop("thinks", False))
@@ -253,7 +253,7 @@ def remarks(
 
 def remark(worth: Worth) -> dict[str, object]:
     shown: Data = {"note": sentence(worth), "badge": badge(worth.proof)}
-    shown |= {"thinks": worth.thinks, "marks": worth.marks}
+    shown |= {"thinks": worth.thinks, "marks": worth.marks, "json": worth.json}
     return {name: value for name, value in shown.items() if value}
 
 

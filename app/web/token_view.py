@@ -32,6 +32,7 @@ CHAT = (
     "thinking",
     "attached",
     "tools",
+    "tree",
     "formatted",
     "rewrite",
     "actions",

@@ -64,7 +64,13 @@ function drawFormatted(turn) {
   }
   // Calls of tools stand in the folded results, and in the view of the tokens.
   const end = turn.growing ? text.length : turn.about.calls ?? text.length;
-  drawPart(run, turn.page, text, found ? found.answer : 0, end, !turn.growing);
+  const from = found ? found.answer : 0;
+  const tree = turn.about.json && !turn.growing ? jsonIn(text.slice(from, end)) : null;
+  if (tree) {
+    patch(turn.page.box, asWritten(run, text.slice(from, end), from, false));
+    turn.page.fresh = false;
+  } else drawPart(run, turn.page, text, from, end, !turn.growing);
+  drawTree(turn, tree);
 }
 
 function drawBody(turn) {
@@ -103,7 +109,7 @@ function redraw(empty = false) {
     if (ROLES[turn.role]) continue;
     if (empty) {
       clearBody(turn);
-      Object.assign(turn, { drawn: 0, last: null, page: null, thought: null });
+      Object.assign(turn, { drawn: 0, last: null, page: null, thought: null, tree: null });
       turn.box.replaceChildren();
     } else if (turn.page) turn.page.fresh = false;
     show(turn);

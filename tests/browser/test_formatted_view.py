@@ -1,6 +1,7 @@
 """An answer as Markdown: every character keeps the colour of its token, however it grew, and
 nothing in it runs, hangs or is lost."""
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import accumulate
@@ -285,6 +286,55 @@ def test_thinking_is_folded_whatever_its_marks_are(page: Page, marks: Marks) -> 
     draw(page, cut(f"{marks.begin}\n\n{marks.ends[0]}\n\nYes.", (4,), SOURCES))
     expect(thought(page)).to_have_count(0)
     expect(page.locator(".answered > .formatted")).to_have_text("Yes.")
+
+
+TREE = """
+{"b": 12345678901234567890.10, "2": [], "a": {"*x*": [null, true, "l1\\n\\u00e9 \\"q\\" <b>"]},
+ "a": "again"}"""
+
+
+def test_an_answer_in_json_has_a_tree_below_its_text(page: Page) -> None:
+    """Keys in their order and twice, all digits; its text keeps its colours, and is no Markdown."""
+    draw(page, cut(TREE, (3,), SOURCES), json=True)
+    tree, text = page.locator(".tree"), page.locator(".answered > .formatted")
+    assert text.text_content() == TREE and text.locator("em").count() == 0
+    assert "".join(part for part, _ in page.evaluate(SPANS)) == TREE
+    expect(tree).to_have_text("Tree4 fields")
+    tree.locator("summary").click()
+    first = tree.locator("> ul > li")
+    expect(first).to_have_text(["b12345678901234567890.10", "20 items", "a1 field", "aagain"])
+    expect(tree.locator("b")).to_have_count(0)
+    first.nth(2).locator("summary").first.click()
+    tree.locator("summary", has_text="*x*").click()
+    leaves = tree.locator("ul ul ul li")
+    assert leaves.all_text_contents() == ["0null", "1true", '2l1\né "q" <b>']
+    expect(leaves.locator(".text")).to_have_count(1)
+    page.evaluate("view.redraw()")
+    expect(leaves).to_have_count(3)
+    page.locator("[data-view=tokens]").click()
+    expect(tree).to_have_count(0)
+    page.locator("[data-view=formatted]").click()
+    expect(tree.locator("ul")).to_have_count(0)
+    draw(page, cut("[" + "1," * 700 + "2]", (9,), SOURCES), json=True)
+    tree.locator("summary").click()
+    expect(tree.locator("li").last).to_have_text("… and 201 more, which stand in the text")
+    for text in (*PAYLOADS, "constructor", "__proto__"):
+        draw(page, cut(json.dumps({text: {text: text}}), (3,), SOURCES), json=True)
+        tree.locator("summary").click()
+        tree.locator("ul summary").click()
+        assert tree.locator("ul ul li").text_content() == text * 2
+        assert tree.locator(":not(summary, span, ul, li, details)").count() == 0
+
+
+@pytest.mark.parametrize("text", ['{"a": [1, 2', '"text"', "12", "", "[" * 100_000])
+def test_what_is_no_whole_object_or_list_has_no_tree(page: Page, text: str) -> None:
+    draw(page, cut(text, (4000,), SOURCES), json=True)
+    expect(page.locator(".tree")).to_have_count(0)
+    deep = "[" * 20_000 + "]" * 20_000
+    draw(page, cut(deep, (4000,), SOURCES), json=True)
+    assert page.evaluate("view.drawn()[0].box.raw()") == deep
+    draw(page, cut('{"a": 1}', (2,), SOURCES))
+    expect(page.locator(".tree")).to_have_count(0)
 
 
 SLOW = (

@@ -18,6 +18,10 @@ from tests.support.pages import (
 )
 
 pytestmark = [pytest.mark.browser, pytest.mark.soak]
+WET = (
+    '{"type": "object", "properties": {"wet": {"enum": [true]}}, "required": ["wet"], '
+    '"additionalProperties": false}'
+)
 EVIL = "<img src=x onerror=alert(1)>{{7*7}}"
 
 
@@ -63,3 +67,25 @@ def test_a_conversation_starts_from_a_preset(
     expect(page.get_by_label("System prompt")).to_have_value("")
     expect(page.get_by_label("Max tokens", exact=True)).to_have_value("256")
     assert page.locator("img[src='x']").count() == 0
+
+
+def test_a_conversation_starts_in_the_format_of_a_preset(page: Page) -> None:
+    """Its answer is what the schema says, and has a tree."""
+    open_tab(page, "Settings")
+    pick(page, "#answer-format", "JSON with a schema")
+    page.fill("#format-text textarea", WET)
+    page.fill("#preset-name textarea, #preset-name input", "Wet")
+    page.click("#preset-save")
+    expect(page.locator("#preset input")).to_have_value("Wet")
+    page.click("#preset-makers")
+    expect(page.locator("#format-text")).to_be_hidden()
+    open_tab(page, "Chat")
+    pick(page, "#start-from", "Wet")
+    page.click("#new")
+    send(page, "Is the sea wet?")
+    finished(page)
+    assert answer(page) == '{"wet":true}'
+    page.locator("#tokens .tree summary").click()
+    expect(page.locator("#tokens .tree li")).to_have_text("wettrue")
+    open_tab(page, "Settings")
+    expect(page.locator("#format-text textarea")).to_have_value(WET)

@@ -22,6 +22,9 @@ from app.arguments import EMBEDDED
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from tests.conftest import ROOT
+from tests.support.calling import call
+from tests.support.scripted import Scripted
+from tests.support.served import served
 
 pytestmark = pytest.mark.model
 NO_PAGE = """
@@ -124,6 +127,23 @@ def test_every_end_of_the_engine_is_printed_and_it_is_tried_again(tmp_path: Path
     running.process.stdout.close()
 
 
+@pytest.mark.soak
+def test_a_request_loads_the_model_that_it_names(tmp_path: Path) -> None:
+    shutil.copytree(EMBEDDED, tmp_path / "models" / "mine")
+    running = started(tmp_path, "--api-load")
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    with httpx.Client(base_url=running.address, timeout=120) as client:
+        names = [each["id"] for each in client.get("/v1/models").json()["data"]]
+        assert names == ["tiny-chat", "mine"]
+        for name in ("mine", "tiny-chat"):
+            found = client.post("/v1/chat/completions", json=body | {"model": name})
+            assert found.json()["model"] == name
+    running.process.terminate()
+    assert running.process.wait(60) in (0, -15)
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+
+
 def test_it_answers_without_a_page_and_without_gradio(program: Running) -> None:
     """Gradio would have ended the interpreter that serves this."""
     with openai.OpenAI(base_url=f"{program.address}/v1", api_key="any") as client:
@@ -189,20 +209,26 @@ def test_open_webui_s_requests_are_answered(program: Running) -> None:
         assert known.used is not None
 
 
-@pytest.mark.soak
-def test_llm_talks_to_it_as_to_any_model(program: Running, tmp_path: Path) -> None:
-    """By its own file of models that speak this API; with a stream and without, and on and on."""
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        "- model_id: strata\n  model_name: tiny-chat\n"
-        f"  api_base: {program.address}/v1\n  api_key_name: strata\n"
-    )
-    (tmp_path / "keys.json").write_text('{"strata": "any"}')
-    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path)}
+@dataclass(frozen=True)
+class Llm:
+    """The program `llm`, with models that it finds in a file of its own."""
 
-    def llm(*words: str) -> str:
+    folder: Path
+
+    def know(self, address: str, model: str, **models: str) -> None:
+        lines = (
+            f"- {{model_id: {name}, model_name: {model}, api_base: {address}/v1, "
+            f"api_key_name: strata, supports_tools: true, supports_schema: true, {more}}}\n"
+            for name, more in models.items()
+        )
+        (self.folder / "extra-openai-models.yaml").write_text("".join(lines))
+        (self.folder / "keys.json").write_text('{"strata": "any"}')
+
+    def __call__(self, *words: str, said: str = "") -> str:
         done = subprocess.run(
             [sys.executable, "-m", "llm", *words],
-            env=environment,
+            env={**os.environ, "LLM_USER_PATH": str(self.folder)},
+            input=said,
             capture_output=True,
             text=True,
             check=False,
@@ -211,10 +237,45 @@ def test_llm_talks_to_it_as_to_any_model(program: Running, tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Llm:
+    return Llm(tmp_path)
+
+
+@pytest.mark.soak
+def test_llm_talks_to_it_as_to_any_model(program: Running, llm: Llm) -> None:
+    """With a stream and without, on and on, in a chat, and in the format of a schema."""
+    llm.know(program.address, "tiny-chat", strata="")
     options = ["-m", "strata", "-o", "seed", "5", "-o", "max_tokens", "30"]
     said = llm("Tell me about the sea.", *options)
     assert said and said == llm("Tell me about the sea.", *options, "--no-stream")
     assert llm("And then?", "-c", *options)
+    assert said in llm("chat", *options, said="Tell me about the sea.\nexit\n")
+    wet = {"properties": {"wet": {"enum": [True]}}, "required": ["wet"]}
+    schema = json.dumps({"type": "object", "additionalProperties": False, **wet})
+    assert llm("Is the sea wet?", *options, "--schema", schema) == '{"wet":true}'
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("more", ["", "responses: true"], ids=["completions", "responses"])
+def test_llm_runs_the_functions_that_a_model_calls(llm: Llm, more: str) -> None:
+    function = """
+def depth(of: str) -> str:
+    return f"The {of} is 4 km deep"
+"""
+
+    def script(prompt: str) -> str:
+        if "<tool_response>" in prompt:
+            return prompt.rpartition("<tool_response>")[2].partition("<")[0]
+        return f"I look.\n{call('depth', of='sea')}" if '"depth"' in prompt else "I cannot."
+
+    with served(Scripted(script)) as made:
+        llm.know(made.address, "scripted", strata=more)
+        for stream in ((), ("--no-stream",)):
+            said = llm("How deep is it?", "-m", "strata", "--functions", function, *stream)
+            assert said.startswith("I look.") and said.endswith("The sea is 4 km deep")
+        assert llm("And now?", "-c", "--functions", function) == "depth: The sea is 4 km deep"
 
 
 QUESTIONS = (

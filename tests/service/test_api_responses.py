@@ -21,6 +21,16 @@ WEATHER: Any = {
     "strict": False,
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+INPUT = '*** Begin\n"a"'
+PATCH = CALL.replace("get_weather", "apply_patch").replace(
+    '{"city": "Paris"}', json.dumps({"input": INPUT})
+)
+CUSTOM: Any = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Edits files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+}
 THOUGHT = "<think>\nI need the weather.\n</think>\n\n"
 
 
@@ -29,6 +39,8 @@ def script(prompt: str) -> str:
         return f"It is {prompt.rpartition('get_weather: ')[2].partition('<')[0]}."
     if "get_weather" in prompt:
         return f"{THOUGHT}I look it up.\n{CALL}\n{CALL}"
+    if "apply_patch" in prompt:
+        return PATCH
     return f"Answer {prompt.count('<|user|>')}."
 
 
@@ -71,6 +83,32 @@ def test_functions_are_called_and_their_results_read(
         assert f"I look it up.\n{CALL}\n{CALL}<|end|>" in prompt
         assert "get_weather: 0 degrees</tool_response><|end|>" in prompt
         assert "I need the weather" not in prompt
+
+
+def test_a_custom_tool_is_called_with_a_text(program: openai.OpenAI, backend: Scripted) -> None:
+    whole = answer(program, tools=[CUSTOM])
+    (call,) = whole.output
+    assert (call.type, call.name) == ("custom_tool_call", "apply_patch") and call.input == INPUT
+    assert whole.tools[0].format.definition == "start: /.+/"
+    shown = json.loads(backend.prompts[-1].partition("<|system|>")[2].partition("<|end|>")[0])
+    assert "Grammar of the input (lark):\nstart: /.+/" in shown[0]["function"]["description"]
+    events = [*answer(program, tools=[CUSTOM], stream=True)]
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == [f"response.custom_tool_call_input.{step}" for step in ("delta", "done")]
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
+    assert (done.type, done.input) == (call.type, call.input)
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    history = [{"role": "user", "content": QUESTION}, call.to_dict(), result]
+    for given in ({"input": history}, {"input": [result], "previous_response_id": whole.id}):
+        assert answer(program, tools=[CUSTOM], **given).status == "completed"
+        assert f"{PATCH}<|end|>" in backend.prompts[-1]
+        assert "apply_patch: done</tool_response>" in backend.prompts[-1]
+    choice = {"type": "custom", "name": "apply_patch"}
+    (forced,) = answer(program, tools=[CUSTOM, WEATHER], tool_choice=choice).output
+    assert (forced.type, forced.name) == ("custom_tool_call", "apply_patch")
+    plain = {"type": "custom", "name": "get_weather"}
+    found = answer(program, tools=[plain]).output[-1]
+    assert found.input == '{"city": "Paris"}', "arguments of another shape stay as they are"
 
 
 def test_a_stream_is_what_the_whole_answer_is(program: openai.OpenAI) -> None:
@@ -199,7 +237,7 @@ def test_requests_of_codex_are_answered(client: httpx.Client, backend: Scripted)
     assert found.status_code == 200 and "response.completed" in found.text
     assert found.text.count("function_call_arguments.done") == 2, "its name and its type"
     assert "You are Codex.\n\nFolder: /tmp." in backend.prompts[-1]
-    assert "apply_patch" not in backend.prompts[-1]
+    assert '"apply_patch"' in backend.prompts[-1] and "web_search" not in backend.prompts[-1]
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_tools_of_other_makers_are_skipped_and_logged_once(
             found = ask(client, messages=QUESTION, tools=[{"type": "web_search"}, WEATHER])
             assert found.json()["choices"][0]["finish_reason"] == "tool_calls"
     assert [record.getMessage() for record in caplog.records] == [
-        "Tools of the kind 'web_search' are skipped: only functions are known."
+        "Tools of the kind 'web_search' are skipped. Use 'function'."
     ]
 
 

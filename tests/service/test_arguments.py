@@ -123,6 +123,7 @@ def test_the_api_is_off_unless_it_is_asked_for() -> None:
     assert parse(["--api"]).api and parse(["--api"]).page
     alone = parse(["serve"])
     assert alone.api and not alone.page and not alone.browser and not alone.public
+    assert not alone.api_load and parse(["serve", "--api-load"]).api_load
 
 
 def test_the_api_alone_takes_the_options_of_a_server() -> None:
@@ -140,6 +141,11 @@ def test_what_a_page_is_for_is_no_option_of_the_api(
     with pytest.raises(SystemExit):
         parse(["serve", page_only])
     assert "strata serve" in capsys.readouterr().err
+
+
+def test_requests_load_models_only_where_no_page_has_answers_of_its_own() -> None:
+    with pytest.raises(SystemExit):
+        parse(["--api-load"])
 
 
 def test_origins_of_pages_that_may_ask_are_named() -> None:

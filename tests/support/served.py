@@ -68,15 +68,18 @@ def served(
     db: Database | None = None,
     each: int = 32,
     engine: Engine | None = None,
+    session: Session | None = None,
 ) -> Iterator[Served]:
     """A server with these arguments behind `strata serve`; without any, private. `engine` takes the
-    place of one in this process."""
+    place of one in this process, and a `session` that of all."""
     database = db or Database()
     options: Options = parse(["serve", *arguments])
-    if engine is None:
+    if engine is None and session is None:
         store = DraftingStore(database)
         engine = Local(backend=backend or ToyBackend(), each=each, store=store)
-    session = Session(engine, database)
+    if session is None:
+        assert engine is not None
+        session = Session(engine, database)
     port = pick_port("127.0.0.1", 0)
     api = api_of(session, options)
     app: Any = Starlette(routes=api.routes)

@@ -424,6 +424,10 @@ def test_the_answers_of_a_conversation_say_what_they_came_to(db: Database, trace
     plain = traces.save(replace(RUN, steps=STEPS[:1], parts=()), talk.id)
     told = traces.worths(talk.id)[plain].plain_seconds
     assert told == pytest.approx(0.1 + 0.1 + 0.1 + 0.7)
+    for form, expected in (("json_schema", True), ("regex", False)):
+        bound = replace(RUN, settings={"generation": {"format": {"kind": form, "text": "{}"}}})
+        id = traces.save(bound, talk.id)
+        assert traces.worths(talk.id)[id].json == expected
     # What reading took again where an answer was gone on with counts for neither.
     several = replace(RUN, steps=STEPS[:1])
     gone_on = traces.save(several, talk.id)

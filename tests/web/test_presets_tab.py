@@ -117,8 +117,8 @@ def test_thinking_is_a_setting_where_the_model_can(tab: settings.Presets, sessio
         ("gbnf", 'root ::= "a"', AnswerFormat("gbnf", 'root ::= "a"')),
     ],
 )
-def test_a_format_is_a_setting(
-    tab: settings.Presets, kind: str, text: str, stored: AnswerFormat | None
+def test_a_format_is_a_setting_that_a_preset_keeps(
+    tab: settings.Presets, session: Session, kind: str, text: str, stored: AnswerFormat | None
 ) -> None:
     controls = tab.controls
     shown = controls.show("", replace(CHOSEN, generation=Generation(format=stored)))
@@ -126,6 +126,9 @@ def test_a_format_is_a_setting(
     assert (named["format"], named["format_text"]) == (kind, text)
     assert controls.read(shown)[1].generation.format == stored
     assert settings.asked_for(kind)["visible"] is (kind not in ("", "object"))
+    tab.save(MINE, "an invoice", "", *shown)
+    used = tab.use(MINE, session.presets.list(MINE)[-1].id)
+    assert [used[controls.parts[name]] for name in ("format", "format_text")] == [kind, text]
 
 
 def test_a_format_that_is_not_written_yet_is_none(tab: settings.Presets) -> None:

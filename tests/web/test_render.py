@@ -261,9 +261,14 @@ def test_each_answer_of_a_conversation_has_its_sentence(db: Database) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({"thinks": True}, {"thinks": True}), ({"thinks": False}, {}), ({"generation": {}}, {})],
+    [
+        ({"thinks": True}, {"thinks": True}),
+        ({"generation": {"format": {"kind": "json_schema"}}}, {"json": True}),
+        ({"thinks": False, "generation": {"format": None}}, {}),
+        ({"generation": {}}, {}),
+    ],
 )
-def test_an_answer_that_began_within_thinking_is_known_to(
+def test_an_answer_that_began_within_thinking_or_is_bound_to_json_is_known_to(
     db: Database, settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     """Only the page that watched it grow has heard it from the answer itself."""
@@ -272,10 +277,11 @@ def test_an_answer_that_began_within_thinking_is_known_to(
     run = Run(settings=settings, prefill=Prefill(1, 0, 0.0), steps=(step,))
     run_id = Traces(db, "ada").save(run, talk)
     assert remarks(db, "ada", talk)[run_id].items() >= expected.items()
-    assert ("thinks" in remarks(db, "ada", talk)[run_id]) == bool(expected)
+    assert remarks(db, "ada", talk)[run_id].keys() & {"thinks", "json"} == expected.keys()
     with db.write() as handle:
         handle.execute("UPDATE runs SET settings = '{' WHERE id = ?", [run_id])
-    assert "thinks" not in remarks(db, "ada", talk)[run_id], "a damaged file breaks nothing"
+    found = remarks(db, "ada", talk)[run_id]
+    assert not found.keys() & {"thinks", "json"}, "a damaged file breaks nothing"
 
 
 @pytest.mark.parametrize("source", [CONTEXT, SCHEMA, PREDICTION])

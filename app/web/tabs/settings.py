@@ -251,7 +251,8 @@ class Settings(Tab):
             list(FORMAT_CHOICES.items()),
             value="",
             label="Answer format",
-            info="The model can only write what the format allows. What it demands is drafted.",
+            info="The model can only write what the format allows. What it demands is drafted. A "
+            "preset keeps the format under a name.",
             filterable=False,
             elem_id="answer-format",
         )
