@@ -55,12 +55,13 @@ class Rounds:
 
     def round(self) -> None:
         """Let every answer read a slice of its prompt, or decode one step."""
-        clock = perf_counter()
+        reading: dict[Member, float] = {}
         for member in self.members:
             if isinstance(member.waits, Pause):
+                clock = perf_counter()
                 self.meet(member, ())
                 member.go_on()
-        read = perf_counter() - clock
+                reading[member] = perf_counter() - clock
         together = [member for member in self.members if isinstance(member.waits, Wanted)]
         wanted = [member.waits for member in together if isinstance(member.waits, Wanted)]
         plain = self.number - self.rest
@@ -70,7 +71,8 @@ class Rounds:
             member.company.counts = member is together[0] and not 0 < plain <= STEADY
             member.company.rests = 0 <= plain < STEADY + COUNTED
             if isinstance(scored, Scored):
-                scored = scored._replace(read=read)
+                others = sum(reading.values()) - reading.get(member, 0.0)
+                scored = scored._replace(read=others)
             member.go_on(scored)
         self.members = [member for member in self.members if member.waits is not None]
         self.number += 1

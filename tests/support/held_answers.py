@@ -1,10 +1,11 @@
 """Answers that wait for a test, in the process of the model: see tests/support/held.py."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.decode import Turns
+    from engine.drafting.controller import Company
     from engine.engine import Event, Request
     from engine.local import Local
     from engine.streams import Stream
@@ -26,15 +27,22 @@ def engine_of(folder: Path, *arguments: Any) -> "Local":
     from engine.local import Local
     from engine.types import Step
 
-    events_of = Local.answer_events
+    answer = Local.answer_now
 
-    def waiting(self: Local, request: "Request", stream: "Stream[Event]") -> Iterator["Event"]:
-        file, steps = file_of(folder, request.owner), 0
-        for event in events_of(self, request, stream):
-            yield event
+    def waiting(
+        self: Local, request: "Request", stream: "Stream[Event]", company: "Company"
+    ) -> "Turns":
+        file, steps, put = file_of(folder, request.owner), 0, stream.put
+
+        def held(event: "Event") -> None:
+            nonlocal steps
+            put(event)
             steps += isinstance(event, Step)
             while file.exists() and not stream.stopped.wait(LOOK_SECONDS) and steps >= STEPS:
                 pass
 
-    Local.answer_events = waiting  # type: ignore[method-assign]
+        stream.put = held  # type: ignore[method-assign]
+        return answer(self, request, stream, company)
+
+    Local.answer_now = waiting  # type: ignore[method-assign]
     return usual(*arguments)
