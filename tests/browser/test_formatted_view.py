@@ -307,6 +307,7 @@ def test_an_answer_in_json_has_a_tree_below_its_text(page: Page) -> None:
     first.nth(2).locator("summary").first.click()
     tree.locator("summary", has_text="*x*").click()
     leaves = tree.locator("ul ul ul li")
+    expect(leaves).to_have_count(3)  # it is drawn when it has been opened
     assert leaves.all_text_contents() == ["0null", "1true", '2l1\né "q" <b>']
     expect(leaves.locator(".text")).to_have_count(1)
     page.evaluate("view.redraw()")
