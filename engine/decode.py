@@ -63,8 +63,8 @@ class Pause:
 
 
 PAUSE = Pause()
-SLICE = 64
-"""The tokens of a prompt that are read before other answers go on."""
+SLICE, LONG_SLICE = 64, 512
+"""The tokens of a prompt that are read before other answers go on, and before others may begin."""
 Turns = Generator[Wanted[Any] | Pause, Scored | None, None]
 """An answer in progress. It is resumed with the forward that it wanted, or with None."""
 Decoding = Generator[Event | Wanted[Any] | Pause, Scored | None, None]
@@ -199,23 +199,26 @@ class DecodeLoop:
         """The last step as `DraftController.observe` takes it, until that has been called."""
 
     def prefill(self) -> Generator[Pause, None, Prefill]:
-        """Read the prompt: as a whole, or in slices if there are other answers."""
+        """Read the prompt: as a whole, or in slices."""
         clock = perf_counter()
-        backend, cancelled = self.backend, self.answer.cancelled
-        if self.controller.company.others and isinstance(backend, Batching):
-            filled = self.filled = backend.prefill(self.tokens, cancelled, SLICE)
-            while not (self.filled.complete or cancelled()):
-                yield PAUSE
-                self.filled = backend.prefill(self.tokens, cancelled, SLICE)
-            self.filled = self.filled._replace(reused=filled.reused)
-        else:
-            self.filled = backend.prefill(self.tokens, cancelled)
-        read = perf_counter()
-        length, reused = len(self.tokens), self.filled.reused
+        self.filled = self.read()
+        reused, cancelled = self.filled.reused, self.answer.cancelled
+        while self.controller.company.open and not (self.filled.complete or cancelled()):
+            yield PAUSE
+            self.filled = self.read()
+        self.filled = self.filled._replace(reused=reused)
+        read, length = perf_counter(), len(self.tokens)
         self.controller.reach(length)
         if self.filled.complete:
             self.pending.read(length - reused)
         return Prefill(length, reused, perf_counter() - clock, read - clock)
+
+    def read(self) -> Filled:
+        """Read the prompt, or the next slice of it if other answers may come in between."""
+        backend, cancelled, company = self.backend, self.answer.cancelled, self.controller.company
+        if company.open and isinstance(backend, Batching):
+            return backend.prefill(self.tokens, cancelled, SLICE if company.others else LONG_SLICE)
+        return backend.prefill(self.tokens, cancelled)
 
     def step(self) -> Generator[Wanted[Backend], Scored, Step]:
         """Draft, verify in one forward, and keep the tokens that the target chooses. Returns an

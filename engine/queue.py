@@ -172,6 +172,7 @@ class RunQueue:
                         continue
                 self.waiting.remove(run)
                 self.running.append(run)
+                run.company.open = self.parallel > 1
                 if not run.background:
                     self.served[run.owner] = next(self.numbers)
                     self.served.move_to_end(run.owner)

@@ -22,8 +22,8 @@ FIRST_REST, REST = 8, 256
 
 
 class Member:
-    """An answer in progress: what it waits for is `wanted`, PAUSE between slices of its prompt, or
-    None once it has ended, of which `end` is then told."""
+    """An answer in progress. It waits for a forward, or with a Pause for the others; for None once
+    it has ended, of which `end` is then told."""
 
     def __init__(self, turns: Turns, company: Company, end: Callable[[], None]) -> None:
         self.turns, self.company, self.end = turns, company, end
@@ -65,10 +65,11 @@ class Rounds:
         together = [member for member in self.members if isinstance(member.waits, Wanted)]
         wanted = [member.waits for member in together if isinstance(member.waits, Wanted)]
         plain = self.number - self.rest
+        learner = next((member for member in together if member.company.learn), None)
         for member, scored in zip(together, computed(wanted), strict=True):
             self.meet(member, together)
             # What was drafted for this round was said in the one before it.
-            member.company.counts = member is together[0] and not 0 < plain <= STEADY
+            member.company.counts = member is learner and not 0 < plain <= STEADY
             member.company.rests = 0 <= plain < STEADY + COUNTED
             if isinstance(scored, Scored):
                 others = sum(reading.values()) - reading.get(member, 0.0)

@@ -73,8 +73,12 @@ PLAIN_GAIN = 0.1
 
 @dataclass(slots=True)
 class Company:
-    """The answers beside one: there are `others`, and `trees` of them share its forwards, with
-    `rows` rows in the last one. These are expected to gain `tokens` tokens from the next one.
+    """The answers beside one: `others`, of which `trees` share its forwards, with `rows` rows in
+    the last one. These are expected to gain `tokens` tokens from the next one. If it is `open`,
+    further ones may join.
+
+    With `rests` all decode plainly. A step `counts` if it tells what a forward takes, and this is
+    the one of the answers that can `learn` it which does.
 
     The answer itself takes `own_rows` rows of a forward, and has gained `pace` tokens from one.
     """
@@ -83,8 +87,10 @@ class Company:
     trees: int = 0
     rows: int = 0
     tokens: float = 0.0
+    open: bool = False
     rests: bool = False
     counts: bool = False
+    learn: bool = False
     own_rows: int = 1
     pace: float = 1.0
 
@@ -113,6 +119,7 @@ class DraftController:
         self.company = company or Company()
         self.leaves = leaves
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
+        self.company.learn = self.costs is not None
         self.ways = {way(drafter) for drafter in drafters}
         self.gains = self.costs.gate.gains if self.costs is not None else {}
         self.plain_time = PlainTime(self.costs)

@@ -174,6 +174,24 @@ def test_a_long_prompt_is_read_in_slices_between_the_steps_of_others() -> None:
     assert prefill.reused == 0 and prefill.tokens > 1000
 
 
+def test_a_short_answer_begins_while_a_long_prompt_is_read_alone() -> None:
+    order: list[str] = []
+
+    class Watched(Counting):
+        def prefill(self, tokens: Any, *args: Any, **named: Any) -> Any:
+            order.append("read long" if len(tokens) > 1000 else "read")
+            return super().prefill(tokens, *args, **named)
+
+        def score(self, *args: Any) -> LogitScores:
+            order.append("score")
+            return super().score(*args)
+
+    requests = [told(1, words=600), told(3)]
+    events = gathered(Watched(context_length=8192), requests)
+    assert order.index("score") < len(order) - order[::-1].index("read long")
+    assert [text_of(each) for each in events] == [alone(each) for each in requests]
+
+
 def test_two_requests_of_one_conversation_wait_for_each_other() -> None:
     """They share a cache and a memory of what was said."""
     backend = Counting()
