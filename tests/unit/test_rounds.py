@@ -79,7 +79,7 @@ def alone(request: Request) -> str:
         return text_of(list(engine.generate(request)))
 
 
-@pytest.mark.grid(40)
+@pytest.mark.soak(stay=40)
 @pytest.mark.parametrize("seed", range(500))
 def test_answers_at_once_say_what_they_say_alone(seed: int) -> None:
     """Any methods, samplers, formats and lengths; some join later, some are stopped."""
