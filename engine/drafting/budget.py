@@ -24,11 +24,10 @@ class Budget:
     which the tree was worth most so far; `expected` is E, the number of tokens that the tree as
     grown so far is expected to emit, its bonus token included, and the `others`, which other trees
     bring in the same forward. `near` restricts drafts to near databases, whose look-ups cost almost
-    nothing. `due` names the way to draft that is used in this
-    step regardless of expectations, because it has not been used for long: one of WAYS
-    (engine/types.py). `owed` is true if these are the databases. `drafting_ways` are the ways to
-    draft in this step. At most `leaves` branches of the tree are verified, any number for None;
-    with 1 the tree is a chain.
+    nothing. `due` names the way to draft that is used in this step regardless of expectations,
+    because it has not been used for long: one of WAYS (engine/types.py). `owed` is true if these
+    are the databases. `drafting_ways` are the ways to draft in this step. At most `leaves` branches
+    of the tree are verified, any number for None; with 1 the tree is a chain.
     """
 
     def __init__(
