@@ -1,8 +1,8 @@
 """Many answers at once: tokens per second of all, against one after the other and plain batching.
 
-The answers go through the engine's own queue, as those of programs do. At first, each count of
+The answers go through the engine's own queue, as those of programs do. Each number of
 answers at once is measured with plain decoding and with the method, in rotated order, on the same
-prompts. Every answer is compared with its text alone.
+prompts. Every text is compared with that of the first run.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,14 @@ from tqdm import tqdm
 from bench.harness import Add, Benchmark, Setup, numbers
 from bench.report import Record, headline, show_rows
 from engine.backends.base import Batching
+from engine.compare import plain_reading
 from engine.engine import Request
 from engine.errors import SettingError
 from engine.local import Local
 from engine.methods import PLAIN, Method, method_named
 from engine.metrics import summarise
-from engine.types import Run, Step
+from engine.runs import collected
+from engine.types import NO_RUN, Learned, Prefill, Step
 
 COLUMNS = {
     "answers at once": "{at_once}",
@@ -125,14 +127,19 @@ def answer_all(
         )
         for number, (_, tokens) in enumerate(prompts)
     ]
-    steps = [tuple(event for event in stream if isinstance(event, Step)) for stream in streams]
+    kinds = Prefill | Step | Learned
+    runs = [collected(NO_RUN, (e for e in stream if isinstance(e, kinds))) for stream in streams]
     seconds = perf_counter() - start
-    metrics = [summarise(Run(steps=each)) for each in steps]
-    plain = sum(each.plain_seconds or each.decode_seconds for each in metrics)
+    metrics = [summarise(run) for run in runs]
+    told = [
+        (plain_reading(each) + each.plain_seconds, each.seconds)
+        for each in metrics
+        if each.plain_seconds is not None
+    ]
     tokens = sum(each.tokens for each in metrics)
     return {
         "tokens_per_second": tokens / seconds,
         "tokens_per_forward": tokens / sum(each.forwards for each in metrics),
-        "told": plain / sum(each.decode_seconds for each in metrics),
-        "texts": [[token.id for step in each for token in step.tokens] for each in steps],
+        "told": sum(plain for plain, _ in told) / sum(took for _, took in told) if told else 1.0,
+        "texts": [[token.id for token in run.tokens] for run in runs],
     }

@@ -71,6 +71,14 @@ Decoding = Generator[Event | Wanted[Any] | Pause, Scored | None, None]
 """The same, together with its events."""
 
 
+def resumed(running: Decoding, scored: Scored | None) -> Event | Wanted[Any] | Pause | None:
+    """What an answer says or wants next; None once it has ended."""
+    try:
+        return running.send(scored)
+    except StopIteration:
+        return None
+
+
 def alone(decoding: Callable[P, Decoding]) -> Callable[P, Iterator[Event]]:
     """The events of an answer that has its model to itself."""
 
@@ -79,11 +87,7 @@ def alone(decoding: Callable[P, Decoding]) -> Callable[P, Iterator[Event]]:
         running = decoding(*args, **kwargs)
         scored: Scored | None = None
         try:
-            while True:
-                try:
-                    item = running.send(scored)
-                except StopIteration:
-                    return
+            while (item := resumed(running, scored)) is not None:
                 scored = None
                 if isinstance(item, Wanted):
                     scored = score(item)
@@ -107,11 +111,7 @@ def relayed(running: Decoding, take: Callable[[Event], None]) -> Turns:
     """Give the events of an answer to `take`, and yield the rest."""
     scored: Scored | None = None
     try:
-        while True:
-            try:
-                item = running.send(scored)
-            except StopIteration:
-                return
+        while (item := resumed(running, scored)) is not None:
             scored = None
             if isinstance(item, Wanted | Pause):
                 scored = yield item

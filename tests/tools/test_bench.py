@@ -101,6 +101,17 @@ def test_mistakes_end_with_status_2_and_a_message(
 
 
 @pytest.mark.soak
+def test_answers_at_once_are_compared_with_plain_ones(bench: Program) -> None:
+    short = ["--limit", "3", "--max-new-tokens", "16", "--repeats", "1", "--dtype", "float32"]
+    report = bench.record("crowd", *short, "--at-once", "1,3")
+    assert [row["at_once"] for row in report["rows"]] == [1, 3]
+    assert report["rows"][0]["over_alone"] == 1.0
+    for row in report["rows"]:
+        assert row["over_plain"] == pytest.approx(row["drafted"] / row["plain"])
+        assert row["different"] == 0 and row["told"] > 0 and row["tokens_per_forward"] >= 1
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_two_prompts_end_in_one_json_line(temperature: str, bench: Program) -> None:
     where = ["--threads", "1", "--dtype", "float32", "--device", "cpu"]

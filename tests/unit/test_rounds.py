@@ -14,7 +14,7 @@ from engine.drafting.controller import Company, DraftController
 from engine.drafting.costs import CostCurve
 from engine.engine import Event as AnyEvent
 from engine.engine import Measured, Request
-from engine.errors import Cancelled, StrataError
+from engine.errors import Cancelled
 from engine.local import Local
 from engine.methods import METHODS
 from engine.queue import Waiting
@@ -201,8 +201,7 @@ def test_two_requests_of_one_conversation_wait_for_each_other() -> None:
 
 
 def test_what_is_measured_has_the_model_to_itself_and_nothing_overtakes_it() -> None:
-    backend, ended = Counting(), list[str]()
-    plain = METHODS["plain"]
+    backend, plain = Counting(), METHODS["plain"]
     requests = [
         told(0, method=plain),
         told(1, method=plain),
@@ -215,7 +214,6 @@ def test_what_is_measured_has_the_model_to_itself_and_nothing_overtakes_it() -> 
     steps = [[e for e in each if isinstance(e, Step)] for each in events]
     assert all(step.plain_seconds is not None for step in steps[2])
     assert Waiting(2) in events[2] or Waiting(1) in events[2]
-    del ended
 
 
 def test_an_error_ends_the_answers_of_that_forward_and_no_others() -> None:
@@ -343,13 +341,14 @@ def test_plain_decoding_at_the_same_load_is_what_a_step_is_compared_with() -> No
     assert fixed.plain_seconds(3, 4, times, 0.5) is None
 
 
-def test_a_step_in_company_teaches_nothing_about_costs() -> None:
-    backend, curve = Counting(), CostCurve({0: 1.0, 63: 2.0})
-    before = dict(curve.points)
-    requests = [told(number) for number in range(3)]
-    streams: list[Stream[AnyEvent]] = []
-    with closing(engine_of(backend, 3, curve)) as engine:
-        streams += [engine.generate(request) for request in requests]
-        for stream in streams:
-            list(stream)
-    assert StrataError and before.keys() == curve.points.keys()
+def test_a_shared_forward_is_learned_once_and_apart_from_those_of_one_answer() -> None:
+    curve = CostCurve(CURVE)
+    company = Company(1, 1, 3, 2.0)
+    controller = DraftController([], Drafting(), VOCABULARY, curve, None, company)
+    before, shared = dict(curve.points), dict(curve.together(1).points)
+    controller.took(3, 2, 99.0)
+    assert (curve.points, curve.together(1).points) == (before, shared), "another one learns it"
+    company.counts = True
+    controller.took(3, 2, 99.0)
+    assert curve.points == before and curve.together(1).points[7] > shared[7]
+    assert (company.own_rows, company.pace) == (4, pytest.approx(1.36))
