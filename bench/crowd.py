@@ -40,7 +40,7 @@ COLUMNS = {
 class Crowd(Benchmark):
     """Several answers at once, against one after the other and against plain batching."""
 
-    defaults = {"limit": 16, "max_new_tokens": 64, "temperature": 0.7, "repeats": 3}
+    defaults = {"parallel": 8, "limit": 16, "max_new_tokens": 64, "temperature": 0.7, "repeats": 3}
 
     def add_options(self, add: Add) -> None:
         add("--at-once", type=numbers(1), default=[1, 2, 4, 8], help="comma between")

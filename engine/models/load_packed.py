@@ -248,7 +248,7 @@ def load_packed(source: str, runtime: Runtime) -> TransformersBackend:
         memory_bytes=weights,
     )
     backend = PackedBackend(model, tokenizer, info)
-    examine(backend, PACKED_TOLERANCE)
+    examine(backend, PACKED_TOLERANCE, runtime.parallel)
     if runtime.head not in ("auto", "off"):
         with_head(backend, source, runtime.head)
     elif runtime.head == "auto" and heads_near(path):

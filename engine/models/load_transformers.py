@@ -82,7 +82,8 @@ def load_transformers(source: str, runtime: Runtime = DEFAULT_RUNTIME) -> Transf
     backend = TransformersBackend(
         model, tokenizer, describe(source, model, tokenizer, runtime.context_length, packing)
     )
-    examine(backend, PACKED_TOLERANCE if packing else TOLERANCE[model.dtype])
+    allowed = PACKED_TOLERANCE if packing else TOLERANCE[model.dtype]
+    examine(backend, allowed, runtime.parallel)
     with_head(backend, source, runtime.head)
     if where.type == "cuda":
         with_captured(backend)
@@ -232,15 +233,17 @@ def with_native(backend: TransformersBackend) -> None:
     backend.info = replace(info, note=f"{info.note} {note}".strip(), exact=not reason)
 
 
-def examine(backend: TransformersBackend, allowed: float) -> None:
+def examine(backend: TransformersBackend, allowed: float, parallel: int) -> None:
     """Check the abilities of the model; `allowed` is as for `check`. Raises ModelError. The model
-    gets folded attention if it loses no ability by that, otherwise the library's."""
+    gets folded attention if it loses no ability by that, otherwise the library's. If several
+    answers are `parallel`, shared forwards are tried as well."""
     described = backend.info
     if fold(backend.model):
         with suppress(ModelError):
             examine_all(backend, allowed)
             if backend.info == described:
-                if described.can_tree and not (backend.recurrent or backend.rotary.switches):
+                changes = backend.recurrent or backend.rotary.switches
+                if parallel > 1 and described.can_tree and not changes:
                     backend.joins = joins(backend, allowed)
                 return
         unfold(backend.model)

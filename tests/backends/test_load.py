@@ -120,6 +120,13 @@ def test_the_context_is_the_smaller_of_the_models_and_the_wanted_one(sound: Path
     assert load(sound, context_length=100).info.context_length == 100
 
 
+def test_shared_forwards_are_tried_where_answers_are_parallel_and_nowhere_else(
+    sound: Path,
+) -> None:
+    """It takes time at the start."""
+    assert load(sound).joins and not load(sound, parallel=1).joins
+
+
 @pytest.mark.parametrize(
     ("stored", "native", "wanted", "loaded"),
     [

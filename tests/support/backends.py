@@ -113,7 +113,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> Path:
 def load(folder: Path, device: str = "cpu", **options: Any) -> Any:
     from engine.models.load_transformers import load_transformers
 
-    return load_transformers(str(folder), Runtime(device=device, **options))
+    return load_transformers(str(folder), Runtime(**{"device": device, "parallel": 2, **options}))
 
 
 def load_kind(kind: str, folder: Path) -> Any:
