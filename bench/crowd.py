@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from bench.harness import Add, Benchmark, Setup, numbers
 from bench.report import Record, headline, show_rows
-from engine.backends.base import Batching
+from engine.backends.base import is_batching
 from engine.compare import plain_reading
 from engine.engine import Request
 from engine.errors import SettingError
@@ -47,7 +47,7 @@ class Crowd(Benchmark):
         add("--method", default="hd")
 
     def measure(self, setup: Setup) -> Record:
-        if not (isinstance(setup.backend, Batching) and setup.backend.at_once):
+        if not (is_batching(setup.backend) and setup.backend.at_once):
             raise SettingError(f"{setup.backend.info.label} answers one request after the other.")
         options, method = setup.options, method_named(setup.options.method)
         databases = setup.databases({"hd": method})["hd"]

@@ -12,7 +12,7 @@ from functools import wraps
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, ParamSpec
 
-from engine.backends.base import Backend, Batching, Filled, LogitScores, Wanted
+from engine.backends.base import Backend, Filled, LogitScores, Wanted, is_batching
 from engine.constraint import Constraint
 from engine.drafting.base import Drafter
 from engine.drafting.budget import Budget
@@ -216,7 +216,7 @@ class DecodeLoop:
     def read(self) -> Filled:
         """Read the prompt, or the next slice of it if other answers may come in between."""
         backend, cancelled, company = self.backend, self.answer.cancelled, self.controller.company
-        if company.open and isinstance(backend, Batching):
+        if company.open and is_batching(backend):
             return backend.prefill(self.tokens, cancelled, SLICE if company.others else LONG_SLICE)
         return backend.prefill(self.tokens, cancelled)
 
@@ -252,7 +252,7 @@ class DecodeLoop:
         refilled, emitted = read - observed + scored.read, len(found["tokens"])
         plain = controller.plain_seconds(len(tree), emitted, found, refilled)
         step = Step(self.index, **found, plain_seconds=plain, beside=controller.company.trees)
-        controller.took(len(tree), emitted, scored.seconds)
+        controller.company.took(len(tree) + 1, emitted)
         if not again and not company:
             alone = scored.computing if backend.info.computes_alone else None
             self.finished = step, learned - read, settling, backend.unread, alone

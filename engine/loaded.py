@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import time
 from typing import NoReturn
 
-from engine.backends.base import Backend, BackendInfo, Batching
+from engine.backends.base import Backend, BackendInfo, is_batching
 from engine.backends.special_tokens import SpecialTokens
 from engine.drafting.ceiling import expensive
 from engine.drafting.costs import CostCurve, measure_costs
@@ -96,7 +96,7 @@ class Sequences:
     def begin(self, key: Key, model: Backend, tokens: Sequence[int]) -> None:
         """Let the sequence of a conversation begin with what another one of its owner holds."""
         own = self.warm[key, model]
-        if isinstance(own, Batching):
+        if is_batching(own):
             for (other, its_model), sequence in self.warm.items():
                 if other[0] == key[0] and its_model is model and sequence is not own:
                     own.begin_as(sequence, tokens)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from engine import native
-from engine.backends.base import Backend, Batching, Tokenizer
+from engine.backends.base import Backend, Tokenizer, is_batching
 from engine.compare import reset_caches
 from engine.constraint import Constraint
 from engine.decode import Turns, decoding, relayed
@@ -139,7 +139,7 @@ class Local:
         self.loaded.sequences.clear()
         self.loaded = loaded
         backend = loaded.backend
-        at_once = isinstance(backend, Batching) and backend.at_once
+        at_once = is_batching(backend) and backend.at_once
         self.queue.parallel = loaded.runtime.parallel if at_once else 1
         self.use_drafts({}, {})
 

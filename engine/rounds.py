@@ -8,14 +8,15 @@ delays the others by no more than that. Answers join and leave between rounds.
 Everything happens on the thread that runs the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from engine.backends.base import Batching, Wanted
+from engine.backends.base import Wanted, is_batching
 from engine.decode import Pause, Scored, Turns, score
-from engine.drafting.controller import Company
-from engine.drafting.costs import COUNTED, STEADY
+from engine.drafting.controller import LEAST, Company, settle
+from engine.drafting.costs import COUNTED, STEADY, CostCurve, Gain
+from engine.types import DATABASES
 
 FIRST_REST, REST = 8, 256
 """The rounds until the first plain ones, and between those and the next."""
@@ -43,12 +44,25 @@ class Member:
 
 class Rounds:
     """The answers in progress. Now and then they decode plainly for some rounds, as one alone does
-    (engine/drafting/controller.py)."""
+    (engine/drafting/controller.py), and for longer while their drafts do not pay."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self.number, self.rest = 0, FIRST_REST
-        """The number of the round, and that in which the next plain rounds begin."""
+        self.until_rest = FIRST_REST
+        """Rounds until the next plain ones."""
+        self.rested = 0
+        """Rounds since the answers have been told to decode plainly."""
+        self.gain: Gain | None = None
+        """The balance of drafting with as many answers as there were in the last round."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the answers decode plainly because their drafts did not pay."""
+        return self.gain is not None and self.gain.backoff > 0
+
+    @property
+    def resting(self) -> bool:
+        return self.paused or self.until_rest <= 0
 
     def add(self, member: Member) -> None:
         self.members.append(member)
@@ -62,28 +76,61 @@ class Rounds:
                 self.meet(member, ())
                 member.go_on()
                 reading[member] = perf_counter() - clock
+        self.decode(reading)
+        self.members = [member for member in self.members if member.waits is not None]
+
+    def decode(self, reading: Mapping[Member, float]) -> None:
+        """Compute a forward for all answers that want one, and let them go on. Others have read
+        slices of their prompts in so many seconds."""
         together = [member for member in self.members if isinstance(member.waits, Wanted)]
         wanted = [member.waits for member in together if isinstance(member.waits, Wanted)]
-        plain = self.number - self.rest
-        learner = next((member for member in together if member.company.learn), None)
-        for member, scored in zip(together, computed(wanted), strict=True):
+        trees, drafted = len(wanted) - 1, sum(len(each.tree) for each in wanted)
+        clock = perf_counter()
+        found = computed(wanted)
+        verify = perf_counter() - clock
+        adaptive = (each.company.costs for each in together if each.company.costs is not None)
+        costs = next(adaptive, None) if trees > 0 else None
+        plain = self.rested > 0 and not drafted
+        for member, scored in zip(together, found, strict=True):
             self.meet(member, together)
-            # What was drafted for this round was said in the one before it.
-            member.company.counts = member is learner and not 0 < plain <= STEADY
-            member.company.rests = 0 <= plain < STEADY + COUNTED
+            member.company.plain_round = (
+                None if plain or costs is None else costs.plain_round(trees)
+            )
             if isinstance(scored, Scored):
                 others = sum(reading.values()) - reading.get(member, 0.0)
                 scored = scored._replace(read=others)
             member.go_on(scored)
-        self.members = [member for member in self.members if member.waits is not None]
-        self.number += 1
-        if plain == STEADY + COUNTED:
-            self.rest = self.number + REST
+        if costs is None:
+            return
+        took = perf_counter() - clock
+        steady = self.rested > STEADY
+        if drafted or steady:
+            costs.observe_together(trees, trees + drafted, verify)
+        if plain and steady and all(member.waits is not None for member in together):
+            costs.observe_plain(trees, took)
+        gained = sum(member.company.gained for member in together) / len(together)
+        self.judge(costs, trees, gained - took / costs.plain_round(trees))
+
+    def judge(self, costs: CostCurve, trees: int, saved: float) -> None:
+        """Count a round that saved so many plain ones, and decide whether drafting goes on."""
+        self.gain = gain = costs.together(trees).gate.gains[DATABASES]
+        if trees not in costs.rounds:
+            self.until_rest = 0
+        if self.resting:
+            self.rested += 1
+            gain.backoff = max(0, gain.backoff - 1)
+            if self.rested > STEADY + COUNTED:
+                self.until_rest = REST
+        else:
+            self.rested = 0
+            self.until_rest -= 1
+            settle(DATABASES, gain, saved, LEAST)
 
     def meet(self, member: Member, together: Sequence[Member]) -> None:
         """Tell an answer of those beside it, and of those `together` with it in a forward."""
         company = member.company
         beside = [each.company for each in together if each is not member]
+        company.rests, company.paused = self.resting, self.paused
         company.others = len(self.members) - 1
         company.trees = len(beside)
         company.rows = sum(each.own_rows for each in beside)
@@ -97,7 +144,7 @@ def computed(wanted: Sequence[Wanted[Any]]) -> Sequence[Scored | Exception]:
         return ()
     try:
         first = wanted[0].sequence
-        if len(wanted) == 1 or not isinstance(first, Batching):
+        if len(wanted) == 1 or not is_batching(first):
             return [score(each) for each in wanted]
         clock = perf_counter()
         scores = first.score_all(wanted)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, TypeVar
 
 from engine.backends.special_tokens import SpecialTokens
 from engine.heads.base import Head, HeadInfo
@@ -282,7 +282,6 @@ class Backend(Tokenizer, Protocol):
         """Keep the root and the accepted rows in the cache; drop every other row of the tree."""
 
 
-@runtime_checkable
 class Batching(Backend, Protocol):
     """A backend whose sequences may take turns after each forward at no cost, if `at_once` is true,
     and share forwards."""
@@ -302,6 +301,11 @@ class Batching(Backend, Protocol):
 
     def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
         """`score` of several sequences of these weights, in one forward if the model allows it."""
+
+
+def is_batching(backend: Backend) -> TypeGuard[Batching]:
+    """As isinstance, which would read every property of the backend."""
+    return getattr(type(backend), "score_all", None) is not None
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

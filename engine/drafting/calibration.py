@@ -17,6 +17,7 @@ expected. Estimates that use the noise (engine/drafting/noise.py) have separate 
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -101,7 +102,8 @@ def prior_pair(counted: Sequence[tuple[float, float]], length: int) -> tuple[flo
     return COPIED[max(0, length - LONGEST)]
 
 
-def priors_of(a: float, b: float) -> list[float]:
+@cache
+def priors_of(a: float, b: float) -> tuple[float, ...]:
     """The initial weights of all strengths: n / (n + a d + b) for a typical n and d of each."""
     priors = []
     for strength in range(STRENGTHS):
@@ -109,7 +111,7 @@ def priors_of(a: float, b: float) -> list[float]:
         n = (1, 2, 3, 7, 17, 55, 300)[row]
         d = max(1.0, n * (0.05, 0.2, 0.45, 0.8, 1.0)[column])
         priors.append(n / (n + a * d + b))
-    return priors
+    return tuple(priors)
 
 
 def head_priors() -> list[float]:

@@ -23,8 +23,9 @@ rule.
 With other answers in the same forward, the rows of all compete. Its time depends on all rows, and
 what it brings are the tokens of all answers, so a node pays if it adds more tokens per time than
 all trees together bring: the more answers there are, the fewer nodes. What such forwards take is
-learned apart from those of one answer; now and then all answers decode plainly together, as one
-answer does. Balances learn nothing from such steps. Draft models and heads rest meanwhile.
+learned apart from those of one answer. One balance judges the drafts of all answers (`Rounds` in
+engine/rounds.py): during a back-off all of them decode plainly. The balances of one answer learn
+nothing from such steps. Draft models and heads rest meanwhile.
 
 Invariant: this decides what is drafted and when it is learned, never what the answer says.
 """
@@ -67,6 +68,8 @@ PRIOR_TOKENS = 32
 """The number of tokens whose learning time weighs as much as the earlier estimate."""
 PACE_GAIN = 0.2
 """The weight of a step in the tokens that an answer is expected to gain from the next one."""
+PARTS = "draft", "verify", "sample", "other"
+"""The times of a Step."""
 PLAIN_GAIN = 0.1
 """The weight of a plain step in the moving estimate of plain steps."""
 
@@ -75,12 +78,11 @@ PLAIN_GAIN = 0.1
 class Company:
     """The answers beside one: `others`, of which `trees` share its forwards, with `rows` rows in
     the last one. These are expected to gain `tokens` tokens from the next one. If it is `open`,
-    further ones may join.
+    further ones may join. With `rests` all decode plainly, and `paused` if their drafts do not pay.
+    Without drafts, all would get a token in `plain_round` seconds, None if unknown.
 
-    With `rests` all decode plainly. A step `counts` if it tells what a forward takes, and this is
-    the one of the answers that can `learn` it which does.
-
-    The answer itself takes `own_rows` rows of a forward, and has gained `pace` tokens from one.
+    The answer itself took `own_rows` rows of the last forward and got `gained` tokens from it,
+    `pace` on average. Its decisions depend on `costs`.
     """
 
     others: int = 0
@@ -89,13 +91,15 @@ class Company:
     tokens: float = 0.0
     open: bool = False
     rests: bool = False
-    counts: bool = False
-    learn: bool = False
+    paused: bool = False
+    plain_round: float | None = None
     own_rows: int = 1
+    gained: int = 0
     pace: float = 1.0
+    costs: CostCurve | None = None
 
     def took(self, rows: int, tokens: int) -> None:
-        self.own_rows = rows
+        self.own_rows, self.gained = rows, tokens
         self.pace += PACE_GAIN * (tokens - self.pace)
 
 
@@ -119,7 +123,7 @@ class DraftController:
         self.company = company or Company()
         self.leaves = leaves
         self.costs = costs if drafting.budget == "adaptive" and drafting.nodes else None
-        self.company.learn = self.costs is not None
+        self.company.costs = self.costs
         self.ways = {way(drafter) for drafter in drafters}
         self.gains = self.costs.gate.gains if self.costs is not None else {}
         self.plain_time = PlainTime(self.costs)
@@ -148,12 +152,14 @@ class DraftController:
         off.
         """
         backing_off = [name for name in self.ways if self.backing_off(name)]
-        self.was_paused, self.paused = self.paused, 0 < len(backing_off) == len(self.ways)
+        paused = 0 < len(backing_off) == len(self.ways)
         active = {name for name in self.ways if name not in backing_off or self.probes(name)}
         self.steps += 1
         plain = self.costs is not None and self.costs.gate.plain >= self.costs.gate.plain_after
         if self.company.others:
-            active, plain = {DATABASES} & self.ways - {*backing_off}, self.company.rests
+            active, backing_off = {DATABASES} & self.ways, []
+            plain, paused = self.company.rests, self.company.paused
+        self.was_paused, self.paused = self.paused, paused
         if depth <= 0 or plain or not active or not self.drafting.nodes:
             self.active, self.forced = set(), ""
             return self.nothing, ()
@@ -170,7 +176,8 @@ class DraftController:
         )
         if self.company.others and self.costs is not None:
             trees, rows, tokens = self.company.trees, self.company.rows, self.company.tokens
-            budget.share(self.costs.beside(trees, rows), tokens, self.costs.plain_rate(trees))
+            plain_rate = (1 + trees) / self.costs.plain_round(trees)
+            budget.share(self.costs.beside(trees, rows), tokens, plain_rate)
         return budget, [drafter for drafter in self.drafters if way(drafter) in active]
 
     def backing_off(self, name: str) -> bool:
@@ -207,7 +214,7 @@ class DraftController:
     # learning
 
     def learns(self, budget: Budget) -> bool:
-        return budget.nodes > 0 or not self.was_paused
+        return budget.nodes > 0 or not (self.was_paused or self.company.rests)
 
     def learnable(self, new: int) -> int:
         """How many of `new` pending tokens to learn now; the latest ones are learned.
@@ -252,26 +259,16 @@ class DraftController:
     ) -> float | None:
         """The time that plain decoding would have taken for a step with these times (see Step),
         including `refilled` seconds of filling caches."""
-        verify, sample, other = (times[f"{part}_seconds"] for part in ("verify", "sample", "other"))
-        trees, rows = self.company.trees, self.company.rows
+        draft, verify, sample, other = (times[f"{part}_seconds"] for part in PARTS)
         if self.company.others:
-            # As many answers without drafts: a row of each, whose tokens are taken in turn.
             if self.costs is None:
                 return None
-            curve = self.costs.together(trees)
-            share = curve.seconds(trees) / curve.seconds(rows + nodes)
-            return refilled + emitted * verify * min(1.0, share) + (1 + trees) * sample
+            plain = self.company.plain_round
+            whole = draft + verify + sample + other
+            return whole if plain is None else refilled + emitted * plain
         nodes += self.unread
         plain = self.plain_time.seconds(nodes, self.since, emitted, verify, sample, other)
         return None if plain is None else refilled + plain
-
-    def took(self, nodes: int, emitted: int, seconds: float) -> None:
-        """Record what a step gained, and what its forward took. What a shared forward takes is
-        learned once, not by each of its answers."""
-        company = self.company
-        company.took(nodes + 1, emitted)
-        if company.counts and company.trees and self.costs is not None:
-            self.costs.observe_together(company.trees, company.rows + nodes, seconds)
 
     def observe(
         self,

@@ -49,8 +49,9 @@ most tokens by which these texts grow."""
 MOST_BYTES = 1 << 29
 """The most bytes that the long text may take in memory."""
 SECONDS = 1.7
-GAIN = 0.05
-"""The weight of an observation in the times of drafting and of the rest of a step."""
+GAIN, ROUND_GAIN = 0.05, 0.3
+"""The weight of an observation in the times of drafting and of the rest of a step; and in that of a
+plain round of several answers, of which there are few."""
 SHARED, DRAFTED, OWN = 1.0, 4.0, 0.5
 """Variances of the reasons why a forward takes longer in a chat than it was measured to take, in
 units of an observation's variance: a reason that all sizes share, a reason that the sizes with
@@ -361,6 +362,7 @@ class CostCurve(StepTimes):
         self.since_refresh = 0
         self.shared: dict[int, CostCurve] = {}
         self.tables: dict[tuple[int, int], StepTimes] = {}
+        self.rounds: dict[int, float] = {}
         self.gate = Gate()
         marks = {at for size in self.sizes for at in (size, size + 1) if at < LARGEST}
         self.ends = np.array([*marks, LARGEST])
@@ -437,7 +439,7 @@ class CostCurve(StepTimes):
     def together(self, trees: int) -> "CostCurve":
         """The costs of forwards that an answer shares with so many others, by the rows of all but
         its root. Such forwards begin with the costs of trees, and are then learned by themselves,
-        for each power of two."""
+        for each power of two. Their gate holds the balance of drafting in such forwards."""
         key = trees.bit_length()
         if key not in self.shared:
             sizes = (*self.sizes, *(size for size in CROWDED if size > self.sizes[-1]))
@@ -455,10 +457,16 @@ class CostCurve(StepTimes):
             curve.since_refresh = 0
             self.tables.clear()
 
-    def plain_rate(self, trees: int) -> float:
-        """Tokens per second of all, if an answer and so many others decode plainly."""
-        forward = self.together(trees).seconds(trees)
-        return (1 + trees) / (forward + (1 + trees) * self.other)
+    def observe_plain(self, trees: int, seconds: float) -> None:
+        """Learn from a whole round of steps without drafts of an answer and so many others."""
+        known = self.rounds.get(trees, seconds)
+        self.rounds[trees] = known + ROUND_GAIN * (min(seconds, HICCUP * known) - known)
+
+    def plain_round(self, trees: int) -> float:
+        """The seconds in which an answer and so many others get a token each without drafts: as it
+        was measured, or else as it is for one answer."""
+        guess = self.together(trees).seconds(trees) + (1 + trees) * self.other
+        return self.rounds.get(trees, guess)
 
     def beside(self, trees: int, rows: int) -> StepTimes:
         """The times of steps by the nodes of one answer, whose forward is shared with so many other

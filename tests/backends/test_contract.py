@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.backends.base import Batching, Filled, Wanted, common_prefix
+from engine.backends.base import Filled, Wanted, common_prefix, is_batching
 from engine.decode import decode, never
 from engine.drafting.databases import Databases
 from engine.methods import METHODS
@@ -71,7 +71,7 @@ def test_a_row_is_scored_as_its_path_alone(subject: Subject) -> None:
 @every
 def test_rows_of_several_sequences_are_scored_as_their_paths_alone(subject: Subject) -> None:
     """In one forward or in several; some take part in the next one, and one joins."""
-    if not (isinstance(subject.model, Batching) and subject.model.at_once):
+    if not (is_batching(subject.model) and subject.model.at_once):
         return  # Its answers take turns as wholes.
     texts = [subject.prompt(size)[at:] for at, size in enumerate((40, 9, 17, 66))]
     sequences = [subject.model.open() for _ in texts]
@@ -98,7 +98,7 @@ def test_rows_of_several_sequences_are_scored_as_their_paths_alone(subject: Subj
 
 @every
 def test_a_prompt_can_be_read_in_slices(subject: Subject) -> None:
-    if not isinstance(subject.model, Batching):
+    if not is_batching(subject.model):
         return
     sequence, prompt = subject.model.open(), subject.prompt(65)
     filled = [sequence.prefill(prompt, never, 20)]
@@ -113,7 +113,7 @@ def test_a_prompt_can_be_read_in_slices(subject: Subject) -> None:
 @every
 def test_a_sequence_begins_as_another_one_does(subject: Subject) -> None:
     """And then they go their own ways."""
-    if not isinstance(subject.model, Batching):
+    if not is_batching(subject.model):
         return
     first, second = subject.model.open(), subject.model.open()
     text = subject.prompt(65)

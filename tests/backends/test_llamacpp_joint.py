@@ -10,7 +10,7 @@ import llama_cpp
 import pytest
 
 from engine.backends import check, llamacpp
-from engine.backends.base import Batching, Filled, Wanted
+from engine.backends.base import Filled, Wanted, is_batching
 from engine.decode import Pause, Scored, decoding, never
 from engine.drafting.controller import Company
 from engine.drafting.databases import Databases
@@ -618,7 +618,7 @@ def test_answers_with_heads_say_what_each_says_alone(headed: tuple[Any, Any]) ->
 
 def test_a_head_that_reads_the_cache_of_the_model_is_not_used(tmp_path: Path) -> None:
     model = opened_gguf(model_with_head("assistant", tmp_path), parallel=2)
-    assert isinstance(model, Batching) and model.head is None
+    assert is_batching(model) and model.head is None
     assert "which holds several conversations" in model.info.head.note
 
 
@@ -646,7 +646,7 @@ def test_the_branches_of_a_tree_share_the_numbers_of_sequences(
 ) -> None:
     model = opened_gguf(gguf_files["small-F32"], parallel=parallel)
     assert model.info.leaves == leaves and model.info.note == ""
-    assert isinstance(model, Batching) is (parallel > 1)
+    assert is_batching(model) is (parallel > 1)
     assert len(model.shared.places) == parallel and model.cells == other.cells
     text, token = text_of(20), leaves - 1
     model.prefill(text, never)
@@ -681,7 +681,7 @@ def test_other_models_hold_one_conversation_at_a_time(
     else:
         path = tiny(tmp_path, kind)
     model, single = opened_gguf(path, parallel=4), opened_gguf(path)
-    assert not isinstance(model, Batching) and len(model.shared.places) == 1
+    assert not is_batching(model) and len(model.shared.places) == 1
     assert (model.info.can_tree, model.info.note) == (single.info.can_tree, single.info.note)
     one, two, text = model.open(), model.open(), prompt_of(90, model.info.vocabulary_size)
     whole = kind not in ("mamba", "qwen35")

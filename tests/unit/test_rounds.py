@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import engine.decode
+import engine.rounds
 from engine.backends.base import LogitScores, Wanted
 from engine.drafting.budget import Budget
 from engine.drafting.controller import Company, DraftController
@@ -20,6 +22,7 @@ from engine.methods import METHODS
 from engine.queue import Waiting
 from engine.settings import AnswerFormat, Drafting, Generation, Sampling
 from engine.streams import Stream
+from engine.tree import Tree
 from engine.types import Message, Prefill, Step
 from tests.support.lossless import Stated
 from tests.support.toy import VOCABULARY, ToyBackend
@@ -112,7 +115,12 @@ def told(number: int, words: int = 3, tokens: int = 12, **named: Any) -> Request
     return Request((Message("user", text),), generation=generation, owner=str(number), **named)
 
 
-def gathered(backend: Counting, requests: Sequence[Request], parallel: int = 4) -> list[Any]:
+def gathered(
+    backend: Counting,
+    requests: Sequence[Request],
+    parallel: int = 4,
+    curve: CostCurve | None = None,
+) -> list[Any]:
     """The events of requests that come while the first one is being read."""
     streams: list[Stream[AnyEvent]] = []
 
@@ -123,7 +131,7 @@ def gathered(backend: Counting, requests: Sequence[Request], parallel: int = 4) 
             return super().prefill(*args, **named)
 
     backend.__class__ = Read
-    with closing(engine_of(backend, parallel)) as engine:
+    with closing(engine_of(backend, parallel, curve)) as engine:
         streams.append(engine.generate(requests[0]))
         first = list(streams[0])
         return [first, *(list(stream) for stream in streams[1:])]
@@ -328,27 +336,61 @@ def test_answers_together_draft_what_is_good_for_all_of_them(others: int, chance
     assert found > 0.75 * best and found >= plain
 
 
-def test_plain_decoding_at_the_same_load_is_what_a_step_is_compared_with() -> None:
-    """Plain decoding of as many answers takes a forward over a row of each."""
+def test_a_shared_forward_is_learned_apart_from_those_of_one_answer() -> None:
     curve = CostCurve(CURVE)
-    company = Company(3, 3, 12, 6.0)
-    controller = DraftController([], Drafting(), VOCABULARY, curve, None, company)
-    times = {"verify_seconds": 2.0, "sample_seconds": 0.25, "other_seconds": 9.0}
-    share = curve.seconds(3) / curve.seconds(12 + 3)
-    found = controller.plain_seconds(3, 4, times, 0.5)
-    assert found == pytest.approx(0.5 + 4 * 2.0 * share + 4 * 0.25)
-    fixed = DraftController([], Drafting(budget="fixed"), VOCABULARY, None, None, company)
-    assert fixed.plain_seconds(3, 4, times, 0.5) is None
-
-
-def test_a_shared_forward_is_learned_once_and_apart_from_those_of_one_answer() -> None:
-    curve = CostCurve(CURVE)
-    company = Company(1, 1, 3, 2.0)
-    controller = DraftController([], Drafting(), VOCABULARY, curve, None, company)
     before, shared = dict(curve.points), dict(curve.together(1).points)
-    controller.took(3, 2, 99.0)
-    assert (curve.points, curve.together(1).points) == (before, shared), "another one learns it"
-    company.counts = True
-    controller.took(3, 2, 99.0)
+    curve.observe_together(1, 6, 99.0)
     assert curve.points == before and curve.together(1).points[7] > shared[7]
-    assert (company.own_rows, company.pace) == (4, pytest.approx(1.36))
+
+
+class Clock:
+    """A clock that only forwards advance."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def clocked(
+    monkeypatch: pytest.MonkeyPatch, method: str, seconds: Callable[[int], float]
+) -> tuple[list[int], list[Step]]:
+    """Four equal answers by the measured budget, if a forward takes so many seconds by its rows:
+    the rows of the forwards that they share, and their steps."""
+    clock, rows = Clock(), []
+
+    class Clocked(Counting):
+        def score(self, tree: Tree, sampling: Sampling) -> LogitScores:
+            clock.seconds += seconds(len(tree) + 1)
+            return super().score(tree, sampling)
+
+        def score_all(self, wanted: Sequence[Wanted[Any]]) -> list[LogitScores]:
+            rows.append(sum(len(each.tree) + 1 for each in wanted))
+            clock.seconds += seconds(rows[-1])
+            return [ToyBackend.score(each.sequence, each.tree, each.sampling) for each in wanted]
+
+    for module in (engine.rounds, engine.decode):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    request = told(2, tokens=600, method=METHODS[method])
+    requests = [replace(request, owner=str(number)) for number in range(4)]
+    events = gathered(Clocked(), requests, 4, CostCurve(CURVE))
+    return rows, [event for each in events for event in each if isinstance(event, Step)]
+
+
+def test_drafts_that_do_not_pay_pause_for_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row takes as long as a token brings, whatever the machine was measured to take."""
+    rows, _ = clocked(monkeypatch, "hd", lambda rows: rows)
+    drafted = [each > 4 for each in rows]
+    assert any(drafted[:100]) and sum(drafted) < 0.2 * len(drafted)
+
+
+@pytest.mark.parametrize("seconds", [lambda rows: 10 + 0.1 * rows, lambda rows: 3 + rows])
+def test_the_told_speedup_of_several_answers_is_the_real_one(
+    monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]
+) -> None:
+    """Although the measured costs of this machine are wrong."""
+    _, plain = clocked(monkeypatch, "plain", seconds)
+    _, drafted = clocked(monkeypatch, "hd", seconds)
+    told = sum(step.plain_seconds or 0.0 for step in drafted)
+    assert told == pytest.approx(sum(step.seconds for step in plain), rel=0.03)
