@@ -21,6 +21,7 @@ from engine.drafting.databases import DraftingMemory
 from engine.errors import ModelError
 from engine.heads.base import Head
 from engine.methods import IF_PRESENT, Method
+from engine.process import give_back_freed
 from engine.prompt import Chat
 from engine.runs import UNMEASURED, PlainSpeed, plain_speed
 from engine.servers.served import ServedChat, ServedModel
@@ -68,6 +69,10 @@ LIMIT = 512 << 20
 """Bytes of all cached sequences: 32,768 tokens of the embedded model, or 4,096 of a typical model
 of eight billion parameters."""
 
+FREED = 64 << 20
+"""Bytes of closed sequences after which freed memory is given back to the system. Otherwise it
+stays with the process, in pieces that no further sequence fits into."""
+
 Key = tuple[str, str]
 """An owner, and one of the owner's conversations."""
 Place = tuple[Key, Backend]
@@ -85,6 +90,8 @@ class Sequences:
         self.limit = limit
         self.warm: dict[Place, Backend] = {}
         """Ordered by their last use, the most recent last."""
+        self.freed = 0
+        """Bytes of closed sequences that may not have been given back to the system yet."""
         self.using: set[Key] = set()
         """The conversations that are answered now."""
 
@@ -128,7 +135,12 @@ class Sequences:
 
     def close(self, *places: Place) -> None:
         for place in places:
-            self.warm.pop(place).close()
+            sequence = self.warm.pop(place)
+            self.freed += sequence.bytes
+            sequence.close()
+        if self.freed > FREED:
+            self.freed = 0
+            give_back_freed()
 
     def clear(self) -> None:
         self.close(*self.warm)

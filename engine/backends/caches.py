@@ -29,6 +29,7 @@ from functools import wraps
 from inspect import signature
 from threading import local
 from typing import Any, Literal
+from weakref import proxy
 
 import torch
 from torch.nn.functional import pad, silu, softplus
@@ -72,7 +73,7 @@ class TreeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, cache: "TreeCache") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache = cache
+        self.cache: TreeCache = proxy(cache)  # A cycle would keep closed sequences for long.
         self.rows = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -146,7 +147,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):
 
     def __init__(self, cache: "TreeCache", number_of_states: int = 1) -> None:
         super().__init__(number_of_states)
-        self.cache = cache
+        self.cache: TreeCache = proxy(cache)
         self.inputs: States = {}
         self.chain: list[torch.Tensor] = []
         self.marks: dict[Name, tuple[States, States]] = {}

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import llama_cpp
 import numpy as np
@@ -109,6 +110,20 @@ def test_draft_models_have_a_sequence_per_conversation(
                 assert held - BEHIND <= known <= held, (name, turn, level)
             texts[name] += [*ids(steps), *text_of(model, TURN, 7)]
     assert drafted > 30
+
+
+@pytest.mark.model
+def test_a_closed_sequence_takes_no_memory_until_the_collector_comes(embedded: Any) -> None:
+    sequence = embedded.open()
+    sequence.prefill(text_of(embedded, 30), never)
+    cache, layers = ref(sequence.cache), [ref(layer) for layer in sequence.cache.layers]
+    assert layers
+    gc.disable()
+    try:
+        sequence.close()
+        assert cache() is None and not any(layer() for layer in layers)
+    finally:
+        gc.enable()
 
 
 # Second turns.

@@ -87,3 +87,16 @@ def test_conversations_owners_and_models_are_dropped() -> None:
 def test_another_model_of_the_same_name_has_sequences_of_its_own() -> None:
     warm, one, other = Sequences(), ToyBackend(), ToyBackend()
     assert warm.get(("me", "a"), one) is not warm.get(("me", "a"), other)
+
+
+def test_memory_of_closed_sequences_is_given_back_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not after each of them, since that takes time."""
+    toy, warm, calls = ToyBackend(), Sequences(10 * CELL), list[int]()
+    monkeypatch.setattr("engine.loaded.FREED", 30 * CELL)
+    monkeypatch.setattr("engine.loaded.give_back_freed", lambda: calls.append(number))
+    for number in range(20):
+        fill(warm, toy, str(number), 10)
+        warm.fit()
+    assert calls == [4, 8, 12, 16]
