@@ -151,14 +151,6 @@ def predicted(temperature: float, content: Any, stream: bool = False) -> tuple[s
     return text, forwards, found.usage.completion_tokens_details
 
 
-@pytest.mark.parametrize(
-    "wrong", ["text", {"content": "text"}, {"type": "content"}, {"type": "content", "content": 5}]
-)
-def test_a_prediction_that_cannot_be_read_is_refused(client: httpx.Client, wrong: Any) -> None:
-    found = ask(client, messages=HELLO, prediction=wrong)
-    assert found.status_code == 400 and "prediction" in found.json()["error"]["message"]
-
-
 def test_stop_strings_end_an_answer_and_are_not_said(program: openai.OpenAI) -> None:
     whole = answer_of_the_page(7)
     stop = whole[8:10]
