@@ -89,12 +89,16 @@ TOOL: Any = {"type": "function", "function": {"name": "get_weather"}}
 SPOILED: Any = {"function": {"name": "a", "parameters": {"properties": {"a": {"type": "txt"}}}}}
 IMAGE, BROKEN, XML = {"type": "input_image", "image_url": "x"}, {"type": 1}, {"type": "xml"}
 RESULT = {"role": "tool", "content": "x"}
-CALLED = {"id": "1", "function": {"name": "f", "arguments": "[]"}}
 FORMAT = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
 def function(**more: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": more}]}
+
+
+def said_calls(arguments: str) -> list[Any]:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    return [*HELLO, {"role": "assistant", "tool_calls": [call]}]
 
 
 def said(*content: dict[str, Any], role: str = "user") -> list[Any]:
@@ -127,10 +131,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {
         ({"messages": [*HELLO, RESULT]}, "messages[1]", "tool_call_id"),
         ({"messages": [*HELLO, RESULT | {"tool_call_id": "y"}]}, "messages", "has the id 'y'"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [CALLED]}]},
-            "messages[0].tool_calls",
+            {"messages": said_calls("[]")},
+            "messages[1].tool_calls",
             "Give a JSON object as text",
         ),
+        ({"messages": said_calls("")}, "messages", "has to be the user's or a tool's"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs", "cannot be 3. Give an object"),
         ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs to be true."),
         ({"tools": [TOOL], "logprobs": True}, "logprobs", "cannot be combined with tools"),
@@ -268,6 +273,26 @@ def test_an_error_names_the_parameter_and_says_what_to_give(kind: str) -> None:
 )
 def test_a_message_is_refused_with_its_number(message: Any, param: str) -> None:
     assert refused(messages=[*HELLO, message]).param == param
+
+
+def test_what_the_model_cannot_do_is_refused() -> None:
+    def error(info: BackendInfo, **more: Any) -> tuple[str | None, str]:
+        with pytest.raises(ApiError) as raised:
+            completion(Chat, BASE["chat"] | more, info)
+        return raised.value.param, raised.value.message
+
+    bare = ToyBackend().info
+    call = {"id": "1", "function": {"name": "f"}}
+    called = [*HELLO, {"role": "assistant", "tool_calls": [call]}, RESULT | {"tool_call_id": "1"}]
+    for name, value in (("tools", [TOOL]), ("messages", called)):
+        param, message = error(bare, **{name: value})
+        assert param == name and "toy cannot call tools" in message
+    unframed = replace(INFO, calls=CALLS._replace(frame=None))
+    assert "cannot be enforced" in error(unframed, tools=[TOOL], tool_choice="required")[1]
+    on, off = ({"chat_template_kwargs": {"enable_thinking": thinks}} for thinks in (True, False))
+    assert "toy has no thinking" in error(bare, **on)[1]
+    for harmless in (off, {"tools": []}):
+        assert completion(Chat, BASE["chat"] | harmless, bare).requests
 
 
 def test_an_empty_call_in_a_message_changes_nothing() -> None:
