@@ -195,17 +195,6 @@ def test_kept_answers_are_bounded_and_go_with_their_key() -> None:
     assert answers.find("a", "long") is not None, "the last one is kept whatever its length"
 
 
-def test_a_revoked_key_s_answers_are_forgotten(server: Served) -> None:
-    programs = server.session.programs
-    key, secret = programs.keys.make("short-lived")
-    base = f"{server.address}/v1"
-    with openai.OpenAI(base_url=base, api_key=secret, max_retries=0) as program:
-        found = answer(program)
-    assert programs.answers.find(key.owner, found.id)
-    programs.revoke(key.id)
-    assert programs.answers.find(key.owner, found.id) is None
-
-
 def test_an_answer_that_is_cut_is_incomplete(program: openai.OpenAI) -> None:
     found = answer(program, max_output_tokens=3)
     assert found.status == "incomplete" and found.output_text == "Ans"

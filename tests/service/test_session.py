@@ -423,23 +423,17 @@ def test_another_answer_is_kept_next_to_the_first(session: Session) -> None:
     assert shown.content == other.text and shown.versions[-1] == shown.id
     assert len(shown.versions) == 3 and message.versions == (message.id,)
     store.show(conversation, shown.versions[0])
-    assert texts(session, conversation)[1] == first.text
-    with pytest.raises(PromptError, match="no message"):
-        session.chat.again(OWNER, store.create().id)
-
-
-def test_answering_an_earlier_message_again_begins_another_branch(session: Session) -> None:
-    conversation, first = ask(session)
-    store = session.chat.conversations(OWNER)
     session.chat.say(OWNER, conversation, "more")
     answer(session, conversation)
     before = texts(session, conversation)
-    first_answer = store.messages(conversation)[1].id
-    session.chat.again(OWNER, conversation, first_answer)
-    other = answer(session, conversation, preferences(seed=9))
-    assert texts(session, conversation) == ["hello there", other.text]
-    store.show(conversation, first_answer)
+    assert before[1] == first.text and len(before) == 4
+    session.chat.again(OWNER, conversation, shown.versions[0])
+    answer(session, conversation, preferences(seed=9))
+    assert texts(session, conversation) == ["hello there", other.text], "another branch"
+    store.show(conversation, shown.versions[0])
     assert texts(session, conversation) == before
+    with pytest.raises(PromptError, match="no message"):
+        session.chat.again(OWNER, store.create().id)
 
 
 def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
