@@ -27,6 +27,9 @@ HOSTILE = [
 ]
 PIECES = [("Hel", "model", 3, 0, 7, 0.25), ("lo", "target", 0, 0, 8, 1.0)]
 
+BROKEN = ("'nonsense'", "'{}'", "'[1]'", f"'{'[' * 100_000}'", "x'00ff'", "7")
+"""What may stand in the place of stored JSON, in SQL."""
+
 
 @pytest.fixture
 def ada(db: Database) -> Conversations:
@@ -139,18 +142,13 @@ def test_an_answer_reads_its_tokens_from_its_run(db: Database, ada: Conversation
 @pytest.mark.parametrize(
     "damage",
     [
-        "'nonsense'",
-        "'{}'",
-        "'[1]'",
+        *BROKEN,
         "'[\"abcdef\"]'",
         '\'[[1,7,"model",3,"Hel"]]\'',
         "'[[1,7,\"model\",3,5,0.5]]'",
         '\'[[1,-7,"model",3,"Hel",0.5]]\'',
         '\'[[1,7,"model",3,"Hel",1e999]]\'',
         '\'[[1,7,"model",3,"Hel","0.5"]]\'',
-        f"'{'[' * 100_000}'",
-        "x'00ff'",
-        "7",
     ],
 )
 def test_damaged_steps_cost_the_colours_only(db: Database, ada: Conversations, damage: str) -> None:
@@ -296,10 +294,7 @@ def test_half_a_surrogate_pair_is_replaced(db: Database, ada: Conversations) -> 
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("settings", "'{'"),
-        ("settings", "'[]'"),
-        ("settings", "x'00ff'"),
-        ("settings", f"'{'[' * 100_000}'"),
+        *(("settings", value) for value in BROKEN if value != "'{}'"),
         ("title", "CAST(x'41ff42' AS TEXT)"),
         ("title", "x'00ff'"),
         ("system_prompt", "x'00ff'"),
@@ -326,16 +321,11 @@ def test_a_damaged_conversation_hides_no_other_and_can_be_deleted(
 @pytest.mark.parametrize(
     "pieces",
     [
-        "'nonsense'",
-        "'{}'",
-        "'[1]'",
+        *BROKEN,
         "'[[1,\"m\",0,0,0,0.5]]'",
         '\'[["x","m",0,0,0,1e999]]\'',
         '\'[["x","m",0,0,99999999999999999999999,0.5]]\'',
-        f"'{'[' * 100_000}'",
-        "x'00ff'",
         "CAST(x'5b5bff' AS TEXT)",
-        "7",
     ],
 )
 def test_damaged_pieces_cost_the_colours_only(
