@@ -26,8 +26,7 @@ from engine.types import Question
 from storage.benchmarks import Benchmark, Benchmarks, Result
 from storage.database import Database
 from storage.drafting import BENCHMARK
-from tests.support.inside import OWNER, Held, local, memory, on_toy, soon
-from tests.support.toy import ToyBackend
+from tests.support.inside import OWNER, TOYS, Held, local, memory, on_toy, soon
 
 HD, CONTEXT, MODEL = (
     METHODS[name].using(Drafting(budget="fixed")) for name in ("hd", "context", "model")
@@ -52,8 +51,7 @@ def plan(
 
 @pytest.fixture
 def session(db: Database, toy: Held, each_step: None) -> Session:
-    loaders = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
-    return on_toy(db, toy, loaders=loaders)
+    return on_toy(db, toy, loaders=TOYS)
 
 
 def made(session: Session, requested: Plan) -> Report:

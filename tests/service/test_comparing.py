@@ -28,7 +28,7 @@ from engine.settings import Drafting, Generation, Runtime, Sampling
 from engine.types import Message, Run, Step, Token
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import OWNER, Held, first_pair, local, prove, soon
+from tests.support.inside import OWNER, Held, first_pair, local, prove, soon, under_way
 from tests.support.runs import run_of
 from tests.support.shop import Shop, load_model
 from tests.support.toy import deviating
@@ -281,13 +281,10 @@ def test_an_answer_for_a_program_waits_for_the_usual_model_too(session: Session)
 
 
 def test_no_model_is_exchanged_under_an_answer(session: Session, shelf: Shelf) -> None:
-    conversation = session.chat.say(OWNER, None, "hello")
     long = Preferences(replace(GENERATION, max_tokens=400), "plain", fresh_seed=False)
     toy = local(session).loaded.backend
     assert isinstance(toy, Held)
-    answer = session.answering.answer(OWNER, conversation, long)
-    toy.allow(1)
-    next(answer)
+    _, answer = under_way(session, toy, "hello", long)
     running = sides(session, other_of(shelf), PLAINLY, 1)
     assert next(running) == Waiting(1)
     assert shelf.loaded == ["one"] and session.model_swap.closed

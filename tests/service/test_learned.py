@@ -158,10 +158,8 @@ def test_an_answer_that_waited_through_a_wipe_is_learned(
 ) -> None:
     """It begins after it, from nothing."""
     ask(session)
-    first, second = (session.chat.say(OWNER, None, text) for text in ("one", "two"))
-    updates = session.answering.answer(OWNER, first, CHOSEN)
-    toy.allow(1)
-    next(updates)
+    _, updates = under_way(session, toy, "one", CHOSEN)
+    second = session.chat.say(OWNER, None, "two")
     waiting = session.answering.answer(OWNER, second, CHOSEN)
     next(waiting)
     session.past_answers.wipe(OWNER, session.current.info.fingerprint)

@@ -15,6 +15,7 @@ from engine.drafting.databases import DraftingMemory, OpenConversation, PastAnsw
 from engine.errors import StorageError
 from engine.local import Local
 from engine.methods import PLAIN
+from engine.models.loaders import ModelLoaders
 from engine.queue import Waiting
 from engine.settings import Drafting, Generation, Runtime, Sampling
 from storage.conversations import StoredMessage
@@ -54,6 +55,10 @@ def preferences(
 ) -> Preferences:
     generation = Generation(Sampling(temperature=0.8, seed=seed), max_tokens=tokens)
     return Preferences(generation, method, Drafting(budget=budget), fresh_seed=False)
+
+
+TOYS = ModelLoaders(load=lambda source, runtime: ToyBackend(name=source))
+"""A toy for any name."""
 
 
 def on_toy(db: Database, toy: Backend | None = None, **more: Any) -> Session:
@@ -101,6 +106,13 @@ def prove(session: Session, conversation: str, owner: str = OWNER) -> Proof:
     """The proof of the last answer of a conversation."""
     *_, proof = session.proofs.prove(owner, conversation)
     assert isinstance(proof, Proof) and proof.verdict is not None
+    return proof
+
+
+def proven(session: Session, conversation: str) -> Proof:
+    """The proof of the last answer, which both ways said."""
+    proof = prove(session, conversation)
+    assert proof.verdict is not None and proof.verdict.identical
     return proof
 
 
