@@ -352,7 +352,7 @@ def test_nothing_of_another_type_is_imported() -> None:
     more = {"system_prompt": "Be brief.", "settings": {"seed": 3}, "created": 1_700_000_000.5}
     sound = own() | more | {"pinned": True, "folder": "Work"}
     sound["messages"] = [USER, answer | places]
-    named = {*imports.OwnFile.model_fields, *imports.PlacedMessage.model_fields}
+    named = {*imports.OwnFile.model_fields, *imports.OwnMessage.model_fields}
     assert {*sound, *sound["messages"][1]} == {*named, "format", "version"}
     for data in spoiled(sound, free=frozenset(sound["settings"])):
         with pytest.raises(StorageError):
