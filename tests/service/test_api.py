@@ -29,6 +29,7 @@ from engine.settings import Generation, Sampling
 from storage.database import Database
 from storage.ngrams import ModelNgrams
 from tests.support.inside import Held, on_toy, preferences, soon
+from tests.support.inside import ask as answered
 from tests.support.served import Served, ask, served
 from tests.support.toy import ToyBackend
 
@@ -57,8 +58,7 @@ def answer_of_the_page(seed: int) -> str:
         chosen = replace(
             preferences(), generation=Generation(Sampling(0.8, seed=seed), 50), fresh_seed=False
         )
-        conversation = session.chat.say("local", None, "hello there")
-        *_, last = session.answering.answer("local", conversation, chosen)
+        _, last = answered(session, chosen=chosen)
         session.engine.close()
     return str(last.text)
 
@@ -599,11 +599,9 @@ def test_a_program_that_leaves_ends_its_answer(
     if waits:
         first.start()
         assert reached(model)
-    url = httpx.URL(server.address)
-    with socket.create_connection((url.host, url.port)) as raw:
-        body = json.dumps({"messages": HELLO, **WAITS, "max_tokens": 3000, "stream": stream})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.host}:{url.port}\r\n"
-        raw.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    body = json.dumps({"messages": HELLO, **WAITS, "max_tokens": 3000, "stream": stream}).encode()
+    with connected(server) as raw:
+        raw.sendall(post_head(server, len(body)) + body)
         assert soon(lambda: len(queue.waiting) == 1) if waits else reached(model)
     if waits:
         assert soon(lambda: not queue.waiting)

@@ -26,6 +26,7 @@ from engine.types import Message, Token, Tool
 from storage.database import Database
 from tests.support import toy
 from tests.support.inside import OWNER
+from tests.support.inside import ask as answered
 from tests.support.scripted import Scripted
 from tests.support.served import Served, ask, served
 from tests.support.toy import ASSISTANT, END, VOCABULARY, ToyBackend
@@ -179,9 +180,8 @@ def test_thinking_is_separated_whatever_its_marks_are(
     assert choice["message"]["content"] == "Then that 😀."
     assert choice["message"]["reasoning_content"] == "first you think about <it> a while"
     session = Session(Local(backend=backend), db)
-    conversation = session.chat.say(OWNER, None, "hello")
     generation = Generation(Sampling(temperature=0), max_tokens=200)
-    list(session.answering.answer(OWNER, conversation, Preferences(generation)))
+    conversation, _ = answered(session, "hello", chosen=Preferences(generation))
     message = session.chat.conversations(OWNER).messages(conversation)[-1]
     data = render.about(message, (), notes=render.remarks(db, OWNER, conversation))
     begin, end, answer = data["thought"]

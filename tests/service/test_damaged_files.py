@@ -14,7 +14,7 @@ from storage import cleanup
 from storage.api_keys import ApiKeys
 from storage.database import Database
 from storage.traces import Traces
-from tests.support.inside import answer, on_toy
+from tests.support.inside import ask, on_toy
 
 OWNER = "local"
 CHOSEN = Preferences(Generation(Sampling(0.8, seed=3), max_tokens=20), fresh_seed=False)
@@ -86,8 +86,7 @@ def used(path: Path) -> list[str]:
         store.list("message")
         session.models.candidates()
         ApiKeys(db).list()
-        made = session.chat.say(OWNER, None, "hello there")
-        last = answer(session, made, CHOSEN)
+        made, last = ask(session, chosen=CHOSEN)
         assert last.text and store.messages(made)[1].content == last.text  # type: ignore[union-attr]
         session.engine.close()
         return db.notices

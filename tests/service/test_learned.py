@@ -24,6 +24,7 @@ from tests.support.inside import (
     past_answers,
     under_way,
 )
+from tests.support.inside import ask as answered
 
 CHOSEN = Preferences(Generation(Sampling(temperature=0.8, seed=3), max_tokens=60), fresh_seed=False)
 
@@ -33,9 +34,7 @@ def stored(db: Database, owner: str = OWNER) -> list[CalibrationRow]:
 
 
 def ask(session: Session, owner: str = OWNER, method: str = "hd") -> str:
-    conversation = session.chat.say(owner, None, "hello there")
-    list(session.answering.answer(owner, conversation, replace(CHOSEN, method=method)))
-    return conversation
+    return answered(session, chosen=replace(CHOSEN, method=method), owner=owner)[0]
 
 
 def test_trust_is_stored_after_an_answer_and_there_after_a_restart(

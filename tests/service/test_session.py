@@ -396,9 +396,7 @@ def test_an_answer_tells_the_plain_speed_unless_it_is_a_few_tokens(session: Sess
     plain = session.current.plain
     assert plain.when == "by the last answer"
     assert plain.tokens_per_second == update.metrics.plain_tokens_per_second > 0
-    conversation = session.chat.say(OWNER, None, "hello there")
-    few = preferences("plain", tokens=FEWEST - 1)
-    short = answer(session, conversation, few)
+    _, short = ask(session, chosen=preferences("plain", tokens=FEWEST - 1))
     assert short.metrics.tokens < FEWEST and session.current.plain == plain
 
 
@@ -459,10 +457,7 @@ def test_an_edited_message_is_kept_next_to_the_first(session: Session) -> None:
 
 def test_a_fresh_seed_is_drawn_and_reported(session: Session) -> None:
     requested = replace(preferences(), fresh_seed=True)
-    seeds = set()
-    for _ in range(3):
-        conversation = session.chat.say(OWNER, None, "hello")
-        seeds.add(answer(session, conversation, requested).seed)
+    seeds = {ask(session, chosen=requested)[1].seed for _ in range(3)}
     assert len(seeds) == 3 and 3 not in seeds
 
 

@@ -86,9 +86,16 @@ def run(updates: Iterator[Update | Waiting]) -> Update:
     return last
 
 
-def ask(session: Session, text: str = "hello there", method: str = "hd") -> tuple[str, Update]:
-    conversation = session.chat.say(OWNER, None, text)
-    return conversation, answer(session, conversation, preferences(method))
+def ask(
+    session: Session,
+    text: str = "hello there",
+    method: str = "hd",
+    chosen: Preferences | None = None,
+    owner: str = OWNER,
+) -> tuple[str, Update]:
+    """A new conversation, and its first answer."""
+    conversation = session.chat.say(owner, None, text)
+    return conversation, answer(session, conversation, chosen or preferences(method), owner)
 
 
 def answer(
