@@ -87,7 +87,7 @@ def used(path: Path) -> list[str]:
         session.models.candidates()
         ApiKeys(db).list()
         made, last = ask(session, chosen=CHOSEN)
-        assert last.text and store.messages(made)[1].content == last.text  # type: ignore[union-attr]
+        assert last.text and store.messages(made)[1].content == last.text
         session.engine.close()
         return db.notices
 
